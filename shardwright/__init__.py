@@ -1,0 +1,46 @@
+"""Shardwright: compile a PyTorch model into the best parallel training program that can be proven right.
+
+This package is what users import. It holds the public interface and the command line, and sees every folder; the six
+folders of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, `shardwright.verifier`,
+`shardwright.search`, `shardwright.cost` and `shardwright.lowering`.
+
+Importing it is cheap: torch is loaded when a name that needs it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardwright.api import compile as compile
+    from shardwright.api import plan as plan
+    from shardwright.cost.cluster import Cluster as Cluster
+    from shardwright.pcg.errors import ShardwrightError as ShardwrightError
+    from shardwright.search.plan import Plan as Plan
+
+__version__ = "0.1.0"
+
+# The public names and the module that defines each; one line here and one above per new name.
+_EXPORTS = {
+    "Cluster": "shardwright.cost.cluster",
+    "Plan": "shardwright.search.plan",
+    "ShardwrightError": "shardwright.pcg.errors",
+    "compile": "shardwright.api",
+    "plan": "shardwright.api",
+}
+
+__all__ = ["Cluster", "Plan", "ShardwrightError", "__version__", "compile", "plan"]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its defining module on first use."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})
