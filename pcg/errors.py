@@ -1,0 +1,47 @@
+"""The one error hierarchy of Shardwright.
+
+Every message says what went wrong, where (module path and source line where there is one), what was
+expected against what was found, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class ShardwrightError(Exception):
+    """Base of every error that Shardwright raises on purpose."""
+
+
+class CaptureError(ShardwrightError):
+    """A model could not be captured or lifted into a graph."""
+
+
+class UnsupportedOperatorError(CaptureError):
+    """`strict=True` was asked for and an operator has no row in the op table."""
+
+
+class GraphError(ShardwrightError):
+    """A graph is malformed: an unknown operator, a dangling name, a cycle, a wrong attribute."""
+
+
+class LayoutError(GraphError):
+    """A graph is ill-typed: an operand's shape or layout does not fit its operator."""
+
+
+class RuleError(ShardwrightError):
+    """A substitution is malformed, or is used without a certificate."""
+
+
+class ClusterError(ShardwrightError):
+    """A cluster description has missing or impossible values."""
+
+
+class PlanError(ShardwrightError):
+    """A plan cannot be read, does not belong to this model, or does not fit this cluster."""
+
+
+class BatchError(ShardwrightError):
+    """A batch does not have the shapes, dtypes or names that were captured."""
+
+
+class DistributedError(ShardwrightError):
+    """The process group is not what the plan expects, or a rank failed during a run."""

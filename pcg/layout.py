@@ -1,0 +1,154 @@
+"""Layouts: how one logical tensor lies on the devices of each mesh axis.
+
+Per mesh axis a tensor has one of four layouts; its gradient has the dual one:
+
+    R          every device holds the whole value, used the same way everywhere       dual R
+    C          every device holds the whole value, each may use it differently        dual P
+    S(d)       device p holds slice p of dimension d                                  dual S(d)
+    P          device p holds a summand; the value is the sum over the axis           dual C
+
+`S(d, n)` is the general form of sharding: dimension d is seen as n equal *blocks*, and device p holds slice p of
+each of them. `S(d)` is `S(d, 1)`. Blocks are what a reshape, a concatenation or a fused QKV weight makes of a
+plain shard: splitting o of `(q o)` is `S(d, q)`.
+
+Where several axes shard one dimension, the dimension is a mixed-radix number. An axis with n blocks takes the digit
+that stands after a prefix of size n; axes with equal n stand in mesh order. Three invariants, checked in
+`shard_order`:
+
+* axes with fewer blocks come first, and their sizes divide the blocks of the later ones;
+* every axis divides what is left of a block;
+* only the last axis in that order can be gathered or sliced without touching the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from shardwright.pcg.errors import LayoutError
+from shardwright.pcg.mesh import Mesh
+
+Kind = Literal["R", "C", "S", "P"]
+_DUAL: dict[Kind, Kind] = {"R": "R", "C": "P", "S": "S", "P": "C"}
+_SHARD = re.compile(r"S\((\d+)(?:,\s*(\d+))?\)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Layout:
+    """The layout of a tensor on one mesh axis."""
+
+    kind: Kind
+    dim: int = -1
+    blocks: int = 1
+
+    @property
+    def dual(self) -> Layout:
+        """The layout of the gradient of a tensor with this layout."""
+        return Layout(_DUAL[self.kind], self.dim, self.blocks)
+
+    @property
+    def is_shard(self) -> bool:
+        return self.kind == "S"
+
+    def __str__(self) -> str:
+        if self.kind != "S":
+            return self.kind
+        return f"S({self.dim})" if self.blocks == 1 else f"S({self.dim},{self.blocks})"
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """The layout that `str` printed as `text`; a `LayoutError` for anything else."""
+        if text in ("R", "C", "P"):
+            return cls(text)  # type: ignore[arg-type]
+        match = _SHARD.fullmatch(text)
+        if not match or match[2] == "0":
+            raise LayoutError(f"layout {text!r} is not one of R, C, P, S(dim) or S(dim,blocks)")
+        return cls("S", int(match[1]), int(match[2] or 1))
+
+
+R = Layout("R")
+C = Layout("C")
+P = Layout("P")
+
+
+def S(dim: int, blocks: int = 1) -> Layout:
+    """Sharded along `dim`, seen as `blocks` equal blocks of which each device holds its slice."""
+    return Layout("S", dim, blocks)
+
+
+Layouts = tuple[Layout, ...]
+
+
+def format_layouts(layouts: Layouts, mesh: Mesh) -> str:
+    """For people: `dp: S(0), tp: R`."""
+    return ", ".join(f"{name}: {layout}" for name, layout in zip(mesh.names, layouts, strict=True))
+
+
+@lru_cache(maxsize=65536)
+def shard_order(
+    shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]
+) -> tuple[tuple[int, int, int], ...] | str:
+    """The slices that lead from the logical tensor to a device's local one, outermost first.
+
+    Each entry is `(axis index, dim, blocks)` where `blocks` counts the blocks of the tensor that is *left* when
+    the slice is taken. Where the layouts cannot hold for this shape, the reason is returned as text.
+    """
+    steps: list[tuple[int, int, int]] = []
+    for axis, layout in enumerate(layouts):
+        if layout.is_shard and not 0 <= layout.dim < len(shape):
+            return f"{layout} names dimension {layout.dim} of a tensor of rank {len(shape)}"
+        if not layout.is_shard and sizes[axis] == 1:
+            continue
+    for dim, extent in enumerate(shape):
+        axes = sorted((x.blocks, axis) for axis, x in enumerate(layouts) if x.is_shard and x.dim == dim)
+        left = extent
+        for blocks, axis in axes:
+            outer = 1
+            for other_blocks, other in axes:
+                outer *= sizes[other] if other_blocks < blocks else 1
+            if blocks % outer:
+                return f"dimension {dim} cannot hold {blocks} blocks inside shards of {outer}"
+            local_blocks = blocks // outer
+            if left % (local_blocks * sizes[axis]):
+                return (
+                    f"dimension {dim} has size {extent}"
+                    + (f" ({left} after outer shards)" if left != extent else "")
+                    + (f" in {local_blocks} blocks" if local_blocks > 1 else "")
+                    + f", not divisible by {sizes[axis]}"
+                )
+            left //= sizes[axis]
+            steps.append((axis, dim, local_blocks))
+    return tuple(steps)
+
+
+def local_shape(shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one device's part of a tensor of logical `shape`."""
+    local = list(shape)
+    for axis, layout in enumerate(layouts):
+        if layout.is_shard:
+            local[layout.dim] //= sizes[axis]
+    return tuple(local)
+
+
+def check_layouts(shape: tuple[int, ...], layouts: Layouts, mesh: Mesh, where: str) -> None:
+    """Raise a `LayoutError` naming `where` if a tensor of `shape` cannot have these layouts."""
+    if len(layouts) != len(mesh):
+        raise LayoutError(f"{where}: {len(layouts)} layouts for the {len(mesh)} axes of {mesh}")
+    reason = shard_order(shape, layouts, mesh.sizes)
+    if isinstance(reason, str):
+        raise LayoutError(
+            f"{where}: shape {list(shape)} cannot have layout ({format_layouts(layouts, mesh)}): {reason}; "
+            "choose axis sizes that divide the dimension, or another layout"
+        )
+
+
+def innermost(layouts: Sequence[Layout], axis: int) -> bool:
+    """Whether no later axis shards the same dimension, so that this axis can be gathered or sliced alone."""
+    mine = layouts[axis]
+    return all(
+        other == axis or not x.is_shard or x.dim != mine.dim or (x.blocks, other) < (mine.blocks, axis)
+        for other, x in enumerate(layouts)
+    )

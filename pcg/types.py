@@ -1,0 +1,63 @@
+"""The type of a value: logical shape, dtype, one layout per mesh axis, and whether a gradient flows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from shardwright.pcg.layout import Layouts, local_shape
+from shardwright.pcg.mesh import Mesh
+
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+_RANK = {name: rank for rank, name in enumerate(ITEM_BYTES)}
+
+
+def is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+def promote(*dtypes: str) -> str:
+    """The dtype that an operation over operands of these dtypes computes in."""
+    widest = max(dtypes, key=_RANK.__getitem__)
+    if {"float16", "bfloat16"} <= set(dtypes) and widest in ("float16", "bfloat16"):
+        return "float32"
+    return widest
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A logical tensor on a mesh. `layouts` has one entry per mesh axis and is empty in a serial graph."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    layouts: Layouts = ()
+    grad: bool = False
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the logical tensor."""
+        return self.num_elements * ITEM_BYTES[self.dtype]
+
+    def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
+        return local_shape(self.shape, self.layouts, mesh.sizes)
+
+    def local_bytes(self, mesh: Mesh) -> int:
+        """Bytes of one device's part."""
+        return prod(self.local_shape(mesh)) * ITEM_BYTES[self.dtype]
+
+    def erased(self) -> TensorType:
+        """The serial type: what is left when the mesh is forgotten."""
+        return replace(self, layouts=())
+
+    def __str__(self) -> str:
+        text = f"{self.dtype}{list(self.shape)}"
+        if self.layouts:
+            text += "{" + ",".join(map(str, self.layouts)) + "}"
+        return text if self.grad else text + "'"
