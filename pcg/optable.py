@@ -1,0 +1,152 @@
+"""The op table: one row per operator, the single source for importer, inference, rules, prover, cost and lowering.
+
+A row holds the operator's factor string, its reference semantics in NumPy, the torch expression that a lowered program
+uses, and what the cost model needs. Rows live in `pcg/rows/`, one file per topic; `ROWS` gathers them.
+The four parallel operators and the leaves (`input`, `parameter`, …) are not rows: see `pcg/parallel.py`, `pcg/graph.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from shardwright.pcg.errors import GraphError
+from shardwright.pcg.factors import Shape, Signature, resolve
+from shardwright.pcg.types import is_float, promote
+
+Attr = int | float | bool | str | None | tuple[Any, ...]
+Attrs = Mapping[str, Attr]
+FactorRule = str | Callable[[Sequence[Shape], Attrs], tuple[str, Mapping[str, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShapes:
+    """Global and local shapes around one operator, from which a device's attributes follow."""
+
+    operands: tuple[Shape, ...]
+    result: Shape
+    local_operands: tuple[Shape, ...]
+    local_result: Shape
+
+
+def keep_attrs(attrs: Attrs, shapes: LocalShapes) -> Attrs:
+    """Most operators do the same on every device."""
+    return attrs
+
+
+def local_result_shape(attrs: Attrs, shapes: LocalShapes) -> Attrs:
+    """For operators whose attribute `shape` is the shape of their result."""
+    return {**attrs, "shape": shapes.local_result}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One operator.
+
+    factors       factor string, or a function of (operand shapes, attrs) that gives one and the sizes it leaves open
+    numpy         reference semantics: f(*arrays, **attrs) -> array
+    torch         the expression of a lowered program: `{0}`, `{1}` are operands, `{name}` attributes, `{*}` all operands
+    dtype         the result's dtype from the operands' dtypes and attrs; None: promote the operands
+    linear_in     sets of operands in which the operator is jointly linear: those may be `P` together, giving `P`
+    localize      the attributes on one device
+    offset        a factor whose split makes the local operator need the device's `offset` along it
+    random        draws from the generator; the local operator draws the global mask and takes its `shard`
+    view          moves no data
+    saves         what backward keeps: operand indices, "result" or "mask" (one byte an element)
+    contraction   multiply-adds over the whole iteration space: 2 FLOPs a point (else `flops_per_element` each)
+    """
+
+    name: str
+    factors: FactorRule
+    numpy: Callable[..., np.ndarray]
+    torch: str
+    dtype: Callable[[Sequence[str], Attrs], str] | None = None
+    linear_in: tuple[tuple[int, ...], ...] = ()
+    localize: Callable[[Attrs, LocalShapes], Attrs] = keep_attrs
+    offset: str | None = None
+    random: bool = False
+    view: bool = False
+    saves: tuple[int | str, ...] = ()
+    contraction: bool = False
+    flops_per_element: float = 1.0
+    doc: str = ""
+
+    def signature(self, shapes: Sequence[Shape], attrs: Attrs) -> Signature:
+        """The factor string resolved for operands of these shapes; `GraphError` where they do not fit."""
+        if isinstance(self.factors, str):
+            return resolve(self.factors, shapes)
+        text, sizes = self.factors(shapes, attrs)
+        return resolve(text, shapes, sizes)
+
+    def result_dtype(self, dtypes: Sequence[str], attrs: Attrs) -> str:
+        return self.dtype(dtypes, attrs) if self.dtype else promote(*dtypes)
+
+    def flops(self, signature: Signature) -> float:
+        """Floating-point operations of the forward pass over the logical tensors."""
+        if self.contraction:
+            return 2.0 * prod(f.size for f in signature.factors)
+        if self.view:
+            return 0.0
+        largest = max((prod(f.size for f in signature.factors if f.role != "fixed"), prod(signature.result_shape)))
+        return self.flops_per_element * largest
+
+
+def no_grad_dtype(name: str) -> Callable[[Sequence[str], Attrs], str]:
+    """A dtype rule for operators that always give `name`."""
+    return lambda dtypes, attrs: name
+
+
+def attr_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
+    """A dtype rule for operators that carry it as the attribute `dtype`."""
+    return str(attrs["dtype"])
+
+
+def float_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
+    """Integers become float32, as true division and the transcendental functions do."""
+    dtype = promote(*dtypes)
+    return dtype if is_float(dtype) else "float32"
+
+
+def count_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
+    """Sums of booleans and small integers count in int64."""
+    dtype = promote(*dtypes)
+    return dtype if is_float(dtype) else "int64"
+
+
+class Table(Mapping[str, Row]):
+    """The rows by name. Unknown names raise a `GraphError` that says what to do."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows: dict[str, Row] = {}
+        for row in rows:
+            if row.name in self._rows:
+                raise GraphError(f"op table: two rows are called {row.name!r}")
+            self._rows[row.name] = row
+
+    def __getitem__(self, name: str) -> Row:
+        if name not in self._rows:
+            raise GraphError(f"operator {name!r} has no row in the op table; add one to pcg/rows or fix the name")
+        return self._rows[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Any:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _gather() -> Table:
+    from shardwright.pcg.rows import contractions, indexing, neural, pointwise, reductions, structural
+
+    modules = (pointwise, structural, reductions, contractions, indexing, neural)
+    return Table([row for module in modules for row in module.ROWS])
+
+
+ROWS: Table = _gather()

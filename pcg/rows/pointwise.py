@@ -1,0 +1,122 @@
+"""Operators that act on each element, with NumPy broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import erf, pi, sqrt
+
+import numpy as np
+
+from shardwright.pcg.optable import Attrs, Row, attr_dtype, float_dtype, no_grad_dtype
+
+_erf = np.vectorize(erf, otypes=[np.float64])
+
+
+def _gelu(x: np.ndarray, approximate: str = "none") -> np.ndarray:
+    if approximate == "tanh":
+        return 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + _erf(x / sqrt(2)))
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def _cast(x: np.ndarray, dtype: str) -> np.ndarray:
+    return x.astype("float32" if dtype == "bfloat16" else dtype)
+
+
+def _unary(
+    name: str,
+    numpy: Callable[..., np.ndarray],
+    torch: str,
+    *,
+    saves: tuple[int | str, ...] = (0,),
+    linear: bool = False,
+    floats: bool = True,
+    flops: float = 1.0,
+) -> Row:
+    return Row(
+        name,
+        "... -> ...",
+        numpy,
+        torch,
+        dtype=float_dtype if floats else None,
+        linear_in=((0,),) if linear else (),
+        saves=saves,
+        flops_per_element=flops,
+    )
+
+
+def _binary(
+    name: str,
+    numpy: Callable[..., np.ndarray],
+    torch: str,
+    *,
+    saves: tuple[int | str, ...] = (),
+    linear_in: tuple[tuple[int, ...], ...] = (),
+    dtype: Callable[..., str] | None = None,
+) -> Row:
+    return Row(name, "..., ... -> ...", numpy, torch, dtype=dtype, linear_in=linear_in, saves=saves)
+
+
+_bool = no_grad_dtype("bool")
+
+
+def _where_dtype(dtypes: object, attrs: Attrs) -> str:
+    from shardwright.pcg.types import promote
+
+    return promote(*list(dtypes)[1:])  # type: ignore[call-overload]
+
+
+ROWS = [
+    _unary("abs", np.abs, "{0}.abs()", floats=False),
+    _unary("ceil", np.ceil, "{0}.ceil()", saves=(), floats=False),
+    _unary("cos", np.cos, "{0}.cos()", flops=8),
+    _unary("erf", _erf, "{0}.erf()", flops=8),
+    _unary("exp", np.exp, "{0}.exp()", saves=("result",), flops=8),
+    _unary("floor", np.floor, "{0}.floor()", saves=(), floats=False),
+    _unary("gelu", _gelu, "F.gelu({0}, approximate={approximate!r})", flops=12),
+    _unary("log", np.log, "{0}.log()", flops=8),
+    _unary("log1p", np.log1p, "{0}.log1p()", flops=8),
+    _unary("logical_not", np.logical_not, "{0}.logical_not()", saves=(), floats=False),
+    _unary("neg", np.negative, "-{0}", saves=(), linear=True, floats=False),
+    _unary("reciprocal", np.reciprocal, "{0}.reciprocal()", saves=("result",)),
+    _unary("relu", lambda x: np.maximum(x, 0), "{0}.relu()", saves=("result",), floats=False),
+    _unary("rsqrt", lambda x: 1 / np.sqrt(x), "{0}.rsqrt()", saves=("result",), flops=2),
+    _unary("sigmoid", _sigmoid, "{0}.sigmoid()", saves=("result",), flops=8),
+    _unary("sign", np.sign, "{0}.sign()", saves=(), floats=False),
+    _unary("silu", lambda x: x * _sigmoid(x), "F.silu({0})", flops=9),
+    _unary("sin", np.sin, "{0}.sin()", flops=8),
+    _unary("softplus", lambda x: np.logaddexp(0, x), "F.softplus({0})", flops=10),
+    _unary("sqrt", np.sqrt, "{0}.sqrt()", saves=("result",)),
+    _unary("tanh", np.tanh, "{0}.tanh()", saves=("result",), flops=8),
+    Row("cast", "... -> ...", _cast, "{0}.to(torch.{dtype})", dtype=attr_dtype, linear_in=((0,),)),
+    Row("detach", "... -> ...", lambda x: x, "{0}.detach()", linear_in=((0,),), view=True),
+    _binary("add", np.add, "{0} + {1}", linear_in=((0, 1),)),
+    _binary("sub", np.subtract, "{0} - {1}", linear_in=((0, 1),)),
+    _binary("mul", np.multiply, "{0} * {1}", saves=(0, 1), linear_in=((0,), (1,))),
+    _binary("div", np.true_divide, "{0} / {1}", saves=(0, 1), linear_in=((0,),), dtype=float_dtype),
+    _binary("pow", np.power, "{0} ** {1}", saves=(0,)),
+    _binary("maximum", np.maximum, "torch.maximum({0}, {1})", saves=(0, 1)),
+    _binary("minimum", np.minimum, "torch.minimum({0}, {1})", saves=(0, 1)),
+    _binary("floor_divide", np.floor_divide, "{0} // {1}"),
+    _binary("remainder", np.remainder, "{0} % {1}"),
+    _binary("eq", np.equal, "{0} == {1}", dtype=_bool),
+    _binary("ne", np.not_equal, "{0} != {1}", dtype=_bool),
+    _binary("lt", np.less, "{0} < {1}", dtype=_bool),
+    _binary("le", np.less_equal, "{0} <= {1}", dtype=_bool),
+    _binary("gt", np.greater, "{0} > {1}", dtype=_bool),
+    _binary("ge", np.greater_equal, "{0} >= {1}", dtype=_bool),
+    _binary("bitwise_and", np.bitwise_and, "{0} & {1}"),
+    _binary("bitwise_or", np.bitwise_or, "{0} | {1}"),
+    Row(
+        "where",
+        "..., ..., ... -> ...",
+        np.where,
+        "torch.where({0}, {1}, {2})",
+        dtype=_where_dtype,
+        linear_in=((1, 2),),
+        saves=(0,),
+    ),
+]

@@ -1,0 +1,97 @@
+"""Reductions, scans and sorts along dimensions. Only sums may be split along what they reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from shardwright.pcg.factors import Shape
+from shardwright.pcg.optable import Attrs, Row, attr_dtype, count_dtype, float_dtype, no_grad_dtype
+from shardwright.pcg.rows.structural import FactorText, names
+
+
+def _reduced(mark: str) -> Callable[[Sequence[Shape], Attrs], FactorText]:
+    """The factor rule of a reduction over `dims`; `mark` is "!" where the reduced factors may not be split."""
+
+    def rule(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
+        dims = set(attrs["dims"])  # type: ignore[arg-type]
+        left = [n + (mark if i in dims else "") for i, n in enumerate(names(len(shapes[0])))]
+        right = [("1" if attrs["keepdim"] else "") if i in dims else n for i, n in enumerate(left)]
+        return f"{' '.join(left)} -> {' '.join(n for n in right if n)}", {}
+
+    return rule
+
+
+def along(result: str | None = None) -> Callable[[Sequence[Shape], Attrs], FactorText]:
+    """The factor rule of an operator that needs dimension `dim` whole; `result` names the attribute with its new size."""
+
+    def rule(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
+        dim = int(attrs["dim"])  # type: ignore[arg-type]
+        left = [n + ("!" if i == dim else "") for i, n in enumerate(names(len(shapes[0])))]
+        right = [("k!" if result and i == dim else n) for i, n in enumerate(left)]
+        return f"{' '.join(left)} -> {' '.join(right)}", {"k": int(attrs[result])} if result else {}  # type: ignore[arg-type]
+
+    return rule
+
+
+def _np_softmax(x: np.ndarray, dim: int) -> np.ndarray:
+    e = np.exp(x - x.max(axis=dim, keepdims=True))
+    return e / e.sum(axis=dim, keepdims=True)
+
+
+def _np_log_softmax(x: np.ndarray, dim: int) -> np.ndarray:
+    shifted = x - x.max(axis=dim, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=dim, keepdims=True))
+
+
+def _order(x: np.ndarray, dim: int, descending: bool) -> np.ndarray:
+    return np.argsort(-x if descending else x, axis=dim, kind="stable")
+
+
+def _sort_indices(x: np.ndarray, dim: int, descending: bool) -> np.ndarray:
+    return _order(x, dim, descending)
+
+
+def _sort_values(x: np.ndarray, dim: int, descending: bool) -> np.ndarray:
+    return np.take_along_axis(x, _order(x, dim, descending), dim)
+
+
+def _topk_indices(x: np.ndarray, k: int, dim: int) -> np.ndarray:
+    return np.take(_order(x, dim, True), np.arange(k), axis=dim)
+
+
+def _topk_values(x: np.ndarray, k: int, dim: int) -> np.ndarray:
+    return np.take_along_axis(x, _topk_indices(x, k, dim), dim)
+
+
+def _histc(x: np.ndarray, bins: int, low: float, high: float) -> np.ndarray:
+    return np.histogram(x, bins, (low, high))[0].astype(x.dtype)
+
+
+_int64 = no_grad_dtype("int64")
+ROWS = [
+    Row("sum", _reduced(""), lambda x, dims, keepdim: x.sum(axis=tuple(dims), keepdims=keepdim),
+        "{0}.sum({dims}, {keepdim})", dtype=count_dtype, linear_in=((0,),)),
+    Row("amax", _reduced("!"), lambda x, dims, keepdim: x.max(axis=tuple(dims), keepdims=keepdim),
+        "{0}.amax({dims}, {keepdim})", saves=(0, "result")),
+    Row("amin", _reduced("!"), lambda x, dims, keepdim: x.min(axis=tuple(dims), keepdims=keepdim),
+        "{0}.amin({dims}, {keepdim})", saves=(0, "result")),
+    Row("any", _reduced("!"), lambda x, dims, keepdim: x.any(axis=tuple(dims), keepdims=keepdim),
+        "{0}.any(dim={dims}, keepdim={keepdim})", dtype=no_grad_dtype("bool")),
+    Row("all", _reduced("!"), lambda x, dims, keepdim: x.all(axis=tuple(dims), keepdims=keepdim),
+        "{0}.all(dim={dims}, keepdim={keepdim})", dtype=no_grad_dtype("bool")),
+    Row("argmax", _reduced("!"), lambda x, dims, keepdim: np.argmax(x, axis=dims[0], keepdims=keepdim),
+        "{0}.argmax({dims}[0], {keepdim})", dtype=_int64),
+    Row("softmax", along(), _np_softmax, "{0}.softmax({dim})", dtype=float_dtype, saves=("result",), flops_per_element=12),
+    Row("log_softmax", along(), _np_log_softmax, "{0}.log_softmax({dim})", dtype=float_dtype, saves=("result",),
+        flops_per_element=12),
+    Row("cumsum", along(), lambda x, dim, dtype: np.cumsum(x, axis=dim, dtype=dtype),
+        "{0}.cumsum({dim}, dtype=torch.{dtype})", dtype=attr_dtype, linear_in=((0,),)),
+    Row("sort_values", along(), _sort_values, "{0}.sort(dim={dim}, descending={descending}, stable=True)[0]", saves=("result",)),
+    Row("sort_indices", along(), _sort_indices, "{0}.sort(dim={dim}, descending={descending}, stable=True)[1]", dtype=_int64),
+    Row("topk_values", along("k"), _topk_values, "{0}.topk({k}, dim={dim})[0]", saves=("result",)),
+    Row("topk_indices", along("k"), _topk_indices, "{0}.topk({k}, dim={dim})[1]", dtype=_int64),
+    Row("histc", lambda shapes, attrs: ("a! -> n!", {"n": attrs["bins"]}), _histc,  # type: ignore[dict-item]
+        "{0}.histc({bins}, {low}, {high})"),
+]  # fmt: skip
