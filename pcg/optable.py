@@ -57,7 +57,8 @@ class Row:
     random        draws from the generator; the local operator draws the global mask and takes its `shard`
     view          moves no data
     saves         what backward keeps: operand indices, "result" or "mask" (one byte an element)
-    contraction   multiply-adds over the whole iteration space: 2 FLOPs a point (else `flops_per_element` each)
+    contraction   multiply-adds over the iteration space: 2 FLOPs a point and pass (else `flops_per_element` each)
+    outside       factors that a contraction does not iterate over
     """
 
     name: str
@@ -72,6 +73,8 @@ class Row:
     view: bool = False
     saves: tuple[int | str, ...] = ()
     contraction: bool = False
+    outside: tuple[str, ...] = ()
+    passes: int = 1
     flops_per_element: float = 1.0
     doc: str = ""
 
@@ -88,7 +91,7 @@ class Row:
     def flops(self, signature: Signature) -> float:
         """Floating-point operations of the forward pass over the logical tensors."""
         if self.contraction:
-            return 2.0 * prod(f.size for f in signature.factors)
+            return 2.0 * self.passes * prod(f.size for f in signature.factors if f.name not in self.outside)
         if self.view:
             return 0.0
         largest = max((prod(f.size for f in signature.factors if f.role != "fixed"), prod(signature.result_shape)))

@@ -139,7 +139,7 @@ ROWS = [
     Row("rms_norm", _norm, _np_rms_norm, "rt.rms_norm({eps}, {normalized_dims}, {*})", dtype=_value_dtype, saves=(0,),
         flops_per_element=6),
     Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {*})", dtype=_value_dtype, saves=(0, 1, 2, "result"),
-        contraction=True, doc="softmax(q kᵀ · scale + mask) v; the iteration space counts both products"),
+        contraction=True, outside=("e",), passes=2, doc="softmax(q kᵀ · scale + mask) v"),
     Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", saves=(0,), flops_per_element=9),
     Row("avg_pool2d", _pool, _np_avg_pool, "F.avg_pool2d({0}, {kernel}, {stride}, {padding})", linear_in=((0,),),
         flops_per_element=9),
