@@ -20,9 +20,13 @@ vocab 112  ffn 160 (256 where the architecture says 4h)  2 layers
 =========  ===========================================  ==========================
 """
 
+# transformers' configurations take more keywords than their signatures name
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -213,7 +217,7 @@ def resnext() -> Example:
 
 def _relu_stack(sizes: list[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for num_in, num_out in zip(sizes, sizes[1:], strict=False):
+    for num_in, num_out in pairwise(sizes):
         layers += [nn.Linear(num_in, num_out), nn.ReLU()]
     return nn.Sequential(*layers)
 
@@ -225,6 +229,9 @@ class DLRM(nn.Module):
     multi-valued one in a summing embedding bag. The pairwise dot products of all these vectors, with
     the dense vector, feed the top MLP, which gives one click logit for each sample.
     """
+
+    rows: Tensor
+    cols: Tensor
 
     def __init__(self, num_dense: int, table_sizes: list[int], bag_size: int, dim: int) -> None:
         super().__init__()
@@ -284,6 +291,7 @@ def gpt2() -> Example:
         bos_token_id=0,
         eos_token_id=0,
         use_cache=False,
+        loss_type="ForCausalLM",
     )
     return GPT2LMHeadModel(config).train(), _causal_lm_batch()
 
@@ -421,6 +429,5 @@ def qwen3_moe() -> Example:
 
 
 ZOO: dict[str, Callable[[], Example]] = {
-    builder.__name__: builder
-    for builder in (mlp, gpt, gpt2, llama, bert, vit, t5, mixtral, qwen3_moe, resnext, dlrm)
+    builder.__name__: builder for builder in (mlp, gpt, gpt2, llama, bert, vit, t5, mixtral, qwen3_moe, resnext, dlrm)
 }
