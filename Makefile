@@ -1,0 +1,54 @@
+# `make help` lists what there is. Every target sets up what it needs; a machine with Python and pip is enough.
+
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint types matrix bench format clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## install everything, in the tested versions, into .venv (done once, and again when they change)
+
+demo: $(STAMP) ## train a 10 M parameter GPT-2 on two local ranks: the plan, the losses, the times
+	$(PY) examples/demo.py
+
+test: $(STAMP) ## run the whole test suite
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
+
+lint: $(STAMP) ## check style, formatting and who imports whom
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/lint-imports
+
+types: $(STAMP) ## check types
+	$(PY) -m pyright --pythonpath $(PY)
+
+matrix: $(STAMP) ## run every model under every layout and write the table in docs/
+	$(PY) bench/matrix.py
+
+bench: $(STAMP) ## time lowered programs against hand-written torch.distributed code
+	$(PY) bench/speed.py
+
+format: $(STAMP) ## format the code and mend what the linter can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean: ## remove .venv, builds and caches
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) > /dev/null || \
+		{ echo "shardwright: no '$(PYTHON)' on the PATH; install Python 3.11 or newer, or say which: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "shardwright: needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1); say which to use: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || \
+		{ echo "shardwright: $(PYTHON) cannot make a virtual environment, its modules venv and ensurepip are missing; install them (on Debian and Ubuntu the package python3-venv) or use another Python: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
