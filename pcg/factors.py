@@ -86,7 +86,7 @@ def _resolve(text: str, shapes: tuple[Shape, ...], given: tuple[tuple[str, int],
     left, arrow, right = text.partition("->")
     if not arrow:
         raise GraphError(f"factor string {text!r}: no '->'")
-    sides = [_tokens(side, text) for side in left.split(",")] if left.strip() else []
+    sides = [_tokens(side, text) for side in left.split(",")] if left.strip() or len(shapes) == 1 else []
     if len(sides) != len(shapes):
         raise GraphError(f"factor string {text!r}: {len(sides)} operands, got {len(shapes)} shapes {list(shapes)}")
 
