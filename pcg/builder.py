@@ -1,0 +1,102 @@
+"""Builds serial graphs node by node: scalars, no-op removal and common subexpressions are decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.pcg.factors import Shape
+from shardwright.pcg.graph import Graph, Node, Source, infer, leaf, make_attrs
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.optable import ROWS, Attr
+from shardwright.pcg.types import TensorType, is_float
+
+Operand = str | int | float | bool
+
+
+class GraphBuilder:
+    """Appends nodes to a serial graph. Operands are node names or Python scalars."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.types: dict[str, TensorType] = {}
+        self.source = Source()
+        self._hint = "t"
+        self._seen: dict[tuple[object, ...], str] = {}
+        self._num_random = 0
+
+    def at(self, name: str, source: Source) -> None:
+        """The next nodes come from here; `name` is what the last of them would like to be called."""
+        self._hint, self.source = name, source
+
+    def leaf(self, name: str, op: str, shape: Shape, dtype: str, target: str, grad: bool = False) -> str:
+        return self._append(leaf(self._fresh(name), op, shape, dtype, target, grad=grad, source=Source(target)))
+
+    def shape(self, name: str) -> Shape:
+        return self.types[name].shape
+
+    def scalar(self, value: float, dtype: str) -> str:
+        """A zero-dimensional constant."""
+        return self.op("full", shape=(), value=float(value) if is_float(dtype) else int(value), dtype=dtype)
+
+    def op(self, op: str, *operands: Operand, **attrs: Attr) -> str:
+        """Append one operator, or return the node that already computes the same."""
+        inputs = self._operands(operands)
+        if (same := self._no_op(op, inputs, attrs)) is not None:
+            return same
+        if op == "reshape" and self.nodes[inputs[0]].op == "reshape":
+            return self.op(op, self.nodes[inputs[0]].inputs[0], **attrs)
+        if op in ROWS and ROWS[op].random:
+            attrs["seed"], self._num_random = self._num_random, self._num_random + 1
+        key = (op, inputs, make_attrs(**attrs))
+        hashable = repr(key)
+        if (seen := self._seen.get((hashable,))) is not None:
+            return seen
+        node = Node(self._fresh(self._hint), op, inputs, make_attrs(**attrs), (), self.source)
+        self._seen[(hashable,)] = node.name
+        return self._append(node)
+
+    def _operands(self, operands: Sequence[Operand]) -> tuple[str, ...]:
+        """Scalars take the dtype of the tensors beside them, or float32 beside integers if they are floats."""
+        dtypes = [self.types[o].dtype for o in operands if isinstance(o, str)]
+        beside = next((d for d in dtypes if is_float(d)), None) or next((d for d in dtypes if d != "bool"), "int64")
+
+        def name(operand: Operand) -> str:
+            if isinstance(operand, str):
+                return operand
+            if isinstance(operand, bool):
+                return self.scalar(operand, "bool" if dtypes and all(d == "bool" for d in dtypes) else beside)
+            return self.scalar(operand, "float32" if isinstance(operand, float) and not is_float(beside) else beside)
+
+        return tuple(map(name, operands))
+
+    def _no_op(self, op: str, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> str | None:
+        """The operand itself where the operator would change nothing."""
+        if not inputs:
+            return None
+        first = self.types[inputs[0]]
+        if op == "contiguous" or (op == "dropout" and attrs["p"] == 0):
+            return inputs[0]
+        if op in ("reshape", "expand") and attrs["shape"] == first.shape:
+            return inputs[0]
+        if op == "permute" and attrs["dims"] == tuple(range(len(first.shape))):
+            return inputs[0]
+        if op == "cast" and attrs["dtype"] == first.dtype:
+            return inputs[0]
+        if op == "slice" and attrs["start"] == 0 and attrs["step"] == 1 and attrs["stop"] == first.shape[attrs["dim"]]:  # type: ignore[index]
+            return inputs[0]
+        return None
+
+    def _fresh(self, hint: str) -> str:
+        name, count = hint, 1
+        while name in self.nodes:
+            name, count = f"{hint}_{count}x", count + 1
+        return name
+
+    def _append(self, node: Node) -> str:
+        self.types[node.name] = infer(node, [self.types[i] for i in node.inputs], Mesh())
+        self.nodes[node.name] = node
+        return node.name
+
+    def graph(self, outputs: Sequence[tuple[str, str]]) -> Graph:
+        """The finished graph, without what no output needs."""
+        return Graph(tuple(self.nodes.values()), tuple(outputs)).without_dead_nodes().validate()
