@@ -1,0 +1,175 @@
+"""What one operator or one parameter can choose on a mesh, and what each choice costs on its own.
+
+A choice names, per mesh axis, a factor to split, or R, C, or a set of partial operands (`Node.split`). Choices come from
+the op table's factor strings through certified row rules only; the `Certified` object decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from shardwright.cost.compute import Compute
+from shardwright.pcg.graph import OPAQUE, Node, required_layouts
+from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, local_shape, shard_order
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
+
+Certified = Callable[[Node, Sequence[TensorType]], frozenset[str]]
+"""Gives the split choices of a node that carry a certificate."""
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """The choices of one variable.
+
+    splits        per choice: the node's `split`, or a parameter's storage layouts as text
+    operands      per choice: the layouts that each operand must have
+    result        per choice: the layouts of the result
+    time_s        per choice: seconds of forward and backward (of the optimizer's update, for a parameter)
+    kept_bytes    per choice: bytes that stay on a device until backward (weights, gradients and moments, for a parameter)
+    """
+
+    splits: tuple[tuple[str, ...], ...]
+    operands: tuple[tuple[Layouts, ...], ...]
+    result: tuple[Layouts, ...]
+    time_s: np.ndarray
+    kept_bytes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.splits)
+
+
+def axis_options(node: Node, operands: Sequence[TensorType], size: int, certified: frozenset[str]) -> list[tuple[str, tuple[Layout, ...], Layout]]:
+    """What one axis of `size` devices can do to this node: (choice, operand layouts, result layout)."""
+    row = ROWS[node.op]
+    signature = row.signature([t.shape for t in operands], dict(node.attrs))
+    names = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in)]
+    names += [f.name for f in signature.factors if f.role != "fixed" and f.size % size == 0]
+    return [(n, *required_layouts(signature, n, len(operands), row, str(node))) for n in names if n in certified]
+
+
+def node_domain(
+    node: Node,
+    operands: Sequence[TensorType],
+    result: TensorType,
+    sizes: tuple[int, ...],
+    certified: frozenset[str],
+    compute: Compute,
+    kept: tuple[int | str, ...],
+    copies: bool,
+) -> Domain:
+    """The choices of one operator. `kept` lists what backward keeps and nobody else is charged for; `copies` says whether
+    a view has to copy."""
+    if node.op == OPAQUE:
+        whole = (R,) * len(sizes)
+        options = [((),) * 0 or (("R",) * len(sizes), (whole,) * len(operands), whole)]
+    else:
+        per_axis = [axis_options(node, operands, size, certified) for size in sizes]
+        if not result.grad:
+            per_axis = [[o for o in axis if o[0] != "C"] for axis in per_axis]
+        options = list(_combine(per_axis, operands, result.shape, sizes))
+    cost = _NodeCost(node, operands, result, sizes, compute, kept, copies)
+    return Domain(
+        tuple(o[0] for o in options),
+        tuple(o[1] for o in options),
+        tuple(o[2] for o in options),
+        np.array([cost.time_s(o[0], o[1], o[2]) for o in options]),
+        np.array([cost.kept_bytes(o[1], o[2]) for o in options], dtype=float),
+    )
+
+
+def _combine(
+    per_axis: list[list[tuple[str, tuple[Layout, ...], Layout]]], operands: Sequence[TensorType], shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> list[tuple[tuple[str, ...], tuple[Layouts, ...], Layouts]]:
+    """Combinations over the axes that all shapes can hold."""
+    found = []
+    for combination in product(*per_axis):
+        result = tuple(o[2] for o in combination)
+        needs = tuple(tuple(o[1][i] for o in combination) for i in range(len(operands)))
+        if isinstance(shard_order(shape, result, sizes), str):
+            continue
+        if any(isinstance(shard_order(t.shape, n, sizes), str) for t, n in zip(operands, needs, strict=True)):
+            continue
+        found.append((tuple(o[0] for o in combination), needs, result))
+    return found
+
+
+def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) -> float:
+    return prod(local_shape(tensor.shape, layouts, sizes)) * ITEM_BYTES[tensor.dtype]
+
+
+class _NodeCost:
+    """Time and kept bytes of one operator under each of its choices."""
+
+    def __init__(self, node: Node, operands: Sequence[TensorType], result: TensorType, sizes: tuple[int, ...], compute: Compute,
+                 kept: tuple[int | str, ...], copies: bool) -> None:  # fmt: skip
+        self.operands, self.result, self.sizes = operands, result, sizes
+        self.compute, self.kept = compute, kept
+        self.row = ROWS[node.op] if node.op != OPAQUE else None
+        attrs = dict(node.attrs)
+        self.flops = self.row.flops(self.row.signature([t.shape for t in operands], attrs)) if self.row else float(result.num_elements)
+        self.moves_data = self.row is None or not self.row.view or copies
+        floats = [t.dtype for t in (*operands, result) if is_float(t.dtype)]
+        self.dtype = floats[-1] if floats else "float32"
+        self.num_grads = sum(t.grad for t in operands) if result.grad else 0
+
+    def time_s(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> float:
+        """Forward and backward. A contraction's backward is one contraction per operand that needs a gradient."""
+        passes = 1 + (self.num_grads if self.row and self.row.contraction else min(self.num_grads, 1))
+        if not self.moves_data:
+            return passes * self.compute.device.op_overhead_s / 2
+        degree = prod(size for size, choice in zip(self.sizes, split, strict=True) if choice[0] not in "RCP" or choice[1:2].isalpha())
+        num_bytes = local_bytes(self.result, result, self.sizes)
+        num_bytes += sum(self._read_bytes(t, n) for t, n in zip(self.operands, needs, strict=True))
+        return passes * float(self.compute.time_s(self.flops / degree, num_bytes, self.dtype))
+
+    def _read_bytes(self, operand: TensorType, layouts: Layouts) -> float:
+        """A lookup reads what it returns, not its whole table."""
+        read = local_bytes(operand, layouts, self.sizes)
+        if self.row and self.row.name in ("embedding", "embedding_bag", "index", "gather"):
+            return min(read, float(self.result.num_bytes))
+        return read
+
+    def kept_bytes(self, needs: tuple[Layouts, ...], result: Layouts) -> float:
+        total = 0.0
+        for item in self.kept:
+            if item == "result":
+                total += local_bytes(self.result, result, self.sizes)
+            elif item == "mask":
+                total += prod(local_shape(self.result.shape, result, self.sizes))
+            else:
+                total += local_bytes(self.operands[int(item)], needs[int(item)], self.sizes)
+        return total
+
+
+ADAM_BYTES_PER_BYTE = 4
+"""Weight, gradient and two moments of Adam, all in the weight's dtype."""
+ADAM_TRAFFIC_PER_BYTE = 7
+"""Adam reads weight, gradient and both moments, and writes weight and both moments."""
+
+
+def storage_domain(parameter: TensorType, used_as: Sequence[Sequence[Layout]], sizes: tuple[int, ...], compute: Compute) -> Domain:
+    """How a parameter may be stored: whole, as an operator wants it, or sharded along any dimension (ZeRO-3)."""
+    per_axis = []
+    for axis, size in enumerate(sizes):
+        shards = {x for x in used_as[axis] if x.is_shard}
+        shards |= {S(d) for d, extent in enumerate(parameter.shape) if extent % size == 0 and size > 1}
+        per_axis.append([R, *sorted(shards)])
+    stored = [s for s in product(*per_axis) if not isinstance(shard_order(parameter.shape, s, sizes), str)]
+    sharded = np.array([local_bytes(parameter, s, sizes) for s in stored], dtype=float)
+    trained = sharded if parameter.grad else 0 * sharded
+    return Domain(
+        tuple(tuple(map(str, s)) for s in stored),
+        ((),) * len(stored),
+        tuple(stored),
+        trained * ADAM_TRAFFIC_PER_BYTE / compute.device.memory_bytes_per_s,
+        sharded + trained * (ADAM_BYTES_PER_BYTE - 1),
+    )
+
+
+__all__ = ["C", "Certified", "Domain", "P", "axis_options", "local_bytes", "node_domain", "storage_domain"]

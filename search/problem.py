@@ -1,0 +1,260 @@
+"""The pairwise model of a graph on one mesh: variables, their own costs, and the costs between them.
+
+    operator ──result──▶ [hub] ──resharding──▶ operator ...        parameter's storage ──▶ operator
+
+One variable per operator and per stored parameter; a *hub* variable per tensor with several readers, so that a shared
+resharding is paid once. The sum of own costs and of edge costs is the plan's cost: the model is exact for it. Nodes that no
+parameter reaches (masks, positions) are not variables: they are computed in whatever layout their readers want.
+
+Everything is interned by what it depends on, so equal blocks share their tables, and work done on one is done for all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shardwright.cost.cluster import Cluster
+from shardwright.cost.compute import Compute
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.layout import Layout, Layouts, R
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.optable import ROWS
+from shardwright.search.domain import Certified, Domain, node_domain, storage_domain
+from shardwright.search.reshard import Closure, MoveCosts, TensorClass, close, replicated, valid_states
+
+Restrict = Callable[[Node, int, str], bool]
+"""Whether a node may take a choice on an axis; used for baselines and forced layouts."""
+
+
+class Interner:
+    """Keeps one object per key, so that equal things are identical."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+@dataclass
+class Variable:
+    """One choice to make. `kind` is "node", "storage" or "hub"; `name` the node or tensor it belongs to."""
+
+    kind: str
+    name: str
+    size: int
+    domain: Domain | None = None
+    closure: Closure | None = None
+
+
+@dataclass
+class Problem:
+    """Variables with their domains; `edges[i, j]` is the cost table between two variables, i < j."""
+
+    graph: Graph
+    mesh: Mesh
+    variables: list[Variable] = field(default_factory=list)
+    time_s: list[np.ndarray] = field(default_factory=list)
+    kept_bytes: list[np.ndarray] = field(default_factory=list)
+    edges: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    closures: dict[str, Closure] = field(default_factory=dict)
+    index: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+def constant_nodes(graph: Graph) -> frozenset[str]:
+    """Nodes that no parameter reaches."""
+    reached: set[str] = set()
+    for node in graph.nodes:
+        if node.op == "parameter" or any(i in reached for i in node.inputs):
+            reached.add(node.name)
+    return frozenset(n.name for n in graph.nodes if n.name not in reached)
+
+
+class ProblemBuilder:
+    """Builds problems for one cluster; tables are shared among all graphs and restrictions of one mesh."""
+
+    def __init__(self, cluster: Cluster, mesh: Mesh, certified: Certified) -> None:
+        self.mesh, self.certified = mesh, certified
+        self.costs = MoveCosts(cluster, mesh.sizes)
+        self.compute = Compute(cluster.device)
+        self.interner = Interner()
+
+    def build(self, graph: Graph, restrict: Restrict | None = None) -> Problem:
+        """The problem of a serial graph. Raises nothing for odd sizes: what cannot be split stays whole."""
+        return _Build(self, graph, restrict).run()
+
+
+class _Build:
+    def __init__(self, builder: ProblemBuilder, graph: Graph, restrict: Restrict | None) -> None:
+        self.b, self.graph, self.restrict = builder, graph, restrict
+        self.sizes = builder.mesh.sizes
+        self.types = graph.types
+        self.constants = constant_nodes(graph)
+        self.problem = Problem(graph, builder.mesh)
+        self.charged: set[str] = set()
+        self.roots: dict[str, str] = {}
+
+    def run(self) -> Problem:
+        readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for node in self.graph.nodes:
+            if node.name in self.constants or node.is_leaf:
+                self.roots[node.name] = node.name
+                continue
+            variable = self._add("node", node.name, self._domain(node))
+            for position, name in enumerate(node.inputs):
+                if name not in self.constants:
+                    readers[name].append((variable, position))
+        for node in self.graph.leaves("parameter"):
+            if readers[node.name]:
+                self._add("storage", node.name, self._storage(node, readers[node.name]))
+        outputs = {name for _, name in self.graph.outputs}
+        for name, uses in readers.items():
+            self._connect(name, uses, name in outputs)
+        for name in outputs - set(readers) - self.constants:
+            self._connect(name, [], True)
+        return self.problem
+
+    def _add(self, kind: str, name: str, domain: Domain | None, closure: Closure | None = None, size: int = 0) -> int:
+        p = self.problem
+        p.index[kind, name] = len(p.variables)
+        p.variables.append(Variable(kind, name, len(domain) if domain else size, domain, closure))
+        zeros = self.b.interner.get(("zeros", size), lambda: np.zeros(size)) if domain is None else None
+        p.time_s.append(domain.time_s if domain else zeros)
+        p.kept_bytes.append(domain.kept_bytes if domain else zeros)
+        return len(p.variables) - 1
+
+    def _domain(self, node: Node) -> Domain:
+        operands = [self.types[i] for i in node.inputs]
+        row = ROWS[node.op] if node.op in ROWS else None
+        source = self.graph.by_name[node.inputs[0]].op if node.inputs else ""
+        copies = node.op == "reshape" and source in ("permute", "expand", "slice")
+        view = row is not None and row.view and not copies
+        self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
+        kept = tuple(self._charges(node, row.saves if row and self.types[node.name].grad else ()))
+        allowed = self._allowed(node, operands)
+        attrs = tuple(a for a in node.attrs if a[0] != "seed")
+        key = ("domain", node.op, attrs, tuple(operands), kept, copies, allowed)
+        return self.b.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, copies))
+
+    def _make_domain(self, node: Node, operands: Sequence[Any], allowed: tuple[frozenset[str], ...], kept: tuple[int | str, ...], copies: bool) -> Domain:
+        everything = frozenset[str]().union(*allowed) if allowed else frozenset[str]()
+        domain = node_domain(node, operands, self.types[node.name], self.sizes, everything, self.b.compute, kept, copies)
+        keep = [i for i, s in enumerate(domain.splits) if all(c in allowed[a] for a, c in enumerate(s))]
+        return domain if len(keep) == len(domain) else _subset(domain, keep)
+
+    def _allowed(self, node: Node, operands: Sequence[Any]) -> tuple[frozenset[str], ...]:
+        """Per axis, the certified choices that the restriction leaves."""
+        if node.op not in ROWS:
+            return (frozenset({"R"}),) * len(self.sizes)
+        certified = self.b.certified(node, operands)
+        if self.restrict is None:
+            return (certified,) * len(self.sizes)
+        return tuple(frozenset(c for c in certified if self.restrict(node, a, c)) for a in range(len(self.sizes)))
+
+    def _charges(self, node: Node, saves: Sequence[int | str]) -> list[int | str]:
+        """What this node is the first to keep for backward: views share storage with what they look at."""
+        charged: list[int | str] = []
+        for item in saves:
+            name = self.roots.get(node.inputs[item], "") if isinstance(item, int) else f"{node.name}{'.mask' * (item == 'mask')}"
+            leaf = name in self.graph.by_name and self.graph.by_name[name].is_leaf
+            if name and name not in self.charged and not leaf and name not in self.constants:
+                self.charged.add(name)
+                charged.append(item)
+        return charged
+
+    def _storage(self, node: Node, uses: Sequence[tuple[int, int]]) -> Domain:
+        used: list[set[Layout]] = [set() for _ in self.sizes]
+        for variable, position in uses:
+            domain = self.problem.variables[variable].domain
+            for needs in domain.operands if domain else ():
+                for axis, layout in enumerate(needs[position]):
+                    used[axis].add(layout)
+        per_axis = tuple(tuple(sorted(u)) for u in used)
+        allowed = tuple(
+            frozenset(str(x) for x in _storable(self.types[node.name].shape, per_axis[a], s) if self.restrict is None or self.restrict(node, a, str(x)))
+            for a, s in enumerate(self.sizes)
+        )
+        kind = self.types[node.name]
+        key = ("storage", kind, per_axis, allowed)
+
+        def make() -> Domain:
+            domain = storage_domain(kind, per_axis, self.sizes, self.b.compute)
+            return _subset(domain, [i for i, s in enumerate(domain.splits) if all(c in allowed[a] for a, c in enumerate(s))])
+
+        return self.b.interner.get(key, make)
+
+    def _connect(self, name: str, uses: Sequence[tuple[int, int]], is_output: bool) -> None:
+        """Edges from a tensor's producer to its readers, through a hub where there are several."""
+        node = self.graph.by_name[name]
+        producer = self.problem.index["storage" if node.op == "parameter" else "node", name]
+        closure = self._closure(name, producer, uses)
+        self.problem.closures[name] = closure
+        made = self.problem.variables[producer].domain
+        assert made is not None
+        source, rows = producer, self._rows(closure, made.result)
+        if len(uses) + is_output > 1:
+            source = self._add("hub", name, None, closure, len(closure.states))
+            every = tuple(range(len(closure.states)))
+            self._edge(producer, source, closure, rows, every)
+            rows = every
+        for variable, position in uses:
+            domain = self.problem.variables[variable].domain
+            assert domain is not None
+            columns = self._rows(closure, tuple(needs[position] for needs in domain.operands))
+            self._edge(source, variable, closure, rows, columns)
+        if is_output:
+            column = closure.index[replicated(len(self.sizes))]
+            extra = self.b.interner.get(("out", id(closure), rows, column), lambda: closure.cost[list(rows), column])
+            total = self.problem.time_s[source]
+            self.problem.time_s[source] = self.b.interner.get(("plus", id(total), id(extra)), lambda: total + extra)
+
+    def _rows(self, closure: Closure, layouts: tuple[Layouts, ...]) -> tuple[int, ...]:
+        return self.b.interner.get(("rows", id(closure), id(layouts), layouts), lambda: tuple(closure.index[x] for x in layouts))
+
+    def _edge(self, i: int, j: int, closure: Closure, rows: tuple[int, ...], columns: tuple[int, ...]) -> None:
+        table = self.b.interner.get(("edge", id(closure), rows, columns), lambda: np.ascontiguousarray(closure.cost[np.ix_(rows, columns)]))
+        if i > j:
+            table = self.b.interner.get(("flip", id(table)), lambda: np.ascontiguousarray(table.T))
+            i, j = j, i
+        known = self.problem.edges.get((i, j))
+        if known is not None:
+            table = self.b.interner.get(("plus", id(known), id(table)), lambda: known + table)
+        self.problem.edges[i, j] = table
+
+    def _closure(self, name: str, producer: int, uses: Sequence[tuple[int, int]]) -> Closure:
+        kind = self.types[name]
+        made = self.problem.variables[producer].domain
+        assert made is not None
+        layouts: list[set[Layout]] = [{R} for _ in self.sizes]
+        needed = [tuple(n[position] for n in self.problem.variables[v].domain.operands) for v, position in uses]  # type: ignore[union-attr]
+        for group in (made.result, *needed):
+            for state in group:
+                for axis, layout in enumerate(state):
+                    layouts[axis].add(layout)
+        per_axis = tuple(tuple(sorted(x)) for x in layouts)
+        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, self.graph.by_name[name].op == "parameter")
+        key = ("closure", tensor, per_axis)
+        return self.b.interner.get(key, lambda: close(tensor, valid_states(kind.shape, per_axis, self.sizes), self.b.costs))
+
+
+def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list[Layout]:
+    from shardwright.pcg.layout import S
+
+    return [R, *(x for x in used if x.is_shard), *(S(d) for d, extent in enumerate(shape) if extent % size == 0)]
+
+
+def _subset(domain: Domain, keep: Sequence[int]) -> Domain:
+    return Domain(
+        tuple(domain.splits[i] for i in keep),
+        tuple(domain.operands[i] for i in keep),
+        tuple(domain.result[i] for i in keep),
+        domain.time_s[list(keep)],
+        domain.kept_bytes[list(keep)],
+    )
