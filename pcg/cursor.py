@@ -1,0 +1,99 @@
+"""A place in one line of text: what the parser of graphs reads with, and where its errors point."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from shardwright.pcg.errors import GraphError
+
+T = TypeVar("T")
+
+NAME = re.compile(r"[\w.]+")
+_STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+_BLANK = re.compile(r"[ \t]*")
+
+
+class Cursor:
+    """Reads one line from left to right; blanks after each token are skipped.
+
+    What does not stand where it should raises a `GraphError` with the line, a caret and what was expected.
+    """
+
+    def __init__(self, line: str, number: int) -> None:
+        self.line, self.number, self.at = line.rstrip("\r"), number, 0
+        self._skip()
+
+    def problem(self, message: str, at: int | None = None) -> GraphError:
+        """The error to raise, pointing at `at` or here."""
+        caret = " " * (self.at if at is None else at) + "^"
+        return GraphError(f"line {self.number}: {message}\n  {self.line}\n  {caret}")
+
+    def expected(self, what: str, at: int | None = None) -> GraphError:
+        """The error that says what should stand here."""
+        return self.problem(f"expected {what}", at)
+
+    def _skip(self) -> None:
+        blank = _BLANK.match(self.line, self.at)
+        self.at = blank.end() if blank else self.at
+
+    def at_end(self) -> bool:
+        """Whether nothing but a comment follows."""
+        return self.at == len(self.line) or self.line[self.at] == "#"
+
+    def sees(self, *literals: str) -> bool:
+        """Whether one of `literals` stands here."""
+        return self.line.startswith(literals, self.at)
+
+    def take(self, literal: str) -> bool:
+        """Read `literal` if it stands here."""
+        if not self.sees(literal):
+            return False
+        self.at += len(literal)
+        self._skip()
+        return True
+
+    def expect(self, literal: str, what: str = "") -> None:
+        """Read `literal`, which must stand here."""
+        if not self.take(literal):
+            raise self.expected(what or repr(literal))
+
+    def expect_end(self, what: str) -> None:
+        """Nothing but a comment may follow."""
+        if not self.at_end():
+            raise self.expected(what)
+
+    def pattern(self, pattern: re.Pattern[str], what: str) -> str:
+        """Read what `pattern` matches here."""
+        match = pattern.match(self.line, self.at)
+        if not match:
+            raise self.expected(what)
+        self.at = match.end()
+        self._skip()
+        return match[0]
+
+    def name(self, what: str, bare: re.Pattern[str] = NAME) -> str:
+        """Read a bare or quoted name."""
+        return self.string(what) if self.sees("'", '"') else self.pattern(bare, what)
+
+    def string(self, what: str) -> str:
+        """Read a quoted string with Python's escapes."""
+        at = self.at
+        text = self.pattern(_STRING, f"{what}: a quoted string that ends on this line")
+        try:
+            return str(ast.literal_eval(text))
+        except (ValueError, SyntaxError):
+            raise self.expected(f"{what}: a quoted string with Python's escapes", at) from None
+
+    def items(self, close: str, item: Callable[[], T], what: str) -> list[T]:
+        """Read items separated by commas, up to and with `close`."""
+        items: list[T] = []
+        while not self.take(close):
+            if items:
+                self.expect(",", f"',' or {close!r}")
+            if self.at_end():
+                raise self.expected(f"{what} or {close!r}")
+            items.append(item())
+        return items

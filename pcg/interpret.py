@@ -1,0 +1,292 @@
+"""The reference interpreter: what a graph means, on one device and on every device of its mesh.
+
+`run_serial` computes the logical value of every node with the rows' NumPy semantics; the parallel operators are the
+identity. `run_devices` computes what each device holds, exchanging data only where a parallel operator says so.
+`denote` and `scatter` lead from one to the other, and a well-typed graph satisfies, for every node n,
+
+    denote(run_devices(graph, leaves)[n], graph.types[n], graph.mesh) = run_serial(graph, leaves)[n]
+
+Clear code, not fast code: it is the judge of tests, of the falsifier and of counterexamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardwright.pcg.errors import GraphError, LayoutError
+from shardwright.pcg.factors import Shape
+from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.layout import Layouts, R, S, format_layouts, shard_order
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.optable import ROWS, Attr, LocalShapes
+from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
+from shardwright.pcg.types import TensorType, is_float
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Coordinate = tuple[int, ...]
+
+
+def run_serial(graph: Graph, leaves: Mapping[str, Array]) -> dict[str, Array]:
+    """The logical value of every node, by name; `leaves` maps the names of leaf nodes to arrays.
+
+    Any graph will do: layouts and splits play no part. Raises `GraphError` for a leaf that is missing or of another
+    shape or kind than its type, and for an opaque operator.
+    """
+    values: dict[str, Array] = {}
+    for node in graph.nodes:
+        if node.is_leaf:
+            values[node.name] = _leaf_value(node, graph.types[node.name], leaves)
+        elif node.is_parallel:
+            values[node.name] = values[node.inputs[0]]
+        else:
+            operands = [values[name] for name in node.inputs]
+            values[node.name] = _apply(node, operands, dict(node.attrs), graph.types[node.name].shape, "")
+    return values
+
+
+def run_devices(graph: Graph, leaves: Mapping[str, Array]) -> dict[str, list[Array]]:
+    """What every device holds of every node: name -> one array per rank, in rank order.
+
+    `leaves` are logical arrays; each device gets its part under the leaf's layouts. Raises as `run_serial` does.
+    """
+    values: dict[str, list[Array]] = {}
+    for node in graph.nodes:
+        result = graph.types[node.name]
+        if node.is_leaf:
+            values[node.name] = scatter(_leaf_value(node, result, leaves), result.layouts, graph.mesh)
+        elif node.is_parallel:
+            values[node.name] = _exchange(node, values[node.inputs[0]], graph)
+        else:
+            shape = result.local_shape(graph.mesh)
+            values[node.name] = [
+                _apply(node, [values[name][rank] for name in node.inputs], attrs, shape, f" on rank {rank}")
+                for rank, attrs in enumerate(_attrs_by_rank(graph, node))
+            ]
+    return values
+
+
+def scatter(array: Array, layouts: Layouts, mesh: Mesh, seed: int = 0) -> list[Array]:
+    """One array per rank that together denote `array`; along a `P` axis the summands are drawn from `seed`.
+
+    Raises `LayoutError` where an array of this shape cannot have these layouts, or is of bools and `P`.
+    """
+    array = np.asarray(array)
+    order = _order(array.shape, layouts, mesh)
+    summands: dict[Coordinate, Array] = {(): array}
+    partial = [axis for axis, layout in enumerate(layouts) if layout.kind == "P"]
+    rng = np.random.default_rng(seed)
+    for axis in partial:
+        summands = {
+            (*key, digit): part
+            for key, whole in summands.items()
+            for digit, part in enumerate(_summands(whole, mesh.sizes[axis], rng))
+        }
+    parts: list[Array] = []
+    for coordinate in mesh.coordinates():
+        part = summands[tuple(coordinate[axis] for axis in partial)]
+        for axis, dim, blocks in order:
+            part = _take(part, dim, blocks, mesh.sizes[axis], coordinate[axis])
+        parts.append(part)
+    return parts
+
+
+def denote(arrays: Sequence[Array], value: TensorType, mesh: Mesh) -> Array:
+    """The logical array that `arrays`, one per rank, hold in the layouts of `value`.
+
+    `R`, `C`: any device's copy, which must agree; `S`: the concatenation, blocks and outer shards respected; `P`: the
+    sum. Raises `LayoutError` where a shape is not the local one or copies differ by more than rounding.
+    """
+    expected = value.local_shape(mesh)
+    if len(arrays) != mesh.num_devices:
+        raise LayoutError(f"denote: {len(arrays)} arrays for the {mesh.num_devices} devices of {mesh}")
+    for rank, array in enumerate(arrays):
+        if array.shape != expected:
+            raise LayoutError(f"denote: rank {rank} holds {list(array.shape)}, expected {list(expected)} of {value}")
+    grid = dict(zip(mesh.coordinates(), arrays, strict=True))
+    for axis, layout in enumerate(value.layouts):
+        if layout.kind in "RC":
+            grid = _along(grid, axis, _agreed(f"denote: {value} is {layout} on axis {mesh.names[axis]!r}"))
+    for axis, dim, blocks in reversed(_order(value.shape, value.layouts, mesh)):
+        grid = _along(grid, axis, _joined(dim, blocks))
+    for axis, layout in enumerate(value.layouts):
+        if layout.kind == "P":
+            grid = _along(grid, axis, _sum)
+    (result,) = grid.values()
+    return result
+
+
+# ---- one device ----
+
+
+def _leaf_value(node: Node, value: TensorType, leaves: Mapping[str, Array]) -> Array:
+    if node.name not in leaves:
+        raise GraphError(f"{node}: no array for this leaf; `leaves` has {sorted(leaves)}")
+    array = np.asarray(leaves[node.name])
+    if array.shape != value.shape:
+        raise GraphError(f"{node}: expected an array of shape {list(value.shape)}, got {list(array.shape)}")
+    expected = "f" if is_float(value.dtype) else "b" if value.dtype == "bool" else "iu"
+    if array.dtype.kind not in expected:
+        raise GraphError(f"{node}: expected an array of {value.dtype} or its kind, got {array.dtype}")
+    return array
+
+
+def _apply(node: Node, operands: Sequence[Array], attrs: Mapping[str, Any], shape: Shape, where: str) -> Array:
+    """One operator in NumPy; the result must have the inferred shape."""
+    if node.op == OPAQUE:
+        target = node.attr("target")
+        raise GraphError(
+            f"{node}: {target} has no row in the op table and cannot be interpreted; add a row to pcg/rows"
+        )
+    with np.errstate(all="ignore"):
+        result = np.asarray(ROWS[node.op].numpy(*operands, **attrs))
+    if result.shape != shape:
+        raise GraphError(f"{node}: computes shape {list(result.shape)}{where}, inference says {list(shape)}")
+    return result
+
+
+def _attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
+    """The node's attributes on every device: localized, with the device's offset or its shard of what is drawn."""
+    if node.op == OPAQUE:
+        return [dict(node.attrs)] * graph.mesh.num_devices
+    row, mesh, result = ROWS[node.op], graph.mesh, graph.types[node.name]
+    operands = [graph.types[name] for name in node.inputs]
+    shapes = LocalShapes(
+        tuple(t.shape for t in operands),
+        result.shape,
+        tuple(t.local_shape(mesh) for t in operands),
+        result.local_shape(mesh),
+    )
+    local: dict[str, Attr] = {**row.localize(dict(node.attrs), shapes)}
+    by_rank: list[Mapping[str, Any]] = []
+    for coordinate in mesh.coordinates():
+        own: dict[str, Any] = dict(local)
+        if row.offset is not None:
+            own["offset"] = own["offset"] + _offset(graph, node, row.offset, coordinate)
+        if row.random:
+            own |= {"shape": result.shape, "shard": shard_slices(result, mesh, coordinate)}
+        by_rank.append(own)
+    return by_rank
+
+
+def _offset(graph: Graph, node: Node, factor: str, coordinate: Coordinate) -> int:
+    """Where the device's part begins along a factor that is a dimension of some operand."""
+    signature = graph.signature(node)
+    index = signature.index(factor)
+    for name, dims in zip(node.inputs, signature.operands, strict=True):
+        if (index,) in dims:
+            return shard_slices(graph.types[name], graph.mesh, coordinate)[dims.index((index,))].start
+    raise GraphError(f"{node}: no operand has factor {factor!r} as a dimension of its own")
+
+
+def shard_slices(value: TensorType, mesh: Mesh, coordinate: Coordinate) -> tuple[slice, ...]:
+    """The device's part of the logical tensor as one slice per dimension; `LayoutError` where shards are blocked."""
+    slices: list[slice] = []
+    for dim, extent in enumerate(value.shape):
+        alone = tuple(S(0, x.blocks) if x.is_shard and x.dim == dim else R for x in value.layouts)
+        indices = np.arange(extent)
+        for axis, _, blocks in _order((extent,), alone, mesh):
+            indices = _take(indices, 0, blocks, mesh.sizes[axis], coordinate[axis])
+        start = int(indices[0]) if len(indices) else 0
+        if len(indices) and int(indices[-1]) - start + 1 != len(indices):
+            raise LayoutError(f"{value}: the part of a device along dimension {dim} is not contiguous")
+        slices.append(slice(start, start + len(indices)))
+    return tuple(slices)
+
+
+# ---- all devices ----
+
+
+def _exchange(node: Node, arrays: Sequence[Array], graph: Graph) -> list[Array]:
+    """A parallel operator: the devices of each group along its axis cut, gather or sum what they hold."""
+    mesh, axis = graph.mesh, graph.mesh.index(str(node.attr("axis")))
+    grid = dict(zip(mesh.coordinates(), arrays, strict=True))
+    if node.op == PARTITION:
+        dim, blocks = _cut(graph.types[node.name], axis, mesh)
+        return [_take(part, dim, blocks, mesh.sizes[axis], at[axis]) for at, part in grid.items()]
+    if node.op == COMBINE:
+        dim, blocks = _cut(graph.types[node.inputs[0]], axis, mesh)
+        groups = _along(grid, axis, _joined(dim, blocks))
+    elif node.op == REDUCE:
+        groups = _along(grid, axis, _sum)
+    else:
+        return list(arrays)
+    return [groups[*at[:axis], 0, *at[axis + 1 :]] for at in grid]
+
+
+def _cut(value: TensorType, axis: int, mesh: Mesh) -> tuple[int, int]:
+    """Dimension and number of local blocks of the slice that `axis` takes of `value`."""
+    return next((dim, blocks) for at, dim, blocks in _order(value.shape, value.layouts, mesh) if at == axis)
+
+
+def _along(
+    grid: Mapping[Coordinate, Array], axis: int, merge: Callable[[Sequence[Array]], Array]
+) -> dict[Coordinate, Array]:
+    """Every group along `axis` merged into one array, kept at coordinate 0 of that axis."""
+    groups: dict[Coordinate, list[Array]] = {}
+    for at, part in grid.items():
+        groups.setdefault((*at[:axis], 0, *at[axis + 1 :]), []).append(part)
+    return {at: merge(parts) for at, parts in groups.items()}
+
+
+# ---- one group ----
+
+
+def _order(shape: Shape, layouts: Layouts, mesh: Mesh) -> tuple[tuple[int, int, int], ...]:
+    if len(layouts) != len(mesh):
+        raise LayoutError(f"{len(layouts)} layouts for the {len(mesh)} axes of {mesh}")
+    order = shard_order(shape, layouts, mesh.sizes)
+    if isinstance(order, str):
+        raise LayoutError(f"shape {list(shape)} cannot have layout ({format_layouts(layouts, mesh)}): {order}")
+    return order
+
+
+def _take(array: Array, dim: int, blocks: int, size: int, digit: int) -> Array:
+    """Slice `digit` of `size` of each of the blocks of dimension `dim`."""
+    lead, tail = array.shape[:dim], array.shape[dim + 1 :]
+    split = array.reshape(*lead, blocks, size, array.shape[dim] // (blocks * size), *tail)
+    return split[(slice(None),) * (dim + 1) + (digit,)].reshape(*lead, array.shape[dim] // size, *tail)
+
+
+def _joined(dim: int, blocks: int) -> Callable[[Sequence[Array]], Array]:
+    """The inverse of `_take`: what the devices of a group hold, in the order of their digits."""
+
+    def join(parts: Sequence[Array]) -> Array:
+        shape = parts[0].shape
+        lead, tail, extent = shape[:dim], shape[dim + 1 :], shape[dim]
+        split = [part.reshape(*lead, blocks, extent // blocks, *tail) for part in parts]
+        return np.concatenate(split, axis=dim + 1).reshape(*lead, extent * len(parts), *tail)
+
+    return join
+
+
+def _sum(parts: Sequence[Array]) -> Array:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _agreed(where: str) -> Callable[[Sequence[Array]], Array]:
+    """The copy that all devices of a group hold; they may differ by rounding."""
+
+    def agree(parts: Sequence[Array]) -> Array:
+        for digit, part in enumerate(parts):
+            if not np.allclose(parts[0], part, rtol=1e-6, atol=1e-12, equal_nan=True):
+                raise LayoutError(f"{where}, but the copies at 0 and {digit} differ")
+        return parts[0]
+
+    return agree
+
+
+def _summands(array: Array, size: int, rng: np.random.Generator) -> list[Array]:
+    """`size` arrays that add up to `array`."""
+    if array.dtype == bool:
+        raise LayoutError("an array of bools cannot be a partial sum; cast it to a number first")
+    if array.dtype.kind == "f":
+        parts = [rng.standard_normal(array.shape).astype(array.dtype) for _ in range(size - 1)]
+    else:
+        parts = [rng.integers(0, 10, array.shape).astype(array.dtype) for _ in range(size - 1)]
+    return [*parts, np.asarray(array - sum(parts)) if parts else array]
