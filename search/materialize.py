@@ -1,0 +1,198 @@
+"""From choices to a parallel graph: parallel operators are inserted where producers and readers disagree.
+
+Nodes that no parameter reaches (masks, positions, labels) are built in the layout each reader wants: a slice of such a node
+is the same node of sliced operands wherever its factor string allows, down to slices of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardwright.pcg.graph import OPAQUE, Graph, Node, fits, infer, make_attrs
+from shardwright.pcg.layout import C, Layout, Layouts, R, innermost, shard_order
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.parallel import COMBINE, PARTITION
+from shardwright.pcg.types import TensorType
+from shardwright.search.domain import Certified
+from shardwright.search.eliminate import Solution
+from shardwright.search.problem import Problem, constant_nodes
+from shardwright.search.reshard import Closure, replicated
+
+
+def materialize(problem: Problem, solution: Solution, certified: Certified) -> Graph:
+    """The validated parallel graph of a solution. Its erasure is the problem's graph."""
+    return _Materializer(problem, solution, certified).run().validate()
+
+
+class _Materializer:
+    def __init__(self, problem: Problem, solution: Solution, certified: Certified) -> None:
+        self.problem, self.solution, self.certified = problem, solution, certified
+        self.graph, self.mesh = problem.graph, problem.mesh
+        self.constants = constant_nodes(self.graph)
+        self.nodes: dict[str, Node] = {}
+        self.types: dict[str, TensorType] = {}
+        self.made: dict[tuple[str, Layouts], str] = {}
+        self.whole = replicated(len(self.mesh))
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            if node.name in self.constants:
+                if node.is_leaf or node.op == OPAQUE or (node.op in ROWS and ROWS[node.op].random):
+                    self._constant(node.name, self.whole)
+                continue
+            if node.op == "parameter":
+                self._parameter(node)
+            else:
+                self._operator(node)
+        outputs = tuple((key, self._at(name, self.whole)) for key, name in self.graph.outputs)
+        return Graph(tuple(self.nodes.values()), outputs, self.mesh)
+
+    # ---- nodes ----
+
+    def _append(self, node: Node) -> str:
+        name, count = node.name, 1
+        while name in self.nodes:
+            name, count = f"{node.name}.{count}", count + 1
+        node = replace(node, name=name)
+        self.types[name] = infer(node, [self.types[i] for i in node.inputs], self.mesh)
+        self.nodes[name] = node
+        return name
+
+    def _choice(self, kind: str, name: str) -> int | None:
+        index = self.problem.index.get((kind, name))
+        return None if index is None else self.solution.choices[index]
+
+    def _parameter(self, node: Node) -> None:
+        index = self.problem.index.get(("storage", node.name))
+        layouts = self.whole
+        if index is not None:
+            domain = self.problem.variables[index].domain
+            assert domain is not None
+            layouts = domain.result[self.solution.choices[index]]
+        self.made[node.name, layouts] = self._append(_with_layouts(node, layouts))
+
+    def _operator(self, node: Node) -> None:
+        variable = self.problem.index["node", node.name]
+        domain, choice = self.problem.variables[variable].domain, self.solution.choices[variable]
+        assert domain is not None
+        needs = domain.operands[choice]
+        inputs = tuple(self._at(name, need) for name, need in zip(node.inputs, needs, strict=True))
+        name = self._append(replace(node, inputs=inputs, split=domain.splits[choice] if node.op != OPAQUE else ()))
+        self.made[node.name, domain.result[choice]] = name
+
+    # ---- resharding ----
+
+    def _at(self, name: str, need: Layouts) -> str:
+        """The value of a serial node in the layouts that a reader needs."""
+        if name in self.constants:
+            return self._constant(name, tuple(R if x.kind == "C" else x for x in need))
+        if (name, need) in self.made:
+            return self.made[name, need]
+        closure = self.problem.closures[name]
+        start = self._produced(name)
+        hub = self._choice("hub", name)
+        if hub is not None and closure.states[hub] != start:
+            self._walk(name, closure, start, closure.states[hub])
+            start = closure.states[hub]
+        return self._walk(name, closure, start, need)
+
+    def _produced(self, name: str) -> Layouts:
+        kind = "storage" if self.graph.by_name[name].op == "parameter" else "node"
+        variable = self.problem.index[kind, name]
+        domain = self.problem.variables[variable].domain
+        assert domain is not None
+        return domain.result[self.solution.choices[variable]]
+
+    def _walk(self, name: str, closure: Closure, start: Layouts, end: Layouts) -> str:
+        state, current = start, self.made[name, start]
+        for move in closure.path(start, end):
+            state = (*state[: move.axis], move.after, *state[move.axis + 1 :])
+            if (name, state) in self.made:
+                current = self.made[name, state]
+                continue
+            for op in move.operators:
+                current = self._step(current, op, move.axis, move.after)
+            self.made[name, state] = current
+        return current
+
+    def _step(self, operand: str, op: str, axis: int, after: Layout) -> str:
+        attrs = make_attrs(axis=self.mesh.names[axis])
+        if op == PARTITION:
+            attrs = make_attrs(axis=self.mesh.names[axis], dim=after.dim, blocks=after.blocks)
+        base = operand if op != COMBINE else operand
+        return self._append(Node(f"{base}.{op}_{self.mesh.names[axis]}", op, (operand,), attrs, (), self.nodes[operand].source))
+
+    # ---- constants ----
+
+    def _constant(self, name: str, need: Layouts) -> str:
+        """A node that no parameter reaches, in layouts made of R and S."""
+        if (name, need) in self.made:
+            return self.made[name, need]
+        node = self.graph.by_name[name]
+        if node.is_leaf:
+            made = self._append(_with_layouts(node, ())) if need == self.whole else self._sliced(self._constant(name, self.whole), self.whole, need)
+        elif node.op == OPAQUE or ROWS[node.op].random:
+            made = self._whole_constant(node) if need == self.whole else self._sliced(self._constant(name, self.whole), self.whole, need)
+        else:
+            made = self._split_constant(node, need)
+        self.made[name, need] = made
+        return made
+
+    def _whole_constant(self, node: Node) -> str:
+        inputs = tuple(self._constant(i, self.whole) for i in node.inputs)
+        return self._append(replace(node, inputs=inputs, split=() if node.op == OPAQUE else ("R",) * len(self.mesh)))
+
+    def _split_constant(self, node: Node, need: Layouts) -> str:
+        """Split the operator itself on every axis where a certified factor gives the needed shard; slice the rest."""
+        shapes = [self.graph.types[i].shape for i in node.inputs]
+        signature = ROWS[node.op].signature(shapes, dict(node.attrs))
+        certified = self.certified(node, [self.graph.types[i] for i in node.inputs])
+        splits, operands, reached = [], [[] for _ in node.inputs], []
+        for layout in need:
+            factor = next((i for i, f in enumerate(signature.factors) if f.role == "map" and f.name in certified
+                           and signature.split_layouts(i)[1] == layout), None)  # fmt: skip
+            needs = signature.split_layouts(factor)[0] if factor is not None else (R,) * len(node.inputs)
+            splits.append(signature.factors[factor].name if factor is not None else "R")
+            reached.append(layout if factor is not None else R)
+            for mine, x in zip(operands, needs, strict=True):
+                mine.append(R if x == C else x)
+        wanted = [tuple(x) for x in operands]
+        if any(isinstance(shard_order(s, w, self.mesh.sizes), str) for s, w in zip(shapes, wanted, strict=True)):
+            splits, reached, wanted = ["R"] * len(need), [R] * len(need), [self.whole] * len(node.inputs)
+        got = tuple(reached)
+        if got != need and not _can_slice(got, need):
+            splits, got, wanted = ["R"] * len(need), self.whole, [self.whole] * len(node.inputs)
+        if (node.name, got) in self.made:
+            return self._sliced(self.made[node.name, got], got, need)
+        inputs = tuple(self._constant(i, w) for i, w in zip(node.inputs, wanted, strict=True))
+        made = self._append(replace(node, inputs=inputs, split=tuple(splits)))
+        self.made[node.name, got] = made
+        return self._sliced(made, got, need)
+
+    def _sliced(self, operand: str, have: Layouts, need: Layouts) -> str:
+        """Take slices along the axes that are still whole, outermost shard first."""
+        axes = [a for a in range(len(need)) if have[a] != need[a]]
+        for axis in sorted(axes, key=lambda a: (need[a].dim, need[a].blocks, a)):
+            operand = self._step(operand, PARTITION, axis, need[axis])
+        return operand
+
+
+def _can_slice(have: Layouts, need: Layouts) -> bool:
+    """Whether the missing shards can be sliced off one after the other without touching those that are there."""
+    state = have
+    axes = [a for a in range(len(need)) if have[a] != need[a]]
+    for axis in sorted(axes, key=lambda a: (need[a].dim, need[a].blocks, a)):
+        state = (*state[:axis], need[axis], *state[axis + 1 :])
+        if not innermost(state, axis):
+            return False
+    return True
+
+
+def _with_layouts(node: Node, layouts: Layouts) -> Node:
+    return replace(node, attrs=tuple((k, tuple(map(str, layouts)) if k == "layouts" else v) for k, v in node.attrs))
+
+
+def readable(operand: TensorType, needs: Sequence[Layout]) -> bool:
+    """Whether an operand can be read in these layouts as it is."""
+    return all(fits(operand, axis, need) for axis, need in enumerate(needs))

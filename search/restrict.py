@@ -1,0 +1,111 @@
+"""Plans that people choose by hand, as restrictions of the search space.
+
+Data parallel, ZeRO-3 and Megatron-style tensor parallel plans are what is left of the space when each axis may do only what
+its *role* allows; the same exact search then tunes them. They are the baselines that a plan is compared with, and the forced
+layouts that the tests run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.layout import Layout, S
+from shardwright.pcg.optable import ROWS
+from shardwright.search.problem import Restrict
+
+DATA, ZERO, TENSOR, FREE = "data", "zero", "tensor", "free"
+ROLES = (DATA, ZERO, TENSOR, FREE)
+
+
+def batch_factors(graph: Graph) -> Mapping[str, str]:
+    """For every node that carries the batch dimension, the factor that splits it.
+
+    The batch is dimension 0 of the inputs; it is followed through factor strings, so that `(b s)` after a reshape and the
+    sum over it in a loss are found too.
+    """
+    where: dict[str, Layout] = {n.name: S(0) for n in graph.leaves("input") if graph.types[n.name].shape}
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.is_leaf or node.op == OPAQUE:
+            continue
+        signature = graph.signature(node)
+        for index, factor in enumerate(signature.factors):
+            if factor.role == "fixed":
+                continue
+            operands, result = signature.split_layouts(index)
+            carried = [name for name, x in zip(node.inputs, operands, strict=True) if where.get(name) == x]
+            if carried:
+                found[node.name] = factor.name
+                if result.is_shard:
+                    where[node.name] = result
+                break
+    return found
+
+
+def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -> Restrict:
+    """What each axis may do.
+
+    data      splits the batch wherever an operator has it, and nothing else; parameters are stored whole
+    zero      as data, but every parameter that can be is stored sharded
+    tensor    splits anything but the batch; what multiplies or looks up a weight is split along the weight where it can be
+    free      anything
+    """
+    unknown = [r for r in roles if r not in ROLES]
+    if unknown:
+        raise PlanError(f"unknown axis role {unknown[0]!r}; choose one of {list(ROLES)}")
+    batch = batch_factors(graph)
+    weights = {node.name: _weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
+
+    def allowed(node: Node, axis: int, choice: str) -> bool:
+        role = roles[axis]
+        if role == FREE:
+            return True
+        whole = choice in ("R", "C") or choice[0] == "P" and choice[1:].replace(",", "").isdigit()
+        if node.op == "parameter":
+            return _storage_allowed(graph, node, role, choice, sizes[axis])
+        mine = batch.get(node.name)
+        if role == TENSOR:
+            along_weight = {f for f, size in weights[node.name] if size % sizes[axis] == 0}
+            return choice in along_weight if along_weight else choice != mine
+        if mine is None or not _divides(graph, node, mine, sizes[axis]):
+            return whole
+        return choice == mine
+
+    return allowed
+
+
+def _weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[str, int]]:
+    """The factors, with their sizes, that a contraction or a lookup shares with a parameter it reads."""
+    if node.op not in ROWS or not (ROWS[node.op].contraction or node.op in ("embedding", "embedding_bag")):
+        return []
+    signature = graph.signature(node)
+    held = [dims for name, dims in zip(node.inputs, signature.operands, strict=True) if _is_weight(graph, name)]
+    members = {f for dims in held for dim in dims for f in dim}
+    return [(f.name, f.size) for i, f in enumerate(signature.factors) if i in members and f.role != "fixed" and f.name != batch]
+
+
+def _is_weight(graph: Graph, name: str) -> bool:
+    """Whether a value is a parameter, possibly transposed or reshaped."""
+    node = graph.by_name[name]
+    while node.op in ("permute", "reshape", "cast"):
+        node = graph.by_name[node.inputs[0]]
+    return node.op == "parameter"
+
+
+def _divides(graph: Graph, node: Node, factor: str, size: int) -> bool:
+    signature = graph.signature(node)
+    index = signature.index(factor)
+    return index is not None and signature.factors[index].size % size == 0
+
+
+def _storage_allowed(graph: Graph, node: Node, role: str, choice: str, size: int) -> bool:
+    if role == DATA:
+        return choice == "R"
+    if role == ZERO:
+        shardable = any(extent % size == 0 for extent in graph.types[node.name].shape)
+        return choice != "R" if shardable and size > 1 else choice == "R"
+    return True
+
+
