@@ -44,6 +44,11 @@ class Domain:
         return len(self.splits)
 
 
+def is_whole(choice: str) -> bool:
+    """Whether a split choice leaves the operator's work undivided: R, C, or partial operands."""
+    return choice in ("R", "C") or (choice[0] == "P" and choice[1:].replace(",", "").isdigit())
+
+
 def axis_options(node: Node, operands: Sequence[TensorType], size: int, certified: frozenset[str]) -> list[tuple[str, tuple[Layout, ...], Layout]]:
     """What one axis of `size` devices can do to this node: (choice, operand layouts, result layout)."""
     row = ROWS[node.op]
@@ -67,13 +72,13 @@ def node_domain(
     a view has to copy."""
     if node.op == OPAQUE:
         whole = (R,) * len(sizes)
-        options = [((),) * 0 or (("R",) * len(sizes), (whole,) * len(operands), whole)]
+        options = [(("R",) * len(sizes), (whole,) * len(operands), whole)]
     else:
         per_axis = [axis_options(node, operands, size, certified) for size in sizes]
         if not result.grad:
             per_axis = [[o for o in axis if o[0] != "C"] for axis in per_axis]
         options = list(_combine(per_axis, operands, result.shape, sizes))
-    cost = _NodeCost(node, operands, result, sizes, compute, kept, copies)
+    cost = NodeCost(node, operands, result, sizes, compute, kept, copies)
     return Domain(
         tuple(o[0] for o in options),
         tuple(o[1] for o in options),
@@ -103,7 +108,7 @@ def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) ->
     return prod(local_shape(tensor.shape, layouts, sizes)) * ITEM_BYTES[tensor.dtype]
 
 
-class _NodeCost:
+class NodeCost:
     """Time and kept bytes of one operator under each of its choices."""
 
     def __init__(self, node: Node, operands: Sequence[TensorType], result: TensorType, sizes: tuple[int, ...], compute: Compute,
@@ -123,7 +128,7 @@ class _NodeCost:
         passes = 1 + (self.num_grads if self.row and self.row.contraction else min(self.num_grads, 1))
         if not self.moves_data:
             return passes * self.compute.device.op_overhead_s / 2
-        degree = prod(size for size, choice in zip(self.sizes, split, strict=True) if choice[0] not in "RCP" or choice[1:2].isalpha())
+        degree = prod(size for size, choice in zip(self.sizes, split, strict=True) if not is_whole(choice))
         num_bytes = local_bytes(self.result, result, self.sizes)
         num_bytes += sum(self._read_bytes(t, n) for t, n in zip(self.operands, needs, strict=True))
         return passes * float(self.compute.time_s(self.flops / degree, num_bytes, self.dtype))

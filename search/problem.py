@@ -77,6 +77,11 @@ def constant_nodes(graph: Graph) -> frozenset[str]:
     return frozenset(n.name for n in graph.nodes if n.name not in reached)
 
 
+def copies_data(graph: Graph, node: Node) -> bool:
+    """Whether a view has to copy: a reshape of something that is not contiguous."""
+    return node.op == "reshape" and graph.by_name[node.inputs[0]].op in ("permute", "expand", "slice")
+
+
 class ProblemBuilder:
     """Builds problems for one cluster; tables are shared among all graphs and restrictions of one mesh."""
 
@@ -133,8 +138,7 @@ class _Build:
     def _domain(self, node: Node) -> Domain:
         operands = [self.types[i] for i in node.inputs]
         row = ROWS[node.op] if node.op in ROWS else None
-        source = self.graph.by_name[node.inputs[0]].op if node.inputs else ""
-        copies = node.op == "reshape" and source in ("permute", "expand", "slice")
+        copies = copies_data(self.graph, node)
         view = row is not None and row.view and not copies
         self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
         kept = tuple(self._charges(node, row.saves if row and self.types[node.name].grad else ()))

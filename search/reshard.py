@@ -69,6 +69,11 @@ class Move:
         return _MOVES[self.before.kind, self.after.kind][1:]
 
 
+def is_move(move: Move) -> bool:
+    """Whether a change of layout along one axis is a single move."""
+    return (move.before.kind, move.after.kind) in _MOVES
+
+
 class MoveCosts:
     """Prices single-axis moves on one mesh of one cluster."""
 
@@ -88,6 +93,8 @@ class MoveCosts:
                 cost = 2 * num_bytes / self.sizes[axis] / self.device.memory_bytes_per_s + self.device.op_overhead_s
             else:
                 cost = float(getattr(self.communication, f"{name}_s")(axis, num_bytes)) + self.device.op_overhead_s
+            if name == "reduce_scatter":  # the lowering takes the faster way
+                cost = min(cost, self.collective_s("all_reduce", axis, num_bytes) + self.collective_s("slice", axis, num_bytes))
             self._times[key] = cost
         return self._times[key]
 

@@ -13,6 +13,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.optable import ROWS
+from shardwright.search.domain import is_whole
 from shardwright.search.problem import Restrict
 
 DATA, ZERO, TENSOR, FREE = "data", "zero", "tensor", "free"
@@ -62,7 +63,6 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         role = roles[axis]
         if role == FREE:
             return True
-        whole = choice in ("R", "C") or choice[0] == "P" and choice[1:].replace(",", "").isdigit()
         if node.op == "parameter":
             return _storage_allowed(graph, node, role, choice, sizes[axis])
         mine = batch.get(node.name)
@@ -70,7 +70,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
             along_weight = {f for f, size in weights[node.name] if size % sizes[axis] == 0}
             return choice in along_weight if along_weight else choice != mine
         if mine is None or not _divides(graph, node, mine, sizes[axis]):
-            return whole
+            return is_whole(choice)
         return choice == mine
 
     return allowed

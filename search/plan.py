@@ -1,0 +1,143 @@
+"""Plans: a parallel graph with where it came from, what it should cost, and what it was compared with.
+
+A plan is saved as versioned JSON. The graph is in its text form, so that every other view (explain, the page, the lowered
+program) is derived from the file alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shardwright.cost.cluster import Cluster
+from shardwright.pcg.errors import ClusterError, GraphError, PlanError
+from shardwright.pcg.graph import Graph, Source
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.text import parse_graph, print_graph
+from shardwright.search.predict import Prediction
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another plan for the same model and cluster, costed by the same model."""
+
+    name: str
+    mesh: Mesh
+    prediction: Prediction
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReport:
+    """How the plan was found. `bound_s` is a proven lower bound of the step time over the space that was searched."""
+
+    seconds: float
+    num_meshes: int
+    bound_s: float
+    exact: bool
+    limit_bytes: int
+    rewrites: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train one model on one cluster.
+
+    graph          the parallel graph; its erasure is the captured graph up to the certified `report.rewrites`
+    fingerprint    of the captured serial graph, so that a plan is never run for another model
+    alternatives   the baselines, and the best plan of every other mesh
+    """
+
+    graph: Graph
+    cluster: Cluster
+    model: str
+    fingerprint: str
+    prediction: Prediction
+    alternatives: tuple[Alternative, ...]
+    report: SearchReport
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.graph.mesh
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": "shardwright-plan",
+            "version": VERSION,
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "cluster": self.cluster.to_json(),
+            "mesh": {"names": list(self.mesh.names), "sizes": list(self.mesh.sizes)},
+            "pipeline": None,
+            "recomputation": [],
+            "prediction": self.prediction.to_json(),
+            "alternatives": [
+                {"name": a.name, "mesh": dict(zip(a.mesh.names, a.mesh.sizes, strict=True)), "fits": a.fits, "prediction": a.prediction.to_json()}
+                for a in self.alternatives
+            ],
+            "report": {f: getattr(self.report, f) for f in self.report.__slots__} | {"rewrites": list(self.report.rewrites)},
+            "graph": print_graph(self.graph).splitlines(),
+        }
+
+    @classmethod
+    def from_json(cls, data: object, source: str = "plan") -> Plan:
+        """Read what `to_json` gave. Raises `PlanError` naming the file and field."""
+        if not isinstance(data, Mapping) or data.get("format") != "shardwright-plan":
+            raise PlanError(f"{source}: this is not a plan; expected a JSON object with format 'shardwright-plan'")
+        if data.get("version") != VERSION:
+            raise PlanError(f"{source}: plan version {data.get('version')!r} is not supported, this Shardwright reads version {VERSION}; make the plan again")
+        try:
+            report = {**data["report"], "rewrites": tuple(data["report"]["rewrites"])}
+            plan = cls(
+                parse_graph("\n".join(data["graph"])).validate(),
+                Cluster.from_json(data["cluster"], f"{source}: cluster"),
+                str(data["model"]),
+                str(data["fingerprint"]),
+                Prediction.from_json(data["prediction"]),
+                tuple(Alternative(a["name"], Mesh.of(**a["mesh"]), Prediction.from_json(a["prediction"]), bool(a["fits"])) for a in data["alternatives"]),
+                SearchReport(**report),
+            )
+        except (GraphError, ClusterError) as error:
+            raise PlanError(f"{source}: {error}") from error
+        except KeyError as error:
+            raise PlanError(f"{source}: field {error} is missing; the file may have been edited or cut, make the plan again") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise PlanError(f"{source}: {error}; the file may have been edited, make the plan again") from error
+        if plan.mesh.num_devices != plan.cluster.num_devices:
+            raise PlanError(f"{source}: mesh {plan.mesh} has {plan.mesh.num_devices} devices, its cluster {plan.cluster.num_devices}")
+        return plan
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan; an existing file is replaced only once the new one is complete."""
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+            partial.replace(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise PlanError(f"{target}: cannot write the plan: {error.strerror or error}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan file. Raises `PlanError` for a missing, truncated or unsupported file."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise PlanError(f"{path}: cannot read the plan: {error.strerror or error}") from error
+        except ValueError as error:
+            raise PlanError(f"{path}: not a complete JSON file ({error}); it may have been cut, make the plan again") from error
+        return cls.from_json(data, str(path))
+
+
+def fingerprint(graph: Graph) -> str:
+    """A digest of a serial graph: operators, shapes, attributes and wiring; not source lines."""
+    bare = replace(graph, nodes=tuple(replace(n, source=Source()) for n in graph.nodes))
+    return hashlib.sha256(print_graph(bare, types=False).encode()).hexdigest()[:16]

@@ -1,0 +1,171 @@
+"""The search: every mesh of the cluster, the exact optimum on each, memory as a hard limit, baselines on the same terms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from shardwright.cost.cluster import Cluster
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.domain import Certified
+from shardwright.search.eliminate import Eliminator, Solution
+from shardwright.search.materialize import materialize
+from shardwright.search.plan import Alternative, Plan, SearchReport, fingerprint
+from shardwright.search.predict import Prediction, predict
+from shardwright.search.problem import Problem, ProblemBuilder
+from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO, role_restriction
+
+MEMORY_FRACTION = 0.9
+"""A plan is only said to fit if it leaves a tenth of the device's memory free."""
+AXES = ("x", "y", "z", "w")
+_PRICE_STEPS = 14
+_MEMORY_TRIES = 3
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A finished plan on one mesh. `bound_s` is a lower bound of the best time on that mesh within memory."""
+
+    name: str
+    graph: Graph
+    prediction: Prediction
+    bound_s: float
+    exact: bool
+    fits: bool
+
+
+def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:
+    """Every mesh of this many devices with up to `max_axes` axes, each of at least two devices (one axis for one device)."""
+
+    def factorizations(n: int, axes: int) -> Iterator[tuple[int, ...]]:
+        yield (n,)
+        if axes > 1:
+            for first in range(2, n // 2 + 1):
+                if n % first == 0:
+                    yield from ((first, *rest) for rest in factorizations(n // first, axes - 1))
+
+    for sizes in factorizations(num_devices, max_axes):
+        yield Mesh(AXES[: len(sizes)], sizes)
+
+
+class Planner:
+    """Searches plans for serial graphs on one cluster. Only certified choices enter."""
+
+    def __init__(self, cluster: Cluster, certified: Certified, progress: Progress | None = None) -> None:
+        self.cluster, self.certified = cluster, certified
+        self.progress = progress or (lambda message: None)
+        self.limit_bytes = int(cluster.device.memory_bytes * MEMORY_FRACTION)
+        self._builders: dict[Mesh, tuple[ProblemBuilder, Eliminator]] = {}
+
+    def solve(self, graph: Graph, mesh: Mesh, roles: Sequence[str], name: str) -> Candidate:
+        """The best plan on one mesh whose axes keep to their roles, within memory if any choice found fits."""
+        if len(roles) != len(mesh):
+            raise PlanError(f"{len(roles)} axis roles for mesh {mesh}; give one role per axis")
+        if mesh.num_devices != self.cluster.num_devices:
+            raise PlanError(f"mesh {mesh} has {mesh.num_devices} devices, cluster {self.cluster.name} has {self.cluster.num_devices}")
+        builder, eliminator = self._builder(mesh)
+        restrict = None if set(roles) == {FREE} else role_restriction(graph, roles, mesh.sizes)
+        problem = builder.build(graph, restrict)
+        limit = self.limit_bytes
+        for _ in range(_MEMORY_TRIES):
+            solution, bound_s, feasible = _within_memory(problem, eliminator, limit)
+            found = self._finish(problem, solution, name, bound_s)
+            if found.fits or not feasible:
+                break
+            limit -= found.prediction.memory.total_bytes - self.limit_bytes  # what only the finished graph shows
+        return found
+
+    def _builder(self, mesh: Mesh) -> tuple[ProblemBuilder, Eliminator]:
+        if mesh not in self._builders:
+            builder = ProblemBuilder(self.cluster, mesh, self.certified)
+            self._builders[mesh] = (builder, Eliminator(builder.interner))
+        return self._builders[mesh]
+
+    def _finish(self, problem: Problem, solution: Solution, name: str, bound_s: float) -> Candidate:
+        graph = materialize(problem, solution, self.certified)
+        prediction = predict(graph, self.cluster)
+        fits = prediction.memory.total_bytes <= self.limit_bytes
+        return Candidate(name, graph, prediction, bound_s, solution.exact, fits)
+
+    def baselines(self, graph: Graph) -> Iterator[Candidate]:
+        """Plans that people choose by hand, each tuned by the same search within its restriction."""
+        n = self.cluster.num_devices
+        flat = Mesh(("dp",), (n,))
+        yield self.solve(graph, flat, (DATA,), "data parallel")
+        yield self.solve(graph, flat, (ZERO,), "ZeRO-3")
+        inner = self.cluster.levels[0].size if self.cluster.levels else 1
+        for degree in (d for d in range(2, min(inner, n) + 1) if n % d == 0):
+            if degree == n:
+                yield self.solve(graph, Mesh(("tp",), (n,)), (TENSOR,), f"tensor parallel {n}")
+            else:
+                mesh = Mesh(("dp", "tp"), (n // degree, degree))
+                yield self.solve(graph, mesh, (DATA, TENSOR), f"data {n // degree} x tensor {degree}")
+
+    def plan(self, graph: Graph, model: str = "model", *, mesh: Mesh | None = None, roles: Sequence[str] | None = None) -> Plan:
+        """The best plan over all meshes, or on the given mesh and with the given roles only.
+
+        Raises `PlanError` where a given mesh does not fit the cluster.
+        """
+        start = time.perf_counter()
+        alternatives: list[Candidate] = []
+        if self.cluster.num_devices > 1:
+            for candidate in self.baselines(graph):
+                self.progress(f"{candidate.name}: {candidate.prediction.step_s * 1e3:.1f} ms")
+                alternatives.append(candidate)
+        tried = [mesh] if mesh is not None else list(meshes(self.cluster.num_devices))
+        found: list[Candidate] = []
+        for candidate_mesh in tried:
+            found.append(self.solve(graph, candidate_mesh, roles or (FREE,) * len(candidate_mesh), f"search on {candidate_mesh}"))
+            self.progress(f"mesh {candidate_mesh}: {found[-1].prediction.step_s * 1e3:.1f} ms")
+        pool = found if roles is not None or mesh is not None else [*found, *alternatives]
+        best = min(pool, key=_rank)
+        report = SearchReport(
+            round(time.perf_counter() - start, 3),
+            len(tried),
+            min(c.bound_s for c in found),
+            all(c.exact for c in found),
+            self.limit_bytes,
+        )
+        others = tuple(Alternative(c.name, c.graph.mesh, c.prediction, c.fits) for c in [*alternatives, *found] if c is not best)
+        return Plan(best.graph, self.cluster, model, fingerprint(graph), best.prediction, others, report)
+
+
+def _kept_bytes(problem: Problem, solution: Solution) -> float:
+    return sum(float(kept[choice]) for kept, choice in zip(problem.kept_bytes, solution.choices, strict=True))
+
+
+def _within_memory(problem: Problem, eliminator: Eliminator, limit: float) -> tuple[Solution, float, bool]:
+    """The fastest solution found that keeps at most `limit` bytes, a lower bound of the time of any, and whether there is one.
+
+    Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and objective − price · limit bounds
+    every solution within the limit from below. The price is bisected on a logarithmic scale.
+    """
+    free = eliminator.solve(problem)
+    if _kept_bytes(problem, free) <= limit:
+        return free, free.objective, True
+    scale = free.objective / limit
+    low, high = scale * 1e-6, scale * 1e6
+    best = eliminator.solve(problem, high)
+    bound_s = max(free.objective, best.objective - high * limit)
+    if _kept_bytes(problem, best) > limit:
+        return best, bound_s, False
+    for _ in range(_PRICE_STEPS):
+        price = (low * high) ** 0.5
+        solution = eliminator.solve(problem, price)
+        bound_s = max(bound_s, solution.objective - price * limit)
+        if _kept_bytes(problem, solution) <= limit:
+            high, best = price, solution
+        else:
+            low = price
+    return best, bound_s, True
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float]:
+    """Plans that fit first, then the fastest; of plans that do not fit, the smallest."""
+    if candidate.fits:
+        return (False, candidate.prediction.step_s)
+    return (True, float(candidate.prediction.memory.total_bytes))
