@@ -1,0 +1,275 @@
+"""Clusters: the device, the links by level, and where each figure comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Literal, cast
+
+from shardwright.cost import checks
+from shardwright.pcg.errors import ClusterError
+
+FORMAT = "shardwright-cluster"
+VERSION = 1
+
+DeviceKind = Literal["cuda", "cpu"]
+Backend = Literal["nccl", "gloo"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+
+DEVICE_KINDS: tuple[DeviceKind, ...] = ("cuda", "cpu")
+BACKENDS: tuple[Backend, ...] = ("nccl", "gloo")
+COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
+
+_PRECISION_OF_DTYPE = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator, or one CPU rank with its threads.
+
+    Attributes:
+        memory_bytes: what one rank may use.
+        memory_bytes_per_s: sustained (not datasheet) bandwidth to that memory, reads and writes together.
+        flops_per_s: peak of matrix multiplication by precision, dense; "fp32" is required, the others fall back on it.
+        matmul_efficiency: share of the peak that large matrix multiplications reach.
+        op_overhead_s: launch or dispatch of one operator.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    flops_per_s: Mapping[str, float] = field(hash=False)
+    matmul_efficiency: float
+    op_overhead_s: float
+    kind: DeviceKind
+
+    def __post_init__(self) -> None:
+        checks.text(self.name, "Device", "name", "what people call the device, such as 'H100-SXM'")
+        memory_bytes = checks.positive_int(self.memory_bytes, "Device", "memory_bytes", "a number of bytes")
+        bandwidth = checks.positive(self.memory_bytes_per_s, "Device", "memory_bytes_per_s", "bytes per second")
+        efficiency = checks.fraction(
+            self.matmul_efficiency, "Device", "matmul_efficiency", "the share of the peak that matmuls reach"
+        )
+        overhead = checks.non_negative(self.op_overhead_s, "Device", "op_overhead_s", "seconds")
+        checks.choice(self.kind, "Device", "kind", DEVICE_KINDS)
+        object.__setattr__(self, "memory_bytes", memory_bytes)
+        object.__setattr__(self, "memory_bytes_per_s", bandwidth)
+        object.__setattr__(self, "flops_per_s", _checked_flops(self.flops_per_s))
+        object.__setattr__(self, "matmul_efficiency", efficiency)
+        object.__setattr__(self, "op_overhead_s", overhead)
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """The matmul peak for a precision ("bf16") or a dtype name of the graph ("bfloat16"), in FLOP per second.
+
+        Where the table has no entry, 16-bit types and tf32 run at the fp32 rate and fp64 at half of it. Integers and
+        bools count as fp32.
+        """
+        precision = "fp32" if dtype in _INTEGERS else _PRECISION_OF_DTYPE.get(dtype, dtype)
+        if precision not in PRECISIONS:
+            known = [*PRECISIONS, *_PRECISION_OF_DTYPE, *_INTEGERS]
+            raise ClusterError(f"device {self.name!r}: no peak rate for dtype {dtype!r}; choose one of {known}")
+        if precision in self.flops_per_s:
+            return self.flops_per_s[precision]
+        return self.flops_per_s["fp32"] * (0.5 if precision == "fp64" else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of the network: `size` units of the level below (at the innermost level: devices), joined by links.
+
+    Attributes:
+        bandwidth_bytes_per_s: sustained bandwidth of one *device* out of its unit, one way, while all others send too.
+        latency_s: one hop.
+    """
+
+    name: str
+    size: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+    def __post_init__(self) -> None:
+        checks.text(self.name, "Level", "name", "what joins the units, such as 'nvlink' or 'network'")
+        size = checks.positive_int(self.size, "Level", "size", "how many units of the level below this level joins")
+        bandwidth = checks.positive(self.bandwidth_bytes_per_s, "Level", "bandwidth_bytes_per_s", "bytes per second")
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "bandwidth_bytes_per_s", bandwidth)
+        object.__setattr__(self, "latency_s", checks.non_negative(self.latency_s, "Level", "latency_s", "seconds"))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveLine:
+    """A measured line: a collective in groups of `group_size` ranks, all at once, took latency_s + s_per_byte · bytes.
+
+    `bytes` is counted as in `shardwright.cost.communication`: the full tensor of one group. `fit_error` is the median
+    relative error of the line against the measurements, or None where it was not fitted here.
+    """
+
+    collective: Collective
+    group_size: int
+    latency_s: float
+    s_per_byte: float
+    fit_error: float | None = None
+
+    def __post_init__(self) -> None:
+        owner = "CollectiveLine"
+        checks.choice(self.collective, owner, "collective", COLLECTIVES)
+        group_size = checks.positive_int(self.group_size, owner, "group_size", "how many ranks took part")
+        if group_size < 2:
+            problem = f"expected at least 2, got {group_size}; one rank alone communicates nothing, remove the line"
+            raise checks.FieldError(owner, "group_size", problem)
+        object.__setattr__(self, "group_size", group_size)
+        object.__setattr__(self, "latency_s", checks.non_negative(self.latency_s, owner, "latency_s", "seconds"))
+        s_per_byte = checks.positive(self.s_per_byte, owner, "s_per_byte", "seconds per byte")
+        object.__setattr__(self, "s_per_byte", s_per_byte)
+        if self.fit_error is not None:
+            error = checks.non_negative(self.fit_error, owner, "fit_error", "shares of the measured time")
+            object.__setattr__(self, "fit_error", error)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Equal devices joined by levels of links, innermost first; rank r lies in unit r // size of the first level.
+
+    Attributes:
+        provenance: where the figures come from: "default", "datasheet: …" or "measured <date> …".
+        collectives: measured lines, used in place of the model of the links; only for clusters of one level.
+    """
+
+    name: str
+    device: Device
+    levels: tuple[Level, ...]
+    backend: Backend
+    provenance: str
+    collectives: tuple[CollectiveLine, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.text(self.name, "Cluster", "name", "what people call the cluster")
+        checks.text(self.provenance, "Cluster", "provenance", "where the figures come from")
+        if not isinstance(self.device, Device):
+            raise checks.FieldError("Cluster", "device", f"expected a Device, got {self.device!r}; construct one")
+        object.__setattr__(self, "levels", _checked_tuple(self.levels, "levels", Level))
+        object.__setattr__(self, "collectives", _checked_tuple(self.collectives, "collectives", CollectiveLine))
+        if not self.levels:
+            problem = "expected at least one level, got none; give the innermost first"
+            raise checks.FieldError("Cluster", "levels", problem)
+        checks.choice(self.backend, "Cluster", "backend", BACKENDS)
+        if self.backend == "nccl" and self.device.kind == "cpu":
+            problem = "expected 'gloo' for a device of kind 'cpu', got 'nccl'; NCCL moves data between GPUs only"
+            raise checks.FieldError("Cluster", "backend", problem)
+        if self.collectives and len(self.levels) > 1:
+            problem = f"measured lines describe a cluster of one level, this one has {len(self.levels)}; remove them"
+            raise checks.FieldError("Cluster", "collectives", problem)
+
+    @property
+    def num_devices(self) -> int:
+        return prod(level.size for level in self.levels)
+
+    def summary(self) -> str:
+        """One line for people: size, device, links, provenance."""
+        links = " × ".join(f"{level.size} {level.name}" for level in self.levels)
+        memory = self.device.memory_bytes / 1e9
+        return f"{self.name}: {links}, {self.device.name} ({memory:.0f} GB), {self.backend}; {self.provenance}"
+
+    # ------------------------------------------------------------------------------------------------- constructors
+
+    @classmethod
+    def local(cls, num_ranks: int) -> Cluster:
+        """`num_ranks` CPU ranks on this machine under gloo: as `calibrate` measured it, or else built-in defaults."""
+        from shardwright.cost.local import local_cluster
+
+        return _same(local_cluster(num_ranks))
+
+    @classmethod
+    def preset(cls, name: str, nodes: int = 1, devices_per_node: int | None = None) -> Cluster:
+        """A common machine, such as `preset("dgx-h100", nodes=64)`; `shardwright.cost.presets.PRESETS` lists them."""
+        from shardwright.cost.presets import preset_cluster
+
+        return _same(preset_cluster(name, nodes, devices_per_node))
+
+    @classmethod
+    def detect(cls) -> Cluster:
+        """The cluster that this process runs on: its GPUs or CPU ranks, by torchrun's environment if there is one."""
+        from shardwright.cost.detect import detect_cluster
+
+        return _same(detect_cluster(os.environ))
+
+    # --------------------------------------------------------------------------------------------------------- files
+
+    def to_json(self) -> dict[str, object]:
+        """The JSON form, described by `cost/cluster.schema.json`."""
+        fields = cast("dict[str, object]", asdict(self))
+        fields["levels"] = [asdict(level) for level in self.levels]
+        fields["collectives"] = [asdict(line) for line in self.collectives]
+        return {"format": FORMAT, "version": VERSION, **fields}
+
+    @classmethod
+    def from_json(cls, data: object, source: str = "cluster") -> Cluster:
+        """The cluster that `to_json` wrote. `source` names the file in errors.
+
+        Raises:
+            ClusterError: naming the field, what was expected, what was found and what to do.
+        """
+        from shardwright.cost.cluster_json import read_cluster
+
+        return _same(read_cluster(data, source))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON form to `path`, whole or not at all; makes the folder where there is none."""
+        target = Path(path)
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+            partial.replace(target)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ClusterError(f"{target}: cannot write the cluster file ({reason}); choose a writable path") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Cluster:
+        """Read a cluster file.
+
+        Raises:
+            ClusterError: the file is absent, truncated, or describes an impossible cluster.
+        """
+        from shardwright.cost.cluster_json import load_cluster
+
+        return _same(load_cluster(Path(path)))
+
+
+def threads_per_rank(num_ranks: int) -> int:
+    """How many CPU threads each of `num_ranks` ranks on this machine gets; calibration and launcher use the same."""
+    checks.positive_int(num_ranks, "threads_per_rank", "num_ranks", "how many ranks share this machine")
+    return max(1, (os.cpu_count() or 1) // num_ranks)
+
+
+def _same(cluster: object) -> Cluster:
+    """`cluster`, for pyright: it sees this file as `cost.cluster` too, with a class of its own."""
+    return cast("Cluster", cluster)
+
+
+def _checked_flops(flops: object) -> dict[str, float]:
+    if not isinstance(flops, Mapping):
+        problem = f"expected a mapping of precision to FLOP per second, got {flops!r}; give at least {{'fp32': …}}"
+        raise checks.FieldError("Device", "flops_per_s", problem)
+    for precision in flops:
+        if precision not in PRECISIONS:
+            problem = f"unknown precision {precision!r}; remove it or correct it to one of {', '.join(PRECISIONS)}"
+            raise checks.FieldError("Device", "flops_per_s", problem)
+    if "fp32" not in flops:
+        problem = f"missing 'fp32', got {', '.join(map(str, flops)) or 'nothing'}; the other precisions fall back on it"
+        raise checks.FieldError("Device", "flops_per_s", problem)
+    unit = "FLOP per second"
+    return {key: checks.positive(rate, "Device", f"flops_per_s.{key}", unit) for key, rate in flops.items()}
+
+
+def _checked_tuple(value: object, name: str, kind: type[Level] | type[CollectiveLine]) -> tuple[object, ...]:
+    if not isinstance(value, (tuple, list)) or not all(isinstance(entry, kind) for entry in value):
+        raise checks.FieldError("Cluster", name, f"expected a tuple of {kind.__name__}, got {value!r}; construct them")
+    return tuple(value)
