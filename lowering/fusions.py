@@ -1,0 +1,146 @@
+"""Peepholes of the emitter: a few nodes written as one torch call. Each is a named function in `FUSIONS`.
+
+A fusion looks at the node it ends at and either declines or says which nodes it absorbs, what it reads and the
+expression. Absorbed nodes have no other reader, so nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.layout import shard_order
+from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
+
+
+@dataclass(frozen=True)
+class Fused:
+    """`text` is an expression in which `{0}`, `{1}`, … stand for `inputs`."""
+
+    text: str
+    inputs: tuple[str, ...]
+    absorbed: tuple[str, ...]
+
+
+class Context:
+    """What fusions ask about a graph: who alone reads what, and how parallel operators lie."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.results = {name for _, name in graph.outputs}
+
+    def only(self, name: str, op: str, reader: Node) -> Node | None:
+        """The node of that name if it is an `op` that nobody but `reader` reads."""
+        node = self.graph.by_name[name]
+        alone = self.graph.users[name] == (reader.name,) and name not in self.results
+        return node if alone and node.op == op else None
+
+    def partial(self, name: str) -> bool:
+        return any(layout.kind == "P" for layout in self.graph.types[name].layouts)
+
+    def place(self, node: Node) -> tuple[int, int]:
+        """The (dim, blocks) that a partition makes or a combine removes, in blocks of what is left locally."""
+        whole = node if node.op == PARTITION else self.graph.by_name[node.inputs[0]]
+        kind = self.graph.types[whole.name]
+        axis = self.graph.mesh.index(str(node.attr("axis")))
+        order = shard_order(kind.shape, kind.layouts, self.graph.mesh.sizes)
+        return next((dim, blocks) for a, dim, blocks in order if a == axis)  # type: ignore[misc]
+
+    def same_axis(self, a: Node, b: Node) -> bool:
+        return a.attr("axis") == b.attr("axis")
+
+
+def at(place: tuple[int, int]) -> str:
+    """Arguments for a (dim, blocks)."""
+    return f"{place[0]}" if place[1] == 1 else f"{place[0]}, blocks={place[1]}"
+
+
+Fusion = Callable[[Context, Node], Fused | None]
+
+
+def _biased(c: Context, node: Node, op: str) -> tuple[Node, str] | None:
+    """(product, bias) where `node` adds a bias to the product `op` computes and nothing is partial."""
+    if node.op != "add" or c.partial(node.name):
+        return None
+    for product, bias in (node.inputs, node.inputs[::-1]):
+        inner = c.only(product, op, node)
+        if inner is not None and c.graph.types[product].shape == c.graph.types[node.name].shape:
+            return inner, bias
+    return None
+
+
+def linear_bias(c: Context, node: Node) -> Fused | None:
+    """linear + bias."""
+    found = _biased(c, node, "linear")
+    if found is None or c.graph.types[found[1]].shape != c.graph.types[node.name].shape[-1:]:
+        return None
+    product, bias = found
+    return Fused("F.linear({0}, {1}, {2})", (*product.inputs, bias), (product.name,))
+
+
+def addmm(c: Context, node: Node) -> Fused | None:
+    """matmul of two matrices + bias."""
+    found = _biased(c, node, "matmul")
+    if found is None or len(c.graph.types[node.name].shape) != 2:
+        return None
+    product, bias = found
+    if any(len(c.graph.types[name].shape) != 2 for name in product.inputs):
+        return None
+    return Fused("torch.addmm({2}, {0}, {1})", (*product.inputs, bias), (product.name,))
+
+
+def conv2d_bias(c: Context, node: Node) -> Fused | None:
+    """conv2d + a bias that was reshaped to [1, channels, 1, 1]."""
+    found = _biased(c, node, "conv2d")
+    wide = None if found is None else c.only(found[1], "reshape", node)
+    if found is None or wide is None:
+        return None
+    shape = c.graph.types[wide.name].shape
+    if shape != (1, c.graph.types[node.name].shape[1], 1, 1) or len(c.graph.types[wide.inputs[0]].shape) != 1:
+        return None
+    product = found[0]
+    attrs = dict(product.attrs)
+    weight, x = (c.graph.types[i].local_shape(c.graph.mesh) for i in product.inputs[::-1])
+    options = f"{attrs['stride']}, {attrs['padding']}, {attrs['dilation']}, {x[1] // weight[1]}"
+    return Fused(
+        f"F.conv2d({{0}}, {{1}}, {{2}}, {options})", (*product.inputs, *wide.inputs), (product.name, wide.name)
+    )
+
+
+def reduce_scatter(c: Context, node: Node) -> Fused | None:
+    """reduce, then partition along the same axis."""
+    inner = c.only(node.inputs[0], REDUCE, node) if node.op == PARTITION else None
+    if inner is None or not c.same_axis(inner, node):
+        return None
+    return Fused(f"reduce_scatter({{0}}, {node.attr('axis')}, {at(c.place(node))})", inner.inputs, (inner.name,))
+
+
+def gather_copy(c: Context, node: Node) -> Fused | None:
+    """combine, then replicate along the same axis: ZeRO-3's all-gather."""
+    inner = c.only(node.inputs[0], COMBINE, node) if node.op == REPLICATE else None
+    if inner is None or not c.same_axis(inner, node):
+        return None
+    return Fused(f"gather_copy({{0}}, {node.attr('axis')}, {at(c.place(inner))})", inner.inputs, (inner.name,))
+
+
+def reduce_copy(c: Context, node: Node) -> Fused | None:
+    """reduce, then replicate along the same axis."""
+    inner = c.only(node.inputs[0], REDUCE, node) if node.op == REPLICATE else None
+    if inner is None or not c.same_axis(inner, node):
+        return None
+    return Fused(f"reduce_copy({{0}}, {node.attr('axis')})", inner.inputs, (inner.name,))
+
+
+def all_to_all(c: Context, node: Node) -> Fused | None:
+    """combine one dimension, then partition another along the same axis."""
+    inner = c.only(node.inputs[0], COMBINE, node) if node.op == PARTITION else None
+    if inner is None or not c.same_axis(inner, node) or c.place(inner)[0] == c.place(node)[0]:
+        return None
+    where = f"{node.attr('axis')}, {c.place(inner)}, {c.place(node)}"
+    return Fused(f"all_to_all({{0}}, {where})", inner.inputs, (inner.name,))
+
+
+FUSIONS: tuple[Fusion, ...] = (
+    linear_bias, addmm, conv2d_bias, reduce_scatter, gather_copy, reduce_copy, all_to_all,
+)  # fmt: skip

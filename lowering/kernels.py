@@ -1,0 +1,135 @@
+"""The `rt` namespace of lowered programs: what the torch expressions of the op table need beyond torch itself.
+
+Everything here works on one rank's part of its operands and lets autograd through.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from shardwright.lowering.movement import Axis, take
+
+# pyright: reportIncompatibleMethodOverride=false
+
+
+class Shard:
+    """Where a rank's part lies in a logical tensor of `shape`: slices as (axis, dim, blocks), outermost first."""
+
+    def __init__(self, shape: Sequence[int], *steps: tuple[Axis, int, int]) -> None:
+        self.shape = tuple(shape)
+        self.steps = steps
+
+    def take(self, whole: Tensor) -> Tensor:
+        for axis, dim, blocks in self.steps:
+            whole = take(whole, axis, dim, blocks)
+        return whole
+
+
+def embedding(weight: Tensor, index: Tensor, padding_idx: int | None, offset: int | None) -> Tensor:
+    """Rows of `weight`. With an `offset` it holds rows [offset, offset + len) of the table; others give zeros.
+
+    `padding_idx` counts in the whole table; its row gets no gradient.
+    """
+    if offset is None:
+        return F.embedding(index, weight, padding_idx)
+    local = index - offset
+    outside = (local < 0) | (local >= weight.shape[0])
+    own = None if padding_idx is None or not 0 <= padding_idx - offset < weight.shape[0] else padding_idx - offset
+    rows = F.embedding(local.masked_fill_(outside, 0), weight, own)
+    return rows.masked_fill_(outside.unsqueeze(-1), 0)
+
+
+def index(x: Tensor, indices: Sequence[Tensor], dim: int) -> Tensor:
+    """`x` indexed by integer tensors on neighbouring dimensions from `dim`."""
+    return x[(builtins.slice(None),) * dim + tuple(indices)]
+
+
+def slice(x: Tensor, dim: int, start: int, stop: int, step: int) -> Tensor:
+    """Elements [start, stop) of one dimension, every `step`-th."""
+    return x[(builtins.slice(None),) * dim + (builtins.slice(start, stop, step),)]
+
+
+def pad(x: Tensor, pads: Sequence[int], value: float) -> Tensor:
+    """`pads` lists what goes before and after each dimension, from the first."""
+    pairs = [pads[i : i + 2] for i in range(0, len(pads), 2)]
+    return F.pad(x, [n for pair in reversed(pairs) for n in pair], value=value)
+
+
+def layer_norm(eps: float, normalized_dims: int, x: Tensor, *affine: Tensor) -> Tensor:
+    """Over the last `normalized_dims` dimensions; `affine` is nothing, a weight, or a weight and a bias."""
+    return F.layer_norm(x, x.shape[-normalized_dims:], *affine, eps=eps)
+
+
+def rms_norm(eps: float, normalized_dims: int, x: Tensor, *affine: Tensor) -> Tensor:
+    """Over the last `normalized_dims` dimensions; `affine` is nothing or a weight."""
+    return F.rms_norm(x, x.shape[-normalized_dims:], *affine, eps=eps)
+
+
+def sdpa(causal: bool, scale: float | None, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+    """softmax(q kᵀ · scale + mask) v; query heads share key heads where there are more of them."""
+    if causal and mask:
+        rows, columns = q.shape[-2], k.shape[-2]
+        lower = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril()
+        mask = (mask[0] & lower if mask[0].dtype == torch.bool else mask[0].masked_fill(~lower, float("-inf")),)
+        causal = False
+    bias = mask[0] if mask else None
+    shared = q.shape[-3] != k.shape[-3]
+    return F.scaled_dot_product_attention(q, k, v, bias, is_causal=causal, scale=scale, enable_gqa=shared)
+
+
+def cross_entropy_sum(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> Tensor:
+    """The sum, not the mean, of the losses of targets other than `ignore_index`."""
+    return F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing)
+
+
+def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
+    """Rows of `x` [t, i], in groups that end at `ends`, each group times its own matrix of `w` [e, i, o]."""
+    if x.dtype == torch.bfloat16 and x.is_cuda:
+        return F.grouped_mm(x, w, offs=ends.to(torch.int32))
+    bounds = [0, *ends.tolist(), x.shape[0]]
+    *groups, rest = x.split([b - a for a, b in pairwise(bounds)])
+    parts = [rows @ matrix for rows, matrix in zip(groups, w.unbind(), strict=True)]
+    return torch.cat([*parts, rest.new_zeros(len(rest), w.shape[2])])
+
+
+Context = Any  # torch gives its type no public name
+
+
+class _Dropout(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.scale = scale
+        return x.mul(mask).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
+        return torch.ops.aten.native_dropout_backward(grad, *ctx.saved_tensors, ctx.scale), None, None
+
+
+def dropout(x: Tensor, p: float, shard: Shard | None) -> Tensor:
+    """Dropout whose mask is the single process's.
+
+    Every rank draws the mask of the whole tensor from the default generator and keeps its own shard of it, so masks and
+    generator state are bitwise those of `native_dropout` in a single process. A dense tensor that is stored permuted
+    is drawn in the order of its memory, as torch does.
+    """
+    if shard is None:
+        return torch.native_dropout(x, p, True)[0]
+    mask = shard.take(_keep_mask(x, p, shard.shape))
+    return _Dropout.apply(x, mask, 1 / (1 - p) if p < 1 else 0.0)
+
+
+def _keep_mask(x: Tensor, p: float, shape: tuple[int, ...]) -> Tensor:
+    order = range(x.dim())
+    if not x.is_contiguous() and torch.ops.aten.is_non_overlapping_and_dense(x):
+        order = sorted(order, key=lambda d: (-x.stride(d), d))
+    return torch.empty_permuted(shape, tuple(order), dtype=torch.bool, device=x.device).bernoulli_(1 - p)

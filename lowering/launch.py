@@ -1,0 +1,200 @@
+"""Process groups: the one that torchrun set up, one with a timeout for each mesh axis, and forked local ranks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.lowering import private
+from shardwright.lowering.movement import Axis
+from shardwright.pcg.errors import DistributedError
+from shardwright.pcg.mesh import Mesh
+
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The mesh as this rank sees it. `device_mesh` is the one full mesh that all DTensors lie on."""
+
+    mesh: Mesh
+    axes: tuple[Axis, ...]
+    device_mesh: DeviceMesh
+    device: torch.device
+
+    @property
+    def coordinate(self) -> tuple[int, ...]:
+        return tuple(axis.rank for axis in self.axes)
+
+
+def join(timeout_s: float = TIMEOUT_S) -> None:
+    """Initialise the process group from torchrun's environment, or one of a single rank, unless there is one."""
+    if dist.is_initialized():
+        return
+    timeout = timedelta(seconds=timeout_s)
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        dist.init_process_group("gloo", store=private.HashStore(), rank=0, world_size=1, timeout=timeout)
+        return
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    use_cuda = torch.cuda.is_available() and local_rank < torch.cuda.device_count()
+    if use_cuda:
+        torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl" if use_cuda else "gloo", timeout=timeout)
+
+
+def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S) -> Ranks:
+    """One process group per mesh axis, each with the timeout. Every rank must call this.
+
+    Raises `DistributedError` where the number of ranks is not the mesh's.
+    """
+    join(timeout_s)
+    world = dist.get_world_size()
+    if world != mesh.num_devices:
+        raise DistributedError(
+            f"the plan is for {mesh.num_devices} ranks {mesh}, but {world} are running; start it with "
+            f"`torchrun --nproc-per-node {mesh.num_devices}`, or plan for a cluster of {world} ranks"
+        )
+    device = private.default_device()
+    grid = torch.arange(world).reshape(mesh.sizes or (1,))
+    names = mesh.names or ("all",)
+    groups = [_axis_group(grid, dim, timeout_s) for dim in range(grid.dim())]
+    device_mesh = DeviceMesh.from_group(groups, device.type, mesh=grid, mesh_dim_names=names)
+    axes = tuple(
+        Axis(name, size, dist.get_rank(group), group if size > 1 else None)
+        for name, size, group in zip(mesh.names, mesh.sizes, groups, strict=False)
+    )
+    return Ranks(mesh, axes, device_mesh, device)
+
+
+def _axis_group(grid: torch.Tensor, dim: int, timeout_s: float) -> dist.ProcessGroup:
+    """The group of the ranks that differ from this one along one dimension of the grid only."""
+    lines = grid.movedim(dim, -1).reshape(-1, grid.shape[dim]).tolist()
+    mine, _ = dist.new_subgroups_by_enumeration(lines, timeout=timedelta(seconds=timeout_s))
+    assert isinstance(mine, dist.ProcessGroup)
+    return mine
+
+
+# ---- forked local ranks ----
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    num_ranks: int,
+    timeout_s: float = 60.0,
+    *,
+    args: Sequence[Any] = (),
+    grace_s: float = 0.0,
+) -> list[Any]:
+    """Run `fn(*args)` on forked ranks joined by gloo, one thread each; their results (pickled) in rank order.
+
+    Never hangs: the first rank that fails, or `timeout_s`, ends all, and the failing ranks' tracebacks are in the
+    `DistributedError`. With `grace_s`, the other ranks have that long to end by themselves after the first failure.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [_fork(fn, args, rank, num_ranks, Path(folder) / "store", timeout_s) for rank in range(num_ranks)]
+        try:
+            return _collect(ranks, timeout_s, grace_s)
+        finally:
+            for rank in ranks:
+                rank.end()
+
+
+class _Rank:
+    """A forked rank and the pipe that its outcome comes through."""
+
+    def __init__(self, number: int, pid: int, pipe: Connection) -> None:
+        self.number, self.pid, self.pipe = number, pid, pipe
+        self.done = False
+
+    def outcome(self) -> tuple[bool, Any]:
+        """(True, result) or (False, traceback), once the pipe is readable."""
+        self.done = True
+        try:
+            return pickle.loads(self.pipe.recv_bytes())
+        except EOFError:
+            return False, "the process died without a word (killed, or os._exit)"
+
+    def end(self) -> None:
+        """Kill the process if it still runs, and reap it."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.pipe.close()
+
+
+def _fork(
+    fn: Callable[..., Any], args: Sequence[Any], rank: int, num_ranks: int, store: Path, timeout_s: float
+) -> _Rank:
+    receive, send = Pipe(duplex=False)
+    pid = os.fork()
+    if pid:
+        send.close()
+        return _Rank(rank, pid, receive)
+    receive.close()
+    try:
+        send.send_bytes(_run_child(fn, args, rank, num_ranks, store, timeout_s))
+        send.close()
+    finally:
+        os._exit(0)  # nothing of the parent's exit handlers
+
+
+def _run_child(
+    fn: Callable[..., Any], args: Sequence[Any], rank: int, num_ranks: int, store: Path, timeout_s: float
+) -> bytes:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=private.FileStore(str(store), num_ranks),
+            rank=rank,
+            world_size=num_ranks,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        result = pickle.dumps((True, fn(*args)))
+        dist.destroy_process_group()
+    except BaseException:  # noqa: BLE001 - the parent raises it
+        return pickle.dumps((False, traceback.format_exc()))
+    return result
+
+
+def _collect(ranks: list[_Rank], timeout_s: float, grace_s: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: dict[int, str] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(results) + len(failures) < len(ranks):
+        pipes = {rank.pipe: rank for rank in ranks if not rank.done}
+        ready = wait(list(pipes), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            rank = pipes[pipe]  # pyright: ignore[reportArgumentType]
+            good, value = rank.outcome()
+            (results if good else failures)[rank.number] = value
+        if failures:
+            deadline = min(deadline, time.monotonic() + max(grace_s, 0.05))
+    if len(results) < len(ranks):
+        raise DistributedError(_explain(len(ranks), results, failures, timeout_s))
+    return [results[number] for number in range(len(ranks))]
+
+
+def _explain(num_ranks: int, results: dict[int, Any], failures: dict[int, str], timeout_s: float) -> str:
+    silent = [n for n in range(num_ranks) if n not in results and n not in failures]
+    lines = [f"rank {n} of {num_ranks} failed:\n{text}" for n, text in sorted(failures.items())]
+    if silent and failures:
+        lines.append(f"ranks {silent} were still running and have been ended")
+    elif silent:
+        lines.append(f"ranks {silent} of {num_ranks} did not end within {timeout_s:g} s and have been ended")
+    return "\n".join(lines)

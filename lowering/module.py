@@ -1,0 +1,251 @@
+"""`ParallelModule`: a lowered plan as an `nn.Module` that trains on torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import _IncompatibleKeys
+
+from shardwright.lowering import private
+from shardwright.lowering.batch import BatchCheck, find_inputs
+from shardwright.lowering.emit import emit
+from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
+from shardwright.lowering.program import Program, compile_source
+from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter, local_part
+from shardwright.pcg.capture import tied_names
+from shardwright.pcg.errors import DistributedError, ShardwrightError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import Layouts, R
+
+LOSS = "loss"
+
+
+def lower(
+    graph: Graph,
+    model: nn.Module,
+    *,
+    constants: Mapping[str, Tensor] | None = None,
+    options: Mapping[str, Any] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> ParallelModule:
+    """This rank's program for a parallel graph, with this rank's shards of the model's parameters and buffers.
+
+    Every rank calls it with the same graph and the same model. `constants` and `options` are those of
+    `pcg.capture.Captured`. Raises `DistributedError` where the number of ranks is not the mesh's, `PlanError` where the
+    graph is not of this model.
+    """
+    graph = graph.validate()
+    return ParallelModule(graph, model, connect(graph.mesh, timeout_s), constants or {}, options or {})
+
+
+class ParallelModule(nn.Module):
+    """A model lowered onto this rank. Parameters carry the model's own names and are DTensors on one mesh.
+
+    `forward_backward(**batch)` computes the loss and every gradient; `parallel(**batch)` returns the loss, and its
+    `backward()` does the rest. `source` is the program's text; `input_layouts` says how each tensor of the batch is
+    laid out, for those who pass a rank's own shard of it instead of the global tensor.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        model: nn.Module,
+        ranks: Ranks,
+        constants: Mapping[str, Tensor],
+        options: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        self.training = model.training
+        self.graph, self.ranks = graph, ranks
+        self._held: dict[str, Held] = {}
+        self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}
+        self._hold(graph, model)
+        inputs, aliases = find_inputs(graph)
+        self._batch = BatchCheck(inputs, options, ranks)
+        self.program: Program = compile_source(emit(graph, aliases))
+
+    def _hold(self, graph: Graph, model: nn.Module) -> None:
+        leaves = {str(n.attr("target")): n for n in graph.nodes if n.op in ("parameter", "buffer")}
+        layouts = {name: graph.types[node.name].layouts for name, node in leaves.items()}
+        whole = (R,) * len(graph.mesh)
+        values = {**dict(model.named_parameters(remove_duplicate=False)), **_buffers(model)}
+        check_model({name: graph.types[node.name].shape for name, node in leaves.items()}, values, graph.mesh)
+        for name, names in tied_names(model).items():
+            used = next((n for n in names if n in layouts), name)
+            self._keep(hold_parameter(values[name], names, layouts.get(used, whole), self.ranks), used)
+        shared: dict[int, list[str]] = {}
+        for name, buffer in _buffers(model).items():
+            shared.setdefault(id(buffer), []).append(name)
+        for group in shared.values():
+            used = next((n for n in group if n in layouts), group[0])
+            self._keep(hold_buffer(values[group[0]], tuple(group), layouts.get(used, whole), self.ranks), used)
+        _mirror(self, model, self._held)
+
+    def _keep(self, held: Held, leaf: str) -> None:
+        self._held.update(dict.fromkeys(held.names, held))
+        for name in {leaf, *held.names}:
+            self._leaves[name] = held.inside
+        if held.inside.requires_grad:
+            held.inside.register_post_accumulate_grad_hook(_hand_over(held))
+
+    # ---- training ----
+
+    def forward(self, **batch: Any) -> Tensor:
+        """The loss of a batch of global tensors, or of this rank's own shards of them."""
+        outputs = self._run(batch)
+        loss = outputs.pop(LOSS)
+        self._write_back(outputs)
+        return loss
+
+    def forward_backward(self, **batch: Any) -> Tensor:
+        """The loss of a batch, detached, with every parameter's gradient added to its `grad`.
+
+        Raises `BatchError` where the batch is not what was captured, `DistributedError` where another rank failed.
+        """
+        loss = self.forward(**batch)
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            raise _blame(error, "backward") from error
+        return loss.detach()
+
+    def _run(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        local = self._batch.local(batch)
+        try:
+            return self.program.forward(self._leaves, local, self.ranks.device, *self.ranks.axes)
+        except RuntimeError as error:
+            raise _blame(error, "forward") from error
+
+    def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in buffers.items():
+                held = self._held[name]
+                held.inside.copy_(local_part(value.detach(), held.layouts, self.ranks))
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale all gradients so that their global norm is at most `max_norm`; returns the norm that they had."""
+        held = [h for h in _unique(self._held.values()) if h.outside.grad is not None]
+        gradients = [private.unwrap(h.outside.grad) for h in held if h.outside.grad is not None]
+        total = _global_norm(held, gradients, norm_type, self.ranks)
+        if gradients:
+            private.scale_(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
+        return total
+
+    # ---- what users look at ----
+
+    @property
+    def input_layouts(self) -> dict[str, Layouts]:
+        """How each tensor of the batch is laid out, by mesh axis."""
+        return self._batch.layouts
+
+    @property
+    def source(self) -> str:
+        """The program as readable Python; `program.write(path)` puts it into a file."""
+        return self.program.source
+
+    def extra_repr(self) -> str:
+        return f"mesh={self.graph.mesh}, rank={dist.get_rank()}, device={self.ranks.device}"
+
+    # ---- state ----
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> _IncompatibleKeys:
+        """Load whole tensors (a single-process checkpoint) or DTensors of any layout, in place."""
+        if assign:
+            raise ShardwrightError("load_state_dict(assign=True) would cut the program off its parameters; drop assign")
+        own = self.state_dict()
+        missing = [name for name in own if name not in state_dict]
+        unexpected = [name for name in state_dict if name not in own]
+        if strict and (missing or unexpected):
+            raise ShardwrightError(f"load_state_dict: missing keys {missing}, unexpected keys {unexpected}")
+        for name, value in state_dict.items():
+            if name in own:
+                self._held[name].load(value, self.ranks)
+        return _IncompatibleKeys(missing, unexpected)
+
+    def train(self, mode: bool = True) -> ParallelModule:
+        """Whether the model trains is part of the program; asking for the other mode is an error."""
+        if mode != self.training:
+            have, want = ("train", "eval") if self.training else ("eval", "train")
+            raise ShardwrightError(
+                f"the model was captured in {have} mode, which is part of the program; "
+                f"call model.{want}() and compile again for {want} mode"
+            )
+        return self
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ParallelModule:
+        raise ShardwrightError(
+            "a lowered module cannot be moved or cast (its program holds its parameters' storage); "
+            "move or cast the model before compiling it"
+        )
+
+
+def _hand_over(held: Held) -> Callable[[Tensor], None]:
+    def hook(leaf: Tensor) -> None:
+        gradient, leaf.grad = leaf.grad, None
+        assert gradient is not None
+        held.accept_gradient(gradient)
+
+    return hook
+
+
+def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
+    """Errors of the process group as ours; all others as they are."""
+    text = str(error)
+    signs = ("Connection closed", "Connection reset", "Timed out", "timed out", "gloo", "NCCL", "Broken pipe", "Socket")
+    if not isinstance(error, dist.DistError) and not any(sign in text for sign in signs):
+        return error
+    return DistributedError(
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: a collective failed in {phase}: {text.strip()}; "
+        "another rank has probably failed or is stuck, see its output"
+    )
+
+
+def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ranks: Ranks) -> Tensor:
+    """The norm over all elements of all gradients; each shard counts once, however many ranks hold a copy."""
+    if not gradients:
+        return torch.zeros((), device=ranks.device)
+    norms = private.norms(gradients, norm_type).float()
+    if norm_type == float("inf"):
+        total = norms.max()
+        dist.all_reduce(total, dist.ReduceOp.MAX)
+        return total
+    mine = [all(x.is_shard or axis.rank == 0 for x, axis in zip(h.layouts, ranks.axes, strict=True)) for h in held]
+    total = (norms**norm_type * torch.tensor(mine, device=norms.device)).sum()
+    dist.all_reduce(total)
+    return total ** (1.0 / norm_type)
+
+
+def _unique(held: Iterable[Held]) -> list[Held]:
+    return list({id(h): h for h in held}.values())
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_buffers(remove_duplicate=False))
+
+
+def _mirror(target: nn.Module, model: nn.Module, held: Mapping[str, Held]) -> None:
+    """Give `target` the model's tree of names, with plain modules that hold the DTensors."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        here = _descend(target, path)
+        for name, parameter in module._parameters.items():
+            value = held[f"{path}.{name}" if path else name].outside if parameter is not None else None
+            here._parameters[name] = value  # pyright: ignore[reportArgumentType]
+        for name, buffer in module._buffers.items():
+            here._buffers[name] = held[f"{path}.{name}" if path else name].outside if buffer is not None else None
+        here._non_persistent_buffers_set |= module._non_persistent_buffers_set
+
+
+def _descend(module: nn.Module, path: str) -> nn.Module:
+    for part in path.split(".") if path else []:
+        if part not in module._modules:
+            child = nn.Module()
+            child.training = module.training
+            module._modules[part] = child
+        module = module._modules[part]  # pyright: ignore[reportAssignmentType]
+    return module

@@ -1,0 +1,107 @@
+"""Data movement along one mesh axis, without gradients: the collectives that the parallel operators are made of.
+
+Every function takes this rank's part of a tensor and the `Axis` to move along. `dim` and `blocks` describe a blocked
+shard as in `pcg.layout`: the dimension is `blocks` equal blocks, and rank p holds slice p of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """One mesh axis as this rank sees it. `group` is None where the axis has one rank."""
+
+    name: str
+    size: int
+    rank: int
+    group: dist.ProcessGroup | None = field(default=None, repr=False)
+
+
+def all_sum(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
+    """The sum of every rank's `x`, on every rank. With `inplace` the memory of `x` may be overwritten."""
+    if axis.size == 1:
+        return x
+    y = x.contiguous()
+    if not inplace and y.data_ptr() == x.data_ptr():
+        y = y.clone()
+    dist.all_reduce(y, group=axis.group)
+    return y
+
+
+def take(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
+    """This rank's slice of a whole dimension. Contiguous, or a view that is."""
+    if axis.size == 1:
+        return x
+    if blocks == 1:
+        extent = x.shape[dim] // axis.size
+        return x.narrow(dim, axis.rank * extent, extent).contiguous()
+    return x.unflatten(dim, (blocks, axis.size, -1)).select(dim + 1, axis.rank).flatten(dim, dim + 1).contiguous()
+
+
+def gather(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
+    """The whole dimension from every rank's slice of it."""
+    if axis.size == 1:
+        return x
+    if x.dtype == torch.bool:
+        return gather(x.view(torch.uint8), axis, dim, blocks).view(torch.bool)
+    x = x.contiguous()
+    pieces = x.new_empty((axis.size, *x.shape))
+    _gather_single(pieces, x, axis)
+    return _merge(pieces, dim, blocks)
+
+
+def sum_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
+    """This rank's slice of the sum of every rank's `x`.
+
+    gloo's own reduce-scatter is slower than its all-reduce; an all-to-all and a local sum takes 0.7 × as long.
+    """
+    if axis.size == 1:
+        return x
+    pieces = _divide(x, axis, dim, blocks)
+    if _is_gloo(axis):
+        received = torch.empty_like(pieces)
+        dist.all_to_all_single(received.flatten(), pieces.flatten(), group=axis.group)
+        return received.sum(0)
+    out = torch.empty_like(pieces[0])
+    dist.reduce_scatter_single(out.flatten(), pieces.flatten(), group=axis.group)
+    return out
+
+
+def exchange(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """From a shard of one dimension to a shard of another; `old` and `new` are their (dim, blocks)."""
+    if axis.size == 1:
+        return x
+    if x.dtype == torch.bool:
+        return exchange(x.view(torch.uint8), axis, old, new).view(torch.bool)
+    pieces = _divide(x, axis, *new)
+    received = torch.empty_like(pieces)
+    dist.all_to_all_single(received.flatten(), pieces.flatten(), group=axis.group)
+    return _merge(received, *old)
+
+
+def _is_gloo(axis: Axis) -> bool:
+    return dist.get_backend(axis.group) == "gloo"
+
+
+def _gather_single(out: Tensor, x: Tensor, axis: Axis) -> None:
+    dist.all_gather_single(out.flatten(), x.flatten(), group=axis.group)
+
+
+def _divide(x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+    """[size, *slice]: what each rank of the axis holds of `x`."""
+    split = x.unflatten(dim, (blocks, axis.size, -1)).movedim(dim + 1, 0)
+    return split.flatten(dim + 1, dim + 2).contiguous()
+
+
+def _merge(pieces: Tensor, dim: int, blocks: int) -> Tensor:
+    """The inverse of `_divide`."""
+    if blocks == 1 and dim == 0:
+        return pieces.flatten(0, 1)
+    split = pieces.unflatten(dim + 1, (blocks, -1)).movedim(0, dim + 1)
+    return split.flatten(dim, dim + 2)

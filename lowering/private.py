@@ -1,0 +1,80 @@
+"""Every private API of torch that lowering uses, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore, HashStore
+from torch.autograd import Variable
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
+
+# pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
+
+__all__ = [
+    "FileStore",
+    "HashStore",
+    "after_backward",
+    "default_device",
+    "make_spec",
+    "norms",
+    "scale_",
+    "spec_of",
+    "strided_shard",
+    "unwrap",
+    "wrap",
+]
+
+
+def strided_shard(dim: int, blocks: int) -> Placement:
+    """DTensor's placement for a dimension of `blocks` blocks of which each rank holds its slice."""
+    return _StridedShard(dim, split_factor=blocks)
+
+
+def make_spec(mesh: DeviceMesh, placements: tuple[Placement, ...], like: Tensor) -> DTensorSpec:
+    """The metadata of a DTensor with the logical shape, strides and dtype of `like` (which may be on device meta)."""
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(like.shape, like.stride(), like.dtype))
+
+
+def wrap(local: Tensor, spec: DTensorSpec, *, requires_grad: bool = False) -> DTensor:
+    """A DTensor around this rank's part, without communication and without a check."""
+    return DTensor(local, spec, requires_grad=requires_grad)
+
+
+def unwrap(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, sharing its storage."""
+    assert isinstance(tensor, DTensor)
+    return tensor._local_tensor
+
+
+def spec_of(tensor: Tensor) -> DTensorSpec:
+    """The metadata of a DTensor: mesh, placements, logical shape."""
+    assert isinstance(tensor, DTensor)
+    return tensor._spec
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call back when the backward that is running ends."""
+    Variable._execution_engine.queue_callback(callback)
+
+
+def default_device() -> torch.device:
+    """The device that this process computes on: its GPU where the process group uses NCCL, else the CPU."""
+    if "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def norms(tensors: list[Tensor], order: float) -> Tensor:
+    """The norm of each tensor, as one vector."""
+    return torch.stack(torch._foreach_norm(tensors, order))
+
+
+def scale_(tensors: list[Tensor], factor: Tensor) -> None:
+    """Multiply every tensor in place."""
+    torch._foreach_mul_(tensors, factor)

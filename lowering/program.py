@@ -1,0 +1,33 @@
+"""A lowered program: the emitted source, compiled, so that tracebacks show its lines."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Program:
+    """`forward(leaf, batch, device, *axes)` and the text that it was compiled from."""
+
+    source: str
+    forward: Callable[..., dict[str, Any]]
+
+    def write(self, path: Path | str) -> None:
+        """Write the program as a Python file."""
+        Path(path).write_text(self.source)
+
+
+def compile_source(source: str) -> Program:
+    """Compile the text that `emit` wrote and register it for tracebacks."""
+    filename = f"<shardwright program {next(_numbers)}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    namespace: dict[str, Any] = {"__name__": "shardwright_program"}
+    exec(compile(source, filename, "exec"), namespace)
+    return Program(source, namespace["forward"])

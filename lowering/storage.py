@@ -1,0 +1,131 @@
+"""Where parameters and buffers live: DTensors outside, and inside a leaf that shares each one's local storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import Shard as ShardPlacement
+
+from shardwright.lowering import private
+from shardwright.lowering.launch import Ranks
+from shardwright.lowering.movement import take
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.layout import Layouts, format_layouts, local_shape, shard_order
+from shardwright.pcg.mesh import Mesh
+
+
+def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:
+    """DTensor's placements for R and S layouts.
+
+    DTensor slices in mesh order, and the split factor counts blocks of what is left then; hence the division by the
+    earlier axes that take an outer digit of the same dimension.
+    """
+    found: list[Placement] = []
+    for axis, layout in enumerate(layouts):
+        if not layout.is_shard:
+            found.append(Replicate())
+            continue
+        blocks = layout.blocks
+        for other, x in enumerate(layouts[:axis]):
+            if x.is_shard and x.dim == layout.dim and x.blocks <= layout.blocks:
+                blocks //= mesh.sizes[other]
+        found.append(ShardPlacement(layout.dim) if blocks == 1 else private.strided_shard(layout.dim, blocks))
+    return tuple(found) or (Replicate(),)
+
+
+def local_part(whole: Tensor, layouts: Layouts, ranks: Ranks) -> Tensor:
+    """This rank's part of a logical tensor."""
+    steps = shard_order(tuple(whole.shape), layouts, ranks.mesh.sizes)
+    assert not isinstance(steps, str), steps
+    for axis, dim, blocks in steps:
+        whole = take(whole, ranks.axes[axis], dim, blocks)
+    return whole
+
+
+@dataclass
+class Held:
+    """One parameter or buffer: `outside` is what users and optimizers see, `inside` what the program reads.
+
+    A parameter's `outside` is a DTensor and `inside` a leaf on its local storage; a buffer's are one plain tensor, or
+    a DTensor and its local part where it is stored sharded.
+    """
+
+    names: tuple[str, ...]
+    layouts: Layouts
+    outside: Tensor
+    inside: Tensor
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def load(self, value: Tensor, ranks: Ranks) -> None:
+        """Copy a logical tensor, or a DTensor of any layout on the same ranks, into the local storage."""
+        if tuple(value.shape) != tuple(self.outside.shape):
+            raise PlanError(
+                f"{self.name}: the state has shape {list(value.shape)}, the model {list(self.outside.shape)}; "
+                "load a state_dict of the same model"
+            )
+        if isinstance(value, DTensor):
+            value = value.full_tensor()
+        with torch.no_grad():
+            self.inside.detach().copy_(local_part(value, self.layouts, ranks))
+
+    def accept_gradient(self, gradient: Tensor) -> None:
+        """Add this rank's part of the gradient to `outside.grad`, laid out as the parameter is."""
+        if gradient.shape != self.inside.shape:
+            raise AssertionError(f"{self.name}: gradient part {list(gradient.shape)} of {list(self.inside.shape)}")
+        if self.outside.grad is None:
+            self.outside.grad = private.wrap(gradient, private.spec_of(self.outside))
+        else:
+            private.unwrap(self.outside.grad).add_(gradient)
+
+
+def hold_parameter(value: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
+    """Keep this rank's shard of a parameter and nothing else of it."""
+    part = _own(local_part(value.detach(), layouts, ranks), value, ranks)
+    spec = private.make_spec(ranks.device_mesh, placements(layouts, ranks.mesh), _meta(value))
+    outside = nn.Parameter(private.wrap(part, spec), requires_grad=value.requires_grad)
+    inside = private.unwrap(outside).detach().requires_grad_(value.requires_grad)
+    return Held(names, layouts, outside, inside)
+
+
+def hold_buffer(value: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
+    """Keep a buffer: plain where it is replicated, a DTensor where it is sharded."""
+    part = _own(local_part(value.detach(), layouts, ranks), value, ranks)
+    if not any(layout.is_shard for layout in layouts):
+        return Held(names, layouts, part, part)
+    spec = private.make_spec(ranks.device_mesh, placements(layouts, ranks.mesh), _meta(value))
+    return Held(names, layouts, private.wrap(part, spec), part)
+
+
+def _own(part: Tensor, whole: Tensor, ranks: Ranks) -> Tensor:
+    """Memory of its own, so that the user's model and the other shards can be freed."""
+    part = part.to(ranks.device)
+    return part.clone(memory_format=torch.contiguous_format) if part.data_ptr() == whole.data_ptr() else part
+
+
+def _meta(value: Tensor) -> Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
+def check_model(shapes: Mapping[str, tuple[Any, ...]], values: Mapping[str, Tensor], mesh: Mesh) -> None:
+    """Raise a `PlanError` unless the model has every leaf of the graph, in its shape."""
+    for name, shape in shapes.items():
+        if name not in values:
+            raise PlanError(f"the plan has a parameter or buffer {name!r} that the model does not; plan for this model")
+        if tuple(values[name].shape) != tuple(shape):
+            raise PlanError(
+                f"{name}: the plan has shape {list(shape)}, the model {list(values[name].shape)}; plan for this model"
+            )
+
+
+def describe(held: Held, mesh: Mesh) -> str:
+    """For people: name, local shape and layouts."""
+    shape = list(local_shape(tuple(held.outside.shape), held.layouts, mesh.sizes))
+    return f"{held.name} {shape} ({format_layouts(held.layouts, mesh)})"
