@@ -16,17 +16,12 @@ import numpy as np
 
 from shardwright.search.problem import Interner, Problem
 
-LARGEST_TABLE = 60_000_000
-"""Entries of the largest intermediate table; beyond it the choice is restricted (see `solve`)."""
-
-
 @dataclass(frozen=True)
 class Solution:
-    """The choice of every variable, and the objective's value. `exact` is false where a table had to be cut."""
+    """The choice of every variable, and the objective's value."""
 
     choices: tuple[int, ...]
     objective: float
-    exact: bool
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ class Eliminator:
         self.interner = interner
 
     def solve(self, problem: Problem, price_per_byte: float = 0.0) -> Solution:
-        """Minimize time + price · kept bytes. The optimum is exact unless `exact` is false in the result."""
+        """The exact minimum of time + price · kept bytes."""
         return _Run(self.interner, problem, price_per_byte).run()
 
 
@@ -63,7 +58,10 @@ class _Run:
         for i, j in self.edges:
             self.neighbours[i].add(j)
             self.neighbours[j].add(i)
-        self.exact = True
+        self.factors: dict[int, _Factor] = {}
+        self.touching: dict[int, set[int]] = defaultdict(set)
+        self.num_factors = 0
+        self.constant = 0.0
 
     def _made(self, key: Hashable, make: object) -> np.ndarray:
         return self.interner.get(key, make)  # type: ignore[arg-type]
@@ -76,41 +74,47 @@ class _Run:
     def run(self) -> Solution:
         for _ in range(2):
             self._drop_dominated()
-        self.factors: dict[int, _Factor] = {}
-        self.touching: dict[int, set[int]] = defaultdict(set)
         for (i, j), table in self.edges.items():
             self._add_factor(_Factor((i, j), table))
-        order: list[_Eliminated] = []
-        heap = [(self._degree(v), v) for v in range(len(self.unary))]
+        if self.problem.order is None:
+            self.problem.order = self._min_fill()
+        return self._decode([self._eliminate(v) for v in self.problem.order])
+
+    def _min_fill(self) -> tuple[int, ...]:
+        """An elimination order: always the variable whose table spans the fewest others, then the smallest. Decided once per problem."""
+        around = {v: set(n) for v, n in self.neighbours.items()}
+        heap = [(self._fill(around, v), v) for v in range(len(self.unary))]
         heapq.heapify(heap)
+        order: list[int] = []
         done: set[int] = set()
         while heap:
-            degree, v = heapq.heappop(heap)
+            fill, v = heapq.heappop(heap)
             if v in done:
                 continue
-            if degree != (now := self._degree(v)):
+            if fill != (now := self._fill(around, v)):
                 heapq.heappush(heap, (now, v))
                 continue
             done.add(v)
-            order.append(self._eliminate(v))
-            for n in order[-1].scope:
-                heapq.heappush(heap, (self._degree(n), n))
-        return self._decode(order)
+            order.append(v)
+            scope = around.pop(v, set())
+            for n in scope:
+                around[n] |= scope
+                around[n] -= {v, n}
+                heapq.heappush(heap, (self._fill(around, n), n))
+        return tuple(order)
 
-    def _degree(self, v: int) -> tuple[int, int]:
-        """Fill-in first: the entries of the table that eliminating v makes."""
-        scope = self._scope(v)
-        entries = 1
+    def _fill(self, around: dict[int, set[int]], v: int) -> tuple[int, int]:
+        scope = around.get(v, set())
+        entries = len(self.unary[v])
         for n in scope:
             entries *= len(self.unary[n])
-        return (len(scope), entries * len(self.unary[v]))
+        return (len(scope), entries)
 
     def _scope(self, v: int) -> list[int]:
         return sorted({n for f in self.touching[v] for n in self.factors[f].scope} - {v})
 
     def _add_factor(self, factor: _Factor) -> None:
-        key = (max(self.factors) if self.factors else -1) + 1 if len(self.factors) < 1 else self._next
-        self._next = key + 1
+        key, self.num_factors = self.num_factors, self.num_factors + 1
         self.factors[key] = factor
         for v in factor.scope:
             self.touching[v].add(key)
@@ -127,7 +131,7 @@ class _Run:
             for n in self.factors.pop(f).scope:
                 self.touching[n].discard(f)
         if not scope:
-            self.constant = getattr(self, "constant", 0.0) + float(table)
+            self.constant += float(table)
         elif len(scope) == 1:
             mine = self.unary[scope[0]]
             self.unary[scope[0]] = self._made(("plus", id(mine), id(table)), lambda: mine + table)
@@ -164,7 +168,7 @@ class _Run:
         for step in reversed(order):
             chosen[step.variable] = int(step.best[tuple(chosen[n] for n in step.scope)])
         choices = tuple(int(self.kept[v][chosen[v]]) for v in range(len(self.unary)))
-        return Solution(choices, getattr(self, "constant", 0.0), self.exact)
+        return Solution(choices, self.constant)
 
     # ---- dominated choices ----
 

@@ -41,7 +41,6 @@ class SearchReport:
     seconds: float
     num_meshes: int
     bound_s: float
-    exact: bool
     limit_bytes: int
     rewrites: tuple[str, ...] = ()
 

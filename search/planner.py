@@ -16,12 +16,15 @@ from shardwright.search.materialize import materialize
 from shardwright.search.plan import Alternative, Plan, SearchReport, fingerprint
 from shardwright.search.predict import Prediction, predict
 from shardwright.search.problem import Problem, ProblemBuilder
+from shardwright.search.reshard import INFINITY
 from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO, role_restriction
 
 MEMORY_FRACTION = 0.9
 """A plan is only said to fit if it leaves a tenth of the device's memory free."""
 AXES = ("x", "y", "z", "w")
-_PRICE_STEPS = 14
+_HULL_STEPS = 8
+_HULL_TOLERANCE = 1e-4
+_HIGHEST_PRICE = 1e6
 _MEMORY_TRIES = 3
 Progress = Callable[[str], None]
 
@@ -34,7 +37,6 @@ class Candidate:
     graph: Graph
     prediction: Prediction
     bound_s: float
-    exact: bool
     fits: bool
 
 
@@ -61,8 +63,11 @@ class Planner:
         self.limit_bytes = int(cluster.device.memory_bytes * MEMORY_FRACTION)
         self._builders: dict[Mesh, tuple[ProblemBuilder, Eliminator]] = {}
 
-    def solve(self, graph: Graph, mesh: Mesh, roles: Sequence[str], name: str) -> Candidate:
-        """The best plan on one mesh whose axes keep to their roles, within memory if any choice found fits."""
+    def solve(self, graph: Graph, mesh: Mesh, roles: Sequence[str], name: str, cutoff_s: float = INFINITY) -> Candidate:
+        """The best plan on one mesh whose axes keep to their roles, within memory if any choice found fits.
+
+        What provably takes `cutoff_s` or longer is not pursued further; the result may then not fit, or not be the best.
+        """
         if len(roles) != len(mesh):
             raise PlanError(f"{len(roles)} axis roles for mesh {mesh}; give one role per axis")
         if mesh.num_devices != self.cluster.num_devices:
@@ -72,9 +77,9 @@ class Planner:
         problem = builder.build(graph, restrict)
         limit = self.limit_bytes
         for _ in range(_MEMORY_TRIES):
-            solution, bound_s, feasible = _within_memory(problem, eliminator, limit)
+            solution, bound_s, feasible = _within_memory(problem, eliminator, limit, cutoff_s)
             found = self._finish(problem, solution, name, bound_s)
-            if found.fits or not feasible:
+            if found.fits or not feasible or bound_s >= cutoff_s:
                 break
             limit -= found.prediction.memory.total_bytes - self.limit_bytes  # what only the finished graph shows
         return found
@@ -89,7 +94,7 @@ class Planner:
         graph = materialize(problem, solution, self.certified)
         prediction = predict(graph, self.cluster)
         fits = prediction.memory.total_bytes <= self.limit_bytes
-        return Candidate(name, graph, prediction, bound_s, solution.exact, fits)
+        return Candidate(name, graph, prediction, bound_s, fits)
 
     def baselines(self, graph: Graph) -> Iterator[Candidate]:
         """Plans that people choose by hand, each tuned by the same search within its restriction."""
@@ -119,7 +124,8 @@ class Planner:
         tried = [mesh] if mesh is not None else list(meshes(self.cluster.num_devices))
         found: list[Candidate] = []
         for candidate_mesh in tried:
-            found.append(self.solve(graph, candidate_mesh, roles or (FREE,) * len(candidate_mesh), f"search on {candidate_mesh}"))
+            cutoff_s = min((c.prediction.step_s for c in [*found, *alternatives] if c.fits), default=INFINITY) if mesh is None else INFINITY
+            found.append(self.solve(graph, candidate_mesh, roles or (FREE,) * len(candidate_mesh), f"search on {candidate_mesh}", cutoff_s))
             self.progress(f"mesh {candidate_mesh}: {found[-1].prediction.step_s * 1e3:.1f} ms")
         pool = found if roles is not None or mesh is not None else [*found, *alternatives]
         best = min(pool, key=_rank)
@@ -127,7 +133,6 @@ class Planner:
             round(time.perf_counter() - start, 3),
             len(tried),
             min(c.bound_s for c in found),
-            all(c.exact for c in found),
             self.limit_bytes,
         )
         others = tuple(Alternative(c.name, c.graph.mesh, c.prediction, c.fits) for c in [*alternatives, *found] if c is not best)
@@ -138,29 +143,39 @@ def _kept_bytes(problem: Problem, solution: Solution) -> float:
     return sum(float(kept[choice]) for kept, choice in zip(problem.kept_bytes, solution.choices, strict=True))
 
 
-def _within_memory(problem: Problem, eliminator: Eliminator, limit: float) -> tuple[Solution, float, bool]:
+def _time_and_bytes(problem: Problem, solution: Solution) -> tuple[float, float]:
+    own = sum(float(t[c]) for t, c in zip(problem.time_s, solution.choices, strict=True))
+    between = sum(float(table[solution.choices[i], solution.choices[j]]) for (i, j), table in problem.edges.items())
+    return own + between, _kept_bytes(problem, solution)
+
+
+def _within_memory(problem: Problem, eliminator: Eliminator, limit: float, cutoff_s: float) -> tuple[Solution, float, bool]:
     """The fastest solution found that keeps at most `limit` bytes, a lower bound of the time of any, and whether there is one.
 
-    Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and objective − price · limit bounds
-    every solution within the limit from below. The price is bisected on a logarithmic scale.
+    Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and objective - price * limit bounds every
+    solution within the limit from below. The price walks along the lower hull of (bytes, seconds) to the edge that crosses the
+    limit. The walk ends early where the bound reaches `cutoff_s`, the time of a plan that is known already.
     """
-    free = eliminator.solve(problem)
-    if _kept_bytes(problem, free) <= limit:
-        return free, free.objective, True
-    scale = free.objective / limit
-    low, high = scale * 1e-6, scale * 1e6
-    best = eliminator.solve(problem, high)
-    bound_s = max(free.objective, best.objective - high * limit)
+    over = eliminator.solve(problem)
+    bound_s = over.objective
+    if _kept_bytes(problem, over) <= limit or bound_s >= cutoff_s:
+        return over, bound_s, _kept_bytes(problem, over) <= limit
+    price = _HIGHEST_PRICE * over.objective / limit
+    best = eliminator.solve(problem, price)
+    bound_s = max(bound_s, best.objective - price * limit)
     if _kept_bytes(problem, best) > limit:
         return best, bound_s, False
-    for _ in range(_PRICE_STEPS):
-        price = (low * high) ** 0.5
-        solution = eliminator.solve(problem, price)
-        bound_s = max(bound_s, solution.objective - price * limit)
-        if _kept_bytes(problem, solution) <= limit:
-            high, best = price, solution
+    for _ in range(_HULL_STEPS):
+        (over_s, over_bytes), (best_s, best_bytes) = (_time_and_bytes(problem, s) for s in (over, best))
+        price = (best_s - over_s) / (over_bytes - best_bytes)
+        found = eliminator.solve(problem, price)
+        bound_s = max(bound_s, found.objective - price * limit)
+        if found.objective >= over_s + price * over_bytes - _HULL_TOLERANCE * over_s or bound_s >= cutoff_s:
+            break
+        if _kept_bytes(problem, found) <= limit:
+            best = found
         else:
-            low = price
+            over = found
     return best, bound_s, True
 
 

@@ -56,7 +56,10 @@ class Variable:
 
 @dataclass
 class Problem:
-    """Variables with their domains; `edges[i, j]` is the cost table between two variables, i < j."""
+    """Variables with their domains; `edges[i, j]` is the cost table between two variables, i < j.
+
+    `order` is the elimination order, once a solver has decided it.
+    """
 
     graph: Graph
     mesh: Mesh
@@ -66,6 +69,7 @@ class Problem:
     edges: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     closures: dict[str, Closure] = field(default_factory=dict)
     index: dict[tuple[str, str], int] = field(default_factory=dict)
+    order: tuple[int, ...] | None = None
 
 
 def constant_nodes(graph: Graph) -> frozenset[str]:
@@ -220,7 +224,7 @@ class _Build:
             self.problem.time_s[source] = self.b.interner.get(("plus", id(total), id(extra)), lambda: total + extra)
 
     def _rows(self, closure: Closure, layouts: tuple[Layouts, ...]) -> tuple[int, ...]:
-        return self.b.interner.get(("rows", id(closure), id(layouts), layouts), lambda: tuple(closure.index[x] for x in layouts))
+        return self.b.interner.get(("rows", id(closure), layouts), lambda: tuple(closure.index[x] for x in layouts))
 
     def _edge(self, i: int, j: int, closure: Closure, rows: tuple[int, ...], columns: tuple[int, ...]) -> None:
         table = self.b.interner.get(("edge", id(closure), rows, columns), lambda: np.ascontiguousarray(closure.cost[np.ix_(rows, columns)]))
@@ -236,16 +240,22 @@ class _Build:
         kind = self.types[name]
         made = self.problem.variables[producer].domain
         assert made is not None
-        layouts: list[set[Layout]] = [{R} for _ in self.sizes]
-        needed = [tuple(n[position] for n in self.problem.variables[v].domain.operands) for v, position in uses]  # type: ignore[union-attr]
-        for group in (made.result, *needed):
-            for state in group:
-                for axis, layout in enumerate(state):
-                    layouts[axis].add(layout)
-        per_axis = tuple(tuple(sorted(x)) for x in layouts)
+        readers = [(self.problem.variables[v].domain, position) for v, position in uses]
+        key = ("layouts", id(made), *((id(d), position) for d, position in readers))
+        per_axis = self.b.interner.get(key, lambda: self._layouts(made, readers))
         tensor = TensorClass(kind.shape, kind.dtype, kind.grad, self.graph.by_name[name].op == "parameter")
         key = ("closure", tensor, per_axis)
         return self.b.interner.get(key, lambda: close(tensor, valid_states(kind.shape, per_axis, self.sizes), self.b.costs))
+
+
+    def _layouts(self, made: Domain, readers: Sequence[tuple[Domain | None, int]]) -> tuple[tuple[Layout, ...], ...]:
+        """Per axis, the layouts in which a tensor is made or wanted."""
+        layouts: list[set[Layout]] = [{R} for _ in self.sizes]
+        wanted = [tuple(needs[position] for needs in domain.operands) for domain, position in readers if domain]
+        for state in (state for group in (made.result, *wanted) for state in group):
+            for axis, layout in enumerate(state):
+                layouts[axis].add(layout)
+        return tuple(tuple(sorted(x)) for x in layouts)
 
 
 def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list[Layout]:
