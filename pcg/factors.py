@@ -54,6 +54,17 @@ class Signature:
         """The factor of that name, or None."""
         return next((i for i, f in enumerate(self.factors) if f.name == name), None)
 
+    def indivisible(self, split: Sequence[str], sizes: Sequence[int]) -> Factor | None:
+        """The first factor that the axes splitting it do not divide together; both arguments have an entry per axis.
+
+        Layouts alone cannot tell: g = 3 of a dimension `(g c)` of size 12 may not be split in two.
+        """
+        for factor in self.factors:
+            degree = prod(size for choice, size in zip(split, sizes, strict=True) if choice == factor.name)
+            if factor.size % degree:
+                return factor
+        return None
+
     def _layout(self, dims: tuple[tuple[int, ...], ...], factor: int, absent: Layout) -> Layout:
         for dim, members in enumerate(dims):
             if factor in members:
@@ -83,70 +94,76 @@ def _members(token: str) -> list[tuple[str, bool]]:
 
 @lru_cache(maxsize=16384)
 def _resolve(text: str, shapes: tuple[Shape, ...], given: tuple[tuple[str, int], ...]) -> Signature:
+    sides, right = _read(text, shapes)
+    members = [[_members(token) for token in tokens] for tokens in (*sides, right)]
+    sizes = dict(given)
+    pending = [
+        ([name for name, _ in dim], extent, token)
+        for dims, shape, tokens in zip(members, shapes, sides, strict=False)
+        for dim, extent, token in zip(dims, shape, tokens, strict=True)
+    ]
+    _solve_sizes(text, pending, sizes)
+
+    order: dict[str, int] = {}
+    fixed: set[str] = set()
+    for name, mark in (pair for dims in members for dim in dims for pair in dim):
+        order.setdefault(name, len(order))
+        fixed.update({name} if mark else ())
+    kept = {name for dim in members[-1] for name, _ in dim}
+    missing = [name for name in order if name not in sizes]
+    if missing:
+        raise GraphError(
+            f"factor string {text!r}: the size of {missing[0]!r} does not follow from shapes {_listed(shapes)}"
+        )
+    factors = tuple(
+        Factor(name, sizes[name], "fixed" if name in fixed else "map" if name in kept else "sum") for name in order
+    )
+    indices = [tuple(tuple(order[name] for name, _ in dim) for dim in dims) for dims in members]
+    return Signature(factors, tuple(indices[:-1]), indices[-1])
+
+
+def _read(text: str, shapes: tuple[Shape, ...]) -> tuple[list[list[str]], list[str]]:
+    """The tokens of every operand's dimensions and of the result's, with `...` replaced by what it stands for."""
     left, arrow, right = text.partition("->")
     if not arrow:
         raise GraphError(f"factor string {text!r}: no '->'")
     sides = [_tokens(side, text) for side in left.split(",")] if left.strip() or len(shapes) == 1 else []
     if len(sides) != len(shapes):
-        raise GraphError(f"factor string {text!r}: {len(sides)} operands, got {len(shapes)} shapes {list(shapes)}")
-
-    sizes = dict(given)
-    fixed: set[str] = set()
-    dims: list[list[list[str]]] = []
-    leading = [shape[: len(shape) - (len(tokens) - 1)] if "..." in tokens else () for tokens, shape in zip(sides, shapes, strict=True)]
-    depth = max((len(x) for x in leading), default=0)
-    extents = [max((x[len(x) - i] for x in leading if len(x) >= i), default=1) for i in range(depth, 0, -1)]
-    batch = [f"_{i}" for i in range(depth)]
-
-    def expand(tokens: Sequence[str], shape: Shape | None) -> list[str]:
-        """Replace `...` by the names of the leading dimensions that this operand really has."""
-        if "..." not in tokens:
-            return list(tokens)
-        at = tokens.index("...")
-        if shape is None:
-            return [*tokens[:at], *(b if e != 1 else "1" for b, e in zip(batch, extents, strict=True)), *tokens[at + 1 :]]
-        own = len(shape) - (len(tokens) - 1)
-        if own < 0:
-            raise GraphError(f"factor string {text!r}: shape {list(shape)} has too few dimensions")
-        names = [
-            "1" if shape[at + i] == 1 else batch[depth - own + i] for i in range(own)
-        ]  # fmt: skip
-        return [*tokens[:at], *names, *tokens[at + 1 :]]
-
-    pending: list[tuple[list[str], int, str]] = []
+        raise GraphError(
+            f"factor string {text!r}: {len(sides)} operands, got {len(shapes)} of shapes {_listed(shapes)}"
+        )
+    leading: list[Shape] = []
     for tokens, shape in zip(sides, shapes, strict=True):
-        tokens = expand(tokens, shape)
-        if len(tokens) != len(shape):
+        num_leading = len(shape) - (len(tokens) - 1)
+        if "..." in tokens and num_leading < 0:
+            raise GraphError(f"factor string {text!r}: shape {list(shape)} has too few dimensions")
+        if "..." not in tokens and num_leading != 1:
             raise GraphError(f"factor string {text!r}: expected {len(tokens)} dimensions, got shape {list(shape)}")
-        operand: list[list[str]] = []
-        for token, extent in zip(tokens, shape, strict=True):
-            names = [name for name, _ in _members(token)]
-            fixed.update(name for name, mark in _members(token) if mark)
-            operand.append(names)
-            pending.append((names, extent, token))
-        dims.append(operand)
-    _solve_sizes(text, pending, sizes)
+        at = tokens.index("...") if "..." in tokens else 0
+        leading.append(shape[at : at + num_leading] if "..." in tokens else ())
+    extents = _broadcast(leading)
+    spread = [_spread(tokens, own, len(extents)) for tokens, own in zip(sides, leading, strict=True)]
+    return spread, _spread(_tokens(right, text), extents, len(extents))
 
-    result_tokens = expand(_tokens(right, text), None)
-    result = [[name for name, _ in _members(token)] for token in result_tokens]
-    fixed.update(name for token in result_tokens for name, mark in _members(token) if mark)
 
-    order: dict[str, int] = {}
-    for names in [n for operand in [*dims, result] for n in operand]:
-        for name in names:
-            order.setdefault(name, len(order))
-    kept = {name for names in result for name in names}
-    missing = [name for name in order if name not in sizes]
-    if missing:
-        raise GraphError(f"factor string {text!r}: the size of {missing[0]!r} does not follow from shapes {list(shapes)}")
-    factors = tuple(
-        Factor(name, sizes[name], "fixed" if name in fixed else "map" if name in kept else "sum") for name in order
-    )
-    return Signature(
-        factors,
-        tuple(tuple(tuple(order[n] for n in names) for names in operand) for operand in dims),
-        tuple(tuple(order[n] for n in names) for names in result),
-    )
+def _broadcast(shapes: Sequence[Shape]) -> Shape:
+    """The extents that shapes, aligned at their ends, have together; a mismatch is found when sizes are solved."""
+    rank = max(map(len, shapes), default=0)
+    extents = ([shape[len(shape) - i] for shape in shapes if len(shape) >= i] for i in range(rank, 0, -1))
+    return tuple(next((n for n in column if n != 1), 1) for column in extents)
+
+
+def _spread(tokens: list[str], extents: Shape, rank: int) -> list[str]:
+    """The tokens with `...` replaced by `1` or a factor for each of these extents, the last of `rank` in all."""
+    if "..." not in tokens:
+        return tokens
+    at, skipped = tokens.index("..."), rank - len(extents)
+    names = ["1" if extent == 1 else f"_{skipped + i}" for i, extent in enumerate(extents)]
+    return [*tokens[:at], *names, *tokens[at + 1 :]]
+
+
+def _listed(shapes: Sequence[Shape]) -> str:
+    return ", ".join(str(list(shape)) for shape in shapes) or "none"
 
 
 def _solve_sizes(text: str, pending: list[tuple[list[str], int, str]], sizes: dict[str, int]) -> None:
@@ -183,8 +200,12 @@ def reshape_factors(before: Shape, after: Shape) -> tuple[str, dict[str, int]]:
     """The factor string of a reshape: the coarsest common factorization of both shapes.
 
     `(96, 64) -> (8, 12, 64)` is `"(a b) c -> a b c"`. Where the shapes have no common refinement inside a group of
-    dimensions (as 6 -> 4 x 3 out of 2 x 6), that group is fixed.
+    dimensions (as 6 -> 4 x 3 out of 2 x 6), that group is fixed. Raises `GraphError` where the sizes differ.
     """
+    if prod(before) != prod(after):
+        raise GraphError(
+            f"reshape of {list(before)}, {prod(before)} elements, to {list(after)}, {prod(after)} elements"
+        )
     sizes: dict[str, int] = {}
     left: list[list[str]] = [[] for _ in before]
     right: list[list[str]] = [[] for _ in after]

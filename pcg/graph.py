@@ -14,92 +14,19 @@ Invariants, checked by `Graph.validate`:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.pcg.errors import GraphError, LayoutError
-from shardwright.pcg.factors import Shape, Signature
-from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, check_layouts, format_layouts
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.inference import NOT_DIFFERENTIABLE, fits, infer, required_layouts
+from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.optable import ROWS, Attr, Row
-from shardwright.pcg.parallel import PARALLEL_OPS, applicable, step
-from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
+from shardwright.pcg.node import LEAVES, OPAQUE, Node, Source, leaf, make_attrs
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import TensorType
 
-LEAVES = ("input", "parameter", "buffer", "constant")
-OPAQUE = "opaque"
-NOT_DIFFERENTIABLE = frozenset({"detach", "floor", "ceil", "sign", "full", "arange"})
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a node came from: the user's module path and source line."""
-
-    module: str = ""
-    line: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.module or 'model'}" + (f" ({self.line})" if self.line else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One operator application.
-
-    `split` has one entry per mesh axis: a factor name to split; "R" (all operands and the result R); "C" (all C);
-    or "P0", "P0,1": those operands and the result are P, the others C. Leaves and parallel operators have none.
-    """
-
-    name: str
-    op: str
-    inputs: tuple[str, ...] = ()
-    attrs: tuple[tuple[str, Attr], ...] = ()
-    split: tuple[str, ...] = ()
-    source: Source = field(default=Source(), compare=False)
-
-    def attr(self, name: str) -> Attr:
-        for key, value in self.attrs:
-            if key == name:
-                return value
-        raise GraphError(f"{self}: no attribute {name!r}; it has {[k for k, _ in self.attrs]}")
-
-    @property
-    def is_leaf(self) -> bool:
-        return self.op in LEAVES
-
-    @property
-    def is_parallel(self) -> bool:
-        return self.op in PARALLEL_OPS
-
-    def __str__(self) -> str:
-        return f"%{self.name} = {self.op}({', '.join(self.inputs)})" + (f" at {self.source}" if self.source.module else "")
-
-
-def make_attrs(**attrs: Attr) -> tuple[tuple[str, Attr], ...]:
-    return tuple(sorted(attrs.items()))
-
-
-def leaf(name: str, op: str, shape: Shape, dtype: str, target: str, *, grad: bool = False, layouts: Layouts = (),
-         source: Source = Source()) -> Node:  # fmt: skip
-    """A leaf node. `target` is the batch key of an input, the qualified name of a parameter, buffer or constant."""
-    text = tuple(str(x) for x in layouts)
-    return Node(name, op, (), make_attrs(shape=tuple(shape), dtype=dtype, target=target, grad=grad, layouts=text), (), source)
-
-
-def required_layouts(signature: Signature, choice: str, num_operands: int, row: Row, where: str) -> tuple[Layouts, Layout]:
-    """The operand layouts that a split choice asks for along one axis, and the result's layout."""
-    if choice in ("R", "C"):
-        layout = R if choice == "R" else C
-        return (layout,) * num_operands, layout
-    if choice[0] == "P" and choice[1:].replace(",", "").isdigit():
-        partial = tuple(int(i) for i in choice[1:].split(","))
-        if partial not in row.linear_in:
-            raise LayoutError(f"{where}: {row.name} is not jointly linear in operands {partial}; choose {row.linear_in}")
-        return tuple(P if i in partial else C for i in range(num_operands)), P
-    factor = signature.index(choice)
-    if factor is None or signature.factors[factor].role == "fixed":
-        splittable = [f.name for f in signature.factors if f.role != "fixed"]
-        raise LayoutError(f"{where}: {row.name} cannot be split along {choice!r}; choose R, C or one of {splittable}")
-    return signature.split_layouts(factor)
+SERIAL = Mesh()
 
 
 @dataclass(frozen=True)
@@ -108,7 +35,7 @@ class Graph:
 
     nodes: tuple[Node, ...]
     outputs: tuple[tuple[str, str], ...]
-    mesh: Mesh = Mesh()
+    mesh: Mesh = SERIAL
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
@@ -116,7 +43,7 @@ class Graph:
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
-        """The type of every node's result, inferred once. Raises `GraphError` or `LayoutError` at the first bad node."""
+        """The type of every node's result, inferred once. Raises a `GraphError` at the first bad node."""
         types: dict[str, TensorType] = {}
         for node in self.nodes:
             if node.name in types:
@@ -151,7 +78,10 @@ class Graph:
                 raise GraphError(f"output {key!r} names %{name}, which no node defines")
             wrong = [a for a, x in zip(self.mesh.names, types[name].layouts, strict=True) if x.kind != "R"]
             if wrong:
-                raise LayoutError(f"output {key!r} (%{name}) is {types[name]}; results are R on every axis, reduce or combine {wrong}")
+                raise LayoutError(
+                    f"output {key!r} (%{name}) is {types[name]}; results are R on every axis: reduce P, combine S, "
+                    f"read C before it is replicated, on {wrong}"
+                )
         return self
 
     def without_dead_nodes(self) -> Graph:
@@ -175,85 +105,13 @@ class Graph:
         return Graph(tuple(nodes), tuple((k, alias.get(v, v)) for k, v in self.outputs))
 
 
-def infer(node: Node, operands: list[TensorType], mesh: Mesh) -> TensorType:
-    """The type of a node's result from its operands' types: the only place where types are decided."""
-    where = str(node)
-    if node.is_leaf:
-        return _leaf_type(node, mesh)
-    if node.is_parallel:
-        return _parallel_type(node, operands[0], mesh)
-    if node.op == OPAQUE:
-        return _opaque_type(node, operands, mesh)
-    row, attrs = ROWS[node.op], dict(node.attrs)
-    try:
-        signature = row.signature([t.shape for t in operands], attrs)
-    except (GraphError, KeyError, IndexError, TypeError, ZeroDivisionError) as error:
-        raise GraphError(f"{where}: {error}") from error
-    dtype = row.result_dtype([t.dtype for t in operands], attrs)
-    grad = is_float(dtype) and node.op not in NOT_DIFFERENTIABLE and any(t.grad for t in operands)
-    if len(node.split) != len(mesh):
-        raise LayoutError(f"{where}: {len(node.split)} split choices for the {len(mesh)} axes of {mesh}")
-    layouts: list[Layout] = []
-    for axis, choice in enumerate(node.split):
-        required, result = required_layouts(signature, choice, len(operands), row, where)
-        for position, (need, operand) in enumerate(zip(required, operands, strict=True)):
-            if not fits(operand, axis, need):
-                raise LayoutError(
-                    f"{where}: split {choice!r} on axis {mesh.names[axis]!r} needs operand {position} "
-                    f"(%{node.inputs[position]}) as {need}, got {operand.layouts[axis]}; insert the parallel operator that leads there"
-                )
-        layouts.append(result)
-    check_layouts(signature.result_shape, tuple(layouts), mesh, where)
-    return TensorType(signature.result_shape, dtype, tuple(layouts), grad)
-
-
-def fits(operand: TensorType, axis: int, need: Layout) -> bool:
-    """Whether an operand may be read as `need`. Without a gradient, R and C are the same thing."""
-    have = operand.layouts[axis]
-    return have == need or (not operand.grad and {have.kind, need.kind} == {"R", "C"})
-
-
-def _leaf_type(node: Node, mesh: Mesh) -> TensorType:
-    shape, dtype = tuple(node.attr("shape")), str(node.attr("dtype"))  # type: ignore[arg-type]
-    if dtype not in ITEM_BYTES:
-        raise GraphError(f"{node}: dtype {dtype!r} is not one of {sorted(ITEM_BYTES)}")
-    stored = tuple(Layout.parse(text) for text in node.attr("layouts"))  # type: ignore[union-attr,arg-type]
-    layouts = stored or (R,) * len(mesh)
-    check_layouts(shape, layouts, mesh, str(node))
-    if any(x.kind not in "RS" for x in layouts):
-        raise LayoutError(f"{node}: a leaf is stored R or S, got ({format_layouts(layouts, mesh)})")
-    return TensorType(shape, dtype, layouts, bool(node.attr("grad")))
-
-
-def _parallel_type(node: Node, operand: TensorType, mesh: Mesh) -> TensorType:
-    attrs = dict(node.attrs)
-    axis = mesh.index(str(attrs["axis"]))
-    try:
-        move = step(node.op, axis, operand.layouts[axis], int(attrs.get("dim", -1)), int(attrs.get("blocks", 1)))  # type: ignore[arg-type]
-    except LayoutError as error:
-        raise LayoutError(f"{node}: {error}") from None
-    after = (*operand.layouts[:axis], move.after, *operand.layouts[axis + 1 :])
-    check_layouts(operand.shape, after, mesh, str(node))
-    if not applicable(operand.shape, operand.layouts, mesh.sizes, move):
-        raise LayoutError(f"{node}: another axis shards dimension {move.after.dim if move.after.is_shard else move.before.dim} "
-                          f"inside this one ({format_layouts(operand.layouts, mesh)}); move the innermost axis first")  # fmt: skip
-    return replace(operand, layouts=after)
-
-
-def _opaque_type(node: Node, operands: list[TensorType], mesh: Mesh) -> TensorType:
-    """An operator without a row runs on whole tensors; its result type was recorded at capture."""
-    attrs = dict(node.attrs)
-    for position, operand in enumerate(operands):
-        if any(x.kind != "R" for x in operand.layouts):
-            raise LayoutError(f"{node}: {attrs['target']} has no row in the op table, so operand {position} must be R, got {operand}")
-    dtype = str(attrs["dtype"])
-    grad = is_float(dtype) and any(t.grad for t in operands)
-    return TensorType(tuple(attrs["shape"]), dtype, (R,) * len(mesh), grad)  # type: ignore[arg-type]
-
-
 def topological(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """The nodes in an order that defines before use, stable where the given order already does; `GraphError` on a cycle."""
-    pending = {node.name: node for node in nodes}
+    """The nodes in an order that defines before use, the given one where it does. Raises `GraphError` on a cycle."""
+    pending: dict[str, Node] = {}
+    for node in nodes:
+        if node.name in pending:
+            raise GraphError(f"{node}: a node of this name exists already; names are unique")
+        pending[node.name] = node
     done: dict[str, Node] = {}
     for start in list(pending):
         stack = [start]
@@ -276,4 +134,18 @@ def topological(nodes: Iterable[Node]) -> tuple[Node, ...]:
     return tuple(done.values())
 
 
-__all__ = ["LEAVES", "OPAQUE", "Graph", "Node", "Source", "fits", "infer", "leaf", "make_attrs", "required_layouts", "topological", "S"]
+__all__ = [
+    "LEAVES",
+    "NOT_DIFFERENTIABLE",
+    "OPAQUE",
+    "Graph",
+    "Node",
+    "S",
+    "Source",
+    "fits",
+    "infer",
+    "leaf",
+    "make_attrs",
+    "required_layouts",
+    "topological",
+]

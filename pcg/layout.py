@@ -62,7 +62,7 @@ class Layout:
     def parse(cls, text: str) -> Layout:
         """The layout that `str` printed as `text`; a `LayoutError` for anything else."""
         if text in ("R", "C", "P"):
-            return cls(text)  # type: ignore[arg-type]
+            return cls(text)
         match = _SHARD.fullmatch(text)
         if not match or match[2] == "0":
             raise LayoutError(f"layout {text!r} is not one of R, C, P, S(dim) or S(dim,blocks)")
@@ -97,11 +97,11 @@ def shard_order(
     the slice is taken. Where the layouts cannot hold for this shape, the reason is returned as text.
     """
     steps: list[tuple[int, int, int]] = []
-    for axis, layout in enumerate(layouts):
+    for layout in layouts:
         if layout.is_shard and not 0 <= layout.dim < len(shape):
             return f"{layout} names dimension {layout.dim} of a tensor of rank {len(shape)}"
-        if not layout.is_shard and sizes[axis] == 1:
-            continue
+        if layout.is_shard and layout.blocks < 1:
+            return f"{layout} has {layout.blocks} blocks"
     for dim, extent in enumerate(shape):
         axes = sorted((x.blocks, axis) for axis, x in enumerate(layouts) if x.is_shard and x.dim == dim)
         left = extent

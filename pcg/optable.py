@@ -2,24 +2,22 @@
 
 A row holds the operator's factor string, its reference semantics in NumPy, the torch expression that a lowered program
 uses, and what the cost model needs. Rows live in `pcg/rows/`, one file per topic; `ROWS` gathers them.
-The four parallel operators and the leaves (`input`, `parameter`, …) are not rows: see `pcg/parallel.py`, `pcg/graph.py`.
+The four parallel operators and the leaves (`input`, `parameter`, …) are not rows: see `pcg/parallel.py`, `pcg/node.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from shardwright.pcg.attrs import Attr, Attrs
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape, Signature, resolve
 from shardwright.pcg.types import is_float, promote
 
-Attr = int | float | bool | str | None | tuple[Any, ...]
-Attrs = Mapping[str, Attr]
 FactorRule = str | Callable[[Sequence[Shape], Attrs], tuple[str, Mapping[str, int]]]
 
 
@@ -49,7 +47,7 @@ class Row:
 
     factors       factor string, or a function of (operand shapes, attrs) that gives one and the sizes it leaves open
     numpy         reference semantics: f(*arrays, **attrs) -> array
-    torch         the expression of a lowered program: `{0}`, `{1}` are operands, `{name}` attributes, `{*}` all operands
+    torch         the expression of a lowered program: `{0}`, `{1}` are operands, `{name}` attributes, `{*}` all
     dtype         the result's dtype from the operands' dtypes and attrs; None: promote the operands
     linear_in     sets of operands in which the operator is jointly linear: those may be `P` together, giving `P`
     localize      the attributes on one device
@@ -85,6 +83,14 @@ class Row:
         text, sizes = self.factors(shapes, attrs)
         return resolve(text, shapes, sizes)
 
+    def partial_sets(self, dtypes: Sequence[str], attrs: Attrs) -> tuple[tuple[int, ...], ...]:
+        """The sets of `linear_in` that hold for operands of these dtypes.
+
+        Partial sums are of numbers, and rounding to integers is not linear: a cast from float to integer has no set.
+        """
+        result = self.result_dtype(dtypes, attrs)
+        return tuple(s for s in self.linear_in if all(_linear_into(dtypes[i], result) for i in s))
+
     def result_dtype(self, dtypes: Sequence[str], attrs: Attrs) -> str:
         return self.dtype(dtypes, attrs) if self.dtype else promote(*dtypes)
 
@@ -96,6 +102,15 @@ class Row:
             return 0.0
         largest = max((prod(f.size for f in signature.factors if f.role != "fixed"), prod(signature.result_shape)))
         return self.flops_per_element * largest
+
+
+def _linear_into(operand: str, result: str) -> bool:
+    return "bool" not in (operand, result) and (is_float(result) or not is_float(operand))
+
+
+def numpy_dtype(name: str) -> str:
+    """The dtype in which NumPy stands in for `name`: it has no bfloat16."""
+    return "float32" if name == "bfloat16" else name
 
 
 def no_grad_dtype(name: str) -> Callable[[Sequence[str], Attrs], str]:
@@ -138,7 +153,7 @@ class Table(Mapping[str, Row]):
     def __contains__(self, name: object) -> bool:
         return name in self._rows
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
 
     def __len__(self) -> int:
@@ -153,3 +168,19 @@ def _gather() -> Table:
 
 
 ROWS: Table = _gather()
+
+__all__ = [
+    "ROWS",
+    "Attr",
+    "Attrs",
+    "LocalShapes",
+    "Row",
+    "Table",
+    "attr_dtype",
+    "count_dtype",
+    "float_dtype",
+    "keep_attrs",
+    "local_result_shape",
+    "no_grad_dtype",
+    "numpy_dtype",
+]

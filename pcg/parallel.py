@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.pcg.errors import LayoutError
-from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, innermost, shard_order
+from shardwright.pcg.layout import C, Layout, Layouts, R, S, innermost, shard_order
 
 PARTITION, COMBINE, REPLICATE, REDUCE = "partition", "combine", "replicate", "reduce"
 PARALLEL_OPS = (PARTITION, COMBINE, REPLICATE, REDUCE)

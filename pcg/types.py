@@ -16,6 +16,7 @@ _RANK = {name: rank for rank, name in enumerate(ITEM_BYTES)}
 
 
 def is_float(dtype: str) -> bool:
+    """Whether the dtype holds real numbers, rounded: not integers, not bools."""
     return dtype.startswith(("float", "bfloat"))
 
 

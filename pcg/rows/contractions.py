@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardwright.pcg.attrs import Attrs, integer, integers
+from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.optable import Attrs, LocalShapes, Row
+from shardwright.pcg.optable import LocalShapes, Row
 from shardwright.pcg.rows.structural import FactorText
 
 
@@ -17,12 +19,12 @@ def conv_extent(size: int, kernel: int, stride: int, padding: int, dilation: int
 
 
 def _conv2d(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    x, w = shapes
-    extents = [
-        conv_extent(x[2 + i], w[2 + i], attrs["stride"][i], attrs["padding"][i], attrs["dilation"][i])  # type: ignore[index]
-        for i in range(2)
-    ]
-    sizes = {"g": int(attrs["groups"]), "y": extents[0], "x": extents[1]}  # type: ignore[arg-type]
+    (x, w), groups = shapes, integer(attrs, "groups")
+    stride, padding, dilation = (integers(attrs, key, 2) for key in ("stride", "padding", "dilation"))
+    if len(x) != 4 or len(w) != 4 or groups < 1 or w[0] % groups or x[1] != groups * w[1]:
+        raise GraphError(f"conv2d of {list(x)} with weight {list(w)} in {groups} groups; they do not fit together")
+    y, x_ = (conv_extent(x[2 + i], w[2 + i], stride[i], padding[i], dilation[i]) for i in range(2))
+    sizes = {"g": groups, "y": y, "x": x_}
     return "b (g c) h! w!, (g o) c p! q! -> b (g o) y! x!", sizes
 
 
@@ -30,10 +32,12 @@ def _local_groups(attrs: Attrs, shapes: LocalShapes) -> Attrs:
     return {**attrs, "groups": shapes.local_operands[0][1] // shapes.local_operands[1][1]}
 
 
-def windows(x: np.ndarray, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int] = (1, 1)) -> np.ndarray:
+def windows(
+    x: np.ndarray, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int] = (1, 1)
+) -> np.ndarray:
     """All windows of the last two dimensions of [b, c, h, w]: [b, c, y, x, kernel_h, kernel_w]."""
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
-    view = np.lib.stride_tricks.sliding_window_view(x, reach, axis=(2, 3))  # type: ignore[call-overload]
+    view = np.lib.stride_tricks.sliding_window_view(x, reach, axis=(2, 3))
     return view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
 
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardwright.pcg.attrs import Attrs, dimension
+from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.optable import Attrs, Row
+from shardwright.pcg.optable import Row
 from shardwright.pcg.rows.structural import FactorText, names
 
 
@@ -20,15 +22,15 @@ def _embedding(w: np.ndarray, index: np.ndarray, padding_idx: int | None = None,
 
 def _index(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
     """x indexed by integer tensors on neighbouring dimensions from `dim`; the indices broadcast together."""
-    x, indices, dim = shapes[0], shapes[1:], int(attrs["dim"])  # type: ignore[arg-type]
+    x, indices, dim = shapes[0], shapes[1:], dimension(attrs, "dim", len(shapes[0]))
+    if not 1 <= len(indices) <= len(x) - dim:
+        raise GraphError(f"index of {list(x)} from dimension {dim} by {len(indices)} tensors")
     before, after = names(dim, "b"), names(len(x) - dim - len(indices), "a")
     looked_up = [f"z{i}!" for i in range(len(indices))]
     depth = max(len(s) for s in indices)
     common = np.broadcast_shapes(*indices)
     n = [f"n{i}" if common[i] != 1 else "1" for i in range(depth)]
-    sides = [
-        " ".join(n[depth - len(s) + i] if extent != 1 else "1" for i, extent in enumerate(s)) for s in indices
-    ]
+    sides = [" ".join(n[depth - len(s) + i] if extent != 1 else "1" for i, extent in enumerate(s)) for s in indices]
     return f"{' '.join([*before, *looked_up, *after])}, {', '.join(sides)} -> {' '.join([*before, *n, *after])}", {}
 
 
@@ -38,7 +40,9 @@ def _np_index(x: np.ndarray, *indices: np.ndarray, dim: int) -> np.ndarray:
 
 def _gather(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
     x, index = shapes
-    dim, left, right = int(attrs["dim"]), [], []  # type: ignore[arg-type]
+    dim, left, right = dimension(attrs, "dim", len(x)), [], []
+    if len(x) != len(index):
+        raise GraphError(f"gather of {list(x)} by an index of another rank, {list(index)}")
     for i, n in enumerate(names(len(x))):
         whole = i == dim or x[i] != index[i]
         left.append(f"x{i}!" if whole else n)

@@ -7,8 +7,10 @@ from math import sqrt
 
 import numpy as np
 
+from shardwright.pcg.attrs import Attrs, get, integer, integers
+from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.optable import Attrs, Row, float_dtype
+from shardwright.pcg.optable import Row, float_dtype
 from shardwright.pcg.rows.contractions import conv_extent, windows
 from shardwright.pcg.rows.reductions import _np_log_softmax, _np_softmax
 from shardwright.pcg.rows.structural import FactorText, names
@@ -16,7 +18,9 @@ from shardwright.pcg.rows.structural import FactorText, names
 
 def _norm(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
     """Statistics over the trailing dimensions of the weight's shape, which are therefore fixed."""
-    n = int(attrs["normalized_dims"])  # type: ignore[arg-type]
+    n = integer(attrs, "normalized_dims")
+    if not 1 <= n <= len(shapes[0]):
+        raise GraphError(f"attribute 'normalized_dims' is {n} for a tensor of rank {len(shapes[0])}")
     lead, tail = names(len(shapes[0]) - n), [f"h{i}!" for i in range(n)]
     whole = " ".join([*lead, *tail])
     return f"{', '.join([whole, *[' '.join(tail)] * (len(shapes) - 1)])} -> {whole}", {}
@@ -39,7 +43,7 @@ def _sdpa(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
     """Query heads `(h r)` share key heads `h`. Query rows may be split unless the mask depends on their position."""
     q, k = shapes[0], shapes[1]
     lead = [f"b{i}" for i in range(len(q) - 3)]
-    heads, rows = ("(h r)", "q!" if attrs["causal"] else "q")
+    heads, rows = ("(h r)", "q!" if get(attrs, "causal") else "q")
     sides = [[*lead, heads, rows, "d!"], [*lead, "h", "k!", "d!"], [*lead, "h", "k!", "e!"]]
     if len(shapes) == 4:
         mask, full = shapes[3], [*lead, heads, rows, "k!"]
@@ -67,14 +71,14 @@ def _np_sdpa(
 
 
 def _pool(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    extents = [
-        conv_extent(shapes[0][2 + i], attrs["kernel"][i], attrs["stride"][i], attrs["padding"][i])  # type: ignore[index]
-        for i in range(2)
-    ]
-    return "b c h! w! -> b c y! x!", {"y": extents[0], "x": extents[1]}
+    kernel, stride, padding = (integers(attrs, key, 2) for key in ("kernel", "stride", "padding"))
+    y, x = (conv_extent(shapes[0][2 + i], kernel[i], stride[i], padding[i]) for i in range(2))
+    return "b c h! w! -> b c y! x!", {"y": y, "x": x}
 
 
-def _np_pool(x: np.ndarray, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], average: bool) -> np.ndarray:
+def _np_pool(
+    x: np.ndarray, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], average: bool
+) -> np.ndarray:
     pads = [(0, 0), (0, 0), (padding[0],) * 2, (padding[1],) * 2]
     v = windows(np.pad(x, pads, constant_values=0 if average else -np.inf), kernel, stride)
     return v.mean((-1, -2)) if average else v.max((-1, -2))
@@ -89,7 +93,7 @@ def _np_avg_pool(x: np.ndarray, kernel: Sequence[int], stride: Sequence[int], pa
 
 
 def _adaptive(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    y, x = attrs["size"]  # type: ignore[misc]
+    y, x = integers(attrs, "size", 2)
     return "b c h! w! -> b c y! x!", {"y": y, "x": x}
 
 
@@ -106,10 +110,13 @@ def dropout_mask(shape: Shape, p: float, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).random(shape) >= p
 
 
-def _np_dropout(x: np.ndarray, p: float, seed: int, shape: Shape | None = None, shard: tuple[slice, ...] = ()) -> np.ndarray:
+def _np_dropout(
+    x: np.ndarray, p: float, seed: int, shape: Shape | None = None, shard: tuple[slice, ...] = ()
+) -> np.ndarray:
     """`seed` numbers the draws of a program. A device draws the mask of the global `shape` and takes its `shard`."""
     mask = dropout_mask(shape or x.shape, p, seed)
-    return x * (mask[shard] if shard else mask) / (1 - p)
+    kept = mask[shard] if shard else mask
+    return x * kept / (1 - p) if p < 1 else x * 0
 
 
 def _cross_entropy(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
@@ -134,18 +141,21 @@ def _value_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
 
 
 ROWS = [
-    Row("layer_norm", _norm, _np_layer_norm, "rt.layer_norm({eps}, {normalized_dims}, {*})", dtype=_value_dtype, saves=(0,),
-        flops_per_element=8),
-    Row("rms_norm", _norm, _np_rms_norm, "rt.rms_norm({eps}, {normalized_dims}, {*})", dtype=_value_dtype, saves=(0,),
-        flops_per_element=6),
+    Row("layer_norm", _norm, _np_layer_norm, "rt.layer_norm({eps}, {normalized_dims}, {*})", dtype=_value_dtype,
+        saves=(0,), flops_per_element=8),
+    Row("rms_norm", _norm, _np_rms_norm, "rt.rms_norm({eps}, {normalized_dims}, {*})", dtype=_value_dtype,
+        saves=(0,), flops_per_element=6),
     Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {*})", dtype=_value_dtype, saves=(0, 1, 2, "result"),
         contraction=True, outside=("e",), passes=2, doc="softmax(q kᵀ · scale + mask) v"),
-    Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", saves=(0,), flops_per_element=9),
+    Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", saves=(0,),
+        flops_per_element=9),
     Row("avg_pool2d", _pool, _np_avg_pool, "F.avg_pool2d({0}, {kernel}, {stride}, {padding})", linear_in=((0,),),
         flops_per_element=9),
-    Row("adaptive_avg_pool2d", _adaptive, _np_adaptive_avg_pool, "F.adaptive_avg_pool2d({0}, {size})", linear_in=((0,),)),
-    Row("dropout", "... -> ...", _np_dropout, "rt.dropout({0}, {p}, {shard})", random=True, saves=("mask",), flops_per_element=4),
+    Row("adaptive_avg_pool2d", _adaptive, _np_adaptive_avg_pool, "F.adaptive_avg_pool2d({0}, {size})",
+        linear_in=((0,),)),
+    Row("dropout", "... -> ...", _np_dropout, "rt.dropout({0}, {p}, {shard})", random=True, saves=("mask",),
+        flops_per_element=4),
     Row("cross_entropy_sum", _cross_entropy, _np_cross_entropy_sum,
-        "rt.cross_entropy_sum({0}, {1}, {ignore_index}, {label_smoothing})", dtype=float_dtype, saves=(0,), flops_per_element=12,
-        doc="the sum, not the mean, of the losses of targets other than ignore_index"),
+        "rt.cross_entropy_sum({0}, {1}, {ignore_index}, {label_smoothing})", dtype=float_dtype, saves=(0,),
+        flops_per_element=12, doc="the sum, not the mean, of the losses of targets other than ignore_index"),
 ]  # fmt: skip

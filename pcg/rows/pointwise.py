@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import erf, pi, sqrt
 
 import numpy as np
 
-from shardwright.pcg.optable import Attrs, Row, attr_dtype, float_dtype, no_grad_dtype
+from shardwright.pcg.attrs import Attrs
+from shardwright.pcg.optable import Row, attr_dtype, float_dtype, no_grad_dtype, numpy_dtype
+from shardwright.pcg.types import promote
 
 _erf = np.vectorize(erf, otypes=[np.float64])
 
@@ -23,7 +25,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _cast(x: np.ndarray, dtype: str) -> np.ndarray:
-    return x.astype("float32" if dtype == "bfloat16" else dtype)
+    return x.astype(numpy_dtype(dtype))
 
 
 def _unary(
@@ -63,10 +65,8 @@ def _binary(
 _bool = no_grad_dtype("bool")
 
 
-def _where_dtype(dtypes: object, attrs: Attrs) -> str:
-    from shardwright.pcg.types import promote
-
-    return promote(*list(dtypes)[1:])  # type: ignore[call-overload]
+def _where_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
+    return promote(*dtypes[1:])
 
 
 ROWS = [

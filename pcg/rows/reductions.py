@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from shardwright.pcg.attrs import Attrs, dimension, dimensions, get, integer
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.optable import Attrs, Row, attr_dtype, count_dtype, float_dtype, no_grad_dtype
+from shardwright.pcg.optable import Row, attr_dtype, count_dtype, float_dtype, no_grad_dtype, numpy_dtype
 from shardwright.pcg.rows.structural import FactorText, names
 
 
@@ -15,22 +16,22 @@ def _reduced(mark: str) -> Callable[[Sequence[Shape], Attrs], FactorText]:
     """The factor rule of a reduction over `dims`; `mark` is "!" where the reduced factors may not be split."""
 
     def rule(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-        dims = set(attrs["dims"])  # type: ignore[arg-type]
+        dims = dimensions(attrs, "dims", len(shapes[0]))
         left = [n + (mark if i in dims else "") for i, n in enumerate(names(len(shapes[0])))]
-        right = [("1" if attrs["keepdim"] else "") if i in dims else n for i, n in enumerate(left)]
+        right = [("1" if get(attrs, "keepdim") else "") if i in dims else n for i, n in enumerate(left)]
         return f"{' '.join(left)} -> {' '.join(n for n in right if n)}", {}
 
     return rule
 
 
 def along(result: str | None = None) -> Callable[[Sequence[Shape], Attrs], FactorText]:
-    """The factor rule of an operator that needs dimension `dim` whole; `result` names the attribute with its new size."""
+    """The factor rule of an operator that needs dimension `dim` whole; the attribute `result` is its new size."""
 
     def rule(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-        dim = int(attrs["dim"])  # type: ignore[arg-type]
+        dim = dimension(attrs, "dim", len(shapes[0]))
         left = [n + ("!" if i == dim else "") for i, n in enumerate(names(len(shapes[0])))]
         right = [("k!" if result and i == dim else n) for i, n in enumerate(left)]
-        return f"{' '.join(left)} -> {' '.join(right)}", {"k": int(attrs[result])} if result else {}  # type: ignore[arg-type]
+        return f"{' '.join(left)} -> {' '.join(right)}", {"k": integer(attrs, result)} if result else {}
 
     return rule
 
@@ -65,33 +66,41 @@ def _topk_values(x: np.ndarray, k: int, dim: int) -> np.ndarray:
     return np.take_along_axis(x, _topk_indices(x, k, dim), dim)
 
 
+def _cumsum(x: np.ndarray, dim: int, dtype: str) -> np.ndarray:
+    return np.cumsum(x, axis=dim, dtype=numpy_dtype(dtype))
+
+
+def _argmax(x: np.ndarray, dims: Sequence[int], keepdim: bool) -> np.ndarray:
+    return np.asarray(np.argmax(x, axis=dims[0], keepdims=keepdim))
+
+
 def _histc(x: np.ndarray, bins: int, low: float, high: float) -> np.ndarray:
     return np.histogram(x, bins, (low, high))[0].astype(x.dtype)
 
 
-_int64 = no_grad_dtype("int64")
+def _reduction(reduce: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """NumPy's reduction with our attributes."""
+    return lambda x, dims, keepdim: reduce(x, axis=tuple(dims), keepdims=keepdim)
+
+
+_int64, _bool = no_grad_dtype("int64"), no_grad_dtype("bool")
+_SORT = "{0}.sort(dim={dim}, descending={descending}, stable=True)"
 ROWS = [
-    Row("sum", _reduced(""), lambda x, dims, keepdim: x.sum(axis=tuple(dims), keepdims=keepdim),
-        "{0}.sum({dims}, {keepdim})", dtype=count_dtype, linear_in=((0,),)),
-    Row("amax", _reduced("!"), lambda x, dims, keepdim: x.max(axis=tuple(dims), keepdims=keepdim),
-        "{0}.amax({dims}, {keepdim})", saves=(0, "result")),
-    Row("amin", _reduced("!"), lambda x, dims, keepdim: x.min(axis=tuple(dims), keepdims=keepdim),
-        "{0}.amin({dims}, {keepdim})", saves=(0, "result")),
-    Row("any", _reduced("!"), lambda x, dims, keepdim: x.any(axis=tuple(dims), keepdims=keepdim),
-        "{0}.any(dim={dims}, keepdim={keepdim})", dtype=no_grad_dtype("bool")),
-    Row("all", _reduced("!"), lambda x, dims, keepdim: x.all(axis=tuple(dims), keepdims=keepdim),
-        "{0}.all(dim={dims}, keepdim={keepdim})", dtype=no_grad_dtype("bool")),
-    Row("argmax", _reduced("!"), lambda x, dims, keepdim: np.argmax(x, axis=dims[0], keepdims=keepdim),
-        "{0}.argmax({dims}[0], {keepdim})", dtype=_int64),
-    Row("softmax", along(), _np_softmax, "{0}.softmax({dim})", dtype=float_dtype, saves=("result",), flops_per_element=12),
+    Row("sum", _reduced(""), _reduction(np.sum), "{0}.sum({dims}, {keepdim})", dtype=count_dtype, linear_in=((0,),)),
+    Row("amax", _reduced("!"), _reduction(np.max), "{0}.amax({dims}, {keepdim})", saves=(0, "result")),
+    Row("amin", _reduced("!"), _reduction(np.min), "{0}.amin({dims}, {keepdim})", saves=(0, "result")),
+    Row("any", _reduced("!"), _reduction(np.any), "{0}.any(dim={dims}, keepdim={keepdim})", dtype=_bool),
+    Row("all", _reduced("!"), _reduction(np.all), "{0}.all(dim={dims}, keepdim={keepdim})", dtype=_bool),
+    Row("argmax", _reduced("!"), _argmax, "{0}.argmax({dims}[0], {keepdim})", dtype=_int64),
+    Row("softmax", along(), _np_softmax, "{0}.softmax({dim})", dtype=float_dtype, saves=("result",),
+        flops_per_element=12),
     Row("log_softmax", along(), _np_log_softmax, "{0}.log_softmax({dim})", dtype=float_dtype, saves=("result",),
         flops_per_element=12),
-    Row("cumsum", along(), lambda x, dim, dtype: np.cumsum(x, axis=dim, dtype=dtype),
-        "{0}.cumsum({dim}, dtype=torch.{dtype})", dtype=attr_dtype, linear_in=((0,),)),
-    Row("sort_values", along(), _sort_values, "{0}.sort(dim={dim}, descending={descending}, stable=True)[0]", saves=("result",)),
-    Row("sort_indices", along(), _sort_indices, "{0}.sort(dim={dim}, descending={descending}, stable=True)[1]", dtype=_int64),
+    Row("cumsum", along(), _cumsum, "{0}.cumsum({dim}, dtype=torch.{dtype})", dtype=attr_dtype, linear_in=((0,),)),
+    Row("sort_values", along(), _sort_values, f"{_SORT}[0]", saves=("result",)),
+    Row("sort_indices", along(), _sort_indices, f"{_SORT}[1]", dtype=_int64),
     Row("topk_values", along("k"), _topk_values, "{0}.topk({k}, dim={dim})[0]", saves=("result",)),
     Row("topk_indices", along("k"), _topk_indices, "{0}.topk({k}, dim={dim})[1]", dtype=_int64),
-    Row("histc", lambda shapes, attrs: ("a! -> n!", {"n": attrs["bins"]}), _histc,  # type: ignore[dict-item]
+    Row("histc", lambda shapes, attrs: ("a! -> n!", {"n": integer(attrs, "bins")}), _histc,
         "{0}.histc({bins}, {low}, {high})"),
 ]  # fmt: skip

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from shardwright.pcg.attrs import Attrs, dimension, dimensions, get, integer, integers
+from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape, reshape_factors
-from shardwright.pcg.optable import Attrs, LocalShapes, Row, attr_dtype, local_result_shape
+from shardwright.pcg.optable import LocalShapes, Row, attr_dtype, local_result_shape, numpy_dtype
 
 FactorText = tuple[str, Mapping[str, int]]
 
@@ -17,21 +19,21 @@ def names(rank: int, prefix: str = "d") -> list[str]:
     return [f"{prefix}{i}" for i in range(rank)]
 
 
-def _ints(value: object) -> tuple[int, ...]:
-    return tuple(value)  # type: ignore[arg-type]
-
-
 def _reshape(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    return reshape_factors(shapes[0], _ints(attrs["shape"]))
+    return reshape_factors(shapes[0], integers(attrs, "shape"))
 
 
 def _permute(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    d = names(len(shapes[0]))
-    return f"{' '.join(d)} -> {' '.join(d[i] for i in _ints(attrs['dims']))}", {}
+    d, dims = names(len(shapes[0])), dimensions(attrs, "dims", len(shapes[0]))
+    if len(dims) != len(d):
+        raise GraphError(f"attribute 'dims' is {dims}, not a permutation of {len(d)} dimensions")
+    return f"{' '.join(d)} -> {' '.join(d[i] for i in dims)}", {}
 
 
 def _expand(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    target, source = _ints(attrs["shape"]), shapes[0]
+    target, source = integers(attrs, "shape"), shapes[0]
+    if len(target) < len(source):
+        raise GraphError(f"expand of {list(source)} to the lower rank of {list(target)}")
     d = names(len(target))
     lead = len(target) - len(source)
     left = ["1" if source[i] == 1 and target[lead + i] != 1 else d[lead + i] for i in range(len(source))]
@@ -39,14 +41,16 @@ def _expand(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
 
 
 def slice_length(attrs: Attrs) -> int:
-    start, stop, step = int(attrs["start"]), int(attrs["stop"]), int(attrs["step"])  # type: ignore[arg-type]
-    return max(0, -(-(stop - start) // step))
+    """How many numbers `start`, `stop` and `step` take."""
+    return len(range(integer(attrs, "start"), integer(attrs, "stop"), integer(attrs, "step")))
 
 
 def _slice(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
     """A slice that is one of q equal blocks keeps what is inside a block: `(q o) -> o`. Others are fixed."""
-    d, dim, length = names(len(shapes[0])), int(attrs["dim"]), slice_length(attrs)  # type: ignore[arg-type]
-    extent, start = shapes[0][dim], int(attrs["start"])  # type: ignore[arg-type]
+    d, dim, length = names(len(shapes[0])), dimension(attrs, "dim", len(shapes[0])), slice_length(attrs)
+    extent, start, stop = shapes[0][dim], integer(attrs, "start"), integer(attrs, "stop")
+    if not (0 <= start <= extent and 0 <= stop <= extent):
+        raise GraphError(f"slice from {start} to {stop} of dimension {dim} of {list(shapes[0])}; stay inside")
     left, right = list(d), list(d)
     if attrs["step"] == 1 and length and extent % length == 0 and start % length == 0:
         left[dim], right[dim] = "(q! o)", "o"
@@ -56,14 +60,16 @@ def _slice(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
 
 
 def _local_slice(attrs: Attrs, shapes: LocalShapes) -> Attrs:
-    dim = int(attrs["dim"])  # type: ignore[arg-type]
+    dim = integer(attrs, "dim")
     whole, part = shapes.operands[0][dim], shapes.local_operands[0][dim]
-    return {**attrs, "start": attrs["start"] * part // whole, "stop": attrs["stop"] * part // whole}  # type: ignore[operator]
+    return {**attrs, **{key: integer(attrs, key) * part // whole for key in ("start", "stop") if part != whole}}
 
 
 def _concat(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
     """Equal pieces are the blocks of the result: `o, o -> (n o)`. Unequal ones are fixed."""
-    d, dim = names(len(shapes[0])), int(attrs["dim"])  # type: ignore[arg-type]
+    d, dim = names(len(shapes[0])), dimension(attrs, "dim", len(shapes[0]))
+    if any(len(shape) != len(d) for shape in shapes):
+        raise GraphError(f"concat of shapes {[list(shape) for shape in shapes]} of different rank")
     extents = [shape[dim] for shape in shapes]
     result = list(d)
     if len(set(extents)) == 1:
@@ -75,8 +81,10 @@ def _concat(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
 
 
 def _pad(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    pads = _ints(attrs["pads"])
     d = names(len(shapes[0]))
+    pads = integers(attrs, "pads", 2 * len(d))
+    if any(n < 0 for n in pads):
+        raise GraphError(f"attribute 'pads' is {pads}; slice instead of padding by less than nothing")
     left = [n if pads[2 * i] == pads[2 * i + 1] == 0 else f"x{i}!" for i, n in enumerate(d)]
     right = [n if pads[2 * i] == pads[2 * i + 1] == 0 else f"y{i}!" for i, n in enumerate(d)]
     sizes = {f"y{i}": shapes[0][i] + pads[2 * i] + pads[2 * i + 1] for i in range(len(d)) if right[i] != d[i]}
@@ -84,12 +92,14 @@ def _pad(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
 
 
 def _flip(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    d = [f"{n}!" if i in _ints(attrs["dims"]) else n for i, n in enumerate(names(len(shapes[0])))]
+    dims = dimensions(attrs, "dims", len(shapes[0]))
+    d = [f"{n}!" if i in dims else n for i, n in enumerate(names(len(shapes[0])))]
     return f"{' '.join(d)} -> {' '.join(d)}", {}
 
 
 def _full(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    shape = _ints(attrs["shape"])
+    get(attrs, "value")
+    shape = integers(attrs, "shape")
     return f"-> {' '.join(names(len(shape)))}", dict(zip(names(len(shape)), shape, strict=True))
 
 
@@ -105,20 +115,28 @@ def _np_pad(x: np.ndarray, pads: tuple[int, ...], value: float) -> np.ndarray:
     return np.pad(x, list(zip(pads[::2], pads[1::2], strict=True)), constant_values=value)
 
 
+def _np_full(shape: Shape, value: float, dtype: str) -> np.ndarray:
+    return np.full(shape, value, numpy_dtype(dtype))
+
+
+def _np_arange(start: int, stop: int, step: int, dtype: str) -> np.ndarray:
+    return np.asarray(range(start, stop, step)).astype(numpy_dtype(dtype))
+
+
 ROWS = [
     Row("reshape", _reshape, lambda x, shape: x.reshape(shape), "{0}.reshape({shape})",
         linear_in=((0,),), localize=local_result_shape, view=True),
     Row("permute", _permute, lambda x, dims: x.transpose(dims), "{0}.permute({dims})", linear_in=((0,),), view=True),
-    Row("expand", _expand, lambda x, shape: np.broadcast_to(x, shape), "{0}.expand({shape})",
+    Row("expand", _expand, np.broadcast_to, "{0}.expand({shape})",
         linear_in=((0,),), localize=local_result_shape, view=True),
     Row("slice", _slice, _np_slice, "rt.slice({0}, {dim}, {start}, {stop}, {step})",
         linear_in=((0,),), localize=_local_slice, view=True),
-    Row("contiguous", "... -> ...", np.ascontiguousarray, "{0}.contiguous()", linear_in=((0,),)),
+    Row("contiguous", "... -> ...", lambda x: x, "{0}.contiguous()", linear_in=((0,),)),
     Row("concat", _concat, lambda *xs, dim: np.concatenate(xs, dim), "torch.cat([{*}], dim={dim})"),
     Row("pad", _pad, _np_pad, "rt.pad({0}, {pads}, {value})"),
-    Row("flip", _flip, lambda x, dims: np.flip(x, dims), "{0}.flip({dims})", linear_in=((0,),)),
-    Row("full", _full, lambda shape, value, dtype: np.full(shape, value, dtype),
-        "torch.full({shape}, {value}, dtype=torch.{dtype}, device=rt.device())", dtype=attr_dtype, localize=local_result_shape),
-    Row("arange", _arange, lambda start, stop, step, dtype: np.arange(start, stop, step, dtype),
-        "torch.arange({start}, {stop}, {step}, dtype=torch.{dtype}, device=rt.device())", dtype=attr_dtype),
+    Row("flip", _flip, lambda x, dims: np.flip(x, dims), "{0}.flip({dims})", linear_in=((0,),)),  # noqa: PLW0108
+    Row("full", _full, _np_full, "torch.full({shape}, {value}, dtype=torch.{dtype}, device=rt.device())",
+        dtype=attr_dtype, localize=local_result_shape),
+    Row("arange", _arange, _np_arange, "torch.arange({start}, {stop}, {step}, dtype=torch.{dtype}, device=rt.device())",
+        dtype=attr_dtype),
 ]  # fmt: skip

@@ -1,0 +1,174 @@
+"""Inference: the type of a node's result from its operands' types. The only place where types are decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardwright.pcg.attrs import Attr, get, integer, integers
+from shardwright.pcg.errors import GraphError, LayoutError
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.layout import C, Layout, Layouts, P, R, check_layouts, format_layouts
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.node import OPAQUE, Node
+from shardwright.pcg.optable import ROWS, Row
+from shardwright.pcg.parallel import PARTITION, applicable, step
+from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
+
+NOT_DIFFERENTIABLE = frozenset({"detach", "floor", "ceil", "sign", "full", "arange"})
+
+
+def required_layouts(
+    signature: Signature, choice: str, num_operands: int, row: Row, where: str
+) -> tuple[Layouts, Layout]:
+    """The operand layouts that a split choice asks for along one axis, and the result's layout."""
+    if choice in ("R", "C"):
+        layout = R if choice == "R" else C
+        return (layout,) * num_operands, layout
+    if choice.startswith("P") and choice[1:].replace(",", "").isdigit():
+        partial = tuple(int(i) for i in choice[1:].split(","))
+        if partial not in row.linear_in:
+            raise LayoutError(
+                f"{where}: {row.name} is not jointly linear in operands {partial}; choose from {row.linear_in}"
+            )
+        return tuple(P if i in partial else C for i in range(num_operands)), P
+    factor = signature.index(choice)
+    if factor is None or signature.factors[factor].role == "fixed":
+        splittable = [f.name for f in signature.factors if f.role != "fixed"]
+        raise LayoutError(f"{where}: {row.name} cannot be split along {choice!r}; choose R, C or one of {splittable}")
+    return signature.split_layouts(factor)
+
+
+def infer(node: Node, operands: list[TensorType], mesh: Mesh) -> TensorType:
+    """The type of a node's result from its operands' types: the only place where types are decided."""
+    where = str(node)
+    if node.is_leaf or node.is_parallel or node.op == OPAQUE:
+        if node.split:
+            raise GraphError(f"{where}: only operators with a row have a split, got {node.split}; leave it empty")
+        return _leaf_type(node, mesh) if node.is_leaf else _special_type(node, operands, mesh)
+    attrs = dict(node.attrs)
+    try:
+        row = ROWS[node.op]
+        signature = row.signature([t.shape for t in operands], attrs)
+        dtype = row.result_dtype([t.dtype for t in operands], attrs)
+    except GraphError as error:
+        raise GraphError(f"{where}: {error}") from error
+    except KeyError as error:
+        raise GraphError(f"{where}: attribute {error} is missing; there are {sorted(attrs)}") from error
+    except (ValueError, IndexError, TypeError, ZeroDivisionError) as error:
+        shapes = [list(t.shape) for t in operands]
+        raise GraphError(f"{where}: operands of shapes {shapes} and attributes {attrs} do not fit: {error}") from error
+    grad = is_float(dtype) and node.op not in NOT_DIFFERENTIABLE and any(t.grad for t in operands)
+    if len(node.split) != len(mesh):
+        raise LayoutError(
+            f"{where}: {len(node.split)} split choices for the {len(mesh)} axes of {mesh}; give one per axis"
+        )
+    if (factor := signature.indivisible(node.split, mesh.sizes)) is not None:
+        axes = [
+            f"{a}={n}" for a, n, choice in zip(mesh.names, mesh.sizes, node.split, strict=True) if choice == factor.name
+        ]
+        raise LayoutError(
+            f"{where}: factor {factor.name!r} has size {factor.size}, not divisible by {', '.join(axes)}; split another"
+        )
+    layouts: list[Layout] = []
+    for axis, choice in enumerate(node.split):
+        required, result = required_layouts(signature, choice, len(operands), row, where)
+        for position, (need, operand) in enumerate(zip(required, operands, strict=True)):
+            if not fits(operand, axis, need):
+                raise LayoutError(
+                    f"{where}: split {choice!r} on axis {mesh.names[axis]!r} needs operand {position} "
+                    f"(%{node.inputs[position]}) as {need}, got {operand.layouts[axis]}; "
+                    "insert the parallel operator that leads there"
+                )
+        if result == P:
+            _check_partial(where, mesh.names[axis], choice, row, [t.dtype for t in operands], dtype, attrs)
+        layouts.append(result)
+    check_layouts(signature.result_shape, tuple(layouts), mesh, where)
+    return TensorType(signature.result_shape, dtype, tuple(layouts), grad)
+
+
+def _check_partial(
+    where: str, axis: str, choice: str, row: Row, dtypes: list[str], dtype: str, attrs: Mapping[str, Attr]
+) -> None:
+    """Partial sums are of numbers, and are not rounded to integers."""
+    if dtype == "bool":
+        raise LayoutError(
+            f"{where}: split {choice!r} on axis {axis!r} would give partial sums of bools; choose another"
+        )
+    if choice in _partial_choices(row.linear_in) and choice not in _partial_choices(row.partial_sets(dtypes, attrs)):
+        raise LayoutError(
+            f"{where}: {row.name} from {', '.join(dtypes)} to {dtype} is not linear, so split {choice!r} "
+            f"on axis {axis!r} is wrong; reduce the operands first"
+        )
+
+
+def _partial_choices(sets: tuple[tuple[int, ...], ...]) -> list[str]:
+    return ["P" + ",".join(map(str, s)) for s in sets]
+
+
+def fits(operand: TensorType, axis: int, need: Layout) -> bool:
+    """Whether an operand may be read as `need`. Without a gradient, R and C are the same thing."""
+    have = operand.layouts[axis]
+    return have == need or (not operand.grad and {have.kind, need.kind} == {"R", "C"})
+
+
+def _leaf_type(node: Node, mesh: Mesh) -> TensorType:
+    if node.inputs:
+        raise GraphError(f"{node}: a leaf has no operands, got {list(node.inputs)}")
+    attrs = dict(node.attrs)
+    try:
+        shape, dtype, stored = integers(attrs, "shape"), get(attrs, "dtype"), get(attrs, "layouts")
+        layouts = tuple(Layout.parse(str(text)) for text in (stored if isinstance(stored, tuple) else (stored,)))
+    except GraphError as error:
+        raise type(error)(f"{node}: {error}") from None
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise GraphError(f"{node}: dtype {dtype!r} is not one of {sorted(ITEM_BYTES)}")
+    layouts = layouts or (R,) * len(mesh)
+    check_layouts(shape, layouts, mesh, str(node))
+    if any(x.kind not in "RS" for x in layouts):
+        raise LayoutError(f"{node}: a leaf is stored R or S, got ({format_layouts(layouts, mesh)})")
+    return TensorType(shape, dtype, layouts, bool(node.attr("grad")))
+
+
+def _special_type(node: Node, operands: list[TensorType], mesh: Mesh) -> TensorType:
+    if node.op == OPAQUE:
+        return _opaque_type(node, operands, mesh)
+    if len(operands) != 1:
+        raise GraphError(f"{node}: {node.op} takes one operand, got {len(operands)}")
+    return _parallel_type(node, operands[0], mesh)
+
+
+def _parallel_type(node: Node, operand: TensorType, mesh: Mesh) -> TensorType:
+    attrs = {"blocks": 1, **dict(node.attrs)}
+    try:
+        axis = mesh.index(str(get(attrs, "axis")))
+        dim, blocks = (integer(attrs, "dim"), integer(attrs, "blocks")) if node.op == PARTITION else (-1, 1)
+        move = step(node.op, axis, operand.layouts[axis], dim, blocks)
+    except GraphError as error:
+        raise type(error)(f"{node}: {error}") from None
+    after = (*operand.layouts[:axis], move.after, *operand.layouts[axis + 1 :])
+    check_layouts(operand.shape, after, mesh, str(node))
+    if not applicable(operand.shape, operand.layouts, mesh.sizes, move):
+        dim = move.after.dim if move.after.is_shard else move.before.dim
+        raise LayoutError(
+            f"{node}: another axis shards dimension {dim} inside this one ({format_layouts(operand.layouts, mesh)}); "
+            "move the innermost axis first"
+        )
+    return replace(operand, layouts=after)
+
+
+def _opaque_type(node: Node, operands: list[TensorType], mesh: Mesh) -> TensorType:
+    """An operator without a row runs on whole tensors; its result type was recorded at capture."""
+    attrs = dict(node.attrs)
+    for position, operand in enumerate(operands):
+        if any(x.kind != "R" for x in operand.layouts):
+            target = node.attr("target")
+            raise LayoutError(
+                f"{node}: {target} has no row in the op table, so operand {position} must be R, got {operand}"
+            )
+    try:
+        shape, dtype = integers(attrs, "shape"), str(get(attrs, "dtype"))
+    except GraphError as error:
+        raise GraphError(f"{node}: {error}") from None
+    grad = is_float(dtype) and any(t.grad for t in operands)
+    return TensorType(shape, dtype, (R,) * len(mesh), grad)

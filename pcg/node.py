@@ -1,0 +1,74 @@
+"""Nodes of a graph: frozen, with one result each, referred to by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardwright.pcg.attrs import Attr
+from shardwright.pcg.errors import GraphError
+from shardwright.pcg.factors import Shape
+from shardwright.pcg.layout import Layouts
+from shardwright.pcg.parallel import PARALLEL_OPS
+
+LEAVES = ("input", "parameter", "buffer", "constant")
+OPAQUE = "opaque"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a node came from: the user's module path and source line."""
+
+    module: str = ""
+    line: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.module or 'model'}" + (f" ({self.line})" if self.line else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator application.
+
+    `split` has one entry per mesh axis: a factor name to split; "R" (all operands and the result R); "C" (all C);
+    or "P0", "P0,1": those operands and the result are P, the others C. Leaves and parallel operators have none.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...] = ()
+    attrs: tuple[tuple[str, Attr], ...] = ()
+    split: tuple[str, ...] = ()
+    source: Source = field(default=Source(), compare=False)
+
+    def attr(self, name: str) -> Attr:
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        raise GraphError(f"{self}: no attribute {name!r}; it has {[k for k, _ in self.attrs]}")
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.op in LEAVES
+
+    @property
+    def is_parallel(self) -> bool:
+        return self.op in PARALLEL_OPS
+
+    def __str__(self) -> str:
+        return f"%{self.name} = {self.op}({', '.join(self.inputs)})" + (
+            f" at {self.source}" if self.source.module else ""
+        )
+
+
+def make_attrs(**attrs: Attr) -> tuple[tuple[str, Attr], ...]:
+    """Attributes in the order in which equal nodes have them."""
+    return tuple(sorted(attrs.items()))
+
+
+def leaf(name: str, op: str, shape: Shape, dtype: str, target: str, *, grad: bool = False, layouts: Layouts = (),
+         source: Source = Source()) -> Node:  # fmt: skip
+    """A leaf node. `target` is the batch key of an input, the qualified name of a parameter, buffer or constant."""
+    text = tuple(str(x) for x in layouts)
+    return Node(
+        name, op, (), make_attrs(shape=tuple(shape), dtype=dtype, target=target, grad=grad, layouts=text), (), source
+    )
