@@ -164,7 +164,7 @@ def _attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
     for coordinate in mesh.coordinates():
         own: dict[str, Any] = dict(local)
         if row.offset is not None:
-            own["offset"] = own["offset"] + _offset(graph, node, row.offset, coordinate)
+            own["offset"] = own.get("offset", 0) + _offset(graph, node, row.offset, coordinate)
         if row.random:
             own |= {"shape": result.shape, "shard": shard_slices(result, mesh, coordinate)}
         by_rank.append(own)
