@@ -42,6 +42,10 @@ class Interner:
             self._made[key] = make()
         return self._made[key]
 
+    def num_made(self, kind: str) -> int:
+        """How many objects of this kind (the first part of their key) were made."""
+        return sum(1 for key in self._made if isinstance(key, tuple) and key[0] == kind)
+
 
 @dataclass
 class Variable:

@@ -1,0 +1,98 @@
+"""The proof step before a plan runs: it type-checks, and what it denotes is the captured graph.
+
+A well-typed parallel graph denotes its erasure. `materialize` may compute nodes that no parameter reaches more than once,
+in several layouts, so two serial graphs are compared by *hash-consing*: each node gets a number that stands for
+(operator, attributes, numbers of its operands), in one table for both graphs. Names and source lines play no part.
+Operators that draw random numbers carry the number of their draw as an attribute, and must come in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+from shardwright.pcg.errors import GraphError, PlanError
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.optable import ROWS
+from shardwright.search.plan import Plan, fingerprint
+
+Numbers = dict[Hashable, int]
+
+
+def check_plan(plan: Plan, captured: Graph) -> None:
+    """Raise a `PlanError` unless `plan` is a well-typed parallel form of the captured serial graph.
+
+    The message names the first operator that differs, with the module and source line on both sides.
+    """
+    try:
+        plan.graph.validate()
+        erased = plan.graph.erased().validate()
+    except GraphError as error:
+        raise PlanError(f"plan for {plan.model!r}: its graph is not well typed: {error}; make the plan again") from error
+    found = difference(erased, captured)
+    digest = fingerprint(captured)
+    if plan.fingerprint != digest:
+        what = f": {found}" if found else ", which computes the same in another order or under other names"
+        raise PlanError(
+            f"plan for {plan.model!r} has fingerprint {plan.fingerprint}, the captured model {digest}{what}; "
+            "plan for this model, batch shape and train mode, or use the model that the plan was made for"
+        )
+    if found:
+        raise PlanError(f"plan for {plan.model!r}: its graph is not the captured one: {found}; make the plan again")
+
+
+def difference(planned: Graph, captured: Graph) -> str | None:
+    """The first difference between two serial graphs up to names, order and repeated nodes; None where they are equal."""
+    numbers: Numbers = {}
+    ours, theirs = number(planned, numbers), number(captured, numbers)
+    results, expected = dict(planned.outputs), dict(captured.outputs)
+    if results.keys() != expected.keys():
+        return f"the plan has the outputs {sorted(results)}, the model {sorted(expected)}"
+    for key, name in expected.items():
+        if ours[results[key]] != theirs[name]:
+            return f"output {key!r}: " + _first_difference(planned, captured, results[key], name, ours, theirs)
+    if (draws := _draws(planned)) != (expected_draws := _draws(captured)):
+        return f"random numbers are drawn in the order {draws}, by the model in the order {expected_draws}"
+    return _batch_difference(planned, captured, ours, theirs)
+
+
+def number(graph: Graph, numbers: Numbers) -> Mapping[str, int]:
+    """Each node's number in the table: equal for nodes that compute the same from the same leaves."""
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        key = (node.op, _attributes(node), tuple(found[i] for i in node.inputs))
+        found[node.name] = numbers.setdefault(key, len(numbers))
+    return found
+
+
+def _attributes(node: Node) -> str:
+    return repr(sorted((k, v) for k, v in node.attrs if not (node.is_leaf and k == "layouts")))
+
+
+def _first_difference(
+    planned: Graph, captured: Graph, ours_at: str, theirs_at: str, ours: Mapping[str, int], theirs: Mapping[str, int]
+) -> str:
+    """Follow operands that differ down to an operator that differs by itself."""
+    while True:
+        mine, other = planned.by_name[ours_at], captured.by_name[theirs_at]
+        if (mine.op, _attributes(mine), len(mine.inputs)) != (other.op, _attributes(other), len(other.inputs)):
+            return f"the plan has {_describe(mine)}, the model {_describe(other)}"
+        pairs = zip(mine.inputs, other.inputs, strict=True)
+        ours_at, theirs_at = next((a, b) for a, b in pairs if ours[a] != theirs[b])
+
+
+def _describe(node: Node) -> str:
+    shown = ", ".join(f"{k}={v!r}" for k, v in node.attrs if k not in ("layouts", "grad"))
+    return f"%{node.name} = {node.op}({shown}) at {node.source}"
+
+
+def _draws(graph: Graph) -> list[object]:
+    """Which random numbers are drawn, in program order."""
+    return [node.attr("seed") for node in graph.nodes if node.op in ROWS and ROWS[node.op].random]
+
+
+def _batch_difference(planned: Graph, captured: Graph, ours: Mapping[str, int], theirs: Mapping[str, int]) -> str | None:
+    mine = {ours[n.name]: str(n.attr("target")) for n in planned.leaves("input")}
+    other = {theirs[n.name]: str(n.attr("target")) for n in captured.leaves("input")}
+    if mine.keys() == other.keys():
+        return None
+    return f"the plan reads the batch {sorted(mine.values())}, the model {sorted(other.values())}"

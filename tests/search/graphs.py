@@ -1,0 +1,37 @@
+"""Small serial graphs and a choice oracle for the search's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.cost.cluster import Cluster, Device, Level
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import TensorType
+
+
+def every_choice(node: Node, operands: Sequence[TensorType]) -> frozenset[str]:
+    """All choices that the op table offers. Only tests of the search machinery use it; plans use certified ones."""
+    row = ROWS[node.op]
+    signature = row.signature([t.shape for t in operands], dict(node.attrs))
+    partial = ("P" + ",".join(map(str, s)) for s in row.linear_in)
+    return frozenset(["R", "C", *partial, *(f.name for f in signature.factors if f.role != "fixed")])
+
+
+def cluster(num_devices: int, *, link_bytes_per_s: float = 1e9, latency_s: float = 1e-6, memory_bytes: int = 2**34) -> Cluster:
+    """A flat cluster of slow devices; the link decides whether splitting pays."""
+    device = Device("test", memory_bytes, 1e10, {"fp32": 1e11}, 0.5, 1e-6, "cpu")
+    return Cluster("test", device, (Level("rank", num_devices, link_bytes_per_s, latency_s),), "gloo", "test")
+
+
+def mlp(batch: int = 8, width: int = 16, hidden: int = 32, layers: int = 2, residual: bool = False) -> Graph:
+    """x ↦ relu(x w₁ᵀ) w₂ᵀ, repeated, then a sum of squares as the loss."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (batch, width), "float32", "x")
+    for i in range(layers):
+        up = b.leaf(f"up{i}", "parameter", (hidden, width), "float32", f"layers.{i}.up", grad=True)
+        down = b.leaf(f"down{i}", "parameter", (width, hidden), "float32", f"layers.{i}.down", grad=True)
+        y = b.op("linear", b.op("relu", b.op("linear", x, up)), down)
+        x = b.op("add", x, y) if residual and i else y
+    return b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False))])

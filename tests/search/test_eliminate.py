@@ -1,0 +1,115 @@
+"""The exact solver against brute force and against an integer program (HiGHS)."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy.optimize import LinearConstraint, milp
+from scipy.sparse import lil_matrix
+
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.eliminate import Eliminator, Solution
+from shardwright.search.problem import Interner, Problem, ProblemBuilder
+from tests.search.graphs import cluster, every_choice, mlp
+
+
+def objective(problem: Problem, choices: tuple[int, ...], price: float = 0.0) -> float:
+    own = sum(t[c] + price * k[c] for t, k, c in zip(problem.time_s, problem.kept_bytes, choices, strict=True))
+    return float(own + sum(table[choices[i], choices[j]] for (i, j), table in problem.edges.items()))
+
+
+def integer_program(problem: Problem, price: float = 0.0) -> float:
+    """The same minimum by HiGHS: one binary per choice, one continuous variable per pair of neighbouring choices."""
+    sizes = [len(t) for t in problem.time_s]
+    start = np.concatenate([[0], np.cumsum(sizes)])
+    edges = list(problem.edges.items())
+    pair_start = start[-1] + np.concatenate([[0], np.cumsum([t.size for _, t in edges])])
+    own = [t + price * k for t, k in zip(problem.time_s, problem.kept_bytes, strict=True)]
+    every = np.concatenate([table.ravel() for table in (*own, *(t for _, t in edges))])
+    cost, upper = np.where(np.isfinite(every), every, 0), np.isfinite(every).astype(float)
+    rows: list[dict[int, float]] = []
+    right: list[float] = []
+    for v, size in enumerate(sizes):
+        rows.append({int(start[v]) + c: 1.0 for c in range(size)})
+        right.append(1.0)
+    for e, ((i, j), table) in enumerate(edges):
+        at = int(pair_start[e])
+        for a in range(table.shape[0]):
+            rows.append({at + a * table.shape[1] + b: 1.0 for b in range(table.shape[1])} | {int(start[i]) + a: -1.0})
+            right.append(0.0)
+        for b in range(table.shape[1]):
+            rows.append({at + a * table.shape[1] + b: 1.0 for a in range(table.shape[0])} | {int(start[j]) + b: -1.0})
+            right.append(0.0)
+    matrix = lil_matrix((len(rows), len(cost)))
+    for r, row in enumerate(rows):
+        for column, value in row.items():
+            matrix[r, column] = value
+    integrality = np.concatenate([np.ones(start[-1]), np.zeros(len(cost) - start[-1])])
+    scale = 1e6
+    result = milp(cost * scale, constraints=LinearConstraint(matrix.tocsr(), right, right), integrality=integrality, bounds=(0, upper))
+    assert result.success, result.message
+    return float(result.fun) / scale
+
+
+def solve(graph: Graph, mesh: Mesh, price: float = 0.0, **link: float) -> tuple[Problem, Solution]:
+    builder = ProblemBuilder(cluster(mesh.num_devices, **link), mesh, every_choice)  # type: ignore[arg-type]
+    problem = builder.build(graph)
+    return problem, Eliminator(builder.interner).solve(problem, price)
+
+
+@pytest.mark.parametrize("link_bytes_per_s", [1e6, 1e9, 1e12])
+@pytest.mark.parametrize("mesh", [Mesh.of(x=4), Mesh.of(x=2, y=2)], ids=str)
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_optimum_is_the_integer_programs(mesh: Mesh, link_bytes_per_s: float, residual: bool) -> None:
+    problem, solution = solve(mlp(64, 16, 32, layers=2, residual=residual), mesh, link_bytes_per_s=link_bytes_per_s)
+    assert objective(problem, solution.choices) == pytest.approx(solution.objective, rel=1e-12)
+    assert solution.objective == pytest.approx(integer_program(problem), rel=1e-6)
+
+
+@pytest.mark.parametrize("price", [1e-12, 1e-9, 1e-6])
+def test_the_optimum_with_a_price_on_memory_is_the_integer_programs(price: float) -> None:
+    problem, solution = solve(mlp(64, 16, 32, layers=2), Mesh.of(x=2, y=2), price)
+    assert solution.objective == pytest.approx(integer_program(problem, price), rel=1e-6)
+
+
+def random_problem(rng: np.random.Generator, sizes: list[int], density: float) -> Problem:
+    """Random tables on a random graph, infinities included."""
+    problem = Problem(mlp(), Mesh())
+    problem.variables = [None] * len(sizes)  # type: ignore[list-item]
+    problem.time_s = [rng.random(s) for s in sizes]
+    problem.kept_bytes = [rng.random(s) for s in sizes]
+    for i, j in product(range(len(sizes)), repeat=2):
+        if i < j and rng.random() < density:
+            table = rng.random((sizes[i], sizes[j]))
+            table[rng.random(table.shape) < 0.2] = np.inf
+            table[0, 0] = 1.0
+            problem.edges[i, j] = table
+    return problem
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_models_are_solved_as_by_brute_force(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = list(rng.integers(2, 4, size=7))
+    problem = random_problem(rng, [int(s) for s in sizes], rng.choice([0.2, 0.5, 0.9]))
+    price = float(rng.choice([0.0, 0.7]))
+    best = min(objective(problem, c, price) for c in product(*(range(len(t)) for t in problem.time_s)))
+    solution = Eliminator(Interner()).solve(problem, price)
+    assert solution.objective == pytest.approx(best)
+    assert objective(problem, solution.choices, price) == pytest.approx(best)
+
+
+def test_repeated_blocks_are_eliminated_once() -> None:
+    """Inside equal blocks nothing is computed twice; only the chain of the cuts between them grows with depth."""
+    made, variables = [], []
+    for layers in (8, 16):
+        builder = ProblemBuilder(cluster(4), Mesh.of(x=2, y=2), every_choice)
+        problem = builder.build(mlp(64, 16, 32, layers=layers))
+        Eliminator(builder.interner).solve(problem)
+        made.append(builder.interner.num_made("eliminate"))
+        variables.append(len(problem.variables))
+    assert made[1] - made[0] <= 0.65 * (variables[1] - variables[0])
+    assert made[1] < variables[1] / 1.5

@@ -1,0 +1,125 @@
+"""Plans: never worse than the baselines, within memory, equal to what the prediction says."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.planner import Planner, meshes
+from shardwright.search.predict import node_costs, predict
+from shardwright.search.problem import constant_nodes
+from tests.search.graphs import cluster, every_choice, mlp
+
+FAST, SLOW = 1e12, 1e7
+
+
+def planner(num_devices: int = 4, **options: float) -> Planner:
+    return Planner(cluster(num_devices, **options), every_choice)  # type: ignore[arg-type]
+
+
+def test_meshes_are_all_factorizations() -> None:
+    assert [m.sizes for m in meshes(8)] == [(8,), (2, 4), (4, 2)]
+    assert [m.sizes for m in meshes(8, max_axes=3)] == [(8,), (2, 4), (2, 2, 2), (4, 2)]
+    assert [m.sizes for m in meshes(1)] == [(1,)]
+    assert [m.sizes for m in meshes(7)] == [(7,)]
+
+
+@pytest.mark.parametrize("link", [FAST, 1e9, SLOW])
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_a_plan_is_never_worse_than_a_baseline(num_devices: int, link: float) -> None:
+    plan = planner(num_devices, link_bytes_per_s=link).plan(mlp(64, 64, 256, layers=3))
+    assert all(plan.prediction.step_s <= a.prediction.step_s * (1 + 1e-9) for a in plan.alternatives if a.fits)
+    assert plan.report.bound_s <= plan.prediction.step_s * (1 + 1e-9)
+
+
+def test_fast_links_split_and_slow_links_do_not() -> None:
+    graph = mlp(64, 64, 256, layers=3)
+    fast = planner(4, link_bytes_per_s=FAST, latency_s=0).plan(graph)
+    slow = planner(4, link_bytes_per_s=SLOW).plan(graph)
+    assert any(choice not in ("R", "C") for n in fast.graph.nodes for choice in n.split)
+    assert not any(n.is_parallel for n in slow.graph.nodes)
+    assert fast.prediction.step_s < slow.prediction.step_s
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(x=4), Mesh.of(x=2, y=2)], ids=str)
+@pytest.mark.parametrize("roles", ["data", "zero", "tensor", "free"])
+def test_the_prediction_is_the_objective(mesh: Mesh, roles: str) -> None:
+    """What walking the finished graph gives is what was minimized, plus the nodes that are not variables."""
+    graph = mlp(64, 64, 256, layers=2, residual=True)
+    candidate = planner(4, link_bytes_per_s=1e10).solve(graph, mesh, (roles,) * len(mesh), "test")
+    constants = constant_nodes(candidate.graph)
+    fixed = sum(c.compute_s + c.communication_s for n, c in node_costs(candidate.graph, planner(4).cluster).items() if n in constants)
+    assert candidate.prediction.step_s - fixed == pytest.approx(candidate.bound_s, rel=0.02)
+
+
+def test_memory_is_a_hard_limit_and_costs_time() -> None:
+    graph = mlp(64, 64, 256, layers=4)
+    unlimited = planner(4, link_bytes_per_s=SLOW).plan(graph)
+    needed = unlimited.prediction.memory.total_bytes
+    steps = []
+    for fraction in (2.0, 0.9, 0.6):
+        plan = planner(4, link_bytes_per_s=SLOW, memory_bytes=int(needed * fraction)).plan(graph)
+        assert plan.prediction.memory.total_bytes <= plan.report.limit_bytes < needed * fraction
+        assert plan.report.bound_s <= plan.prediction.step_s * (1 + 1e-9)
+        steps.append(plan.prediction.step_s)
+    assert all(a <= b for a, b in pairwise(steps))
+    assert steps[0] < steps[-1]
+
+
+def test_where_nothing_fits_the_smallest_plan_is_returned_and_says_so() -> None:
+    plan = planner(2, memory_bytes=100_000).plan(mlp(64, 64, 256, layers=4))
+    assert plan.prediction.memory.total_bytes > plan.report.limit_bytes
+    assert not any(a.fits for a in plan.alternatives)
+
+
+@pytest.mark.parametrize("sizes", [(7, 11, 13), (1, 3, 5), (8, 9, 15)])
+def test_odd_sizes_give_a_plan_that_works(sizes: tuple[int, int, int]) -> None:
+    graph = mlp(*sizes, layers=2)
+    for roles in ("data", "zero", "tensor", "free"):
+        candidate = planner(4, link_bytes_per_s=FAST).solve(graph, Mesh.of(x=4), (roles,), roles)
+        candidate.graph.validate()
+
+
+def test_data_parallel_splits_the_batch_and_reduces_every_gradient() -> None:
+    candidate = planner(2).solve(mlp(8, 16, 32), Mesh.of(dp=2), ("data",), "dp")
+    graph = candidate.graph
+    assert {n.split for n in graph.nodes if n.op == "linear"} == {("_0",)}
+    replicated = {n.inputs[0] for n in graph.nodes if n.op == "replicate"}
+    assert replicated == {n.name for n in graph.leaves("parameter")}
+
+
+def test_zero_stores_every_parameter_sharded() -> None:
+    candidate = planner(2).solve(mlp(8, 16, 32), Mesh.of(dp=2), ("zero",), "zero")
+    assert all(candidate.graph.types[n.name].layouts[0].is_shard for n in candidate.graph.leaves("parameter"))
+
+
+def test_tensor_parallel_is_megatrons() -> None:
+    """Columns of the first weight, rows of the second, one all-reduce a layer."""
+    candidate = planner(2, link_bytes_per_s=1e9).solve(mlp(8, 16, 64, layers=1), Mesh.of(tp=2), ("tensor",), "tp")
+    layouts = {n.attr("target"): str(candidate.graph.types[n.name].layouts[0]) for n in candidate.graph.leaves("parameter")}
+    assert layouts == {"layers.0.up": "S(0)", "layers.0.down": "S(1)"}
+    assert sum(n.op == "reduce" for n in candidate.graph.nodes) == 1
+
+
+def test_predictions_are_of_positive_parts() -> None:
+    plan = planner(4, link_bytes_per_s=1e10).plan(mlp(64, 64, 256))
+    again = predict(plan.graph, plan.cluster)
+    assert again == plan.prediction
+    assert again.compute_s > 0
+    assert again.optimizer_s > 0
+    assert again.memory.parameters_bytes > 0
+
+
+def test_a_mesh_of_another_size_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"mesh \[x=3\] has 3 devices, cluster test has 4"):
+        planner(4).plan(mlp(), mesh=Mesh.of(x=3))
+
+
+def test_roles_must_match_the_mesh() -> None:
+    with pytest.raises(PlanError, match=r"2 axis roles for mesh \[x=4\]; give one role per axis"):
+        planner(4).plan(mlp(), mesh=Mesh.of(x=4), roles=("data", "tensor"))
+    with pytest.raises(PlanError, match=r"unknown axis role 'pipeline'; choose one of \['data', 'zero', 'tensor', 'free'\]"):
+        planner(4).plan(mlp(), mesh=Mesh.of(x=4), roles=("pipeline",))
