@@ -15,7 +15,8 @@ Where several axes shard one dimension, the dimension is a mixed-radix number. A
 that stands after a prefix of size n; axes with equal n stand in mesh order. Three invariants, checked in
 `shard_order`:
 
-* axes with fewer blocks come first, and their sizes divide the blocks of the later ones;
+* axes with fewer blocks come first; an axis of size k with n blocks takes the digit between prefixes n and n·k, so the
+  blocks of later axes are multiples of n·k;
 * every axis divides what is left of a block;
 * only the last axis in that order can be gathered or sliced without touching the others.
 """
@@ -26,6 +27,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Literal
 
 from shardwright.pcg.errors import LayoutError
@@ -106,11 +108,11 @@ def shard_order(
         axes = sorted((x.blocks, axis) for axis, x in enumerate(layouts) if x.is_shard and x.dim == dim)
         left = extent
         for blocks, axis in axes:
-            outer = 1
-            for other_blocks, other in axes:
-                outer *= sizes[other] if other_blocks < blocks else 1
-            if blocks % outer:
-                return f"dimension {dim} cannot hold {blocks} blocks inside shards of {outer}"
+            outer = prod(sizes[other] for other_blocks, other in axes if other_blocks < blocks)
+            last = max((other_blocks for other_blocks, _ in axes if other_blocks < blocks), default=1)
+            prefix = last * prod(sizes[other] for other_blocks, other in axes if other_blocks == last < blocks)
+            if blocks % prefix:
+                return f"dimension {dim} cannot hold {blocks} blocks inside the {prefix} parts that outer axes make of it"
             local_blocks = blocks // outer
             if left % (local_blocks * sizes[axis]):
                 return (
