@@ -12,7 +12,7 @@ Everything is interned by what it depends on, so equal blocks share their tables
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,10 +77,10 @@ class Problem:
 
 
 def constant_nodes(graph: Graph) -> frozenset[str]:
-    """Nodes that no parameter reaches."""
+    """Nodes that no parameter reaches, nor the tensor at the cut where a part of a graph begins."""
     reached: set[str] = set()
     for node in graph.nodes:
-        if node.op == "parameter" or any(i in reached for i in node.inputs):
+        if node.op == "parameter" or (node.is_leaf and node.attr("grad")) or any(i in reached for i in node.inputs):
             reached.add(node.name)
     return frozenset(n.name for n in graph.nodes if n.name not in reached)
 
@@ -99,14 +99,17 @@ class ProblemBuilder:
         self.compute = Compute(cluster.device)
         self.interner = Interner()
 
-    def build(self, graph: Graph, restrict: Restrict | None = None) -> Problem:
-        """The problem of a serial graph. Raises nothing for odd sizes: what cannot be split stays whole."""
-        return _Build(self, graph, restrict).run()
+    def build(self, graph: Graph, restrict: Restrict | None = None, boundary: Mapping[str, Layouts] | None = None) -> Problem:
+        """The problem of a serial graph. What cannot be split stays whole.
+
+        For a part of a graph, `boundary` gives the layouts in which it reads its inputs and hands on its result.
+        """
+        return _Build(self, graph, restrict, boundary or {}).run()
 
 
 class _Build:
-    def __init__(self, builder: ProblemBuilder, graph: Graph, restrict: Restrict | None) -> None:
-        self.b, self.graph, self.restrict = builder, graph, restrict
+    def __init__(self, builder: ProblemBuilder, graph: Graph, restrict: Restrict | None, boundary: Mapping[str, Layouts]) -> None:
+        self.b, self.graph, self.restrict, self.boundary = builder, graph, restrict, boundary
         self.sizes = builder.mesh.sizes
         self.types = graph.types
         self.constants = constant_nodes(graph)
@@ -125,8 +128,11 @@ class _Build:
                 if name not in self.constants:
                     readers[name].append((variable, position))
         for node in self.graph.leaves("parameter"):
-            if readers[node.name]:
+            if node.name in readers:
                 self._add("storage", node.name, self._storage(node, readers[node.name]))
+        for node in self.graph.leaves("input"):
+            if node.name in readers:
+                self._add("storage", node.name, self._held(node))
         outputs = {name for _, name in self.graph.outputs}
         for name, uses in readers.items():
             self._connect(name, uses, name in outputs)
@@ -205,7 +211,7 @@ class _Build:
     def _connect(self, name: str, uses: Sequence[tuple[int, int]], is_output: bool) -> None:
         """Edges from a tensor's producer to its readers, through a hub where there are several."""
         node = self.graph.by_name[name]
-        producer = self.problem.index["storage" if node.op == "parameter" else "node", name]
+        producer = self.problem.index["storage" if node.is_leaf else "node", name]
         closure = self._closure(name, producer, uses)
         self.problem.closures[name] = closure
         made = self.problem.variables[producer].domain
@@ -222,10 +228,19 @@ class _Build:
             columns = self._rows(closure, tuple(needs[position] for needs in domain.operands))
             self._edge(source, variable, closure, rows, columns)
         if is_output:
-            column = closure.index[replicated(len(self.sizes))]
+            column = closure.index[self._handed_on(name)]
             extra = self.b.interner.get(("out", id(closure), rows, column), lambda: closure.cost[list(rows), column])
             total = self.problem.time_s[source]
             self.problem.time_s[source] = self.b.interner.get(("plus", id(total), id(extra)), lambda: total + extra)
+
+    def _held(self, node: Node) -> Domain:
+        """The one choice of a tensor that comes from outside in given layouts."""
+        layouts = self.boundary[node.name]
+        zero = np.zeros(1)
+        return self.b.interner.get(("held", layouts), lambda: Domain((tuple(map(str, layouts)),), ((),), (layouts,), zero, zero))
+
+    def _handed_on(self, name: str) -> Layouts:
+        return self.boundary.get(name, replicated(len(self.sizes)))
 
     def _rows(self, closure: Closure, layouts: tuple[Layouts, ...]) -> tuple[int, ...]:
         return self.b.interner.get(("rows", id(closure), layouts), lambda: tuple(closure.index[x] for x in layouts))
@@ -245,16 +260,16 @@ class _Build:
         made = self.problem.variables[producer].domain
         assert made is not None
         readers = [(self.problem.variables[v].domain, position) for v, position in uses]
-        key = ("layouts", id(made), *((id(d), position) for d, position in readers))
-        per_axis = self.b.interner.get(key, lambda: self._layouts(made, readers))
+        key = ("layouts", id(made), self._handed_on(name), *((id(d), position) for d, position in readers))
+        per_axis = self.b.interner.get(key, lambda: self._layouts(made, readers, self._handed_on(name)))
         tensor = TensorClass(kind.shape, kind.dtype, kind.grad, self.graph.by_name[name].op == "parameter")
         key = ("closure", tensor, per_axis)
         return self.b.interner.get(key, lambda: close(tensor, valid_states(kind.shape, per_axis, self.sizes), self.b.costs))
 
 
-    def _layouts(self, made: Domain, readers: Sequence[tuple[Domain | None, int]]) -> tuple[tuple[Layout, ...], ...]:
+    def _layouts(self, made: Domain, readers: Sequence[tuple[Domain | None, int]], handed_on: Layouts) -> tuple[tuple[Layout, ...], ...]:
         """Per axis, the layouts in which a tensor is made or wanted."""
-        layouts: list[set[Layout]] = [{R} for _ in self.sizes]
+        layouts: list[set[Layout]] = [{R, x} for x in handed_on]
         wanted = [tuple(needs[position] for needs in domain.operands) for domain, position in readers if domain]
         for state in (state for group in (made.result, *wanted) for state in group):
             for axis, layout in enumerate(state):

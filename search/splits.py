@@ -1,0 +1,149 @@
+"""Sequence splits: where a graph falls into two parts that share one tensor.
+
+A *cut* is a node that every path from the batch to the loss passes. Between two neighbouring cuts lies a *leaf*. Equal leaves (the
+same operators, shapes, attributes and wiring) are found by a signature that knows no names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+
+import networkx as nx
+
+from shardwright.pcg.graph import Graph, Node, leaf
+from shardwright.search.problem import constant_nodes
+
+MIN_OPERATORS = 8
+"""Leaves smaller than this are joined with the next one."""
+_SOURCE = ""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A part of a graph with one result, as a graph of its own: what it reads from outside are its leaves.
+
+    `start` and `end` name the cuts around it ("" for the beginning).
+    """
+
+    start: str
+    end: str
+    graph: Graph
+
+    @property
+    def signature(self) -> Hashable:
+        """Equal for leaves that are the same up to names."""
+        number = {node.name: i for i, node in enumerate(self.graph.nodes)}
+        return tuple(_shape_of(node, number) for node in self.graph.nodes)
+
+
+def _shape_of(node: Node, number: Mapping[str, int]) -> Hashable:
+    attrs = tuple((k, v) for k, v in node.attrs if k not in ("seed", "target"))
+    return (node.op, tuple(number[i] for i in node.inputs), attrs)
+
+
+def batch_nodes(graph: Graph) -> frozenset[str]:
+    """Operators that depend on the batch and on a parameter: the stream that cuts divide."""
+    constants, fed = constant_nodes(graph), set[str]()
+    for node in graph.nodes:
+        if node.op == "input" or any(i in fed for i in node.inputs):
+            fed.add(node.name)
+    return frozenset(n.name for n in graph.nodes if not n.is_leaf and n.name in fed and n.name not in constants)
+
+
+def cuts(graph: Graph) -> list[str]:
+    """The nodes that every path from the batch to the loss passes, in order; the loss is the last."""
+    stream = batch_nodes(graph)
+    loss = dict(graph.outputs)["loss"]
+    if loss not in stream:
+        return []
+    backwards = nx.DiGraph()
+    backwards.add_node(loss)
+    for node in graph.nodes:
+        if node.name in stream:
+            before = [i for i in node.inputs if i in stream] or [_SOURCE]
+            backwards.add_edges_from((node.name, i) for i in before)
+    above = nx.immediate_dominators(backwards, loss)
+    chain: list[str] = []
+    current = above.get(_SOURCE, loss)
+    while True:
+        chain.append(current)
+        if current == loss:
+            return chain
+        current = above[current]
+
+
+def leaves(graph: Graph) -> list[Leaf]:
+    """The parts between cuts, small ones joined, in order."""
+    chain = cuts(graph)
+    stream = batch_nodes(graph)
+    order = {node.name: i for i, node in enumerate(graph.nodes)}
+    found: list[Leaf] = []
+    start = _SOURCE
+    for end in chain:
+        size = sum(1 for name in stream if order.get(start, -1) < order[name] <= order[end])
+        if size >= MIN_OPERATORS or end == chain[-1]:
+            part = extract(graph, start, end)
+            if part is not None:
+                found.append(part)
+            start = end
+    return found
+
+
+def extract(graph: Graph, start: str, end: str) -> Leaf | None:
+    """The part of a graph that leads from cut `start` to cut `end`, or None where it has a second result.
+
+    Parameters stay parameters; every other value from outside becomes an input of its type.
+    """
+    stream, needed = batch_nodes(graph), _needed(graph, start, end)
+    inside = [n for n in graph.nodes if n.name in needed and not n.is_leaf and (n.name in stream or _only_here(graph, n.name, needed))]
+    names = {n.name for n in inside}
+    if any(u not in names for n in inside if n.name != end for u in graph.users[n.name]) or names & {v for _, v in graph.outputs} - {end}:
+        return None
+    nodes: dict[str, Node] = {}
+    for node in inside:
+        for name in node.inputs:
+            if name not in names and name not in nodes:
+                outside, kind = graph.by_name[name], graph.types[name]
+                stays = outside.op == "parameter"
+                nodes[name] = outside if stays else leaf(name, "input", kind.shape, kind.dtype, name, grad=kind.grad, source=outside.source)
+        nodes[node.name] = node
+    return Leaf(start, end, Graph(tuple(nodes.values()), (("loss", end),)))
+
+
+def _needed(graph: Graph, start: str, end: str) -> set[str]:
+    """Everything that `end` depends on without looking past `start`."""
+    needed, stack = set[str](), [end]
+    while stack:
+        name = stack.pop()
+        if name not in needed and name != start:
+            needed.add(name)
+            stack.extend(graph.by_name[name].inputs)
+    return needed
+
+
+def _only_here(graph: Graph, name: str, needed: set[str]) -> bool:
+    """Whether a node that does not depend on the batch is used in this part alone: a transposed weight, a scalar."""
+    return all(u in needed for u in graph.users[name]) and bool(graph.users[name])
+
+
+def transplant(graph: Graph, old: Leaf, new: Graph) -> Graph:
+    """The graph with a leaf's nodes replaced by another graph of the same inputs and result."""
+    removed = {n.name for n in old.graph.nodes if not n.is_leaf}
+    result = dict(new.outputs)["loss"]
+    taken = {n.name for n in graph.nodes if n.name not in removed}
+    names = {n.name: n.name for n in new.nodes if n.is_leaf}
+    fresh: list[Node] = []
+    for node in new.nodes:
+        if node.is_leaf:
+            continue
+        name = old.end if node.name == result else node.name
+        while name in taken or (name == old.end and node.name != result):
+            name += "_r"
+        taken.add(name)
+        names[node.name] = name
+        fresh.append(replace(node, name=name, inputs=tuple(names[i] for i in node.inputs)))
+    at = max(i for i, n in enumerate(graph.nodes) if n.name in removed)
+    before = [n for n in graph.nodes[:at] if n.name not in removed]
+    after = [n for n in graph.nodes[at + 1 :] if n.name not in removed]
+    return Graph((*before, *fresh, *after), graph.outputs).validate()
