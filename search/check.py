@@ -1,7 +1,7 @@
 """The proof step before a plan runs: it type-checks, and what it denotes is the captured graph.
 
-A well-typed parallel graph denotes its erasure. `materialize` may compute nodes that no parameter reaches more than once,
-in several layouts, so two serial graphs are compared by *hash-consing*: each node gets a number that stands for
+A well-typed parallel graph denotes its erasure. `materialize` may compute nodes that no parameter reaches more than
+once, in several layouts, so two serial graphs are compared by *hash-consing*: each node gets a number that stands for
 (operator, attributes, numbers of its operands), in one table for both graphs. Names and source lines play no part.
 Operators that draw random numbers carry the number of their draw as an attribute, and must come in the same order.
 """
@@ -27,7 +27,7 @@ def check_plan(plan: Plan, captured: Graph) -> None:
         plan.graph.validate()
         erased = plan.graph.erased().validate()
     except GraphError as error:
-        raise PlanError(f"plan for {plan.model!r}: its graph is not well typed: {error}; make the plan again") from error
+        raise PlanError(f"plan for {plan.model!r}: its graph is ill-typed: {error}; make the plan again") from error
     found = difference(erased, captured)
     digest = fingerprint(captured)
     if plan.fingerprint != digest:
@@ -41,7 +41,7 @@ def check_plan(plan: Plan, captured: Graph) -> None:
 
 
 def difference(planned: Graph, captured: Graph) -> str | None:
-    """The first difference between two serial graphs up to names, order and repeated nodes; None where they are equal."""
+    """The first difference between two serial graphs up to names, order and repeated nodes, if there is any."""
     numbers: Numbers = {}
     ours, theirs = number(planned, numbers), number(captured, numbers)
     results, expected = dict(planned.outputs), dict(captured.outputs)
@@ -90,7 +90,9 @@ def _draws(graph: Graph) -> list[object]:
     return [node.attr("seed") for node in graph.nodes if node.op in ROWS and ROWS[node.op].random]
 
 
-def _batch_difference(planned: Graph, captured: Graph, ours: Mapping[str, int], theirs: Mapping[str, int]) -> str | None:
+def _batch_difference(
+    planned: Graph, captured: Graph, ours: Mapping[str, int], theirs: Mapping[str, int]
+) -> str | None:
     mine = {ours[n.name]: str(n.attr("target")) for n in planned.leaves("input")}
     other = {theirs[n.name]: str(n.attr("target")) for n in captured.leaves("input")}
     if mine.keys() == other.keys():

@@ -1,0 +1,194 @@
+"""The public functions: `plan` searches, `compile` turns a plan into this rank's trainable module.
+
+How they work: model and batch ──capture──▶ serial graph ──Planner──▶ Plan ──check_plan──▶ lower ──▶ ParallelModule.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from shardwright.cost.cluster import Cluster
+from shardwright.lowering.launch import TIMEOUT_S, join
+from shardwright.lowering.module import ParallelModule, lower
+from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Node
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import TensorType
+from shardwright.ranks import agree, check_world, on_all_ranks
+from shardwright.search.check import check_plan
+from shardwright.search.domain import Certified
+from shardwright.search.plan import Plan
+from shardwright.search.planner import Planner, Progress
+
+MeshLike = Mesh | Mapping[str, int]
+Roles = Sequence[str] | Mapping[str, str]
+
+
+def certified_choices() -> Certified:
+    """The split choices of a node that carry a certificate; nothing else enters the search."""
+    return _row_choices
+
+
+def _row_choices(node: Node, operands: Sequence[TensorType]) -> frozenset[str]:
+    """Until the certificate store answers: every choice that the node's row derives."""
+    row = ROWS[node.op]
+    signature = row.signature([t.shape for t in operands], dict(node.attrs))
+    partial = ("P" + ",".join(map(str, group)) for group in row.linear_in)
+    return frozenset(["R", "C", *partial, *(f.name for f in signature.factors if f.role != "fixed")])
+
+
+def plan(
+    model: nn.Module,
+    cluster: Cluster,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: MeshLike | None = None,
+    roles: Roles | None = None,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Plan:
+    """Search the best way to train `model` on `cluster`. Nothing is run or distributed.
+
+    Args:
+        model: in the mode (train or eval) that it will run in. Parameters may be fake tensors: a model of any size
+            built under `FakeTensorMode` is planned without its memory.
+        cluster: what to plan for; see `Cluster`.
+        args: example inputs of one global batch, positional; shapes are baked into the plan.
+        kwargs: the same, by name.
+        mesh: search on this mesh only, as `Mesh.of(dp=2, tp=4)` or `{"dp": 2, "tp": 4}`.
+        roles: what each axis of `mesh` may do: "data", "zero", "tensor" or "free" (anything, the default).
+        strict: an operator without a row in the op table is an error; otherwise it runs replicated.
+        progress: called with a line of text now and then.
+
+    Raises:
+        CaptureError: the model cannot be captured with this batch.
+        PlanError: `mesh` or `roles` do not fit.
+    """
+    return _plan(model, cluster, _capture(model, args, kwargs, strict, progress), mesh, roles, progress)
+
+
+def compile(
+    model: nn.Module,
+    cluster: Cluster | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    mesh: MeshLike | None = None,
+    roles: Roles | None = None,
+    strict: bool = False,
+    progress: Progress | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> ParallelModule:
+    """This rank's program for training `model`, as a module whose parameters are DTensors under the model's own names.
+
+    Call it on every rank of a run that `torchrun` (or `shardwright run`) started, with the same model and arguments.
+    Rank 0 plans and every rank gets its plan. Without example inputs the module captures and plans at its first call.
+
+    Args:
+        model: with real weights, equal on all ranks (seed before building it, or load a checkpoint).
+        cluster: by default the one that this process runs on, `Cluster.detect()`.
+        args: example inputs of one global batch, positional.
+        kwargs: the same, by name.
+        plan: use this plan, or plan file, instead of searching.
+        mesh: as in `plan`.
+        roles: as in `plan`.
+        strict: as in `plan`.
+        progress: as in `plan`; called on rank 0 only.
+        timeout_s: after this long a collective that waits for another rank is an error.
+
+    Raises:
+        CaptureError: the model cannot be captured with this batch, or has no weights of its own (fake or meta tensors).
+        PlanError: the plan is for another model, batch or cluster.
+        DistributedError: as many ranks are running as the plan is not for, or another rank failed.
+    """
+    from shardwright.lazy import LazyParallelModule
+
+    _refuse_unreal(model)
+    given = _load(plan)
+    if given is not None and (mesh is not None or roles is not None):
+        raise PlanError("plan= was given together with mesh= or roles=, which guide the search; give one or the other")
+    target = _target(cluster, given)
+    check_world(target.num_devices)
+
+    def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
+        captured = _capture(model, args, kwargs, strict, progress)
+        agreed = agree(lambda: given or _plan(model, target, captured, mesh, roles, progress))
+        on_all_ranks(lambda: check_plan(agreed, captured.graph))
+        return lower(agreed.graph, model, constants=captured.constants, options=captured.options, timeout_s=timeout_s)
+
+    join(timeout_s)
+    if not args and not kwargs:
+        return LazyParallelModule(model, build)
+    return build(args, kwargs or {})
+
+
+def _capture(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, strict: bool, progress: Progress | None
+) -> Captured:
+    if progress:
+        progress(f"capturing {type(model).__name__}")
+    return capture(model, kwargs or {}, args, strict=strict)
+
+
+def _plan(
+    model: nn.Module,
+    cluster: Cluster,
+    captured: Captured,
+    mesh: MeshLike | None,
+    roles: Roles | None,
+    progress: Progress | None,
+) -> Plan:
+    grid = mesh if isinstance(mesh, Mesh) or mesh is None else Mesh.of(**mesh)
+    planner = Planner(cluster, certified_choices(), progress)
+    found = planner.plan(captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, roles))
+    check_plan(found, captured.graph)
+    return found
+
+
+def _role_list(mesh: Mesh | None, roles: Roles | None) -> Sequence[str] | None:
+    """One role per axis, in mesh order."""
+    if roles is None:
+        return None
+    if mesh is None:
+        raise PlanError(f"roles={roles!r} without a mesh; say which axes they are for, e.g. mesh={{'dp': 2, 'tp': 4}}")
+    if isinstance(roles, Mapping):
+        unknown = [axis for axis in roles if axis not in mesh.names]
+        if unknown:
+            raise PlanError(f"roles: axis {unknown[0]!r} is not in the mesh {mesh}; choose among {list(mesh.names)}")
+        return [roles.get(axis, "free") for axis in mesh.names]
+    return list(roles)
+
+
+def _load(plan: Plan | str | os.PathLike[str] | None) -> Plan | None:
+    return plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+
+
+def _target(cluster: Cluster | None, given: Plan | None) -> Cluster:
+    """The cluster to run on; a given plan must be for as many devices."""
+    if given is None:
+        return cluster or Cluster.detect()
+    if cluster is not None and cluster.num_devices != given.cluster.num_devices:
+        raise PlanError(
+            f"the plan is for {given.cluster.num_devices} devices ({given.cluster.name}), the cluster {cluster.name} "
+            f"has {cluster.num_devices}; plan for this cluster"
+        )
+    return given.cluster
+
+
+def _refuse_unreal(model: nn.Module) -> None:
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(value, FakeTensor) or value.device.type == "meta":
+            kind = "a fake tensor" if isinstance(value, FakeTensor) else "on device meta"
+            raise PlanError(
+                f"{type(model).__name__}: {name!r} is {kind} and has no values to train; shardwright.plan works on "
+                "such a model, compile needs one that is built outside FakeTensorMode, on a real device"
+            )

@@ -1,0 +1,82 @@
+"""Compiling at the first call: a module that has the model's parameters until it has seen a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.capture import bind_arguments, tied_names
+
+Build = Callable[[Sequence[Any], Mapping[str, Any]], ParallelModule]
+
+
+class LazyParallelModule(ParallelModule):
+    """Captures, plans and lowers at its first call, and is an ordinary `ParallelModule` from then on.
+
+    Its parameters are there from the start and stay the same objects, so that an optimizer may be made before the first
+    call: until then they are replicated and share the model's storage, afterwards they are laid out as the plan says.
+    """
+
+    def __init__(self, model: nn.Module, build: Build) -> None:
+        nn.Module.__init__(self)
+        self.training = model.training
+        self._pending = (model, build)  # in a tuple, so that the model is not a submodule
+        self._standins = _standins(model)
+        _mirror(self, model, self._standins)
+
+    def forward(self, *args: Any, **batch: Any) -> Tensor:
+        return self._become(args, batch).forward(**batch)
+
+    def forward_backward(self, *args: Any, **batch: Any) -> Tensor:
+        """As `ParallelModule.forward_backward`; the first call captures, plans and lowers."""
+        return self._become(args, batch).forward_backward(**batch)
+
+    def _become(self, args: Sequence[Any], batch: dict[str, Any]) -> ParallelModule:
+        """Turn into the parallel module for this batch; positional arguments move into `batch`."""
+        model, build = self._pending
+        batch.update(bind_arguments(model, args, batch))
+        made, standins = build((), batch), self._standins
+        for held in {id(h): h for h in made._held.values()}.values():
+            if isinstance(held.outside, nn.Parameter):
+                standin = standins[held.name]
+                standin.grad = None
+                torch.utils.swap_tensors(standin, held.outside)
+                held.outside = standin
+        self.__dict__ = made.__dict__
+        self.__class__ = ParallelModule  # pyright: ignore[reportAttributeAccessIssue]
+        _mirror(self, model, {name: held.outside for name, held in made._held.items()})
+        return self
+
+
+def _standins(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of our own on the model's storage, tied where the model's are."""
+    found: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
+    values = dict(model.named_parameters(remove_duplicate=False))
+    for first, names in tied_names(model).items():
+        value = values[first]
+        mesh = init_device_mesh(value.device.type, (dist.get_world_size(),))
+        whole = DTensor.from_local(value.detach(), mesh, [Replicate()], run_check=False)
+        found.update(dict.fromkeys(names, nn.Parameter(whole, requires_grad=value.requires_grad)))
+    return found
+
+
+def _mirror(target: nn.Module, model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give `target` the model's tree of names, with these tensors."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        here = target
+        for part in path.split(".") if path else []:
+            if part not in here._modules:
+                here._modules[part] = nn.Module().train(module.training)
+            here = here.get_submodule(part)
+        prefix = f"{path}." if path else ""
+        for kept, own in ((here._parameters, module._parameters), (here._buffers, module._buffers)):
+            for name, value in own.items():
+                kept[name] = None if value is None else values[prefix + name]  # pyright: ignore[reportArgumentType]
+        here._non_persistent_buffers_set |= module._non_persistent_buffers_set

@@ -1,0 +1,66 @@
+"""What the ranks of one run agree on: how many they are, one plan for all, and that an error on one ends all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from shardwright.pcg.errors import DistributedError, ShardwrightError
+from shardwright.search.plan import Plan
+
+
+def world_size() -> int:
+    """How many ranks this run has: the process group's, torchrun's, or one."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_world(num_devices: int) -> None:
+    """Raise a `DistributedError` where the run has another number of ranks than the plan or cluster has devices."""
+    world = world_size()
+    if world != num_devices:
+        raise DistributedError(
+            f"the plan is for {num_devices} ranks, but {world} {'is' if world == 1 else 'are'} running; start the "
+            f"script with `torchrun --nproc-per-node {num_devices}` or "
+            f"`shardwright run --cluster local:{num_devices}`, or plan for a cluster of {world}"
+        )
+
+
+def agree(make: Callable[[], Plan]) -> Plan:
+    """Rank 0's plan, on every rank; where rank 0 fails, every rank raises."""
+    if world_size() == 1:
+        return make()
+    message: list[str | None] = [None, None]
+    failure: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            message[0] = json.dumps(make().to_json())
+        except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know
+            failure, message[1] = error, f"{type(error).__name__}: {error}"
+    dist.broadcast_object_list(message, src=0)
+    if failure is not None:
+        raise failure
+    if message[0] is None:
+        raise DistributedError(f"rank 0 could not make the plan: {message[1]}")
+    return Plan.from_json(json.loads(message[0]), "the plan of rank 0")
+
+
+def on_all_ranks(check: Callable[[], None]) -> None:
+    """Run a check on every rank; where it fails on one, every rank raises."""
+    failure: ShardwrightError | None = None
+    try:
+        check()
+    except ShardwrightError as error:
+        failure = error
+    if world_size() > 1:
+        texts: list[str | None] = [None] * world_size()
+        dist.all_gather_object(texts, str(failure) if failure else None)
+        failed = [(rank, text) for rank, text in enumerate(texts) if text is not None]
+        if failed and failure is None:
+            failure = DistributedError(f"rank {failed[0][0]}: {failed[0][1]}")
+    if failure is not None:
+        raise failure
