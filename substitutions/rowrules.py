@@ -1,0 +1,198 @@
+"""Row rules: the ways to run one operator along one mesh axis, derived mechanically from the op table.
+
+A rule reads
+
+    op(x, y, …) = combine/reduce( op(partition/replicate(x), partition/replicate(y), …) )
+
+and says which layout each operand must have and which the result gets. It is generic in all sizes and in the degree k.
+Per row and factor pattern there is one rule for every splittable factor, the pass-through rules "R" and "C", and "P0",
+"P0,1", … for the sets of operands in which the row is jointly linear. `derive` takes the layouts from
+`Signature.split_layouts`, the one place where parallelization is derived, evaluated at sizes that are distinct primes,
+so that a number of blocks says which factors it is the product of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from shardwright.pcg.errors import RuleError
+from shardwright.pcg.graph import required_layouts
+from shardwright.pcg.layout import Layout
+from shardwright.pcg.optable import ROWS, Row, keep_attrs
+from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """One way to run an operator along one mesh axis.
+
+    row        the op-table row
+    pattern    its factor pattern
+    choice     a factor of the pattern, "R", "C", or "P" and the operands that are partial
+    operands   the layout of each operand
+    result     the layout of the result
+    guard      conditions: "k | a" (the degree divides factor a), "numeric" (the result is not of bools), "additive 0,1"
+               (those operands are numbers, and the result does not round them to integers)
+    local      what the local operator is told about its device: "attrs" (localized attributes), "offset" (where its
+               part of the row's offset factor begins), "shard" (its part of the global random draw)
+    """
+
+    row: str
+    pattern: str
+    choice: str
+    operands: tuple[Placement, ...]
+    result: Placement
+    guard: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.row} [{self.pattern}] by {self.choice}"
+
+    @property
+    def factor(self) -> str | None:
+        """The factor that the rule splits, if it splits one."""
+        return None if self.choice[0] in "RCP" else self.choice
+
+    @property
+    def partial(self) -> tuple[int, ...]:
+        """The operands that the rule's name declares partial."""
+        return tuple(int(i) for i in self.choice[1:].split(",")) if self.choice[0] == "P" else ()
+
+    @property
+    def equation(self) -> str:
+        """The rule as one line."""
+        operands = ", ".join(f"x{i}:{p}" for i, p in enumerate(self.operands))
+        where = f" where {' and '.join(self.guard)}" if self.guard else ""
+        return f"{self.row}({operands}) : {self.result}{where}"
+
+    def shapes(self) -> Pattern:
+        """The parsed pattern."""
+        return Pattern.parse(self.pattern, len(self.operands))
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented JSON form (docs/proofs.md)."""
+        return {
+            "form": "row", "row": self.row, "pattern": self.pattern, "choice": self.choice,
+            "operands": [str(p) for p in self.operands], "result": str(self.result),
+            "guard": list(self.guard), "local": list(self.local),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RowRule:
+        """Read the JSON form; a `RuleError` names what is wrong."""
+        missing = [key for key in ("row", "pattern", "choice", "operands", "result") if key not in data]
+        if missing:
+            raise RuleError(f"row rule {data.get('row', '?')!r}: field {missing[0]!r} is missing")
+        if data["row"] not in ROWS:
+            raise RuleError(f"row rule: operator {data['row']!r} has no row in the op table")
+        rule = cls(
+            str(data["row"]), str(data["pattern"]), str(data["choice"]),
+            tuple(Placement.parse(str(p)) for p in data["operands"]), Placement.parse(str(data["result"])),
+            tuple(data.get("guard", ())), tuple(data.get("local", ())),
+        )  # fmt: skip
+        rule.shapes()
+        return rule
+
+    @property
+    def hash(self) -> str:
+        """Names the rule: SHA-256 over its JSON form."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+_PRIMES = (
+    2,
+    3,
+    5,
+    7,
+    11,
+    13,
+    17,
+    19,
+    23,
+    29,
+    31,
+    37,
+    41,
+    43,
+    47,
+    53,
+    59,
+    61,
+    67,
+    71,
+    73,
+    79,
+    83,
+    89,
+    97,
+    101,
+    103,
+    107,
+)
+
+
+@lru_cache(maxsize=65536)
+def derive(row_name: str, pattern: Pattern, choice: str) -> RowRule:
+    """The row's rule for one choice, `choice` being a factor of the pattern, "R", "C" or "P0,1".
+
+    Raises `LayoutError` where the row does not offer the choice, `RuleError` for a pattern of more factors than primes.
+    """
+    row, factors = ROWS[row_name], pattern.factors
+    if len(factors) > len(_PRIMES):
+        raise RuleError(f"{row_name}: a pattern of {len(factors)} factors; at most {len(_PRIMES)} are supported")
+    primes = dict(zip(factors, _PRIMES, strict=False))
+    signature = pattern.signature(primes)
+    layouts, result = required_layouts(signature, choice, len(pattern.operands), row, row_name)
+
+    def symbolic(layout: Layout) -> Placement:
+        blocks = tuple(name for name, prime in primes.items() if layout.blocks % prime == 0)
+        return Placement(layout.kind, layout.dim, blocks)
+
+    rule = RowRule(row_name, str(pattern), choice, tuple(map(symbolic, layouts)), symbolic(result))
+    guard = tuple(_guard(rule, pattern))
+    return RowRule(row_name, rule.pattern, choice, rule.operands, rule.result, guard, tuple(_local(row, rule, pattern)))
+
+
+def _guard(rule: RowRule, pattern: Pattern) -> Iterator[str]:
+    if rule.factor is not None:
+        yield f"k | {rule.factor}"
+    if rule.factor in pattern.summed:
+        yield "numeric"
+    if rule.partial:
+        yield "additive " + rule.choice[1:]
+
+
+def _local(row: Row, rule: RowRule, pattern: Pattern) -> Iterator[str]:
+    """What the local operator must be told. Only splits change the local problem."""
+    if rule.factor is None:
+        return
+    if row.localize is not keep_attrs:
+        yield "attrs"
+    if row.offset is not None and rule.factor == offset_factor(row, pattern):
+        yield "offset"
+    if row.random:
+        yield "shard"
+
+
+def offset_factor(row: Row, pattern: Pattern) -> str | None:
+    """The pattern's name of the factor that the row's positions count along: the sides are read from its own string."""
+    if row.offset is None or not isinstance(row.factors, str):
+        return None
+    sides = row.factors.partition("->")[0].split(",")
+    for side, dims in zip(sides, pattern.operands, strict=True):
+        tokens = side.split()
+        if row.offset in tokens and "..." not in tokens[: tokens.index(row.offset)]:
+            return dims[tokens.index(row.offset)][0]
+    return None
+
+
+def choices(row: Row, pattern: Pattern) -> tuple[str, ...]:
+    """Every choice that the row offers for operators of this pattern."""
+    return ("R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *pattern.splittable)

@@ -1,0 +1,141 @@
+"""The split choices that the search may use: those of the op table that carry a certificate.
+
+certified = Certified()
+certified(node, [graph.types[i] for i in node.inputs])      frozenset({"R", "C", "P0", "b", "o", …})
+certified.reason(node, operands, "i")                       why a choice is missing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import TensorType
+from shardwright.substitutions.pattern import Pattern, pattern_of
+from shardwright.substitutions.rowrules import RowRule, choices, derive
+from shardwright.verifier.certificates import Certificate, Store, certify
+
+Key = tuple[str, tuple[object, ...], tuple[tuple[tuple[int, ...], str], ...]]
+_RuleKey = tuple[str, Pattern, str]
+
+
+@dataclass
+class Certified:
+    """Answers which choices of a node are proven. Rules that the store lacks are proven when they are first asked for.
+
+    used    certificates that were given out, by rule hash: what a plan's proof refers to
+    """
+
+    store: Store = field(default_factory=Store.load)
+    used: dict[str, Certificate] = field(default_factory=dict)
+    _nodes: dict[Key, dict[str, str]] = field(default_factory=dict)
+    _rules: dict[_RuleKey, Certificate | str] = field(default_factory=dict)
+
+    def __call__(self, node: Node, operands: Sequence[TensorType]) -> frozenset[str]:
+        """The certified choices of one operator, in the names of `Node.split`; `GraphError` where shapes do not fit."""
+        if node.op == OPAQUE:
+            return frozenset(["R"])
+        return frozenset(choice for choice, reason in self._outcomes(node, operands).items() if not reason)
+
+    def of(self, graph: Graph, node: Node) -> frozenset[str]:
+        """The certified choices of a node of a graph; leaves and parallel operators have none."""
+        if node.is_leaf or node.is_parallel:
+            return frozenset()
+        return self(node, [graph.types[name] for name in node.inputs])
+
+    def reason(self, node: Node, operands: Sequence[TensorType], choice: str) -> str | None:
+        """Why a choice is not certified; None where it is."""
+        if node.op == OPAQUE:
+            return None if choice == "R" else f"{node.op}: an operator without a row runs on whole tensors only"
+        outcomes = self._outcomes(node, operands)
+        if choice not in outcomes:
+            return f"{node.op} does not offer the choice {choice!r}; it has {sorted(outcomes)}"
+        return outcomes[choice] or None
+
+    def certificate(self, node: Node, operands: Sequence[TensorType], choice: str) -> Certificate | None:
+        """The certificate of one choice, if it has one."""
+        if node.op == OPAQUE or self.reason(node, operands, choice) is not None:
+            return None
+        signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
+        pattern, names = pattern_of(signature)
+        by_name = {f.name: names[i] for i, f in enumerate(signature.factors)}
+        found = self._certify(node.op, pattern, by_name.get(choice, choice))
+        return found if isinstance(found, Certificate) else None
+
+    def _outcomes(self, node: Node, operands: Sequence[TensorType]) -> dict[str, str]:
+        """Every choice that the row offers, with the reason why it is not certified, or ""."""
+        key = (node.op, node.attrs, tuple((t.shape, t.dtype) for t in operands))
+        if key not in self._nodes:
+            self._nodes[key] = self._judge(node, operands)
+        return self._nodes[key]
+
+    def _judge(self, node: Node, operands: Sequence[TensorType]) -> dict[str, str]:
+        row, attrs = ROWS[node.op], dict(node.attrs)
+        signature = row.signature([t.shape for t in operands], attrs)
+        pattern, names = pattern_of(signature)
+        sizes = {names[i]: f.size for i, f in enumerate(signature.factors)}
+        real_names = {names[i]: f.name for i, f in enumerate(signature.factors)}
+        dtypes = [t.dtype for t in operands]
+        context = _Context(sizes, row.result_dtype(dtypes, attrs), row.partial_sets(dtypes, attrs))
+        outcomes: dict[str, str] = {}
+        for choice in choices(row, pattern):
+            found = self._certify(node.op, pattern, choice)
+            reason = found if isinstance(found, str) else context.violated(found.guard)
+            outcomes[real_names.get(choice, choice)] = reason
+        return outcomes
+
+    def _certify(self, row: str, pattern: Pattern, choice: str) -> Certificate | str:
+        """From the store, or proven now; nothing unproven comes out of here."""
+        key = (row, pattern, choice)
+        if key not in self._rules:
+            self._rules[key] = self._look_up(row, pattern, choice)
+        found = self._rules[key]
+        if isinstance(found, Certificate):
+            self.used[found.rule] = found
+        return found
+
+    def _look_up(self, row: str, pattern: Pattern, choice: str) -> Certificate | str:
+        try:
+            rule = derive(row, pattern, choice)
+        except (GraphError, RuleError) as error:
+            return str(error)
+        stored = self.store.certificates.get(rule.hash)
+        if stored is not None:
+            return stored
+        proven = certify(rule)
+        if isinstance(proven, Certificate):
+            self.store.add(rule, proven)
+        return proven
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What guards speak about, at one node."""
+
+    sizes: dict[str, int]
+    dtype: str
+    partial_sets: tuple[tuple[int, ...], ...]
+
+    def violated(self, guard: Sequence[str]) -> str:
+        """The first guard that this node cannot satisfy at any degree, in words; "" if there is none."""
+        for condition in guard:
+            if condition.startswith("k | ") and self.sizes[condition[4:]] < 1:
+                return f"guard {condition!r}: the factor has size {self.sizes[condition[4:]]}"
+            if condition == "numeric" and self.dtype == "bool":
+                return "guard 'numeric': the result is of bools, which are not summed"
+            if condition.startswith("additive "):
+                partial = tuple(int(i) for i in condition[9:].split(","))
+                if partial not in self.partial_sets:
+                    return f"guard {condition!r}: bools or rounding among the dtypes"
+        return ""
+
+
+def rule_of(node: Node, operands: Sequence[TensorType], choice: str) -> RowRule:
+    """The rule behind a choice of a node, in the names of `Node.split`."""
+    signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
+    pattern, names = pattern_of(signature)
+    by_name = {f.name: names[i] for i, f in enumerate(signature.factors)}
+    return derive(node.op, pattern, by_name.get(choice, choice))

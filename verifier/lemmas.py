@@ -1,0 +1,142 @@
+"""The lemmas that every proof stands on: integers, digits, and finite sums by induction. Each is proven by Z3.
+
+Sums are handled by prefix sums S(n): S(0) = 0 and S(n + 1) = S(n) + t(n). A lemma about sums is proven by its base case
+and its induction step, both ground; the principle of induction itself is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from shardwright.pcg.errors import RuleError
+from shardwright.verifier.logic import Formula, z3
+from shardwright.verifier.solver import is_valid
+
+Claim = tuple[list[Formula], Formula]
+"""Hypotheses and goal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lemma:
+    """A named statement with the obligations that prove it."""
+
+    name: str
+    statement: str
+    obligations: Callable[[], list[Claim]]
+
+
+def _digits() -> list[Claim]:
+    k, c, p, r, p2, r2, i = z3.Ints("k c p r p2 r2 i")
+    size, first = [k >= 1, c >= 1], [p >= 0, p < k, r >= 0, r < c]
+    second = [p2 >= 0, p2 < k, r2 >= 0, r2 < c]
+    quotient, rest = i / c, i % c
+    return [
+        (size + first, z3.And(p * c + r >= 0, p * c + r < k * c)),
+        (size + first + second + [p * c + r == p2 * c + r2], z3.And(p == p2, r == r2)),
+        (
+            [*size, i >= 0, i < k * c],
+            z3.And(quotient >= 0, quotient < k, rest >= 0, rest < c, i == quotient * c + rest),
+        ),
+    ]
+
+
+def _range() -> list[Claim]:
+    a, n, d, m = z3.Ints("a n d m")
+    return [([a >= 0, a < n, d >= 0, d < m], z3.And(a * m + d >= 0, a * m + d < n * m))]
+
+
+def _euclid() -> list[Claim]:
+    a, b, x, y, m = z3.Ints("a b x y m")
+    return [([x >= 0, x < m, y >= 0, y < m, a * m + x == b * m + y], z3.And(a == b, x == y))]
+
+
+def _cancel() -> list[Claim]:
+    d, x, y = z3.Ints("d x y")
+    return [([d >= 1, d * x == d * y], x == y)]
+
+
+def _exact() -> list[Claim]:
+    d, n, w = z3.Ints("d n w")
+    return [([d >= 1, n == d * w], n / d == w)]
+
+
+def _split_sum() -> list[Claim]:
+    """Σ_{i < k·c} t(i) = Σ_{p < k} Σ_{r < c} t(p·c + r)."""
+    prefix = z3.Function("S", z3.IntSort(), z3.RealSort())
+    term = z3.Function("t", z3.IntSort(), z3.RealSort())
+    inner = z3.Function("inner", z3.IntSort(), z3.IntSort(), z3.RealSort())
+    outer = z3.Function("outer", z3.IntSort(), z3.RealSort())
+    p, c, r = z3.Ints("p c r")
+    start = p * c
+    inner_base = ([inner(p, 0) == 0], inner(p, 0) == prefix(start) - prefix(start))
+    inner_step = (
+        [
+            inner(p, r + 1) == inner(p, r) + term(start + r),
+            prefix(start + r + 1) == prefix(start + r) + term(start + r),
+            inner(p, r) == prefix(start + r) - prefix(start),
+        ],
+        inner(p, r + 1) == prefix(start + r + 1) - prefix(start),
+    )
+    outer_base = ([outer(0) == 0, prefix(0) == 0], outer(0) == prefix(0 * c))
+    outer_step = (
+        [
+            outer(p + 1) == outer(p) + inner(p, c),
+            inner(p, c) == prefix(start + c) - prefix(start),
+            outer(p) == prefix(start),
+        ],
+        outer(p + 1) == prefix((p + 1) * c),
+    )
+    return [inner_base, inner_step, outer_base, outer_step]
+
+
+def _additive_sum() -> list[Claim]:
+    """f additive with f(0) = 0 gives f(Σ_p x_p) = Σ_p f(x_p)."""
+    value = z3.DeclareSort("Value")
+    plus = z3.Function("plus", value, value, value)
+    body = z3.Function("f", value, z3.RealSort())
+    zero, total, term = z3.Const("zero", value), z3.Const("total", value), z3.Const("term", value)
+    image = z3.Real("image")
+    return [
+        ([body(zero) == 0], body(zero) == 0),
+        (
+            [body(plus(total, term)) == body(total) + body(term), image == body(total)],
+            body(plus(total, term)) == image + body(term),
+        ),
+    ]
+
+
+def _sum_of_sums() -> list[Claim]:
+    """Σ (s + t) = Σ s + Σ t and Σ a·t = a·Σ t."""
+    a, s, t, both, left, right, scaled = z3.Reals("a s t both left right scaled")
+    return [
+        ([], z3.RealVal(0) == z3.RealVal(0) + z3.RealVal(0)),
+        ([both == left + right], both + (s + t) == (left + s) + (right + t)),
+        ([], z3.RealVal(0) == a * z3.RealVal(0)),
+        ([scaled == a * right], scaled + a * t == a * (right + t)),
+    ]
+
+
+LEMMAS: Mapping[str, Lemma] = {
+    lemma.name: lemma
+    for lemma in (
+        Lemma("digits", "i = p·c + r is a bijection of [0, k) × [0, c) and [0, k·c)", _digits),
+        Lemma("range", "0 ≤ a < n and 0 ≤ d < m give 0 ≤ a·m + d < n·m", _range),
+        Lemma("euclid", "a·m + x = b·m + y with 0 ≤ x, y < m gives a = b and x = y", _euclid),
+        Lemma("cancel", "d·x = d·y with d ≥ 1 gives x = y", _cancel),
+        Lemma("exact", "n = d·w with d ≥ 1 gives n div d = w", _exact),
+        Lemma("split-sum", "Σ_{i < k·c} t(i) = Σ_{p < k} Σ_{r < c} t(p·c + r)", _split_sum),
+        Lemma("additive-sum", "f(x + y) = f(x) + f(y) and f(0) = 0 give f(Σ x) = Σ f(x)", _additive_sum),
+        Lemma("linear-sum", "Σ (s + t) = Σ s + Σ t and Σ a·t = a·Σ t", _sum_of_sums),
+    )
+}
+
+
+@lru_cache(maxsize=64)
+def require(name: str) -> str:
+    """Prove the lemma (once) and return its name; a `RuleError` if Z3 does not."""
+    for number, (given, goal) in enumerate(LEMMAS[name].obligations()):
+        if not is_valid(goal, given):
+            raise RuleError(f"lemma {name!r} is not proven: obligation {number} of {LEMMAS[name].statement!r}")
+    return name

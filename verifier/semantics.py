@@ -1,0 +1,93 @@
+"""Index semantics: what every row of the op table computes, as a sum over digits of an uninterpreted body.
+
+    result[m] = Σ_s body(x_0[m, s], x_1[m, s], …)        m: digits of map factors, s: digits of summed factors
+
+An operand's *cell* at given digits is a function of its fixed factors' digits, and so is the result's: layer_norm maps
+a row to a row. The body is uninterpreted; what is known of it is in `Body`. The *adjoint* of operand j follows by the
+chain rule and has the same form, with the gradient dy of the result as one more operand:
+
+    gradient_j[digits of operand j] = Σ_{all other digits} ∂_j body(x_0, x_1, …) · dy[m]
+
+∂_j body · dy is linear in dy. Where the body is jointly linear in operands J: for j in J it does not depend on x_J, and
+for j outside J it is linear in x_J.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardwright.pcg.optable import ROWS
+from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.placement import Placement
+from shardwright.substitutions.rowrules import RowRule, offset_factor
+from shardwright.verifier.logic import Number, z3
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What is known of a body.
+
+    positions  factors whose global digit the body sees: where in a random draw it stands, which vocabulary entry it is
+    linear     sets of operands in which it is jointly linear
+    ignores    operands that it does not depend on
+    """
+
+    positions: tuple[str, ...] = ()
+    linear: tuple[frozenset[int], ...] = ()
+    ignores: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One semantic term with the layouts that a rule claims for it: what there is to prove."""
+
+    title: str
+    pattern: Pattern
+    body: Body
+    operands: tuple[Placement, ...]
+    result: Placement
+
+
+def forward(rule: RowRule) -> Term:
+    """The claim about the operator itself."""
+    return Term("forward", rule.shapes(), _body(rule), rule.operands, rule.result)
+
+
+def adjoint(rule: RowRule, operand: int) -> Term:
+    """The claim about the gradient of one operand: dual layouts, and the same values at hand as in forward."""
+    pattern, body = rule.shapes(), _body(rule)
+    dy = len(pattern.operands)
+    turned = Pattern((*pattern.operands, pattern.result), pattern.operands[operand], pattern.fixed)
+    linear = [s for s in body.linear if operand not in s]
+    ignores = [s for s in body.linear if operand in s]
+    derived = Body(body.positions, (frozenset([dy]), *linear), frozenset[int]().union(*ignores))
+    placements = (*rule.operands, rule.result.dual)
+    return Term(f"gradient of operand {operand}", turned, derived, placements, rule.operands[operand].dual)
+
+
+def _body(rule: RowRule) -> Body:
+    row, pattern = ROWS[rule.row], rule.shapes()
+    offset = offset_factor(row, pattern)
+    positions = pattern.splittable if row.random else (offset,) if offset is not None else ()
+    return Body(positions, tuple(frozenset(s) for s in row.linear_in))
+
+
+Reals = list[Number]
+
+
+def _first(x: Reals) -> Number:
+    return x[0]
+
+
+BODIES: dict[str, Callable[[Reals], Number]] = {
+    **dict.fromkeys(("cast", "detach", "reshape", "permute", "expand", "slice", "contiguous", "sum", "flip"), _first),
+    **dict.fromkeys(("linear", "matmul", "mul"), lambda x: x[0] * x[1]),
+    "neg": lambda x: -x[0],
+    "add": lambda x: x[0] + x[1],
+    "sub": lambda x: x[0] - x[1],
+    "div": lambda x: x[0] / x[1],
+    "where": lambda x: z3.If(x[0] != 0, x[1], x[2]),
+    "embedding": lambda x: z3.If(x[1] == z3.Real("position"), x[0], z3.RealVal(0)),
+}
+"""Bodies that are written out, for cells that are numbers: their linearity is proven, not taken from the row."""
