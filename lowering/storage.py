@@ -32,7 +32,7 @@ def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:
             continue
         blocks = layout.blocks
         for other, x in enumerate(layouts[:axis]):
-            if x.is_shard and x.dim == layout.dim and x.blocks <= layout.blocks:
+            if x.is_shard and x.dim == layout.dim and x.blocks < layout.blocks:
                 blocks //= mesh.sizes[other]
         found.append(ShardPlacement(layout.dim) if blocks == 1 else private.strided_shard(layout.dim, blocks))
     return tuple(found) or (Replicate(),)
