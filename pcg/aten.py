@@ -220,7 +220,9 @@ def narrow(b: GraphBuilder, x: str, dim: int, start: int, stop: int, step: int =
 
 
 @handles("slice")
-def _slice(b: GraphBuilder, x: str, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> str:
+def _slice(
+    b: GraphBuilder, x: str, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1
+) -> str:
     dim = _dim(b, x, dim)
     begin, end, step = slice(start, stop, step).indices(b.shape(x)[dim])
     return narrow(b, x, dim, begin, max(begin, end), step)
@@ -302,7 +304,9 @@ def _pad(b: GraphBuilder, x: str, pads: Sequence[int], mode: Any = "constant", v
     before_after = [pads[i : i + 2] for i in range(0, len(pads), 2)][::-1]
     full = [(0, 0)] * (rank - len(before_after)) + [tuple(p) for p in before_after]
     value = value or 0
-    return b.op("pad", x, pads=tuple(n for p in full for n in p), value=value if is_float(b.types[x].dtype) else int(value))
+    return b.op(
+        "pad", x, pads=tuple(n for p in full for n in p), value=value if is_float(b.types[x].dtype) else int(value)
+    )
 
 
 @handles("flip")
@@ -377,7 +381,9 @@ def _var(b: GraphBuilder, x: str, dims: Any = None, correction: float = 1, keepd
 
 
 for _name in ("amax", "amin"):
-    HANDLERS[_name] = lambda b, x, dims=None, keepdim=False, _row=_name: b.op(_row, x, dims=_dims(b, x, dims), keepdim=keepdim)
+    HANDLERS[_name] = lambda b, x, dims=None, keepdim=False, _row=_name: b.op(
+        _row, x, dims=_dims(b, x, dims), keepdim=keepdim
+    )
 for _name in ("any", "all"):
     HANDLERS[_name] = lambda b, x, dims=None, keepdim=False, _row=_name: b.op(
         _row, b.op("cast", x, dtype="bool"), dims=_dims(b, x, dims), keepdim=keepdim
@@ -397,13 +403,17 @@ def _softmax(b: GraphBuilder, x: str, dim: int, dtype: Any = None, *, row: str =
     return b.op(row, x, dim=_dim(b, x, dim))
 
 
-HANDLERS["log_softmax"] = HANDLERS["_log_softmax"] = lambda b, x, dim, dtype=None: _softmax(b, x, dim, dtype, row="log_softmax")
+HANDLERS["log_softmax"] = HANDLERS["_log_softmax"] = lambda b, x, dim, dtype=None: _softmax(
+    b, x, dim, dtype, row="log_softmax"
+)
 
 
 @handles("cumsum")
 def _cumsum(b: GraphBuilder, x: str, dim: int, dtype: Any = None) -> str:
     own = b.types[x].dtype
-    return b.op("cumsum", x, dim=_dim(b, x, dim), dtype=dtype_name(dtype) if dtype else own if is_float(own) else "int64")
+    return b.op(
+        "cumsum", x, dim=_dim(b, x, dim), dtype=dtype_name(dtype) if dtype else own if is_float(own) else "int64"
+    )
 
 
 @handles("sort")
@@ -428,7 +438,9 @@ def _histc(b: GraphBuilder, x: str, bins: int = 100, low: float = 0, high: float
 
 
 @handles("diff")
-def _diff(b: GraphBuilder, x: str, n: int = 1, dim: int = -1, prepend: str | None = None, append: str | None = None) -> str:
+def _diff(
+    b: GraphBuilder, x: str, n: int = 1, dim: int = -1, prepend: str | None = None, append: str | None = None
+) -> str:
     dim = _dim(b, x, dim)
     x = _cat(b, [v for v in (prepend, x, append) if v is not None], dim)
     for _ in range(n):
@@ -488,7 +500,9 @@ def _grouped_mm(b: GraphBuilder, x: str, w: str, ends: str, *_: Any) -> str:
 @handles("embedding")
 def _embedding(b: GraphBuilder, w: str, index: str, padding_idx: int = -1, *_: Any) -> str:
     rows = b.shape(w)[0]
-    return b.op("embedding", w, index, padding_idx=padding_idx % rows if padding_idx is not None and padding_idx != -1 else None)
+    return b.op(
+        "embedding", w, index, padding_idx=padding_idx % rows if padding_idx is not None and padding_idx != -1 else None
+    )
 
 
 @handles("embedding_bag", "_embedding_bag")
@@ -608,7 +622,9 @@ def _repeat_heads(b: GraphBuilder, x: str, heads: int) -> str:
 
 
 @handles("max_pool2d", "max_pool2d_with_indices")
-def _max_pool(b: GraphBuilder, x: str, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> str:
+def _max_pool(
+    b: GraphBuilder, x: str, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
+) -> str:
     if _pair(dilation) != (1, 1) or ceil:
         raise NotCovered
     return b.op("max_pool2d", x, kernel=_pair(kernel), stride=_pair(stride or kernel), padding=_pair(padding))
@@ -661,7 +677,13 @@ def _mse(b: GraphBuilder, x: str, target: str, reduction: int = 1) -> str:
 # ---- operators without a row ----
 
 
-def opaque(b: GraphBuilder, target: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[tuple[tuple[int, ...], str]]) -> Any:
+def opaque(
+    b: GraphBuilder,
+    target: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    results: Sequence[tuple[tuple[int, ...], str]],
+) -> Any:
     """The operator as it is: its argument template has ("$", i) where operand i goes. One node per result."""
     operands: list[str] = []
 

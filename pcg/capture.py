@@ -111,13 +111,19 @@ def capture(model: nn.Module, batch: Mapping[str, Any], args: Sequence[Any] = ()
     Raises `CaptureError` naming the module and source line where tracing failed.
     """
     bound = bind_arguments(model, args, batch)
-    options = {k: v for k, v in bound.items() if not any(isinstance(x, torch.Tensor) for _, x in tree_flatten_with_path(v)[0])}
+    options = {
+        k: v for k, v in bound.items() if not any(isinstance(x, torch.Tensor) for _, x in tree_flatten_with_path(v)[0])
+    }
     tensors = {k: v for k, v in bound.items() if k not in options}
     if not tensors:
-        raise CaptureError(f"{type(model).__name__}: the batch holds no tensor; pass example inputs, e.g. kwargs=dict(input_ids=...)")
+        raise CaptureError(
+            f"{type(model).__name__}: the batch holds no tensor; pass example inputs, e.g. kwargs=dict(input_ids=...)"
+        )
     mode = _fake_mode(model)
     if mode is not None:
-        tensors = {k: torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: _fake(mode, t), v) for k, v in tensors.items()}
+        tensors = {
+            k: torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: _fake(mode, t), v) for k, v in tensors.items()
+        }
     exported = _export(_LossOnly(model, options), tensors, mode)
     graph, constants = _Importer(model, exported, tensors).run()
     if strict:
@@ -181,7 +187,7 @@ def _explain(model: nn.Module, error: BaseException) -> str:
 
 
 def _is_library(filename: str) -> bool:
-    return f"{Path(torch.__file__).parent}" in filename
+    return str(Path(torch.__file__).parent) in filename
 
 
 def _refuse_opaque(graph: Graph) -> None:
@@ -255,7 +261,9 @@ class _Importer:
                 self.constants[target] = self.exported.constants[kinds[node.name].target or ""]
             if (kind, target) not in made:
                 name = re.sub(r"\W", "_", target) if kind != "input" else re.sub(r"\W", "_", f"{target}")
-                made[kind, target] = self.builder.leaf(name, kind, tuple(value.shape), dtype_name(value.dtype), target, grad)
+                made[kind, target] = self.builder.leaf(
+                    name, kind, tuple(value.shape), dtype_name(value.dtype), target, grad
+                )
             self.values[node] = made[kind, target]
 
     def _argument(self, value: Any) -> Any:
@@ -285,7 +293,11 @@ class _Importer:
     def _row(self, name: str, node: torch.fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         handler = HANDLERS.get(name)
         if handler is not None:
-            options = {k: v for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory", "memory_format", "non_blocking")}
+            options = {
+                k: v
+                for k, v in kwargs.items()
+                if k not in ("device", "layout", "pin_memory", "memory_format", "non_blocking")
+            }
             try:
                 return handler(self.builder, *args, **options)
             except (NotCovered, TypeError):
@@ -300,7 +312,9 @@ class _Importer:
         if not isinstance(result, str) or not isinstance(value, torch.Tensor):
             return result
         if self.builder.shape(result) != tuple(value.shape):
-            raise GraphError(f"expected shape {list(value.shape)}, the op table gives {list(self.builder.shape(result))}")
+            raise GraphError(
+                f"expected shape {list(value.shape)}, the op table gives {list(self.builder.shape(result))}"
+            )
         return self.builder.op("cast", result, dtype=dtype_name(value.dtype))
 
     def _outputs(self, node: torch.fx.Node) -> Iterator[tuple[str, str]]:

@@ -150,6 +150,10 @@ class Table(Mapping[str, Row]):
             raise GraphError(f"operator {name!r} has no row in the op table; add one to pcg/rows or fix the name")
         return self._rows[name]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The row of that name, or `default`: leaves, parallel and opaque operators have none."""
+        return self._rows.get(name, default)
+
     def __contains__(self, name: object) -> bool:
         return name in self._rows
 

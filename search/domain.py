@@ -1,7 +1,7 @@
 """What one operator or one parameter can choose on a mesh, and what each choice costs on its own.
 
-A choice names, per mesh axis, a factor to split, or R, C, or a set of partial operands (`Node.split`). Choices come from
-the op table's factor strings through certified row rules only; the `Certified` object decides.
+A choice names, per mesh axis, a factor to split, or R, C, or a set of partial operands (`Node.split`). Choices come
+from the op table's factor strings through certified row rules only; the `Certified` object decides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Domain:
     operands      per choice: the layouts that each operand must have
     result        per choice: the layouts of the result
     time_s        per choice: seconds of forward and backward (of the optimizer's update, for a parameter)
-    kept_bytes    per choice: bytes that stay on a device until backward (weights, gradients and moments, for a parameter)
+    kept_bytes    per choice: bytes that stay on a device until backward (weights, gradients and moments, for a
+                  parameter)
     """
 
     splits: tuple[tuple[str, ...], ...]
@@ -49,7 +50,9 @@ def is_whole(choice: str) -> bool:
     return choice in ("R", "C") or (choice[0] == "P" and choice[1:].replace(",", "").isdigit())
 
 
-def axis_options(node: Node, operands: Sequence[TensorType], size: int, certified: frozenset[str]) -> list[tuple[str, tuple[Layout, ...], Layout]]:
+def axis_options(
+    node: Node, operands: Sequence[TensorType], size: int, certified: frozenset[str]
+) -> list[tuple[str, tuple[Layout, ...], Layout]]:
     """What one axis of `size` devices can do to this node: (choice, operand layouts, result layout)."""
     row = ROWS[node.op]
     signature = row.signature([t.shape for t in operands], dict(node.attrs))
@@ -68,8 +71,10 @@ def node_domain(
     kept: tuple[int | str, ...],
     copies: bool,
 ) -> Domain:
-    """The choices of one operator. `kept` lists what backward keeps and nobody else is charged for; `copies` says whether
-    a view has to copy."""
+    """The choices of one operator.
+
+    `kept` lists what backward keeps and nobody else is charged for; `copies` says whether a view has to copy.
+    """
     if node.op == OPAQUE:
         whole = (R,) * len(sizes)
         options = [(("R",) * len(sizes), (whole,) * len(operands), whole)]
@@ -89,7 +94,10 @@ def node_domain(
 
 
 def _combine(
-    per_axis: list[list[tuple[str, tuple[Layout, ...], Layout]]], operands: Sequence[TensorType], shape: tuple[int, ...], sizes: tuple[int, ...]
+    per_axis: list[list[tuple[str, tuple[Layout, ...], Layout]]],
+    operands: Sequence[TensorType],
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
 ) -> list[tuple[tuple[str, ...], tuple[Layouts, ...], Layouts]]:
     """Combinations over the axes that all shapes can hold."""
     found = []
@@ -105,19 +113,32 @@ def _combine(
 
 
 def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) -> float:
+    """Bytes of one device's part of a tensor in these layouts."""
     return prod(local_shape(tensor.shape, layouts, sizes)) * ITEM_BYTES[tensor.dtype]
 
 
 class NodeCost:
     """Time and kept bytes of one operator under each of its choices."""
 
-    def __init__(self, node: Node, operands: Sequence[TensorType], result: TensorType, sizes: tuple[int, ...], compute: Compute,
-                 kept: tuple[int | str, ...], copies: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        node: Node,
+        operands: Sequence[TensorType],
+        result: TensorType,
+        sizes: tuple[int, ...],
+        compute: Compute,
+        kept: tuple[int | str, ...],
+        copies: bool,
+    ) -> None:
         self.operands, self.result, self.sizes = operands, result, sizes
         self.compute, self.kept = compute, kept
         self.row = ROWS[node.op] if node.op != OPAQUE else None
         attrs = dict(node.attrs)
-        self.flops = self.row.flops(self.row.signature([t.shape for t in operands], attrs)) if self.row else float(result.num_elements)
+        self.flops = (
+            self.row.flops(self.row.signature([t.shape for t in operands], attrs))
+            if self.row
+            else float(result.num_elements)
+        )
         self.moves_data = self.row is None or not self.row.view or copies
         floats = [t.dtype for t in (*operands, result) if is_float(t.dtype)]
         self.dtype = floats[-1] if floats else "float32"
@@ -131,6 +152,8 @@ class NodeCost:
         degree = prod(size for size, choice in zip(self.sizes, split, strict=True) if not is_whole(choice))
         num_bytes = local_bytes(self.result, result, self.sizes)
         num_bytes += sum(self._read_bytes(t, n) for t, n in zip(self.operands, needs, strict=True))
+        if self.row and self.row.random:  # every device draws the mask of the whole tensor
+            degree, num_bytes = 1, num_bytes + 2 * self.result.num_bytes
         return passes * float(self.compute.time_s(self.flops / degree, num_bytes, self.dtype))
 
     def _read_bytes(self, operand: TensorType, layouts: Layouts) -> float:
@@ -158,7 +181,9 @@ ADAM_TRAFFIC_PER_BYTE = 7
 """Adam reads weight, gradient and both moments, and writes weight and both moments."""
 
 
-def storage_domain(parameter: TensorType, used_as: Sequence[Sequence[Layout]], sizes: tuple[int, ...], compute: Compute) -> Domain:
+def storage_domain(
+    parameter: TensorType, used_as: Sequence[Sequence[Layout]], sizes: tuple[int, ...], compute: Compute
+) -> Domain:
     """How a parameter may be stored: whole, as an operator wants it, or sharded along any dimension (ZeRO-3)."""
     per_axis = []
     for axis, size in enumerate(sizes):

@@ -1,8 +1,9 @@
 """Exact minimization of a pairwise model by variable elimination (Bertele and Brioschi, 1972).
 
-Eliminating a variable replaces it by a table over its neighbours that holds the cost of its best choice. In a series-parallel
-graph no table ever spans more than two variables: eliminating along a chain is the dynamic program over cut layouts, eliminating
-parallel branches is the parallel split. Every table is interned by how it was made, so repeated blocks are eliminated once.
+Eliminating a variable replaces it by a table over its neighbours that holds the cost of its best choice. In a series-
+parallel graph no table ever spans more than two variables: eliminating along a chain is the dynamic program over cut
+layouts, eliminating parallel branches is the parallel split. Every table is interned by how it was made, so repeated
+blocks are eliminated once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.search.problem import Interner, Problem
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -81,7 +83,7 @@ class _Run:
         return self._decode([self._eliminate(v) for v in self.problem.order])
 
     def _min_fill(self) -> tuple[int, ...]:
-        """An elimination order: always the variable whose table spans the fewest others, then the smallest. Decided once per problem."""
+        """An elimination order, decided once per problem: next is always the variable whose table spans the fewest."""
         around = {v: set(n) for v, n in self.neighbours.items()}
         heap = [(self._fill(around, v), v) for v in range(len(self.unary))]
         heapq.heapify(heap)
@@ -126,30 +128,38 @@ class _Run:
         factors = [self.factors[f] for f in used]
         key = ("eliminate", id(self.unary[v]), *((id(f.table), tuple(positions[n] for n in f.scope)) for f in factors))
         sizes = [len(self.unary[n]) for n in (*scope, v)]
-        table, best = self.interner.get(key, lambda: self._minimize(sizes, self.unary[v], [(tuple(positions[n] for n in f.scope), f.table) for f in factors]))
+        table, best = self.interner.get(
+            key,
+            lambda: self._minimize(
+                sizes, self.unary[v], [(tuple(positions[n] for n in f.scope), f.table) for f in factors]
+            ),
+        )
         for f in used:
             for n in self.factors.pop(f).scope:
                 self.touching[n].discard(f)
         if not scope:
             self.constant += float(table)
         elif len(scope) == 1:
-            mine = self.unary[scope[0]]
-            self.unary[scope[0]] = self._made(("plus", id(mine), id(table)), lambda: mine + table)
+            self.unary[scope[0]] = self._plus(self.unary[scope[0]], table)
         else:
             self._merge(tuple(scope), table)
         return _Eliminated(v, tuple(scope), best)
+
+    def _plus(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return self._made(("plus", id(a), id(b)), lambda: a + b)
 
     def _merge(self, scope: tuple[int, ...], table: np.ndarray) -> None:
         """Add a table to a factor that spans the same variables, if there is one."""
         for f in self.touching[scope[0]]:
             if self.factors[f].scope == scope:
-                known = self.factors[f].table
-                self.factors[f] = _Factor(scope, self._made(("plus", id(known), id(table)), lambda: known + table))
+                self.factors[f] = _Factor(scope, self._plus(self.factors[f].table, table))
                 return
         self._add_factor(_Factor(scope, table))
 
     @staticmethod
-    def _minimize(sizes: Sequence[int], unary: np.ndarray, factors: Sequence[tuple[tuple[int, ...], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    def _minimize(
+        sizes: Sequence[int], unary: np.ndarray, factors: Sequence[tuple[tuple[int, ...], np.ndarray]]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """min over the last variable of unary + Σ factors, and where it is attained."""
         rank = len(sizes)
         total = unary.reshape((1,) * (rank - 1) + (-1,))
@@ -178,7 +188,9 @@ class _Run:
             around = sorted(self.neighbours[v])
             tables = [(self.edges[min(v, n), max(v, n)], v < n) for n in around]
             key = ("undominated", id(self.unary[v]), *((id(t), first) for t, first in tables))
-            keep = self._made(key, lambda v=v, tables=tables: _undominated(self.unary[v], [t if f else t.T for t, f in tables]))
+            keep = self._made(
+                key, lambda v=v, tables=tables: _undominated(self.unary[v], [t if f else t.T for t, f in tables])
+            )
             if len(keep) == len(self.unary[v]):
                 continue
             self.unary[v] = self._cut(self.unary[v], keep, 0)

@@ -1,7 +1,7 @@
 """From choices to a parallel graph: parallel operators are inserted where producers and readers disagree.
 
-Nodes that no parameter reaches (masks, positions, labels) are built in the layout each reader wants: a slice of such a node
-is the same node of sliced operands wherever its factor string allows, down to slices of the batch.
+Nodes that no parameter reaches (masks, positions, labels) are built in the layout each reader wants: a slice of such
+a node is the same node of sliced operands wherever its factor string allows, down to slices of the batch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from shardwright.pcg.graph import OPAQUE, Graph, Node, fits, infer, make_attrs
 from shardwright.pcg.layout import C, Layout, Layouts, R, innermost, shard_order
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.parallel import COMBINE, PARTITION
+from shardwright.pcg.parallel import PARTITION
 from shardwright.pcg.types import TensorType
 from shardwright.search.domain import Certified
 from shardwright.search.eliminate import Solution
@@ -120,8 +120,8 @@ class _Materializer:
         attrs = make_attrs(axis=self.mesh.names[axis])
         if op == PARTITION:
             attrs = make_attrs(axis=self.mesh.names[axis], dim=after.dim, blocks=after.blocks)
-        base = operand if op != COMBINE else operand
-        return self._append(Node(f"{base}.{op}_{self.mesh.names[axis]}", op, (operand,), attrs, (), self.nodes[operand].source))
+        name = f"{operand}.{op}_{self.mesh.names[axis]}"
+        return self._append(Node(name, op, (operand,), attrs, (), self.nodes[operand].source))
 
     # ---- constants ----
 
@@ -131,9 +131,17 @@ class _Materializer:
             return self.made[name, need]
         node = self.graph.by_name[name]
         if node.is_leaf:
-            made = self._append(_with_layouts(node, ())) if need == self.whole else self._sliced(self._constant(name, self.whole), self.whole, need)
+            made = (
+                self._append(_with_layouts(node, ()))
+                if need == self.whole
+                else self._sliced(self._constant(name, self.whole), self.whole, need)
+            )
         elif node.op == OPAQUE or ROWS[node.op].random:
-            made = self._whole_constant(node) if need == self.whole else self._sliced(self._constant(name, self.whole), self.whole, need)
+            made = (
+                self._whole_constant(node)
+                if need == self.whole
+                else self._sliced(self._constant(name, self.whole), self.whole, need)
+            )
         else:
             made = self._split_constant(node, need)
         self.made[name, need] = made

@@ -1,7 +1,7 @@
 """Plans: a parallel graph with where it came from, what it should cost, and what it was compared with.
 
-A plan is saved as versioned JSON. The graph is in its text form, so that every other view (explain, the page, the lowered
-program) is derived from the file alone.
+A plan is saved as versioned JSON. The graph is in its text form, so that every other view (explain, the page, the
+lowered program) is derived from the file alone.
 """
 
 from __future__ import annotations
@@ -78,10 +78,16 @@ class Plan:
             "recomputation": [],
             "prediction": self.prediction.to_json(),
             "alternatives": [
-                {"name": a.name, "mesh": dict(zip(a.mesh.names, a.mesh.sizes, strict=True)), "fits": a.fits, "prediction": a.prediction.to_json()}
+                {
+                    "name": a.name,
+                    "mesh": dict(zip(a.mesh.names, a.mesh.sizes, strict=True)),
+                    "fits": a.fits,
+                    "prediction": a.prediction.to_json(),
+                }
                 for a in self.alternatives
             ],
-            "report": {f: getattr(self.report, f) for f in self.report.__slots__} | {"rewrites": list(self.report.rewrites)},
+            "report": {f: getattr(self.report, f) for f in self.report.__slots__}
+            | {"rewrites": list(self.report.rewrites)},
             "graph": print_graph(self.graph).splitlines(),
         }
 
@@ -91,26 +97,37 @@ class Plan:
         if not isinstance(data, Mapping) or data.get("format") != "shardwright-plan":
             raise PlanError(f"{source}: this is not a plan; expected a JSON object with format 'shardwright-plan'")
         if data.get("version") != VERSION:
-            raise PlanError(f"{source}: plan version {data.get('version')!r} is not supported, this Shardwright reads version {VERSION}; make the plan again")
+            raise PlanError(
+                f"{source}: plan version {data.get('version')!r} is not supported, this Shardwright reads version "
+                f"{VERSION}; make the plan again"
+            )
         try:
-            report = {**data["report"], "rewrites": tuple(data["report"]["rewrites"])}
+            report: dict[str, Any] = {**data["report"], "rewrites": tuple(data["report"]["rewrites"])}
             plan = cls(
                 parse_graph("\n".join(data["graph"])).validate(),
                 Cluster.from_json(data["cluster"], f"{source}: cluster"),
                 str(data["model"]),
                 str(data["fingerprint"]),
                 Prediction.from_json(data["prediction"]),
-                tuple(Alternative(a["name"], Mesh.of(**a["mesh"]), Prediction.from_json(a["prediction"]), bool(a["fits"])) for a in data["alternatives"]),
+                tuple(
+                    Alternative(a["name"], Mesh.of(**a["mesh"]), Prediction.from_json(a["prediction"]), bool(a["fits"]))
+                    for a in data["alternatives"]
+                ),
                 SearchReport(**report),
             )
         except (GraphError, ClusterError) as error:
             raise PlanError(f"{source}: {error}") from error
         except KeyError as error:
-            raise PlanError(f"{source}: field {error} is missing; the file may have been edited or cut, make the plan again") from error
+            raise PlanError(
+                f"{source}: field {error} is missing; the file may have been edited or cut, make the plan again"
+            ) from error
         except (TypeError, ValueError, AttributeError) as error:
             raise PlanError(f"{source}: {error}; the file may have been edited, make the plan again") from error
         if plan.mesh.num_devices != plan.cluster.num_devices:
-            raise PlanError(f"{source}: mesh {plan.mesh} has {plan.mesh.num_devices} devices, its cluster {plan.cluster.num_devices}")
+            raise PlanError(
+                f"{source}: mesh {plan.mesh} has {plan.mesh.num_devices} devices, its cluster "
+                f"{plan.cluster.num_devices}"
+            )
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -132,7 +149,9 @@ class Plan:
         except OSError as error:
             raise PlanError(f"{path}: cannot read the plan: {error.strerror or error}") from error
         except ValueError as error:
-            raise PlanError(f"{path}: not a complete JSON file ({error}); it may have been cut, make the plan again") from error
+            raise PlanError(
+                f"{path}: not a complete JSON file ({error}); it may have been cut, make the plan again"
+            ) from error
         return cls.from_json(data, str(path))
 
 

@@ -1,4 +1,4 @@
-"""The search: every mesh of the cluster, the exact optimum on each, memory as a hard limit, baselines on the same terms."""
+"""The search: every mesh, the exact optimum on each, memory as a hard limit, baselines on the same terms."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Candidate:
 
 
 def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:
-    """Every mesh of this many devices with up to `max_axes` axes, each of at least two devices (one axis for one device)."""
+    """Every mesh of this many devices with up to `max_axes` axes of at least two devices (one axis for one device)."""
 
     def factorizations(n: int, axes: int) -> Iterator[tuple[int, ...]]:
         yield (n,)
@@ -66,23 +66,28 @@ class Planner:
     def solve(self, graph: Graph, mesh: Mesh, roles: Sequence[str], name: str, cutoff_s: float = INFINITY) -> Candidate:
         """The best plan on one mesh whose axes keep to their roles, within memory if any choice found fits.
 
-        What provably takes `cutoff_s` or longer is not pursued further; the result may then not fit, or not be the best.
+        What provably takes `cutoff_s` or longer is not pursued further; the result may then not fit, or not be the
+        best.
         """
         if len(roles) != len(mesh):
             raise PlanError(f"{len(roles)} axis roles for mesh {mesh}; give one role per axis")
         if mesh.num_devices != self.cluster.num_devices:
-            raise PlanError(f"mesh {mesh} has {mesh.num_devices} devices, cluster {self.cluster.name} has {self.cluster.num_devices}")
+            raise PlanError(
+                f"mesh {mesh} has {mesh.num_devices} devices, cluster {self.cluster.name} has "
+                f"{self.cluster.num_devices}"
+            )
         builder, eliminator = self._builder(mesh)
         restrict = None if set(roles) == {FREE} else role_restriction(graph, roles, mesh.sizes)
         problem = builder.build(graph, restrict)
         limit = self.limit_bytes
-        for _ in range(_MEMORY_TRIES):
+        tries = 0
+        while True:
             solution, bound_s, feasible = _within_memory(problem, eliminator, limit, cutoff_s)
             found = self._finish(problem, solution, name, bound_s)
-            if found.fits or not feasible or bound_s >= cutoff_s:
-                break
+            tries += 1
+            if found.fits or not feasible or bound_s >= cutoff_s or tries == _MEMORY_TRIES:
+                return found
             limit -= found.prediction.memory.total_bytes - self.limit_bytes  # what only the finished graph shows
-        return found
 
     def _builder(self, mesh: Mesh) -> tuple[ProblemBuilder, Eliminator]:
         if mesh not in self._builders:
@@ -110,7 +115,9 @@ class Planner:
                 mesh = Mesh(("dp", "tp"), (n // degree, degree))
                 yield self.solve(graph, mesh, (DATA, TENSOR), f"data {n // degree} x tensor {degree}")
 
-    def plan(self, graph: Graph, model: str = "model", *, mesh: Mesh | None = None, roles: Sequence[str] | None = None) -> Plan:
+    def plan(
+        self, graph: Graph, model: str = "model", *, mesh: Mesh | None = None, roles: Sequence[str] | None = None
+    ) -> Plan:
         """The best plan over all meshes, or on the given mesh and with the given roles only.
 
         Raises `PlanError` where a given mesh does not fit the cluster.
@@ -124,8 +131,20 @@ class Planner:
         tried = [mesh] if mesh is not None else list(meshes(self.cluster.num_devices))
         found: list[Candidate] = []
         for candidate_mesh in tried:
-            cutoff_s = min((c.prediction.step_s for c in [*found, *alternatives] if c.fits), default=INFINITY) if mesh is None else INFINITY
-            found.append(self.solve(graph, candidate_mesh, roles or (FREE,) * len(candidate_mesh), f"search on {candidate_mesh}", cutoff_s))
+            cutoff_s = (
+                min((c.prediction.step_s for c in [*found, *alternatives] if c.fits), default=INFINITY)
+                if mesh is None
+                else INFINITY
+            )
+            found.append(
+                self.solve(
+                    graph,
+                    candidate_mesh,
+                    roles or (FREE,) * len(candidate_mesh),
+                    f"search on {candidate_mesh}",
+                    cutoff_s,
+                )
+            )
             self.progress(f"mesh {candidate_mesh}: {found[-1].prediction.step_s * 1e3:.1f} ms")
         pool = found if roles is not None or mesh is not None else [*found, *alternatives]
         best = min(pool, key=_rank)
@@ -135,7 +154,9 @@ class Planner:
             min(c.bound_s for c in found),
             self.limit_bytes,
         )
-        others = tuple(Alternative(c.name, c.graph.mesh, c.prediction, c.fits) for c in [*alternatives, *found] if c is not best)
+        others = tuple(
+            Alternative(c.name, c.graph.mesh, c.prediction, c.fits) for c in [*alternatives, *found] if c is not best
+        )
         return Plan(best.graph, self.cluster, model, fingerprint(graph), best.prediction, others, report)
 
 
@@ -149,12 +170,15 @@ def _time_and_bytes(problem: Problem, solution: Solution) -> tuple[float, float]
     return own + between, _kept_bytes(problem, solution)
 
 
-def _within_memory(problem: Problem, eliminator: Eliminator, limit: float, cutoff_s: float) -> tuple[Solution, float, bool]:
-    """The fastest solution found that keeps at most `limit` bytes, a lower bound of the time of any, and whether there is one.
+def _within_memory(
+    problem: Problem, eliminator: Eliminator, limit: float, cutoff_s: float
+) -> tuple[Solution, float, bool]:
+    """The fastest solution found that keeps at most `limit` bytes, a lower bound of any, and whether there is one.
 
-    Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and objective - price * limit bounds every
-    solution within the limit from below. The price walks along the lower hull of (bytes, seconds) to the edge that crosses the
-    limit. The walk ends early where the bound reaches `cutoff_s`, the time of a plan that is known already.
+    Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and objective - price * limit
+    bounds every solution within the limit from below. The price walks along the lower hull of (bytes, seconds) to the
+    edge that crosses the limit. The walk ends early where the bound reaches `cutoff_s`, the time of a plan that is
+    known already.
     """
     over = eliminator.solve(problem)
     bound_s = over.objective

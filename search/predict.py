@@ -57,9 +57,11 @@ class Prediction:
 
 
 def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
-    """Bytes that one device sends: 2(n−1)/n of the tensor for an all-reduce, (n−1)/n for its halves and for an all-gather."""
+    """Bytes that one device sends: 2(n−1)/n of the tensor for an all-reduce, (n−1)/n for each of its halves."""
     share = num_bytes * (size - 1) / size
-    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "all_to_all": share / size}.get(collective, 0.0)
+    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "all_to_all": share / size}.get(
+        collective, 0.0
+    )
 
 
 def fused_moves(graph: Graph) -> Iterable[tuple[Node, str, Move]]:
@@ -96,9 +98,13 @@ def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
         size = graph.mesh.sizes[move.axis]
         sent = collective_bytes(forward, num_bytes, size)
         if tensor.grad:
-            sent += collective_bytes(backward, num_bytes, size) + (collective_bytes(forward, num_bytes, size) if tensor.stored and forward == "all_gather" else 0)
+            sent += collective_bytes(backward, num_bytes, size) + (
+                collective_bytes(forward, num_bytes, size) if tensor.stored and forward == "all_gather" else 0
+            )
         free = node.name in constants
-        seconds = costs.collective_s("slice", move.axis, num_bytes) if free else costs.move_s(tensor, kind.layouts, move)
+        seconds = (
+            costs.collective_s("slice", move.axis, num_bytes) if free else costs.move_s(tensor, kind.layouts, move)
+        )
         table[node.name] = NodeCosts(node.name, 0.0, seconds, sent, (forward, backward if kind.grad else ""))
     return table
 
@@ -130,7 +136,7 @@ _BLOCK = re.compile(r"^(.*?\.\d+)\.|^(.*)\.")
 
 
 def block_of(qualified_name: str) -> str:
-    """The repeated block a parameter belongs to: its name up to the first number (`model.layers.3`), else its module."""
+    """The repeated block of a parameter: its name up to the first number (`model.layers.3`), else its module."""
     match = _BLOCK.match(qualified_name)
     return (match[1] or match[2]) if match else ""
 
@@ -175,7 +181,7 @@ def _kept_activations(graph: Graph) -> int:
     roots: dict[str, str] = {}
     kept: dict[str, int] = {}
     for node in graph.nodes:
-        row = ROWS[node.op] if node.op in ROWS else None
+        row = ROWS.get(node.op)
         aliases = node.op == "replicate" or (row is not None and row.view and not copies_data(graph, node))
         roots[node.name] = roots[node.inputs[0]] if aliases else node.name
         if row is None or not graph.types[node.name].grad:
@@ -186,7 +192,9 @@ def _kept_activations(graph: Graph) -> int:
                 continue
             kind = graph.types[name]
             key = f"{name}.mask" if item == "mask" else name
-            kept[key] = kind.local_bytes(graph.mesh) // (kind.num_bytes // max(kind.num_elements, 1) if item == "mask" else 1)
+            kept[key] = kind.local_bytes(graph.mesh) // (
+                kind.num_bytes // max(kind.num_elements, 1) if item == "mask" else 1
+            )
     return sum(kept.values())
 
 

@@ -3,8 +3,9 @@
     operator ──result──▶ [hub] ──resharding──▶ operator ...        parameter's storage ──▶ operator
 
 One variable per operator and per stored parameter; a *hub* variable per tensor with several readers, so that a shared
-resharding is paid once. The sum of own costs and of edge costs is the plan's cost: the model is exact for it. Nodes that no
-parameter reaches (masks, positions) are not variables: they are computed in whatever layout their readers want.
+resharding is paid once. The sum of own costs and of edge costs is the plan's cost: the model is exact for it. Nodes
+that no parameter reaches (masks, positions) are not variables: they are computed in whatever layout their readers
+want.
 
 Everything is interned by what it depends on, so equal blocks share their tables, and work done on one is done for all.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,13 +32,17 @@ Restrict = Callable[[Node, int, str], bool]
 """Whether a node may take a choice on an axis; used for baselines and forced layouts."""
 
 
+T = TypeVar("T")
+
+
 class Interner:
     """Keeps one object per key, so that equal things are identical."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}
 
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The object made for an equal key before, or a new one."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -99,7 +104,9 @@ class ProblemBuilder:
         self.compute = Compute(cluster.device)
         self.interner = Interner()
 
-    def build(self, graph: Graph, restrict: Restrict | None = None, boundary: Mapping[str, Layouts] | None = None) -> Problem:
+    def build(
+        self, graph: Graph, restrict: Restrict | None = None, boundary: Mapping[str, Layouts] | None = None
+    ) -> Problem:
         """The problem of a serial graph. What cannot be split stays whole.
 
         For a part of a graph, `boundary` gives the layouts in which it reads its inputs and hands on its result.
@@ -108,7 +115,9 @@ class ProblemBuilder:
 
 
 class _Build:
-    def __init__(self, builder: ProblemBuilder, graph: Graph, restrict: Restrict | None, boundary: Mapping[str, Layouts]) -> None:
+    def __init__(
+        self, builder: ProblemBuilder, graph: Graph, restrict: Restrict | None, boundary: Mapping[str, Layouts]
+    ) -> None:
         self.b, self.graph, self.restrict, self.boundary = builder, graph, restrict, boundary
         self.sizes = builder.mesh.sizes
         self.types = graph.types
@@ -144,14 +153,14 @@ class _Build:
         p = self.problem
         p.index[kind, name] = len(p.variables)
         p.variables.append(Variable(kind, name, len(domain) if domain else size, domain, closure))
-        zeros = self.b.interner.get(("zeros", size), lambda: np.zeros(size)) if domain is None else None
+        zeros = self.b.interner.get(("zeros", size), lambda: np.zeros(size))
         p.time_s.append(domain.time_s if domain else zeros)
         p.kept_bytes.append(domain.kept_bytes if domain else zeros)
         return len(p.variables) - 1
 
     def _domain(self, node: Node) -> Domain:
         operands = [self.types[i] for i in node.inputs]
-        row = ROWS[node.op] if node.op in ROWS else None
+        row = ROWS.get(node.op)
         copies = copies_data(self.graph, node)
         view = row is not None and row.view and not copies
         self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
@@ -161,9 +170,18 @@ class _Build:
         key = ("domain", node.op, attrs, tuple(operands), kept, copies, allowed)
         return self.b.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, copies))
 
-    def _make_domain(self, node: Node, operands: Sequence[Any], allowed: tuple[frozenset[str], ...], kept: tuple[int | str, ...], copies: bool) -> Domain:
+    def _make_domain(
+        self,
+        node: Node,
+        operands: Sequence[Any],
+        allowed: tuple[frozenset[str], ...],
+        kept: tuple[int | str, ...],
+        copies: bool,
+    ) -> Domain:
         everything = frozenset[str]().union(*allowed) if allowed else frozenset[str]()
-        domain = node_domain(node, operands, self.types[node.name], self.sizes, everything, self.b.compute, kept, copies)
+        domain = node_domain(
+            node, operands, self.types[node.name], self.sizes, everything, self.b.compute, kept, copies
+        )
         keep = [i for i, s in enumerate(domain.splits) if all(c in allowed[a] for a, c in enumerate(s))]
         return domain if len(keep) == len(domain) else _subset(domain, keep)
 
@@ -180,7 +198,11 @@ class _Build:
         """What this node is the first to keep for backward: views share storage with what they look at."""
         charged: list[int | str] = []
         for item in saves:
-            name = self.roots.get(node.inputs[item], "") if isinstance(item, int) else f"{node.name}{'.mask' * (item == 'mask')}"
+            name = (
+                self.roots.get(node.inputs[item], "")
+                if isinstance(item, int)
+                else f"{node.name}{'.mask' * (item == 'mask')}"
+            )
             leaf = name in self.graph.by_name and self.graph.by_name[name].is_leaf
             if name and name not in self.charged and not leaf and name not in self.constants:
                 self.charged.add(name)
@@ -196,7 +218,11 @@ class _Build:
                     used[axis].add(layout)
         per_axis = tuple(tuple(sorted(u)) for u in used)
         allowed = tuple(
-            frozenset(str(x) for x in _storable(self.types[node.name].shape, per_axis[a], s) if self.restrict is None or self.restrict(node, a, str(x)))
+            frozenset(
+                str(x)
+                for x in _storable(self.types[node.name].shape, per_axis[a], s)
+                if self.restrict is None or self.restrict(node, a, str(x))
+            )
             for a, s in enumerate(self.sizes)
         )
         kind = self.types[node.name]
@@ -204,7 +230,9 @@ class _Build:
 
         def make() -> Domain:
             domain = storage_domain(kind, per_axis, self.sizes, self.b.compute)
-            return _subset(domain, [i for i, s in enumerate(domain.splits) if all(c in allowed[a] for a, c in enumerate(s))])
+            return _subset(
+                domain, [i for i, s in enumerate(domain.splits) if all(c in allowed[a] for a, c in enumerate(s))]
+            )
 
         return self.b.interner.get(key, make)
 
@@ -237,7 +265,9 @@ class _Build:
         """The one choice of a tensor that comes from outside in given layouts."""
         layouts = self.boundary[node.name]
         zero = np.zeros(1)
-        return self.b.interner.get(("held", layouts), lambda: Domain((tuple(map(str, layouts)),), ((),), (layouts,), zero, zero))
+        return self.b.interner.get(
+            ("held", layouts), lambda: Domain((tuple(map(str, layouts)),), ((),), (layouts,), zero, zero)
+        )
 
     def _handed_on(self, name: str) -> Layouts:
         return self.boundary.get(name, replicated(len(self.sizes)))
@@ -246,7 +276,9 @@ class _Build:
         return self.b.interner.get(("rows", id(closure), layouts), lambda: tuple(closure.index[x] for x in layouts))
 
     def _edge(self, i: int, j: int, closure: Closure, rows: tuple[int, ...], columns: tuple[int, ...]) -> None:
-        table = self.b.interner.get(("edge", id(closure), rows, columns), lambda: np.ascontiguousarray(closure.cost[np.ix_(rows, columns)]))
+        table = self.b.interner.get(
+            ("edge", id(closure), rows, columns), lambda: np.ascontiguousarray(closure.cost[np.ix_(rows, columns)])
+        )
         if i > j:
             table = self.b.interner.get(("flip", id(table)), lambda: np.ascontiguousarray(table.T))
             i, j = j, i
@@ -264,10 +296,13 @@ class _Build:
         per_axis = self.b.interner.get(key, lambda: self._layouts(made, readers, self._handed_on(name)))
         tensor = TensorClass(kind.shape, kind.dtype, kind.grad, self.graph.by_name[name].op == "parameter")
         key = ("closure", tensor, per_axis)
-        return self.b.interner.get(key, lambda: close(tensor, valid_states(kind.shape, per_axis, self.sizes), self.b.costs))
+        return self.b.interner.get(
+            key, lambda: close(tensor, valid_states(kind.shape, per_axis, self.sizes), self.b.costs)
+        )
 
-
-    def _layouts(self, made: Domain, readers: Sequence[tuple[Domain | None, int]], handed_on: Layouts) -> tuple[tuple[Layout, ...], ...]:
+    def _layouts(
+        self, made: Domain, readers: Sequence[tuple[Domain | None, int]], handed_on: Layouts
+    ) -> tuple[tuple[Layout, ...], ...]:
         """Per axis, the layouts in which a tensor is made or wanted."""
         layouts: list[set[Layout]] = [{R, x} for x in handed_on]
         wanted = [tuple(needs[position] for needs in domain.operands) for domain, position in readers if domain]

@@ -1,8 +1,8 @@
 """What it costs to change a tensor's layouts, and by which parallel operators.
 
-A *state* is one layout per mesh axis. Single-axis moves have a cost for the value on the way forward and for its gradient
-on the way back; their min-plus closure gives the cheapest path between any two states of a tensor. The moves are the four
-parallel operators and the compositions that the lowering runs as one collective:
+A *state* is one layout per mesh axis. Single-axis moves have a cost for the value on the way forward and for its
+gradient on the way back; their min-plus closure gives the cheapest path between any two states of a tensor. The moves
+are the four parallel operators and the compositions that the lowering runs as one collective:
 
     before   after     operators                 forward          backward
     R        S(d)      partition                 slice            all-gather
@@ -94,7 +94,9 @@ class MoveCosts:
             else:
                 cost = float(getattr(self.communication, f"{name}_s")(axis, num_bytes)) + self.device.op_overhead_s
             if name == "reduce_scatter":  # the lowering takes the faster way
-                cost = min(cost, self.collective_s("all_reduce", axis, num_bytes) + self.collective_s("slice", axis, num_bytes))
+                cost = min(
+                    cost, self.collective_s("all_reduce", axis, num_bytes) + self.collective_s("slice", axis, num_bytes)
+                )
             self._times[key] = cost
         return self._times[key]
 
@@ -121,7 +123,7 @@ class Closure:
     next_state: np.ndarray
 
     def path(self, start: Layouts, end: Layouts) -> list[Move]:
-        """The moves from one state to another; moves that only relabel R and C of a tensor without gradient are left out."""
+        """The moves from one state to another, without those that only relabel R and C where no gradient flows."""
         i, j = self.index[start], self.index[end]
         moves: list[Move] = []
         while i != j:
@@ -132,7 +134,9 @@ class Closure:
         return moves
 
 
-def valid_states(shape: tuple[int, ...], per_axis: Sequence[Sequence[Layout]], sizes: tuple[int, ...]) -> tuple[Layouts, ...]:
+def valid_states(
+    shape: tuple[int, ...], per_axis: Sequence[Sequence[Layout]], sizes: tuple[int, ...]
+) -> tuple[Layouts, ...]:
     """All combinations of per-axis layouts that a tensor of this shape can have."""
     states: list[Layouts] = [()]
     for choices in per_axis:

@@ -1,8 +1,8 @@
 """Plans that people choose by hand, as restrictions of the search space.
 
-Data parallel, ZeRO-3 and Megatron-style tensor parallel plans are what is left of the space when each axis may do only what
-its *role* allows; the same exact search then tunes them. They are the baselines that a plan is compared with, and the forced
-layouts that the tests run.
+Data parallel, ZeRO-3 and Megatron-style tensor parallel plans are what is left of the space when each axis may do
+only what its *role* allows; the same exact search then tunes them. They are the baselines that a plan is compared
+with, and the forced layouts that the tests run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ROLES = (DATA, ZERO, TENSOR, FREE)
 def batch_factors(graph: Graph) -> Mapping[str, str]:
     """For every node that carries the batch dimension, the factor that splits it.
 
-    The batch is dimension 0 of the inputs; it is followed through factor strings, so that `(b s)` after a reshape and the
-    sum over it in a loss are found too.
+    The batch is dimension 0 of the inputs; it is followed through factor strings, so that `(b s)` after a reshape and
+    the sum over it in a loss are found too.
     """
     where: dict[str, Layout] = {n.name: S(0) for n in graph.leaves("input") if graph.types[n.name].shape}
     found: dict[str, str] = {}
@@ -50,7 +50,8 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
 
     data      splits the batch wherever an operator has it, and nothing else; parameters are stored whole
     zero      as data, but every parameter that can be is stored sharded
-    tensor    splits anything but the batch; what multiplies or looks up a weight is split along the weight where it can be
+    tensor    splits anything but the batch; what multiplies or looks up a weight is split along the weight where it
+              can be
     free      anything
     """
     unknown = [r for r in roles if r not in ROLES]
@@ -83,7 +84,11 @@ def _weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[s
     signature = graph.signature(node)
     held = [dims for name, dims in zip(node.inputs, signature.operands, strict=True) if _is_weight(graph, name)]
     members = {f for dims in held for dim in dims for f in dim}
-    return [(f.name, f.size) for i, f in enumerate(signature.factors) if i in members and f.role != "fixed" and f.name != batch]
+    return [
+        (f.name, f.size)
+        for i, f in enumerate(signature.factors)
+        if i in members and f.role != "fixed" and f.name != batch
+    ]
 
 
 def _is_weight(graph: Graph, name: str) -> bool:
@@ -107,5 +112,3 @@ def _storage_allowed(graph: Graph, node: Node, role: str, choice: str, size: int
         shardable = any(extent % size == 0 for extent in graph.types[node.name].shape)
         return choice != "R" if shardable and size > 1 else choice == "R"
     return True
-
-

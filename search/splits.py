@@ -1,7 +1,7 @@
 """Sequence splits: where a graph falls into two parts that share one tensor.
 
-A *cut* is a node that every path from the batch to the loss passes. Between two neighbouring cuts lies a *leaf*. Equal leaves (the
-same operators, shapes, attributes and wiring) are found by a signature that knows no names.
+A *cut* is a node that every path from the batch to the loss passes. Between two neighbouring cuts lies a *leaf*.
+Equal leaves (the same operators, shapes, attributes and wiring) are found by a signature that knows no names.
 """
 
 from __future__ import annotations
@@ -96,9 +96,15 @@ def extract(graph: Graph, start: str, end: str) -> Leaf | None:
     Parameters stay parameters; every other value from outside becomes an input of its type.
     """
     stream, needed = batch_nodes(graph), _needed(graph, start, end)
-    inside = [n for n in graph.nodes if n.name in needed and not n.is_leaf and (n.name in stream or _only_here(graph, n.name, needed))]
+    inside = [
+        n
+        for n in graph.nodes
+        if n.name in needed and not n.is_leaf and (n.name in stream or _only_here(graph, n.name, needed))
+    ]
     names = {n.name for n in inside}
-    if any(u not in names for n in inside if n.name != end for u in graph.users[n.name]) or names & {v for _, v in graph.outputs} - {end}:
+    if any(u not in names for n in inside if n.name != end for u in graph.users[n.name]) or names & {
+        v for _, v in graph.outputs
+    } - {end}:
         return None
     nodes: dict[str, Node] = {}
     for node in inside:
@@ -106,7 +112,11 @@ def extract(graph: Graph, start: str, end: str) -> Leaf | None:
             if name not in names and name not in nodes:
                 outside, kind = graph.by_name[name], graph.types[name]
                 stays = outside.op == "parameter"
-                nodes[name] = outside if stays else leaf(name, "input", kind.shape, kind.dtype, name, grad=kind.grad, source=outside.source)
+                nodes[name] = (
+                    outside
+                    if stays
+                    else leaf(name, "input", kind.shape, kind.dtype, name, grad=kind.grad, source=outside.source)
+                )
         nodes[node.name] = node
     return Leaf(start, end, Graph(tuple(nodes.values()), (("loss", end),)))
 

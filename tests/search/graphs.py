@@ -19,7 +19,9 @@ def every_choice(node: Node, operands: Sequence[TensorType]) -> frozenset[str]:
     return frozenset(["R", "C", *partial, *(f.name for f in signature.factors if f.role != "fixed")])
 
 
-def cluster(num_devices: int, *, link_bytes_per_s: float = 1e9, latency_s: float = 1e-6, memory_bytes: int = 2**34) -> Cluster:
+def cluster(
+    num_devices: int, *, link_bytes_per_s: float = 1e9, latency_s: float = 1e-6, memory_bytes: int = 2**34
+) -> Cluster:
     """A flat cluster of slow devices; the link decides whether splitting pays."""
     device = Device("test", memory_bytes, 1e10, {"fp32": 1e11}, 0.5, 1e-6, "cpu")
     return Cluster("test", device, (Level("rank", num_devices, link_bytes_per_s, latency_s),), "gloo", "test")

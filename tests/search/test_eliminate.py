@@ -49,7 +49,12 @@ def integer_program(problem: Problem, price: float = 0.0) -> float:
             matrix[r, column] = value
     integrality = np.concatenate([np.ones(start[-1]), np.zeros(len(cost) - start[-1])])
     scale = 1e6
-    result = milp(cost * scale, constraints=LinearConstraint(matrix.tocsr(), right, right), integrality=integrality, bounds=(0, upper))
+    result = milp(
+        cost * scale,
+        constraints=LinearConstraint(matrix.tocsr(), np.array(right), np.array(right)),
+        integrality=integrality,
+        bounds=(0, upper),
+    )
     assert result.success, result.message
     return float(result.fun) / scale
 

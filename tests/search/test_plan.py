@@ -56,7 +56,9 @@ def test_a_truncated_file_is_refused(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     plan.save(path)
     path.write_text(path.read_text()[:1000])
-    with pytest.raises(PlanError, match=r"plan\.json: not a complete JSON file .* it may have been cut, make the plan again"):
+    with pytest.raises(
+        PlanError, match=r"plan\.json: not a complete JSON file .* it may have been cut, make the plan again"
+    ):
         Plan.load(path)
 
 

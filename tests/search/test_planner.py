@@ -51,7 +51,11 @@ def test_the_prediction_is_the_objective(mesh: Mesh, roles: str) -> None:
     graph = mlp(64, 64, 256, layers=2, residual=True)
     candidate = planner(4, link_bytes_per_s=1e10).solve(graph, mesh, (roles,) * len(mesh), "test")
     constants = constant_nodes(candidate.graph)
-    fixed = sum(c.compute_s + c.communication_s for n, c in node_costs(candidate.graph, planner(4).cluster).items() if n in constants)
+    fixed = sum(
+        c.compute_s + c.communication_s
+        for n, c in node_costs(candidate.graph, planner(4).cluster).items()
+        if n in constants
+    )
     assert candidate.prediction.step_s - fixed == pytest.approx(candidate.bound_s, rel=0.02)
 
 
@@ -99,7 +103,9 @@ def test_zero_stores_every_parameter_sharded() -> None:
 def test_tensor_parallel_is_megatrons() -> None:
     """Columns of the first weight, rows of the second, one all-reduce a layer."""
     candidate = planner(2, link_bytes_per_s=1e9).solve(mlp(8, 16, 64, layers=1), Mesh.of(tp=2), ("tensor",), "tp")
-    layouts = {n.attr("target"): str(candidate.graph.types[n.name].layouts[0]) for n in candidate.graph.leaves("parameter")}
+    layouts = {
+        n.attr("target"): str(candidate.graph.types[n.name].layouts[0]) for n in candidate.graph.leaves("parameter")
+    }
     assert layouts == {"layers.0.up": "S(0)", "layers.0.down": "S(1)"}
     assert sum(n.op == "reduce" for n in candidate.graph.nodes) == 1
 
@@ -121,5 +127,7 @@ def test_a_mesh_of_another_size_is_refused() -> None:
 def test_roles_must_match_the_mesh() -> None:
     with pytest.raises(PlanError, match=r"2 axis roles for mesh \[x=4\]; give one role per axis"):
         planner(4).plan(mlp(), mesh=Mesh.of(x=4), roles=("data", "tensor"))
-    with pytest.raises(PlanError, match=r"unknown axis role 'pipeline'; choose one of \['data', 'zero', 'tensor', 'free'\]"):
+    with pytest.raises(
+        PlanError, match=r"unknown axis role 'pipeline'; choose one of \['data', 'zero', 'tensor', 'free'\]"
+    ):
         planner(4).plan(mlp(), mesh=Mesh.of(x=4), roles=("pipeline",))
