@@ -1,0 +1,100 @@
+"""The op table itself: lookup, FLOPs, dtype rules, and what every row must say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from string import Formatter
+
+import numpy as np
+import pytest
+
+from shardwright.pcg.errors import GraphError
+from shardwright.pcg.optable import ROWS, Attr, LocalShapes, Row, Table, keep_attrs, local_result_shape, numpy_dtype
+from tests.samples import SAMPLES
+
+
+def test_unknown_rows() -> None:
+    with pytest.raises(
+        GraphError, match=r"operator 'nag' has no row in the op table; add one to pcg/rows or fix the name"
+    ):
+        ROWS["nag"]
+    assert "nag" not in ROWS
+    assert len(list(ROWS)) == len(ROWS)
+
+
+def test_names_are_unique() -> None:
+    row = Row("neg", "... -> ...", np.negative, "-{0}")
+    with pytest.raises(GraphError, match=r"op table: two rows are called 'neg'"):
+        Table([row, row])
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs", "flops"),
+    [
+        ("linear", [(4, 8, 12), (16, 12)], {}, 2 * 4 * 8 * 12 * 16),
+        ("matmul", [(4, 8, 12), (4, 12, 16)], {}, 2 * 4 * 8 * 12 * 16),
+        ("sdpa", [(4, 8, 12, 6), (4, 8, 20, 6), (4, 8, 20, 6)], {"causal": False, "scale": None},
+         4 * 4 * 8 * 12 * 20 * 6),
+        ("conv2d", [(4, 12, 7, 9), (16, 12, 3, 2)],
+         {"groups": 1, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}, 2 * 4 * 12 * 16 * 3 * 2 * 5 * 8),
+        ("grouped_mm", [(24, 8), (4, 8, 12), (4,)], {}, 2 * 24 * 8 * 12),
+        ("reshape", [(4, 8)], {"shape": (32,)}, 0),
+        ("add", [(4, 8), (8,)], {}, 32),
+        ("sum", [(4, 8)], {"dims": (1,), "keepdim": False}, 32),
+        ("gelu", [(4, 8)], {"approximate": "none"}, 12 * 32),
+        ("full", [], {"shape": (4, 8), "value": 1, "dtype": "float32"}, 32),
+    ],
+)  # fmt: skip
+def test_flops(op: str, shapes: list[tuple[int, ...]], attrs: Mapping[str, Attr], flops: float) -> None:
+    assert ROWS[op].flops(ROWS[op].signature(shapes, attrs)) == flops
+
+
+@pytest.mark.parametrize(
+    ("op", "dtypes", "attrs", "result"),
+    [
+        ("add", ["int64", "float32"], {}, "float32"),
+        ("div", ["int64", "int64"], {}, "float32"),
+        ("exp", ["bool"], {}, "float32"),
+        ("exp", ["bfloat16"], {}, "bfloat16"),
+        ("sum", ["bool"], {}, "int64"),
+        ("sum", ["int32"], {}, "int64"),
+        ("sum", ["float16"], {}, "float16"),
+        ("eq", ["float32", "float32"], {}, "bool"),
+        ("where", ["bool", "float32", "int64"], {}, "float32"),
+        ("cast", ["float32"], {"dtype": "bfloat16"}, "bfloat16"),
+        ("embedding", ["float32", "int64"], {}, "float32"),
+        ("argmax", ["float32"], {}, "int64"),
+    ],
+)
+def test_dtypes(op: str, dtypes: list[str], attrs: Mapping[str, Attr], result: str) -> None:
+    assert ROWS[op].result_dtype(dtypes, attrs) == result
+
+
+def test_numpy_stands_in_for_bfloat16() -> None:
+    assert [numpy_dtype(d) for d in ("bfloat16", "float16", "bool")] == ["float32", "float16", "bool"]
+
+
+def test_localizers() -> None:
+    shapes = LocalShapes(((8, 4),), (32,), ((4, 4),), (16,))
+    assert keep_attrs({"shape": (32,)}, shapes) == {"shape": (32,)}
+    assert local_result_shape({"shape": (32,)}, shapes) == {"shape": (16,)}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+def test_every_row_is_complete(row: Row) -> None:
+    """The torch expression names operands and attributes that exist; what it lists about operands is in range."""
+    for one in SAMPLES[row.name]:
+        known = {*one.attrs, "*", "*1", *({"offset"} if row.offset else ()), *({"shard"} if row.random else ())}
+        for _, field, _, _ in Formatter().parse(row.torch):
+            if field is not None:
+                root = re.split(r"[\[.]", field)[0]
+                assert root in known or int(root) < len(one.operands)
+        for partial in row.linear_in:
+            assert list(partial) == sorted(set(partial))
+            assert all(i < len(one.operands) for i in partial)
+        for item in row.saves:
+            assert item in ("result", "mask") or int(item) < len(one.operands)
+        names = {f.name for f in row.signature(one.shapes, one.attrs).factors}
+        assert set(row.outside) <= names
+        assert row.offset is None or row.offset in names
