@@ -1,0 +1,138 @@
+"""Expressions over sizes: the attributes and guards of a rule.
+
+A fixed, small language in Python's notation, kept as text and parsed here; nothing of it is ever executed as Python:
+
+    integers, names, True and False      start, o, 2
+    + - * // %                           o // 3
+    tuples, with splices                 (*b, 3, o)
+    == != < <= > >=                      0 <= start < stop (guards only)
+    len(b)  iota(n)  compose(p, q)       a tuple's length, (0, …, n-1), (p[q[0]], p[q[1]], …)
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from shardwright.pcg.errors import RuleError
+
+Value = Any
+Env = Mapping[str, Value]
+
+_BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+_COMPARE: dict[type[ast.cmpop], Callable[[Value, Value], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
+    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "len": len,
+    "iota": lambda n: tuple(range(n)),
+    "compose": lambda p, q: tuple(p[i] for i in q),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A parsed expression; equal texts are equal expressions."""
+
+    text: str
+
+    @property
+    def tree(self) -> ast.expr:
+        return _parse(self.text)
+
+    @property
+    def name(self) -> str | None:
+        """The name, where the expression is nothing but a name."""
+        return self.tree.id if isinstance(self.tree, ast.Name) else None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that must be known to evaluate it."""
+        found = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        return frozenset(found - set(_FUNCTIONS))
+
+    def evaluate(self, env: Env) -> Value:
+        """The value under these names. Raises `RuleError` for a name that is not bound."""
+        try:
+            return _evaluate(self.tree, env)
+        except (TypeError, ValueError, ZeroDivisionError, IndexError) as error:
+            raise RuleError(f"expression {self.text!r} has no value for {dict(env)}: {error}") from None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def expression(text: str) -> Expression:
+    """Read an expression; a `RuleError` says what is not part of the language."""
+    return Expression(ast.unparse(_parse(text)))
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> ast.expr:
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError) as error:
+        raise RuleError(f"expression {text!r} cannot be read: {error}") from None
+    check(tree, text)
+    return tree
+
+
+def check(tree: ast.expr, text: str) -> None:
+    """Raise a `RuleError` naming the first construct that is not part of the language."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords:
+                raise RuleError(
+                    f"expression {text!r}: calls {ast.unparse(node)}; only {sorted(_FUNCTIONS)} may be called"
+                )
+        elif (
+            isinstance(node, ast.Constant) and not isinstance(node.value, (int, str, float)) and node.value is not None
+        ):
+            raise RuleError(f"expression {text!r}: the constant {node.value!r} is not allowed")
+        elif not isinstance(node, _ALLOWED):
+            raise RuleError(f"expression {text!r}: {type(node).__name__} is not part of the language")
+
+
+_ALLOWED = (
+    ast.Name, ast.Constant, ast.Tuple, ast.Starred, ast.BinOp, ast.UnaryOp, ast.USub, ast.Compare, ast.expr_context,
+    *_BINARY, *_COMPARE,
+)  # fmt: skip
+
+
+def _evaluate(tree: ast.expr, env: Env) -> Value:
+    match tree:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            if name not in env:
+                raise RuleError(f"name {name!r} is not bound; bound are {sorted(env)}")
+            return env[name]
+        case ast.Tuple(elts=items):
+            return tuple(_items(items, env))
+        case ast.UnaryOp(operand=operand):
+            return -_evaluate(operand, env)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _BINARY[type(op)](_evaluate(left, env), _evaluate(right, env))
+        case ast.Compare(left=left, ops=ops, comparators=rest):
+            values = [_evaluate(part, env) for part in (left, *rest)]
+            return all(_COMPARE[type(op)](values[i], values[i + 1]) for i, op in enumerate(ops))
+        case ast.Call(func=ast.Name(id=function), args=args):
+            return _FUNCTIONS[function](*(_evaluate(arg, env) for arg in args))
+        case _:
+            raise RuleError(f"{ast.unparse(tree)} cannot be evaluated here")
+
+
+def _items(items: list[ast.expr], env: Env) -> Iterator[Value]:
+    for item in items:
+        if isinstance(item, ast.Starred):
+            yield from _evaluate(item.value, env)
+        else:
+            yield _evaluate(item, env)

@@ -1,0 +1,212 @@
+"""Finds where an algebraic rule applies in a serial graph.
+
+A match maps the pattern's operators to nodes and its variables to the nodes whose results they stand for. It is only
+returned if the rule can really be applied there: no result that disappears is read from outside the match, sizes and
+guards hold, and every replaced result keeps its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.graph import Graph, Node, infer
+from shardwright.pcg.types import TensorType
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.expressions import Expression
+from shardwright.substitutions.terms import Apply, Term, Variable
+
+
+@dataclass(frozen=True)
+class Match:
+    """One place where a rule applies.
+
+    roots      the nodes that the left roots match, in the rule's order
+    nodes      all matched operator nodes
+    variables  variable -> node
+    sizes      what every name of the rule stands for
+    """
+
+    roots: tuple[str, ...]
+    nodes: frozenset[str]
+    variables: Mapping[str, str]
+    sizes: Mapping[str, Any]
+
+
+@dataclass
+class _State:
+    """A partial match. Operators are matched by structure; equal terms are one node."""
+
+    graph: Graph
+    rule: Equation
+    variables: dict[str, str] = field(default_factory=dict)
+    placed: dict[Term, str] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    attrs: list[tuple[Expression, Any]] = field(default_factory=list)
+
+    def copy(self) -> _State:
+        return _State(self.graph, self.rule, {**self.variables}, {**self.placed}, {**self.sizes}, [*self.attrs])
+
+    def take(self, term: Term, name: str) -> bool:
+        """Match `term` against the node `name`; False, with the state spoiled, where it does not fit."""
+        if isinstance(term, Variable):
+            return self._take_variable(term.name, name)
+        if term in self.placed:
+            return self.placed[term] == name
+        node = self.graph.by_name[name]
+        if node.op != term.op or len(node.inputs) != len(term.operands) or name in self.placed.values():
+            return False
+        if [key for key, _ in node.attrs] != [key for key, _ in term.attrs]:
+            return False
+        self.placed[term] = name
+        self.attrs += [(want, have) for (_, want), (_, have) in zip(term.attrs, node.attrs, strict=True)]
+        return all(self.take(operand, i) for operand, i in zip(term.operands, node.inputs, strict=True))
+
+    def _take_variable(self, variable: str, name: str) -> bool:
+        if variable in self.variables:
+            return self.variables[variable] == name
+        found = self.rule.dims[variable].bind(self.graph.types[name].shape)
+        if found is None or any(self.sizes.get(key, value) != value for key, value in found.items()):
+            return False
+        self.variables[variable] = name
+        self.sizes.update(found)
+        return True
+
+    def solved(self) -> bool:
+        """Whether attributes and guards hold; binds the names that stand alone as an attribute."""
+        for want, have in self.attrs:
+            if want.name is not None:
+                self.sizes.setdefault(want.name, have)
+        try:
+            return all(want.evaluate(self.sizes) == have for want, have in self.attrs) and all(
+                condition.evaluate(self.sizes) is True for condition in self.rule.guard
+            )
+        except RuleError:
+            return False
+
+
+def matches(rule: Equation, graph: Graph) -> list[Match]:
+    """Every place in a serial graph where the rule applies, in graph order.
+
+    Raises `RuleError` for a parallel graph: algebraic rules are used before layouts are chosen.
+    """
+    if len(graph.mesh):
+        raise RuleError(f"rule {rule.name!r} applies to serial graphs; this one is on the mesh {graph.mesh}")
+    found: list[Match] = []
+    for state in _roots(_State(graph, rule), rule.left):
+        match = _finish(state)
+        if match is not None and match not in found:
+            found.append(match)
+    return found
+
+
+def _roots(state: _State, roots: Sequence[Term]) -> Iterator[_State]:
+    """Match the roots one after the other; roots of one operator are taken in graph order."""
+    if not roots:
+        yield state
+        return
+    root = roots[0]
+    for name in _candidates(state, root):
+        attempt = state.copy()
+        if attempt.take(root, name):
+            yield from _roots(attempt, roots[1:])
+
+
+def _candidates(state: _State, root: Term) -> Sequence[str]:
+    """Nodes that may match a root: users of an operand that is matched already, where there is one."""
+    assert isinstance(root, Apply)
+    graph = state.graph
+    for operand in root.operands:
+        known = state.variables.get(operand.name) if isinstance(operand, Variable) else state.placed.get(operand)
+        if known is not None:
+            return tuple(dict.fromkeys(graph.users[known]))
+    return [node.name for node in graph.nodes if node.op == root.op]
+
+
+def _finish(state: _State) -> Match | None:
+    graph, rule = state.graph, state.rule
+    if not state.solved():
+        return None
+    roots = tuple(state.placed[root] for root in rule.left)
+    nodes = frozenset(state.placed.values())
+    outside = {name for _, name in graph.outputs}
+    for name in nodes.difference(roots):
+        if name in outside or not nodes.issuperset(graph.users[name]):
+            return None
+    if not _in_order(graph, rule, roots) or _reaches(graph, roots, set(state.variables.values())):
+        return None
+    match = Match(roots, nodes, dict(state.variables), dict(state.sizes))
+    return match if _keeps_types(graph, rule, match) else None
+
+
+def _in_order(graph: Graph, rule: Equation, roots: tuple[str, ...]) -> bool:
+    """Interchangeable roots (without attributes) are taken in graph order, so that one place is one match."""
+    if len(roots) == 1 or any(isinstance(root, Apply) and root.attrs for root in rule.left):
+        return True
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    return all(position[a] < position[b] for a, b in pairwise(roots))
+
+
+def _reaches(graph: Graph, roots: tuple[str, ...], variables: set[str]) -> bool:
+    """Whether a variable depends on a root, so that replacing the roots together would close a cycle."""
+    if len(roots) == 1:
+        return False
+    pending, seen = list(roots), set(roots)
+    while pending:
+        for user in graph.users[pending.pop()]:
+            if user in variables:
+                return True
+            if user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return False
+
+
+def replacement(graph: Graph, rule: Equation, match: Match) -> tuple[list[Node], dict[str, str]]:
+    """The nodes that replace a match, and for every root the node that gives its result now.
+
+    A root keeps its name where it is still computed. New nodes carry the source of the root they serve.
+    """
+    made: dict[Term, str] = {}
+    nodes: list[Node] = []
+    taken = set(graph.by_name) - match.nodes
+
+    def build(term: Term, root: Node, wanted: str | None) -> str:
+        if isinstance(term, Variable):
+            return match.variables[term.name]
+        if term not in made:
+            inputs = tuple(build(operand, root, None) for operand in term.operands)
+            attrs = tuple((key, value.evaluate(match.sizes)) for key, value in term.attrs)
+            name = _fresh(wanted or f"{root.name}_{term.op}", taken | set(match.roots) - {wanted})
+            made[term] = name
+            taken.add(name)
+            nodes.append(Node(name, term.op, inputs, attrs, (), root.source))
+        return made[term]
+
+    results: dict[str, str] = {}
+    for name, term in zip(match.roots, rule.right, strict=True):
+        results[name] = build(term, graph.by_name[name], name)
+    return nodes, results
+
+
+def _fresh(hint: str, taken: set[str] | frozenset[str]) -> str:
+    name, count = hint, 1
+    while name in taken:
+        name, count = f"{hint}_{count}", count + 1
+    return name
+
+
+def _keeps_types(graph: Graph, rule: Equation, match: Match) -> bool:
+    """Whether every replaced result has the shape, dtype and gradient that it had."""
+    try:
+        nodes, results = replacement(graph, rule, match)
+        types: dict[str, TensorType] = {}
+        for node in nodes:
+            operands = [types.get(i) or graph.types[i] for i in node.inputs]
+            types[node.name] = infer(node, operands, graph.mesh)
+    except (GraphError, RuleError):
+        return False
+    return all((types.get(new) or graph.types[new]) == graph.types[old] for old, new in results.items())
