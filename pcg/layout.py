@@ -112,7 +112,7 @@ def shard_order(
             last = max((other_blocks for other_blocks, _ in axes if other_blocks < blocks), default=1)
             prefix = last * prod(sizes[other] for other_blocks, other in axes if other_blocks == last < blocks)
             if blocks % prefix:
-                return f"dimension {dim} cannot hold {blocks} blocks inside the {prefix} parts that outer axes make of it"
+                return f"dimension {dim} cannot hold {blocks} blocks inside the {prefix} parts of outer axes"
             local_blocks = blocks // outer
             if left % (local_blocks * sizes[axis]):
                 return (

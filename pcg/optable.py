@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeVar, overload
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape, Signature, resolve
 from shardwright.pcg.types import is_float, promote
 
+T = TypeVar("T")
 FactorRule = str | Callable[[Sequence[Shape], Attrs], tuple[str, Mapping[str, int]]]
 
 
@@ -150,9 +152,15 @@ class Table(Mapping[str, Row]):
             raise GraphError(f"operator {name!r} has no row in the op table; add one to pcg/rows or fix the name")
         return self._rows[name]
 
-    def get(self, name: str, default: Any = None) -> Any:
+    @overload
+    def get(self, key: str, /) -> Row | None: ...
+
+    @overload
+    def get(self, key: str, /, default: Row | T) -> Row | T: ...
+
+    def get(self, key: str, /, default: Row | T | None = None) -> Row | T | None:
         """The row of that name, or `default`: leaves, parallel and opaque operators have none."""
-        return self._rows.get(name, default)
+        return self._rows.get(key, default)
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows

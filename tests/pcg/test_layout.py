@@ -84,13 +84,13 @@ def test_shard_order(layouts: Layouts, sizes: tuple[int, ...], order: tuple[tupl
             (12,),
             (S(0), S(0, 3)),
             (2, 2),
-            r"dimension 0 cannot hold 3 blocks inside the 2 parts that outer axes make of it",
+            r"dimension 0 cannot hold 3 blocks inside the 2 parts of outer axes",
         ),
         (
             (24,),
             (S(0, 3), S(0, 2)),
             (2, 3),
-            r"dimension 0 cannot hold 3 blocks inside the 6 parts that outer axes make of it",
+            r"dimension 0 cannot hold 3 blocks inside the 6 parts of outer axes",
         ),
     ],
 )

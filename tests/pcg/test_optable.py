@@ -21,6 +21,7 @@ def test_unknown_rows() -> None:
         ROWS["nag"]
     assert "nag" not in ROWS
     assert len(list(ROWS)) == len(ROWS)
+    assert (ROWS.get("neg"), ROWS.get("input"), ROWS.get("input", 0)) == (ROWS["neg"], None, 0)
 
 
 def test_names_are_unique() -> None:
@@ -98,3 +99,34 @@ def test_every_row_is_complete(row: Row) -> None:
         names = {f.name for f in row.signature(one.shapes, one.attrs).factors}
         assert set(row.outside) <= names
         assert row.offset is None or row.offset in names
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs", "message"),
+    [
+        ("gather", [(4, 8), (4,)], {"dim": 1}, r"gather of \[4, 8\] by an index of another rank, \[4\]"),
+        ("concat", [(4, 8), (4,)], {"dim": 0}, r"concat of shapes \[\[4, 8\], \[4\]\] of different rank"),
+        (
+            "pad",
+            [(4,)],
+            {"pads": (0, -1), "value": 0},
+            r"attribute 'pads' is \(0, -1\); slice instead of padding by less",
+        ),
+        ("pad", [(4,)], {"pads": (0,), "value": 0}, r"attribute 'pads' should have 2 entries, got \(0,\)"),
+        ("expand", [(4, 8)], {"shape": (8,)}, r"expand of \[4, 8\] to the lower rank of \[8\]"),
+        ("expand", [(4,)], {"shape": (8,)}, r"d0 should have size 8, got 4"),
+        ("layer_norm", [(4,)], {"normalized_dims": 2, "eps": 0.1}, r"'normalized_dims' is 2 for a tensor of rank 1"),
+        ("index", [(4,)], {"dim": 0}, r"index of \[4\] from dimension 0 by 0 tensors"),
+        (
+            "conv2d",
+            [(1, 12, 4, 4), (8, 6, 1, 1)],
+            {"groups": 3, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)},
+            r"conv2d of \[1, 12, 4, 4\] with weight \[8, 6, 1, 1\] in 3 groups; they do not fit together",
+        ),
+    ],
+)
+def test_shapes_and_attributes_that_do_not_fit(
+    op: str, shapes: list[tuple[int, ...]], attrs: Mapping[str, Attr], message: str
+) -> None:
+    with pytest.raises(GraphError, match=message):
+        ROWS[op].signature(shapes, attrs)
