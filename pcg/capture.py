@@ -177,13 +177,23 @@ def _explain(model: nn.Module, error: BaseException) -> str:
             module = names[id(owner)] or type(owner).__name__
             if not _is_library(frame.f_code.co_filename):
                 line = f"{Path(frame.f_code.co_filename).name}:{number}"
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     return (
         f"{type(model).__name__} could not be captured: in module {module or type(model).__name__!r}"
         + (f" ({line})" if line else "")
-        + f": {type(error).__name__}: {reason}. Capture needs a forward without data-dependent control flow; use torch.where or "
-        "torch.cond instead of `if` on tensor values (transformers models: pass use_cache=False)"
+        + f": {type(error).__name__}: {reason}. {_remedy(error)}"
     )
+
+
+def _remedy(error: BaseException) -> str:
+    if "DataDependent" in type(error).__name__ or "data-dependent" in str(error):
+        return (
+            "Capture needs a forward without data-dependent control flow: use torch.where or torch.cond instead of `if` on "
+            "tensor values"
+        )
+    if "pytree" in str(error) or "Cache" in str(error):
+        return "Capture needs plain tensors going in and out (transformers models: pass use_cache=False)"
+    return "Check that the model runs on this batch outside Shardwright"
 
 
 def _is_library(filename: str) -> bool:
@@ -206,7 +216,7 @@ def _source(node: torch.fx.Node) -> Source:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     module = stack[-1][0].removeprefix("L['self']").lstrip(".").removeprefix("model").lstrip(".") if stack else ""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [(f, n) for f, n in frames if not _is_library(f) and not f.endswith("capture.py")]
+    own = [(f, n) for f, n in frames if not _is_library(f) and f != __file__]
     return Source(module, f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "")
 
 
