@@ -29,10 +29,11 @@ types: $(STAMP) ## check types
 	$(PY) -m pyright --pythonpath $(PY)
 
 matrix: $(STAMP) ## run every model under every layout and write the table in docs/
-	$(PY) bench/matrix.py
+	$(PY) -m bench.matrix
 
 bench: $(STAMP) ## time lowered programs against hand-written torch.distributed code
-	$(PY) bench/speed.py
+	$(PY) -m bench.speed
+	$(PY) -m bench.search
 
 format: $(STAMP) ## format the code and mend what the linter can
 	$(PY) -m ruff check --fix .

@@ -1,0 +1,213 @@
+"""The matrix: every model of the zoo under every layout on real gloo ranks, against the single process.
+
+Writes the table to docs/matrix.md and exits with 1 where anything is out of tolerance. Run it with `make matrix`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from bench.accuracy import (
+    BUFFER_TOLERANCE,
+    GRADIENT_TOLERANCE,
+    LOSS_TOLERANCE,
+    SMALL,
+    Errors,
+    Prepared,
+    measure,
+    prepare,
+)
+from bench.plans import CASES, Case
+from bench.replicated import describe
+from examples.zoo import ZOO
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import format_layouts
+
+PAGE = Path(__file__).parents[1] / "docs" / "matrix.md"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model under one case. `failure` is set where there is no result to compare."""
+
+    model: str
+    case: Case
+    errors: Errors | None = None
+    plan_s: float = 0.0
+    mesh: str = ""
+    layouts: str = ""
+    replicated: str = ""
+    failure: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.errors is not None and self.errors.within_tolerance
+
+
+def run_cell(prepared: Prepared, case: Case) -> Cell:
+    """Plan, lower, run and compare; a failure becomes part of the cell."""
+    serial = prepared.captured.graph
+    start = time.perf_counter()
+    try:
+        plan = case.plan(serial, prepared.name)
+        plan_s = time.perf_counter() - start
+        replicated = describe(serial, plan.graph, case.roles)
+        errors = measure(prepared, plan.graph)
+    except ShardwrightError as error:
+        return Cell(prepared.name, case, failure=_first_failure(error))
+    return Cell(prepared.name, case, errors, plan_s, str(plan.mesh), _layouts(plan.graph), replicated)
+
+
+def _first_failure(error: ShardwrightError) -> str:
+    """The message, with the traceback of the first rank that failed only."""
+    return f"{type(error).__name__}: " + re.split(r"\n+rank \d+ of", str(error))[0].strip()
+
+
+def _layouts(graph: Graph) -> str:
+    """How many parameters are stored in which layout."""
+    counts: dict[str, int] = {}
+    for node in graph.leaves("parameter"):
+        text = format_layouts(graph.types[node.name].layouts, graph.mesh)
+        counts[text] = counts.get(text, 0) + 1
+    return ", ".join(f"{count} × ({text})" for text, count in sorted(counts.items(), key=lambda c: -c[1]))
+
+
+def run(models: Sequence[str], cases: Sequence[Case]) -> Iterator[Cell]:
+    """Every cell, one after the other: the ranks of one cell keep the machine busy."""
+    for name in models:
+        prepared = prepare(name)
+        for case in cases:
+            yield run_cell(prepared, case)
+
+
+# ---- the page ----
+
+INTRODUCTION = """\
+# Every model under every layout
+
+One training step of each model of `examples/zoo.py` on real gloo processes, under each layout, against the same step in
+a single process: fp32, the same weights, batch and seed, train mode with dropout on. Written by `make matrix` on {date}
+with torch {torch}.
+
+| what | error, the largest of any rank | tolerance |
+|---|---|---|
+| loss | \\|l − l_ref\\| / \\|l_ref\\| | {loss:g} |
+| gradient of each parameter | ‖g − g_ref‖₂ / max(‖g_ref‖₂, {small:g} · ‖G_ref‖₂) | {gradient:g} |
+| buffers after the step (batch norm's statistics) | ‖b − b_ref‖₂ / max(‖b_ref‖₂, {small:g}) | {buffer:g} |
+| state of the random generator after the step | equal, bit by bit | 0 |
+
+G_ref is the gradient of all parameters together. So a gradient's error is relative to its own norm, unless that is
+below {small:g} of the whole gradient's: the bias of attention's keys, whose gradient is zero but for rounding, because
+softmax does not see it.
+
+*data* splits the batch, *zero* also stores parameters sharded (ZeRO-3), *tensor* splits along the weights, *searched*
+is the search's own plan for this machine's CPU ranks: for models as tiny as these it keeps everything whole wherever
+communication would cost more. *searched (fast links)* is its plan for slow devices on links that cost nothing, which
+splits nearly everything. Every plan was proven to denote the captured graph before it ran.
+"""
+
+
+def page(cells: Sequence[Cell]) -> str:
+    """The whole page as Markdown."""
+    head = INTRODUCTION.format(
+        date=date.today().isoformat(),
+        torch=torch.__version__,
+        loss=LOSS_TOLERANCE,
+        gradient=GRADIENT_TOLERANCE,
+        buffer=BUFFER_TOLERANCE,
+        small=SMALL,
+    )
+    models = list(dict.fromkeys(c.model for c in cells))
+    parts = [head, "## Largest gradient error\n", _overview(cells)]
+    return "\n".join(parts + [_section(model, [c for c in cells if c.model == model]) for model in models])
+
+
+def _overview(cells: Sequence[Cell]) -> str:
+    cases = list(dict.fromkeys(c.case for c in cells))
+    rows = {(c.model, c.case): c for c in cells}
+    lines = ["| model | " + " | ".join(map(str, cases)) + " |", "|---|" + "--:|" * len(cases)]
+    for model in dict.fromkeys(c.model for c in cells):
+        found = (rows.get((model, case)) for case in cases)
+        lines.append(f"| {model} | " + " | ".join("" if c is None else _mark(c) for c in found) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _mark(cell: Cell) -> str:
+    if cell.errors is None:
+        return "**failed**"
+    return f"{cell.errors.gradient:.0e}" if cell.good else f"**{cell.errors.gradient:.0e}**"
+
+
+def _section(model: str, cells: Sequence[Cell]) -> str:
+    lines = [
+        f"## {model}\n",
+        "| plan | mesh | parameters stored | loss | worst gradient | buffers | planned in | |",
+        "|---|---|---|--:|---|--:|--:|---|",
+    ]
+    lines += [_row(cell) for cell in cells]
+    lines.append("\nOperators that stay whole on an axis:\n")
+    texts: dict[str, list[str]] = {}
+    for cell in cells:
+        if not cell.failure:
+            texts.setdefault(cell.replicated, []).append(str(cell.case))
+    lines += [f"* {'; '.join(names)}: {text}" for text, names in texts.items()]
+    lines += [f"* **{cell.case} failed**: `{cell.failure.splitlines()[-1]}`" for cell in cells if cell.failure]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cell: Cell) -> str:
+    errors = cell.errors
+    if errors is None:
+        return f"| {cell.case} | | | | | | | **failed** |"
+    verdict = "" if cell.good else "**out of tolerance**" if errors.same_random_state else "**other random state**"
+    gradient = f"{errors.gradient:.1e} `{errors.gradient_name}`"
+    buffers = f"{errors.buffer:.1e}" if errors.buffer_name else ""
+    figures = [f"{errors.loss:.1e}", gradient, buffers, f"{cell.plan_s * 1e3:.0f} ms", verdict]
+    return f"| {cell.case} | {cell.mesh} | {cell.layouts} | " + " | ".join(figures) + " |"
+
+
+# ---- the command ----
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the matrix; 1 where anything failed or is out of tolerance."""
+    options = _options(arguments)
+    cells: list[Cell] = []
+    for cell in run(options.models or list(ZOO), [c for c in CASES if c.num_ranks in options.ranks]):
+        cells.append(cell)
+        print(_progress(cell), file=sys.stderr, flush=True)
+    if not options.models:
+        PAGE.write_text(page(cells))
+        print(f"wrote {PAGE}")
+    bad = [c for c in cells if not c.good]
+    print(f"{len(cells) - len(bad)} of {len(cells)} within tolerance")
+    for cell in bad:
+        print(f"FAILED {cell.model}, {cell.case}: {cell.failure or cell.errors}")
+    return 1 if bad else 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make matrix", description=__doc__)
+    parser.add_argument("models", nargs="*", choices=[*ZOO, []], help="run only these, and write no page")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4], help="run only these numbers of ranks")
+    return parser.parse_args(arguments)
+
+
+def _progress(cell: Cell) -> str:
+    if cell.errors is None:
+        return f"{cell.model:10} {cell.case!s:32} FAILED"
+    return f"{cell.model:10} {cell.case!s:32} loss {cell.errors.loss:.1e}  gradient {cell.errors.gradient:.1e}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

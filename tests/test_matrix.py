@@ -1,0 +1,107 @@
+"""The matrix in `docs/matrix.md`: every model under every layout on real gloo ranks equals the single process.
+
+Two ranks under the layouts that split; four ranks, two axes among them, are marked slow. `make matrix` runs it all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.accuracy import Step, compare, measure, prepare
+from bench.matrix import Cell, page
+from bench.plans import CASES, Case, fast_links
+from bench.replicated import describe
+from examples.zoo import ZOO
+from shardwright.pcg.mesh import Mesh
+
+SPLITTING = [case for case in CASES if case.name != "searched"]
+TWO_RANKS = [case for case in SPLITTING if case.num_ranks == 2]
+FOUR_RANKS = [case for case in SPLITTING if case.num_ranks == 4]
+
+
+def assert_equals_single_process(name: str, case: Case) -> None:
+    prepared = prepare(name)
+    plan = case.plan(prepared.captured.graph, name)
+    errors = measure(prepared, plan.graph)
+    assert errors.within_tolerance, errors
+
+
+@pytest.mark.parametrize("case", TWO_RANKS, ids=str)
+@pytest.mark.parametrize("name", ZOO)
+def test_two_ranks_equal_one(name: str, case: Case) -> None:
+    assert_equals_single_process(name, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FOUR_RANKS, ids=str)
+@pytest.mark.parametrize("name", ZOO)
+def test_four_ranks_equal_one(name: str, case: Case) -> None:
+    assert_equals_single_process(name, case)
+
+
+# ---- the judge itself ----
+
+
+def step(**gradients: list[float]) -> Step:
+    tensors = {name: torch.tensor(values) for name, values in gradients.items()}
+    return Step(2.0, tensors, {"mean": torch.ones(2)}, torch.zeros(1, dtype=torch.uint8))
+
+
+def test_a_gradient_is_compared_relative_to_its_own_norm() -> None:
+    errors = compare(step(a=[3.0, 4.001], b=[100.0]), step(a=[3.0, 4.0], b=[100.0]))
+    assert errors.gradient_name == "a"
+    assert errors.gradient == pytest.approx(2e-4, rel=1e-3)
+    assert not errors.within_tolerance
+
+
+def test_a_gradient_that_is_only_rounding_is_compared_relative_to_the_whole() -> None:
+    errors = compare(step(a=[1.0], zero=[3e-10]), step(a=[1.0], zero=[1e-10]))
+    assert errors.gradient == pytest.approx(2e-5, rel=1e-3)
+    assert errors.within_tolerance
+
+
+@pytest.mark.parametrize("wrong", [step(a=[1.0]), step(a=[1.0], b=[float("nan")]), step(a=[1.0], b=[1.0], c=[0.0])])
+def test_a_gradient_that_is_missing_extra_or_nan_is_never_within_tolerance(wrong: Step) -> None:
+    errors = compare(wrong, step(a=[1.0], b=[1.0]))
+    assert errors.gradient == float("inf")
+    assert not errors.within_tolerance
+
+
+def test_loss_buffers_and_random_state_count_too() -> None:
+    good = step(a=[1.0])
+    assert compare(good, good).within_tolerance
+    for wrong in (
+        replace(good, loss=2.0001),
+        replace(good, loss=float("nan")),
+        replace(good, buffers={"mean": torch.tensor([1.0, 1.001])}),
+        replace(good, random_state=torch.ones(1, dtype=torch.uint8)),
+    ):
+        assert not compare(wrong, good).within_tolerance
+
+
+def test_what_stays_whole_is_said_with_its_reason() -> None:
+    serial = prepare("gpt").captured.graph
+    tensor = Case("tensor", 2, Mesh(("tp",), (2,)), ("tensor",)).plan(serial, "gpt").graph
+    assert describe(serial, tensor, ("tensor",)) == "tp: 5 layer_norm, 8 add, 4 dropout (cheaper whole)"
+    data = Case("data", 3, Mesh(("dp",), (3,)), ("data",)).plan(serial, "gpt").graph
+    assert "(size 8 not divisible by 3)" in describe(serial, data, ("data",))
+
+
+def test_fast_links_make_the_search_split() -> None:
+    serial = prepare("mlp").captured.graph
+    graph = Case("searched", 2, fast_links=True).plan(serial, "mlp").graph
+    assert describe(serial, graph, None) == "none"
+    assert fast_links(1).num_devices == 1
+
+
+def test_the_page_shows_errors_and_failures() -> None:
+    errors = compare(step(a=[1.0]), step(a=[1.0]))
+    text = page(
+        [Cell("mlp", CASES[0], errors, mesh="[dp=2]", replicated="none"), Cell("mlp", CASES[1], failure="E: x")]
+    )
+    assert "| mlp | 0e+00 | **failed** |" in text
+    assert "* data, 2 ranks: none" in text
+    assert "**zero, 2 ranks failed**: `E: x`" in text
