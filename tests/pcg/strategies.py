@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, shard_order
@@ -40,3 +41,8 @@ def layouts_for(draw: st.DrawFn, shape: tuple[int, ...], mesh: Mesh, kinds: str 
                 found[axis] = shard
                 break
     return tuple(found)
+
+
+def examples(number: int) -> settings:
+    """Settings of a property test, for machines of any speed."""
+    return settings(max_examples=number, deadline=None, suppress_health_check=[HealthCheck.too_slow])

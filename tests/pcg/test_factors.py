@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.pcg.errors import GraphError
@@ -15,6 +15,7 @@ from shardwright.pcg.factors import Shape, Signature, reshape_factors, resolve
 from shardwright.pcg.interpret import denote, scatter
 from shardwright.pcg.layout import C, P, S
 from shardwright.pcg.types import TensorType
+from tests.pcg.strategies import examples
 from tests.pcg.typed import make_mesh
 
 
@@ -152,7 +153,7 @@ def reshapes(draw: st.DrawFn) -> tuple[Shape, Shape]:
 
 
 @given(reshapes(), st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_reshaping_commutes_with_splitting_any_factor(pair: tuple[Shape, Shape], data: st.DataObject) -> None:
     before, after = pair
     text, sizes = reshape_factors(before, after)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.pcg.errors import LayoutError
@@ -24,7 +24,7 @@ from shardwright.pcg.layout import (
 )
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.types import TensorType
-from tests.pcg.strategies import layouts_for, meshes, shapes
+from tests.pcg.strategies import examples, layouts_for, meshes, shapes
 from tests.pcg.typed import make_mesh
 
 ALL = [R, C, P, S(0), S(3), S(1, 4)]
@@ -125,7 +125,7 @@ def held(extent: int, layouts: Layouts, sizes: tuple[int, ...], coordinate: tupl
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_shard_is_a_digit_of_the_index(data: st.DataObject) -> None:
     mesh, extent = data.draw(meshes()), data.draw(st.sampled_from([24, 48, 96, 144]))
     layouts = data.draw(layouts_for((extent,), mesh, "SSSR"))
@@ -136,7 +136,7 @@ def test_a_shard_is_a_digit_of_the_index(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_denote_inverts_scatter(data: st.DataObject) -> None:
     mesh, shape = data.draw(meshes()), data.draw(shapes())
     layouts = data.draw(layouts_for(shape, mesh))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.pcg.errors import LayoutError
@@ -22,7 +22,7 @@ from shardwright.pcg.parallel import (
     applicable,
     step,
 )
-from tests.pcg.strategies import layouts_for, meshes, shapes
+from tests.pcg.strategies import examples, layouts_for, meshes, shapes
 from tests.pcg.typed import operand_in
 
 STEPS = [
@@ -98,7 +98,7 @@ def possible_steps(value_shape: tuple[int, ...], layouts: tuple[Layout, ...], si
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_every_walk_of_steps_denotes_the_identity(data: st.DataObject) -> None:
     mesh, shape = data.draw(meshes(2)), data.draw(shapes(2))
     layouts = data.draw(layouts_for(shape, mesh))

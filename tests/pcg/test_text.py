@@ -6,7 +6,7 @@ import math
 from textwrap import dedent
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.pcg.errors import GraphError
@@ -14,6 +14,7 @@ from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, Attr
 from shardwright.pcg.text import parse_graph, print_graph
+from tests.pcg.strategies import examples
 from tests.pcg.typed import choices, leaf_node, make_mesh, possible, split_case
 from tests.samples import SAMPLES
 
@@ -111,7 +112,7 @@ SOURCES = st.builds(Source, st.text(max_size=6), st.text("ab.:1 ()#'\"\\\n\x85",
     source=SOURCES,
     outputs=st.lists(NAMES, max_size=3),
 )
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_round_trip_of_anything(
     names: list[str], attrs: list[tuple[str, Attr]], split: list[str], source: Source, outputs: list[str]
 ) -> None:
@@ -241,7 +242,7 @@ def complaint(text: str) -> str:
 
 
 @given(st.integers(0, len(EXAMPLE) - 2))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_truncated_text_is_an_error(length: int) -> None:
     """Unless what is missing is the rest of the outputs."""
     text = EXAMPLE[:length]
@@ -249,6 +250,6 @@ def test_a_truncated_text_is_an_error(length: int) -> None:
 
 
 @given(st.integers(0, len(EXAMPLE) - 1), st.sampled_from("%=(){}'\",\\ #@x0\n[]"))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_a_damaged_text_is_a_graph_or_an_error(position: int, character: str) -> None:
     assert complaint(EXAMPLE[:position] + character + EXAMPLE[position + 1 :]).startswith(("line ", "none"))
