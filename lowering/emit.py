@@ -6,17 +6,15 @@ the shape of this rank's part. `emit` only writes text; `program.py` compiles it
 
 from __future__ import annotations
 
-import keyword
-import math
-import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardwright.lowering.expressions import attribute, identifiers, indexed, literal, opaque_call
 from shardwright.lowering.fusions import FUSIONS, Context, Fused, at
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import format_layouts, shard_order
-from shardwright.pcg.optable import ROWS, Attr, LocalShapes
+from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
 from shardwright.pcg.types import TensorType, is_float
 
@@ -72,8 +70,9 @@ def emit(graph: Graph, aliases: Mapping[str, str] | None = None) -> str:
 class _Emitter:
     def __init__(self, graph: Graph, aliases: Mapping[str, str]) -> None:
         self.graph, self.aliases = graph, aliases
+        self.held = {base: name for name, base in aliases.items() if graph.by_name[base].op == "input"}
         self.context = Context(graph)
-        self.names = _identifiers([n.name for n in graph.nodes], {*_RESERVED, *graph.mesh.names})
+        self.names = identifiers([n.name for n in graph.nodes], {*_RESERVED, *graph.mesh.names})
         self.fused: dict[str, Fused] = {}
         self.skipped: set[str] = set(aliases)
         self._fuse()
@@ -84,7 +83,7 @@ class _Emitter:
     def source(self) -> str:
         nodes = [n for n in self.graph.nodes if n.name not in self.skipped and n.name not in self.literals]
         for node in nodes:
-            prefix, _ = _indexed(self._expression(node))
+            prefix, _ = indexed(self._expression(node))
             self.shared[prefix] += 1
         body: list[str] = []
         last = self._last_reads(nodes)
@@ -120,7 +119,7 @@ class _Emitter:
             if node.op == "full" and node.attr("shape") == () and node.name not in self.context.results:
                 readers = [self.graph.by_name[name] for name in self.graph.users[node.name]]
                 if readers and all(self._takes_number(reader, node.name, found) for reader in readers):
-                    found[node.name] = _literal(node.attr("value"))
+                    found[node.name] = literal(node.attr("value"))
         return found
 
     def _takes_number(self, reader: Node, number: str, literals: Mapping[str, str]) -> bool:
@@ -156,7 +155,7 @@ class _Emitter:
 
     def _lines(self, node: Node) -> Iterator[str]:
         text = self._expression(node)
-        prefix, index = _indexed(text)
+        prefix, index = indexed(text)
         if index is not None and self.shared[prefix] > 1:
             if prefix not in self.made:
                 self.made[prefix] = f"{self.names[node.name]}_all"
@@ -173,11 +172,8 @@ class _Emitter:
         return " | ".join(parts)
 
     def _type(self, name: str) -> TensorType:
-        """The type of what a name holds at run time: that of the last operator that the runtime performs outside."""
-        held = [
-            alias for alias, base in self.aliases.items() if base == name and self.graph.by_name[name].op == "input"
-        ]
-        return self.graph.types[held[-1] if held else name]
+        """The type of what a name holds at run time: for inputs, after the partitions of the batch."""
+        return self.graph.types[self.held.get(name, name)]
 
     def _operand(self, name: str) -> str:
         name = self.aliases.get(name, name)
@@ -193,7 +189,7 @@ class _Emitter:
         if node.is_parallel:
             return self._parallel(node, operands[0])
         if node.op == OPAQUE:
-            return _opaque(node, operands)
+            return opaque_call(node, operands)
         if node.op in _CLAMPS and len(self.literals.keys() & set(node.inputs)) == 1:
             number, tensor = sorted(operands, key=lambda o: o not in self.literals.values())
             return f"{tensor}.{_CLAMPS[node.op]}({number})"
@@ -221,7 +217,7 @@ class _Emitter:
             tuple(types[name].local_shape(mesh) for name in node.inputs),
             types[node.name].local_shape(mesh),
         )
-        attrs: dict[str, Any] = {k: _attribute(v) for k, v in row.localize(dict(node.attrs), shapes).items()}
+        attrs: dict[str, Any] = {k: attribute(v) for k, v in row.localize(dict(node.attrs), shapes).items()}
         if row.offset is not None:
             attrs["offset"] = self._offset(node, row.offset)
         if row.random:
@@ -250,57 +246,3 @@ class _Emitter:
             return "None"
         places = ", ".join(f"({self.graph.mesh.names[a]}, {dim}, {blocks})" for a, dim, blocks in steps)  # type: ignore[misc]
         return f"rt.Shard({kind.shape}, {places})"
-
-
-def _identifiers(names: list[str], reserved: Collection[str]) -> dict[str, str]:
-    """A Python identifier for every node, readable and unique."""
-    taken, found = set(reserved), {}
-    for name in names:
-        text = re.sub(r"\W", "_", name)
-        text = f"t_{text}" if not text.isidentifier() else text
-        while text in taken or keyword.iskeyword(text):
-            text += "_"
-        taken.add(text)
-        found[name] = text
-    return found
-
-
-def _indexed(text: str) -> tuple[str, int | None]:
-    """An expression that ends in `[0]` or `[1]`, …, taken apart."""
-    match = re.fullmatch(r"(.*\))\[(\d+)\]", text)
-    return (match[1], int(match[2])) if match else (text, None)
-
-
-def _literal(value: object) -> str:
-    """A number as Python source, infinities and NaN included."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    return repr(value)
-
-
-def _attribute(value: Attr) -> Attr:
-    return _literal(value) if isinstance(value, float) else value
-
-
-def _opaque(node: Node, operands: list[str]) -> str:
-    """An operator without a row, called as it was captured."""
-    import torch
-
-    attrs = dict(node.attrs)
-    path = str(attrs["target"])
-    op: Any = torch.ops
-    for part in path.split("."):
-        op = getattr(op, part)
-
-    def text(value: Attr) -> str:
-        if isinstance(value, tuple) and len(value) == 2 and value[0] == "$":
-            return operands[value[1]]
-        if isinstance(value, tuple) and len(value) == 2 and value[0] == "torch":
-            return str(value[1]) if str(value[1]).startswith("torch.") else "device"
-        if isinstance(value, tuple):
-            return "[" + ", ".join(map(text, value)) + "]"
-        return _literal(value)
-
-    args = [text(v) for v in attrs["args"]] + [f"{k}={text(v)}" for k, v in attrs["kwargs"]]  # type: ignore[union-attr,misc]
-    call = f"torch.ops.{path}({', '.join(args)})"
-    return f"{call}[{attrs['result']}]" if len(op._schema.returns) > 1 else call

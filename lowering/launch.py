@@ -9,7 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -35,10 +35,24 @@ class Ranks:
     axes: tuple[Axis, ...]
     device_mesh: DeviceMesh
     device: torch.device
+    timeout_s: float
+    _merged: dict[tuple[str, ...], Axis] = field(default_factory=dict, repr=False)
 
     @property
     def coordinate(self) -> tuple[int, ...]:
         return tuple(axis.rank for axis in self.axes)
+
+    def merged(self, names: tuple[str, ...]) -> Axis:
+        """Several axes as one, to sum over. Every rank must ask for the same ones in the same order."""
+        if len(names) == 1:
+            return self.axes[self.mesh.index(names[0])]
+        if names not in self._merged:
+            dims = [self.mesh.index(name) for name in names]
+            grid = torch.arange(self.mesh.num_devices).reshape(self.mesh.sizes)
+            last = list(range(grid.dim() - len(dims), grid.dim()))
+            group = _my_group(grid.movedim(dims, last).flatten(last[0]), self.timeout_s)
+            self._merged[names] = Axis("_".join(names), dist.get_world_size(group), dist.get_rank(group), group)
+        return self._merged[names]
 
 
 def join(timeout_s: float = TIMEOUT_S) -> None:
@@ -71,18 +85,18 @@ def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S) -> Ranks:
     device = private.default_device()
     grid = torch.arange(world).reshape(mesh.sizes or (1,))
     names = mesh.names or ("all",)
-    groups = [_axis_group(grid, dim, timeout_s) for dim in range(grid.dim())]
+    groups = [_my_group(grid.movedim(dim, -1), timeout_s) for dim in range(grid.dim())]
     device_mesh = DeviceMesh.from_group(groups, device.type, mesh=grid, mesh_dim_names=names)
     axes = tuple(
         Axis(name, size, dist.get_rank(group), group if size > 1 else None)
         for name, size, group in zip(mesh.names, mesh.sizes, groups, strict=False)
     )
-    return Ranks(mesh, axes, device_mesh, device)
+    return Ranks(mesh, axes, device_mesh, device, timeout_s)
 
 
-def _axis_group(grid: torch.Tensor, dim: int, timeout_s: float) -> dist.ProcessGroup:
-    """The group of the ranks that differ from this one along one dimension of the grid only."""
-    lines = grid.movedim(dim, -1).reshape(-1, grid.shape[dim]).tolist()
+def _my_group(grid: torch.Tensor, timeout_s: float) -> dist.ProcessGroup:
+    """The group of the ranks that differ from this one along the last dimension of the grid only."""
+    lines = grid.reshape(-1, grid.shape[-1]).tolist()
     mine, _ = dist.new_subgroups_by_enumeration(lines, timeout=timedelta(seconds=timeout_s))
     assert isinstance(mine, dist.ProcessGroup)
     return mine

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.module import _IncompatibleKeys
 
 from shardwright.lowering import private
 from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.emit import emit
+from shardwright.lowering.gradients import Summed, find_summed
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.program import Program, compile_source
+from shardwright.lowering.reducer import Member, Reducer
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter, local_part
 from shardwright.pcg.capture import tied_names
 from shardwright.pcg.errors import DistributedError, ShardwrightError
@@ -66,7 +67,9 @@ class ParallelModule(nn.Module):
         self._hold(graph, model)
         inputs, aliases = find_inputs(graph)
         self._batch = BatchCheck(inputs, options, ranks)
-        self.program: Program = compile_source(emit(graph, aliases))
+        summed, replicas = find_summed(graph)
+        self._reducer = Reducer([self._member(item) for item in summed])
+        self.program: Program = compile_source(emit(graph, aliases | replicas))
 
     def _hold(self, graph: Graph, model: nn.Module) -> None:
         leaves = {str(n.attr("target")): n for n in graph.nodes if n.op in ("parameter", "buffer")}
@@ -89,8 +92,10 @@ class ParallelModule(nn.Module):
         self._held.update(dict.fromkeys(held.names, held))
         for name in {leaf, *held.names}:
             self._leaves[name] = held.inside
-        if held.inside.requires_grad:
-            held.inside.register_post_accumulate_grad_hook(_hand_over(held))
+
+    def _member(self, item: Summed) -> Member:
+        held = self._held[str(self.graph.by_name[item.leaf].attr("target"))]
+        return Member(held, self.ranks.merged(item.axes) if item.axes else None)
 
     # ---- training ----
 
@@ -115,6 +120,7 @@ class ParallelModule(nn.Module):
 
     def _run(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         local = self._batch.local(batch)
+        self._reducer.reset()
         try:
             return self.program.forward(self._leaves, local, self.ranks.device, *self.ranks.axes)
         except RuntimeError as error:
@@ -154,7 +160,7 @@ class ParallelModule(nn.Module):
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> _IncompatibleKeys:
+    ) -> private.IncompatibleKeys:
         """Load whole tensors (a single-process checkpoint) or DTensors of any layout, in place."""
         if assign:
             raise ShardwrightError("load_state_dict(assign=True) would cut the program off its parameters; drop assign")
@@ -166,7 +172,7 @@ class ParallelModule(nn.Module):
         for name, value in state_dict.items():
             if name in own:
                 self._held[name].load(value, self.ranks)
-        return _IncompatibleKeys(missing, unexpected)
+        return private.IncompatibleKeys(missing, unexpected)
 
     def train(self, mode: bool = True) -> ParallelModule:
         """Whether the model trains is part of the program; asking for the other mode is an error."""
@@ -183,15 +189,6 @@ class ParallelModule(nn.Module):
             "a lowered module cannot be moved or cast (its program holds its parameters' storage); "
             "move or cast the model before compiling it"
         )
-
-
-def _hand_over(held: Held) -> Callable[[Tensor], None]:
-    def hook(leaf: Tensor) -> None:
-        gradient, leaf.grad = leaf.grad, None
-        assert gradient is not None
-        held.accept_gradient(gradient)
-
-    return hook
 
 
 def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:

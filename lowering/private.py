@@ -13,12 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
 
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
     "FileStore",
     "HashStore",
+    "IncompatibleKeys",
     "after_backward",
     "default_device",
     "make_spec",
@@ -38,7 +40,12 @@ def strided_shard(dim: int, blocks: int) -> Placement:
 
 def make_spec(mesh: DeviceMesh, placements: tuple[Placement, ...], like: Tensor) -> DTensorSpec:
     """The metadata of a DTensor with the logical shape, strides and dtype of `like` (which may be on device meta)."""
-    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(like.shape, like.stride(), like.dtype))
+    return DTensorSpec(
+        mesh,
+        placements,
+        tensor_meta=TensorMeta(like.shape, like.stride(), like.dtype),
+        use_strided_shard_as_shard_order=False,
+    )
 
 
 def wrap(local: Tensor, spec: DTensorSpec, *, requires_grad: bool = False) -> DTensor:

@@ -237,7 +237,10 @@ REDUCTIONS: dict[str, list[Sample]] = {
         for name in ("sort_values", "sort_indices")
     },
     **{name: [sample(spread(4, 8, 12), k=3, dim=d) for d in (1, 2)] for name in ("topk_values", "topk_indices")},
-    "histc": [sample(Operand((40,), "float64", lambda rng, s: rng.integers(0, 7, s)), bins=7, low=0, high=6)],
+    "histc": [
+        sample(Operand((40,), "float64", lambda rng, shape: rng.integers(0, 6, shape) + 0.3), bins=7, low=0, high=6),
+        sample(Operand((40,), "float32", lambda rng, shape: rng.integers(0, 7, shape)), bins=7, low=0, high=6),
+    ],
 }
 
 CONTRACTIONS: dict[str, list[Sample]] = {

@@ -55,22 +55,24 @@ class Parallelizer:
         return node.name
 
     def _at(self, name: str, need: Layouts) -> str:
-        """Undo what differs from the inside out, then apply what is needed from the outside in."""
-        current = name
+        """Undo from the inside out what differs or stands in the way, then apply what is needed from the outside in."""
         while True:
-            have = self.types[current].layouts
-            wrong = [a for a in range(len(need)) if not fits(self.types[current], a, need[a])]
-            undo = [a for a in wrong if have[a].kind in "SP" and (have[a].kind == "P" or innermost(have, a))]
-            outer = {n.dim for a, n in enumerate(need) if a in wrong and n.is_shard}
-            blocked = [a for a, x in enumerate(have) if x.is_shard and x.dim in outer and innermost(have, a)]
-            if undo or (wrong and blocked and any(have[a].kind == "R" and need[a].is_shard for a in wrong)
-                        and not any(self._ready(have, need, a) for a in wrong)):  # fmt: skip
-                current = self._step(current, (undo or blocked)[0], R)
-                continue
-            ready = [a for a in wrong if have[a].kind == "R" and self._ready(have, need, a)]
-            if not ready:
-                return current
-            current = self._step(current, min(ready, key=lambda a: (need[a].dim, need[a].blocks, a)), need[ready[0]])
+            have = self.types[name].layouts
+            wrong = [a for a in range(len(need)) if not fits(self.types[name], a, need[a])]
+            leaving = {have[a].dim for a in wrong if have[a].is_shard}
+            ready = [
+                a for a in wrong if have[a].kind == "R" and need[a].dim not in leaving and self._ready(have, need, a)
+            ]
+            summed = [a for a in wrong if have[a].kind == "P"]
+            dims = {x.dim for a in wrong for x in (have[a], need[a]) if x.is_shard}
+            inner = [a for a, x in enumerate(have) if x.is_shard and x.dim in dims and innermost(have, a)]
+            if summed or (not ready and inner):
+                name = self._step(name, (summed or inner)[0], R)
+            elif ready:
+                axis = min(ready, key=lambda a: (need[a].dim, need[a].blocks, a))
+                name = self._step(name, axis, need[axis])
+            else:
+                return name
 
     def _ready(self, have: Layouts, need: Layouts, axis: int) -> bool:
         after = (*have[:axis], need[axis], *have[axis + 1 :])

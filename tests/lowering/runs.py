@@ -1,0 +1,112 @@
+"""Runs of a lowered program on forked ranks, compared with the single process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.module import ParallelModule, lower
+from shardwright.pcg.capture import Captured, capture, find_loss
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import Layouts
+from shardwright.pcg.mesh import Mesh
+from tests.lowering.parallelize import Choose, follow, parallelize
+
+Batch = dict[str, Tensor]
+SEED = 7
+
+
+@dataclass
+class Case:
+    """A model and a batch with their capture, to be run under several parallel graphs."""
+
+    model: nn.Module
+    batch: Batch
+    captured: Captured = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.captured = capture(self.model, self.batch)
+
+    def graph(
+        self, mesh: Mesh, storage: Mapping[str, Layouts], choose: Choose | None = None, data_axes: tuple[int, ...] = ()
+    ) -> Graph:
+        serial = self.captured.graph
+        return parallelize(serial, mesh, choose or follow(serial, mesh, data_axes), storage)
+
+    def lower(self, graph: Graph) -> ParallelModule:
+        return lower(graph, self.model, constants=self.captured.constants, options=self.captured.options, timeout_s=30)
+
+    def on_ranks(self, graph: Graph, body: Callable[[ParallelModule], Any], **options: Any) -> list[Any]:
+        """`body(parallel)` on every rank of the graph's mesh."""
+        return run_ranks(lambda: body(self.lower(graph)), graph.mesh.num_devices, 30, **options)
+
+
+@dataclass
+class Step:
+    """What one step leaves: loss, gradients and buffers as whole tensors, and the generator's state."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+    generator: Tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def outcome(module: nn.Module, loss: Tensor) -> Step:
+    return Step(
+        loss.detach(),
+        {name: None if p.grad is None else whole(p.grad) for name, p in module.named_parameters()},
+        {name: whole(b) for name, b in module.named_buffers()},
+        torch.get_rng_state(),
+    )
+
+
+def serial_step(case: Case) -> Step:
+    model = copy.deepcopy(case.model)
+    torch.manual_seed(SEED)
+    loss = find_loss(model(**case.batch))
+    assert loss is not None
+    loss.backward()
+    return outcome(model, loss)
+
+
+def parallel_step(parallel: ParallelModule, batch: Batch) -> Step:
+    torch.manual_seed(SEED)
+    return outcome(parallel, parallel.forward_backward(**batch))
+
+
+def assert_same_step(found: Step, expected: Step, tolerance: float) -> None:
+    """Losses, gradients and buffers agree.
+
+    A gradient's error is its largest deviation relative to its own largest element, or, for gradients that are zero but
+    for rounding, to a thousandth of the largest element of all gradients.
+    """
+    torch.testing.assert_close(found.loss, expected.loss, rtol=tolerance, atol=0)
+    assert found.gradients.keys() == expected.gradients.keys()
+    largest = max(float(g.abs().max()) for g in expected.gradients.values() if g is not None)
+    for name, gradient in expected.gradients.items():
+        got = found.gradients[name]
+        if gradient is None:
+            assert got is None or not got.any(), name
+            continue
+        assert got is not None, name
+        scale = max(float(gradient.abs().max()), 1e-3 * largest)
+        assert float((got - gradient).abs().max()) <= 10 * tolerance * scale, name
+    for name, buffer in expected.buffers.items():
+        torch.testing.assert_close(found.buffers[name], buffer, rtol=tolerance, atol=tolerance, msg=name)
+    assert torch.equal(found.generator, expected.generator)
+
+
+def assert_trains_as_serial(case: Case, graph: Graph, tolerance: float = 1e-11) -> None:
+    expected = serial_step(case)
+    for step in case.on_ranks(graph, lambda parallel: parallel_step(parallel, case.batch)):
+        assert_same_step(step, expected, tolerance)

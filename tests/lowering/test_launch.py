@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardwright.lowering.launch import connect, run_ranks
+from shardwright.pcg.errors import DistributedError
+from shardwright.pcg.mesh import Mesh
+
+
+def test_results_come_in_rank_order() -> None:
+    def rank(base: int) -> int:
+        total = torch.tensor(base + dist.get_rank())
+        dist.all_reduce(total)
+        return int(total) * 10 + dist.get_rank()
+
+    assert run_ranks(rank, 3, 30, args=(5,)) == [180, 181, 182]
+
+
+def test_large_results_do_not_block() -> None:
+    assert [len(x) for x in run_ranks(lambda: bytes(1 << 22), 2, 30)] == [1 << 22] * 2
+
+
+def test_a_failing_rank_ends_all_with_its_traceback() -> None:
+    def rank() -> None:
+        if dist.get_rank() == 1:
+            raise ValueError("the answer is wrong")
+        time.sleep(60)
+
+    start = time.monotonic()
+    with pytest.raises(DistributedError, match=r"(?s)rank 1 of 2 failed.*the answer is wrong.*ranks \[0\] were still"):
+        run_ranks(rank, 2, 30)
+    assert time.monotonic() - start < 10
+
+
+def test_a_silent_death_is_reported() -> None:
+    with pytest.raises(DistributedError, match="rank 0 of 2 failed:\nthe process died without a word"):
+        run_ranks(lambda: os._exit(3) if dist.get_rank() == 0 else time.sleep(60), 2, 30)
+
+
+def test_a_hang_ends_at_the_timeout() -> None:
+    with pytest.raises(DistributedError, match=r"ranks \[0, 1\] of 2 did not end within 1.5 s"):
+        run_ranks(lambda: time.sleep(60), 2, 1.5)
+
+
+def test_the_mesh_must_have_as_many_ranks_as_run() -> None:
+    with pytest.raises(
+        DistributedError, match=r"the plan is for 4 ranks \[dp=2, tp=2\], but 2 are running; start it with"
+    ):
+        run_ranks(lambda: connect(Mesh.of(dp=2, tp=2)), 2, 30)
+
+
+def test_axes_coordinates_and_merged_axes() -> None:
+    def rank() -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...], float]:
+        ranks = connect(Mesh.of(a=2, b=1, c=2), 30)
+        merged = ranks.merged(("a", "c"))
+        total = torch.tensor(2.0 ** dist.get_rank())
+        dist.all_reduce(total, group=merged.group)
+        assert ranks.merged(("a", "c")) is merged
+        return ranks.coordinate, tuple(a.size for a in ranks.axes), ranks.device_mesh.mesh_dim_names or (), float(total)
+
+    found = run_ranks(rank, 4, 30)
+    assert [x[0] for x in found] == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
+    assert {x[1:] for x in found} == {((2, 1, 2), ("a", "b", "c"), 15.0)}

@@ -1,0 +1,327 @@
+"""What a `ParallelModule` promises to its user: names, state, gradients, optimizers, clipping, errors."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
+from torch.distributed.tensor import DTensor
+
+from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.module import ParallelModule, lower
+from shardwright.pcg.errors import BatchError, DistributedError, PlanError, ShardwrightError
+from shardwright.pcg.layout import Layouts, R, S
+from shardwright.pcg.mesh import Mesh
+from tests.lowering.runs import Case, whole
+from tests.lowering.test_training import DATA, FUSED, GRID, MEGATRON, TWO, VOCAB_SPLIT, ZERO3, Convolutions, Net, both
+
+TENSOR = MEGATRON | FUSED | VOCAB_SPLIT
+
+
+@pytest.fixture(scope="module")
+def net() -> Case:
+    torch.manual_seed(0)
+    return Case(Net().double(), {"ids": torch.randint(20, (8, 12)), "labels": torch.randint(20, (8, 12))})
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {name: whole(p.grad).clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def test_names_shapes_and_ties_are_the_models(net: Case) -> None:
+    def body(parallel: ParallelModule) -> dict[str, tuple[int, ...]]:
+        state = parallel.state_dict()
+        assert state["head.weight"] is not None
+        assert parallel.get_parameter("head.weight") is parallel.get_parameter("tok.weight")
+        assert [n for n, _ in parallel.named_parameters()] == [n for n, _ in net.model.named_parameters()]
+        assert list(state) == list(net.model.state_dict())
+        assert all(isinstance(p, DTensor) for p in parallel.parameters())
+        for name, value in net.model.state_dict().items():
+            assert torch.equal(whole(state[name]), value), name
+        return {name: tuple(p.to_local().shape) for name, p in parallel.named_parameters()}  # pyright: ignore[reportAttributeAccessIssue]
+
+    shapes = net.on_ranks(net.graph(TWO, TENSOR), body)[1]
+    assert shapes["tok.weight"] == (10, 16)
+    assert shapes["qkv.weight"] == (24, 16)
+    assert shapes["down.weight"] == (16, 12)
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        (S(0), S(0)), (S(0), S(0, 2)), (S(0, 2), S(0)), (S(0, 3), R), (R, S(1, 2)), (S(1), S(0, 6)), (S(0, 4), S(0, 2)),
+    ],
+)  # fmt: skip
+def test_dtensors_hold_the_same_slices_as_ours(net: Case, layouts: Layouts) -> None:
+    """`full_tensor`, DTensor's own gather, restores the parameter, so its placements mean what our layouts mean."""
+
+    def body(parallel: ParallelModule) -> None:
+        assert torch.equal(whole(parallel.get_parameter("qkv.weight")), net.model.get_parameter("qkv.weight"))
+        parallel.forward_backward(**net.batch)
+        gradient = parallel.get_parameter("qkv.weight").grad
+        assert isinstance(gradient, DTensor)
+        assert gradient.placements == parallel.get_parameter("qkv.weight").placements  # pyright: ignore[reportAttributeAccessIssue]
+
+    net.on_ranks(net.graph(GRID, {"qkv.weight": layouts}, data_axes=(0, 1)), body)
+
+
+@pytest.mark.parametrize("storage", [DATA, DATA | ZERO3, TENSOR], ids=["data", "zero3", "tensor"])
+def test_gradients_accumulate_and_are_cleared_as_in_torch(net: Case, storage: dict[str, Layouts]) -> None:
+    def body(parallel: ParallelModule) -> None:
+        def step() -> dict[str, Tensor]:
+            torch.manual_seed(1)
+            parallel.forward_backward(**net.batch)
+            return gradients(parallel)
+
+        def same(found: dict[str, Tensor], factor: float) -> None:
+            for name, value in once.items():
+                torch.testing.assert_close(found[name], factor * value)
+
+        once = step()
+        held = {name: p.grad for name, p in parallel.named_parameters()}
+        same(step(), 2)
+        assert all(parallel.get_parameter(name).grad is grad for name, grad in held.items())
+        same(step(), 3)
+        parallel.zero_grad(set_to_none=False)
+        same(step(), 1)
+        parallel.zero_grad()
+        assert not gradients(parallel)
+        same(step(), 1)
+        parallel.zero_grad()
+        torch.manual_seed(1)
+        loss = parallel(**net.batch)
+        parallel.zero_grad()
+        loss.backward()
+        same(gradients(parallel), 1)
+        torch.manual_seed(1)
+        (2 * parallel(**net.batch)).backward()
+        same(gradients(parallel), 3)
+
+    net.on_ranks(net.graph(TWO, storage, data_axes=(0,)), body)
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01),
+    "fused-adamw": lambda p: torch.optim.AdamW(p, 0.01, fused=True),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_training_with_clipping_equals_the_single_process(net: Case, make: Any) -> None:
+    def train(module: Any, step: Any, clip: Any) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
+        torch.manual_seed(2)
+        optimizer, losses, norms = make(module.parameters()), [], []
+        for _ in range(4):
+            optimizer.zero_grad()
+            losses.append(step())
+            norms.append(whole(clip()))
+            optimizer.step()
+        return losses, norms, {name: whole(p).detach() for name, p in module.named_parameters()}
+
+    model = copy.deepcopy(net.model)
+
+    def serial_step() -> Tensor:
+        loss = model(**net.batch)
+        loss.backward()
+        return loss.detach()
+
+    expected = train(model, serial_step, lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+
+    def body(parallel: ParallelModule) -> None:
+        def ours() -> Tensor:
+            return parallel.clip_grad_norm_(0.5)
+
+        def torchs() -> Tensor:
+            return nn.utils.clip_grad_norm_(parallel.parameters(), 0.5)
+
+        start = {name: whole(p).clone() for name, p in parallel.named_parameters()}
+        for clip in (ours, torchs):
+            parallel.load_state_dict(start | {"head.weight": start["tok.weight"]})
+            parallel.zero_grad()
+            found = train(parallel, lambda: parallel.forward_backward(**net.batch), clip)
+            torch.testing.assert_close(found, expected, check_dtype=False, rtol=1e-6, atol=1e-7)
+
+    net.on_ranks(net.graph(GRID, both(DATA | {"up.bias": (S(0),)}, TENSOR), data_axes=(0,)), body)
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, float("inf")])
+def test_clip_norms(net: Case, order: float) -> None:
+    def body(parallel: ParallelModule) -> float:
+        assert parallel.clip_grad_norm_(1.0) == 0
+        torch.manual_seed(1)
+        parallel.forward_backward(**net.batch)
+        flat = torch.cat([g.flatten() for g in gradients(parallel).values()])
+        norm = parallel.clip_grad_norm_(1e-3, order)
+        torch.testing.assert_close(norm.double(), torch.linalg.vector_norm(flat, order), rtol=1e-6, atol=0)
+        flat = torch.cat([g.flatten() for g in gradients(parallel).values()])
+        return float(torch.linalg.vector_norm(flat, order))
+
+    assert (
+        net.on_ranks(net.graph(GRID, both(DATA, TENSOR), data_axes=(0,)), body) == [pytest.approx(1e-3, rel=1e-2)] * 4
+    )
+
+
+def test_state_dicts_load_from_a_single_process_and_from_another_layout(net: Case, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    other = Net().double().state_dict()
+
+    def save(parallel: ParallelModule) -> None:
+        parallel.load_state_dict(other)
+        for name, value in parallel.state_dict().items():
+            assert torch.equal(whole(value), other[name]), name
+        torch.manual_seed(1)
+        reference = copy.deepcopy(net.model)
+        reference.load_state_dict(other)
+        expected = reference(**net.batch)
+        torch.manual_seed(1)
+        torch.testing.assert_close(parallel(**net.batch), expected)
+        save_checkpoint({"model": parallel.state_dict()}, checkpoint_id=tmp_path)
+
+    def load(parallel: ParallelModule) -> None:
+        state = parallel.state_dict()
+        load_checkpoint({"model": state}, checkpoint_id=tmp_path)
+        parallel.load_state_dict(state)
+        for name, value in parallel.state_dict().items():
+            assert torch.equal(whole(value), other[name]), name
+
+    # without blocked shards: torch's checkpoints cannot hold a part that is not contiguous
+    net.on_ranks(net.graph(GRID, both({"up.weight": (S(0, 2),), "down.weight": (S(0),)}, MEGATRON | VOCAB_SPLIT)), save)
+    net.on_ranks(net.graph(Mesh.of(dp=4), ZERO3), load)
+
+
+def test_load_state_dict_errors(net: Case) -> None:
+    def body(parallel: ParallelModule) -> None:
+        state = dict(net.model.state_dict())
+        with pytest.raises(ShardwrightError, match="drop assign"):
+            parallel.load_state_dict(state, assign=True)
+        with pytest.raises(PlanError, match=r"up.bias: the state has shape \[7\], the model \[24\]"):
+            parallel.load_state_dict(state | {"up.bias": torch.zeros(7)})
+        state["extra"] = state.pop("up.bias")
+        with pytest.raises(ShardwrightError, match=r"missing keys \['up.bias'\], unexpected keys \['extra'\]"):
+            parallel.load_state_dict(state)
+        assert parallel.load_state_dict(state, strict=False).missing_keys == ["up.bias"]
+
+    net.on_ranks(net.graph(TWO, TENSOR), body)
+
+
+def test_buffers_are_written_back_and_frozen_parameters_stay() -> None:
+    torch.manual_seed(0)
+    model = Convolutions()
+    model.first.weight.requires_grad_(False)
+    case = Case(model, {"images": torch.randn(8, 3, 9, 9), "labels": torch.randint(5, (8,))})
+    reference = copy.deepcopy(model)
+    for _ in range(3):
+        reference(**case.batch)
+
+    def body(parallel: ParallelModule) -> None:
+        for _ in range(3):
+            parallel.forward_backward(**case.batch)
+        for name, buffer in reference.named_buffers():
+            torch.testing.assert_close(parallel.get_buffer(name), buffer)
+        assert parallel.get_parameter("first.weight").grad is None
+        assert not parallel.get_parameter("first.weight").requires_grad
+
+    case.on_ranks(case.graph(TWO, {"images": (S(0),)}, data_axes=(0,)), body)
+
+
+def test_a_rank_may_pass_its_own_shard(net: Case) -> None:
+    def body(parallel: ParallelModule) -> None:
+        assert parallel.input_layouts == {"ids": (S(0),), "labels": (S(0),)}
+        torch.manual_seed(1)
+        expected = parallel(**net.batch)
+        torch.manual_seed(1)
+        part = {key: value.chunk(2)[dist.get_rank()] for key, value in net.batch.items()}
+        assert torch.equal(parallel(**part), expected)
+
+    net.on_ranks(net.graph(TWO, DATA, data_axes=(0,)), body)
+
+
+def test_batch_errors(net: Case) -> None:
+    def body(parallel: ParallelModule) -> None:
+        ids, labels = net.batch["ids"], net.batch["labels"]
+        for batch, message in (
+            ({"ids": ids}, r"'labels' is missing; pass exactly the tensors \['ids', 'labels'\]"),
+            (
+                {"ids": ids, "labels": labels, "mask": ids},
+                "'mask' was not in the batch that the model was captured with",
+            ),
+            ({"ids": ids, "labels": labels.int()}, r"'labels' has dtype torch.int32, expected torch.int64; cast it"),
+            ({"ids": ids, "labels": 3}, "'labels' is a int, expected a tensor"),
+            (
+                {"ids": ids[:6], "labels": labels},
+                r"\[6, 12\], expected the global shape \[8, 12\], or this rank's shard \[4, 12\] \(dp: S\(0\)\)",
+            ),
+        ):
+            with pytest.raises(BatchError, match=message):
+                parallel.forward_backward(**batch)
+
+    net.on_ranks(net.graph(TWO, DATA, data_axes=(0,)), body)
+
+
+def test_what_cannot_be_done_to_a_lowered_module(net: Case) -> None:
+    def body(parallel: ParallelModule) -> None:
+        assert parallel.train() is parallel
+        with pytest.raises(ShardwrightError, match=r"captured in train mode.*call model.eval\(\) and compile again"):
+            parallel.eval()
+        with pytest.raises(ShardwrightError, match="before compiling it"):
+            parallel.float()
+
+    net.on_ranks(net.graph(TWO, {}), body)
+
+
+def test_a_plan_of_another_model_is_refused(net: Case) -> None:
+    def body(model: nn.Module) -> None:
+        lower(net.graph(Mesh.of(dp=1), {}), model, timeout_s=30)
+
+    with pytest.raises(
+        DistributedError, match=r"PlanError: the plan has a parameter or buffer 'tok\.weight' that the model"
+    ):
+        run_ranks(lambda: body(Convolutions()), 1, 30)
+    other = Net()
+    other.up = nn.Linear(16, 28)
+    with pytest.raises(DistributedError, match=r"up.weight: the plan has shape \[24, 16\], the model \[28, 16\]"):
+        run_ranks(lambda: body(other), 1, 30)
+
+
+@pytest.mark.parametrize("storage", [DATA, TENSOR], ids=["data", "tensor"])
+def test_when_a_rank_dies_the_others_end_with_an_error(net: Case, storage: dict[str, Layouts]) -> None:
+    def body(parallel: ParallelModule) -> None:
+        parallel.forward_backward(**net.batch)
+        if dist.get_rank() == 1:
+            os._exit(1)
+        for _ in range(1000):
+            parallel.forward_backward(**net.batch)
+
+    start = time.monotonic()
+    with pytest.raises(DistributedError) as caught:
+        net.on_ranks(net.graph(TWO, storage, data_axes=(0,)), body, grace_s=20)
+    assert "rank 1 of 2 failed:\nthe process died" in str(caught.value)
+    assert "another rank has probably failed or is stuck" in str(caught.value)
+    assert time.monotonic() - start < 25
+
+
+def test_when_a_rank_hangs_the_others_time_out(net: Case) -> None:
+    graph = net.graph(TWO, TENSOR)
+
+    def body() -> float:
+        parallel = lower(graph, net.model, timeout_s=1.0)
+        parallel.forward_backward(**net.batch)
+        if dist.get_rank() == 1:
+            time.sleep(4)
+            return 0.0
+        start = time.monotonic()
+        with pytest.raises(DistributedError, match="rank 0 of 2: a collective failed"):
+            parallel.forward_backward(**net.batch)
+        return time.monotonic() - start
+
+    assert run_ranks(body, 2, 30)[0] < 3

@@ -1,0 +1,158 @@
+"""Small models under hand-made layouts: loss, gradients, buffers and generator state are the single process's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.layout import Layouts, R, S
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.types import TensorType
+from tests.lowering.runs import Case, assert_trains_as_serial
+
+BATCH, VOCAB, HIDDEN, FFN, SEQ = 8, 20, 16, 24, 12
+
+
+class Net(nn.Module):
+    """Embedding, a residual MLP with norm and dropout, a tied head, and a fused projection that is split again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tok = nn.Embedding(VOCAB, HIDDEN)
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
+        self.up = nn.Linear(HIDDEN, FFN)
+        self.down = nn.Linear(FFN, HIDDEN)
+        self.drop = nn.Dropout(0.25)
+        self.head = nn.Linear(HIDDEN, VOCAB, bias=False)
+        self.head.weight = self.tok.weight
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.drop(self.tok(ids))
+        a, b, c = self.qkv(self.norm(x)).split(HIDDEN, dim=-1)
+        x = x + self.drop(a * torch.sigmoid(b) + c)
+        x = x + self.drop(self.down(F.gelu(self.up(x))))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+class Convolutions(nn.Module):
+    """Convolutions with bias and groups, batch norm with running statistics, and a linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 16, 3, stride=2, groups=4)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(images)))
+        return F.cross_entropy(self.head(self.second(x).mean((2, 3))), labels)
+
+
+@pytest.fixture(scope="module")
+def net() -> Case:
+    torch.manual_seed(0)
+    ids, labels = torch.randint(VOCAB, (BATCH, SEQ)), torch.randint(VOCAB, (BATCH, SEQ))
+    labels[0, :5] = -100  # ranks with different numbers of targets
+    return Case(Net().double(), {"ids": ids, "labels": labels})
+
+
+@pytest.fixture(scope="module")
+def convolutions() -> Case:
+    torch.manual_seed(0)
+    batch = {"images": torch.randn(BATCH, 3, 9, 9).double(), "labels": torch.randint(5, (BATCH,))}
+    return Case(Convolutions().double(), batch)
+
+
+ONE, TWO, GRID = Mesh.of(only=1), Mesh.of(dp=2), Mesh.of(dp=2, tp=2)
+DATA: dict[str, Layouts] = {"ids": (S(0),), "labels": (S(0),)}
+ZERO3 = {
+    name: (S(0),)
+    for name in ("tok.weight", "norm.weight", "norm.bias", "qkv.weight", "qkv.bias", "up.weight", "down.weight")
+}
+MEGATRON = {"up.weight": (S(0),), "up.bias": (S(0),), "down.weight": (S(1),)}
+FUSED = {"qkv.weight": (S(0, 3),), "qkv.bias": (S(0, 3),)}
+VOCAB_SPLIT = {"tok.weight": (S(0),)}
+HIDDEN_SPLIT = {"tok.weight": (S(1),)}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "storage", "data_axes"),
+    [
+        pytest.param(ONE, {}, (), id="one-rank"),
+        pytest.param(TWO, {}, (), id="replicated"),
+        pytest.param(TWO, DATA, (0,), id="data"),
+        pytest.param(TWO, DATA | ZERO3, (0,), id="zero3"),
+        pytest.param(TWO, MEGATRON, (), id="megatron"),
+        pytest.param(TWO, FUSED, (), id="blocked"),
+        pytest.param(TWO, VOCAB_SPLIT, (), id="vocabulary"),
+        pytest.param(TWO, HIDDEN_SPLIT, (), id="hidden"),
+        pytest.param(TWO, MEGATRON | FUSED | VOCAB_SPLIT, (), id="all-split"),
+        pytest.param(TWO, {"ids": (S(1),), "labels": (S(1),)}, (0,), id="sequence"),
+        pytest.param(Mesh.of(dp=4), DATA | ZERO3, (0,), id="zero3-on-4"),
+    ],
+)
+def test_one_axis(net: Case, mesh: Mesh, storage: dict[str, Layouts], data_axes: tuple[int, ...]) -> None:
+    assert_trains_as_serial(net, net.graph(mesh, storage, data_axes=data_axes))
+
+
+def both(outer: dict[str, Layouts], inner: dict[str, Layouts]) -> dict[str, Layouts]:
+    return {name: (*outer.get(name, (R,)), *inner.get(name, (R,))) for name in outer | inner}
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        pytest.param(both(DATA, {}), id="data-and-nothing"),
+        pytest.param(both(DATA, MEGATRON | FUSED), id="data-and-tensor"),
+        pytest.param(both(DATA, VOCAB_SPLIT | MEGATRON), id="data-and-vocabulary"),
+        pytest.param(both(DATA, DATA), id="data-twice"),
+        pytest.param(
+            both(DATA | {"up.weight": (S(0, 2),), "tok.weight": (S(0, 2),)}, MEGATRON | VOCAB_SPLIT),
+            id="zero3-inside-tensor",
+        ),
+        pytest.param(both(DATA | {"up.weight": (S(1),), "down.weight": (S(0),)}, MEGATRON), id="zero3-across-tensor"),
+    ],
+)
+def test_two_axes(net: Case, storage: dict[str, Layouts]) -> None:
+    assert_trains_as_serial(net, net.graph(GRID, storage, data_axes=(0,)))
+
+
+def test_sequence_parallel_sums_become_reduce_scatters(net: Case) -> None:
+    """Megatron's sequence parallelism: norm and dropout on slices of the sequence, the MLP on slices of its width."""
+
+    def choose(node: Node, axis: int, operands: list[TensorType]) -> str:
+        module = node.source.module
+        if module in ("up", "down") and node.op == "linear":
+            return "o" if module == "up" else "i"
+        if node.op in ("gelu", "add") and operands[0].shape[-1] == FFN:
+            return "_2"
+        if operands and operands[0].shape == (BATCH, SEQ, HIDDEN) and node.op in ("dropout", "add", "mul", "sigmoid"):
+            return "_1"
+        return "R"
+
+    graph = net.graph(TWO, MEGATRON, choose)
+    source = net_source(net, graph)
+    assert "reduce_scatter(" in source
+    assert "gather_copy(" in source
+    assert_trains_as_serial(net, graph)
+
+
+def net_source(case: Case, graph: Graph) -> str:
+    return case.on_ranks(graph, lambda parallel: parallel.source)[0]
+
+
+@pytest.mark.parametrize(
+    ("storage", "data_axes"),
+    [
+        pytest.param({"images": (S(0),), "labels": (S(0),)}, (0,), id="data"),
+        pytest.param({"first.weight": (S(0),), "first.bias": (S(0),), "second.weight": (S(0),)}, (), id="channels"),
+        pytest.param({"norm.running_mean": (S(0),), "norm.running_var": (S(0),)}, (), id="sharded-buffers"),
+    ],
+)
+def test_convolutions(convolutions: Case, storage: dict[str, Layouts], data_axes: tuple[int, ...]) -> None:
+    assert_trains_as_serial(convolutions, convolutions.graph(TWO, storage, data_axes=data_axes), 1e-10)
