@@ -1,0 +1,74 @@
+"""`shardwright explain`, `compare` and `view`: look at plans. None of them needs torch or the model."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+import click
+
+from shardwright.cli import terminal
+from shardwright.cli.options import format_option, output_option
+
+_PLAN = click.argument("plan_file", metavar="PLAN.json", type=click.Path(path_type=Path))
+
+
+@click.command(epilog="\b\nExample:\n  shardwright explain plan.json --depth 2\n")
+@_PLAN
+@click.option("--depth", type=click.IntRange(1), help="Levels of modules to show; by default what fits a page.")
+@format_option
+def explain(plan_file: Path, depth: int | None, form: str) -> None:
+    """Say in words and tables what a plan does.
+
+    What each mesh axis splits, how weights are stored, what is communicated, memory by category, the comparison with
+    data parallelism, ZeRO and tensor parallelism, and what stays whole and why.
+    """
+    from shardwright.search.plan import Plan
+
+    plan = Plan.load(plan_file)
+    if form == "json":
+        from shardwright.search.describe import describe
+
+        terminal.show_json(describe(plan))
+        return
+    from shardwright.search.explain import explain as explain_plan
+
+    terminal.show(explain_plan(plan, depth))
+
+
+@click.command(epilog="\b\nExample:\n  shardwright compare plan.json other-plan.json\n")
+@click.argument("plan_files", metavar="PLAN.json...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@format_option
+def compare(plan_files: tuple[Path, ...], form: str) -> None:
+    """Show plans beside each other.
+
+    One plan: beside the baselines and the best plans of other meshes. Several: beside each other.
+    """
+    from shardwright.search.explain import compare as compare_plan
+    from shardwright.search.explain import compare_plans
+    from shardwright.search.plan import Plan
+
+    plans = {str(path): Plan.load(path) for path in plan_files}
+    if form == "json":
+        terminal.show_json({name: plan.prediction.to_json() for name, plan in plans.items()})
+        return
+    terminal.show(compare_plan(next(iter(plans.values()))) if len(plans) == 1 else compare_plans(plans))
+
+
+@click.command(epilog="\b\nExample:\n  shardwright view plan.json --output plan.html --open\n")
+@_PLAN
+@output_option("Write the page here; by default beside the plan.")
+@click.option("--open", "open_it", is_flag=True, help="Open it in the browser.")
+def view(plan_file: Path, output: Path | None, open_it: bool) -> None:
+    """Write a plan as a page for the browser.
+
+    One HTML file that needs no network: the folded tree of modules with layouts, times, communication and bytes.
+    """
+    from shardwright.search.plan import Plan
+    from shardwright.view.page import write_page
+
+    target = output or plan_file.with_suffix(".html")
+    write_page(Plan.load(plan_file), target)
+    click.echo(target)
+    if open_it:
+        webbrowser.open(target.resolve().as_uri())

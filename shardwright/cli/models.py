@@ -1,0 +1,117 @@
+"""Where the command line's models come from: a function in a file, or a transformers config."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.pcg.errors import ShardwrightError
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for; see `options.model_options`."""
+
+    model: str | None
+    hf_config: Path | None
+    batch_size: int = 8
+    seq_len: int = 128
+    dtype: str = "float32"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and the arguments of one call with a global batch."""
+
+    model: nn.Module
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def load(request: Request, *, fake: bool = False) -> Loaded:
+    """The model that was asked for, seeded. With `fake`, one from a config is built without memory for its weights."""
+    if (request.model is None) == (request.hf_config is None):
+        raise ShardwrightError("give either a model as FILE.py:FUNCTION or --hf-config FILE")
+    torch.manual_seed(request.seed)
+    if request.model is not None:
+        return load_model(request.model)
+    from shardwright.cli.huggingface import load_config
+
+    assert request.hf_config is not None
+    return load_config(request.hf_config, request.batch_size, request.seq_len, request.dtype, fake=fake)
+
+
+def load_model(spec: str) -> Loaded:
+    """What `file.py:function` returns: `(model, batch)`, the batch as keyword arguments, positional ones, or a tensor.
+
+    Raises `ShardwrightError` naming the file, and the line where the user's code failed.
+    """
+    path, _, name = spec.rpartition(":")
+    if not path or not name.isidentifier():
+        raise ShardwrightError(f"model {spec!r}: give it as FILE.py:FUNCTION, such as examples/zoo.py:gpt2")
+    module = _import_file(Path(path), spec)
+    function = getattr(module, name, None)
+    if not callable(function):
+        offered = [
+            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and callable(v)
+        ]
+        listed = ", ".join(n for n in offered if not n.startswith("_"))
+        raise ShardwrightError(f"model {spec!r}: {path} has no function {name!r}; it has {listed or 'none'}")
+    try:
+        returned = function()
+    except Exception as error:
+        raise ShardwrightError(f"model {spec!r}: {_where(error, path)}") from error
+    return _unpack(returned, spec)
+
+
+def _import_file(path: Path, spec: str) -> ModuleType:
+    if not path.is_file():
+        raise ShardwrightError(f"model {spec!r}: there is no file {path}")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as for a script: what lies beside it can be imported
+    found = importlib.util.spec_from_file_location(f"_shardwright_model_{path.stem}", path)
+    if found is None or found.loader is None:
+        raise ShardwrightError(f"model {spec!r}: {path} is no Python file; its name should end in .py")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # dataclasses and pickle look it up there
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        raise ShardwrightError(f"model {spec!r}: {_where(error, str(path))}") from error
+    return module
+
+
+def _where(error: Exception, path: str) -> str:
+    """What the user's code raised, and the last line of it in the user's file."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == Path(path).name]
+    line = f"{path}:{frames[-1].lineno}: " if frames else f"{path}: "
+    return f"{line}{type(error).__name__}: {error}"
+
+
+def _unpack(returned: object, spec: str) -> Loaded:
+    match returned:
+        case nn.Module():
+            problem = "returns a model without a batch"
+        case (nn.Module() as model, Mapping() as batch):
+            return Loaded(model, (), {str(k): v for k, v in batch.items()})
+        case (nn.Module() as model, torch.Tensor() as batch):
+            return Loaded(model, (batch,))
+        case (nn.Module() as model, (tuple() | list()) as batch):
+            return Loaded(model, tuple(batch))
+        case _:
+            problem = f"returns {type(returned).__name__}"
+    raise ShardwrightError(
+        f"model {spec!r}: the function {problem}; return (model, batch), the batch being the keyword arguments of one "
+        "call, such as dict(input_ids=..., labels=...)"
+    )

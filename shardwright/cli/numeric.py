@@ -1,0 +1,145 @@
+"""The numeric check of a plan: one step of the lowered program on local ranks against the single-process model.
+
+loss      |l − l_ref| / |l_ref|
+gradient  ‖g − g_ref‖₂ / max(‖g_ref‖₂, 1e-5 · ‖G_ref‖₂), per parameter; G_ref is the gradient of all parameters together
+buffer    ‖b − b_ref‖₂ / max(‖b_ref‖₂, 1e-5), per buffer, after the step
+
+So a gradient is compared relative to its own norm, unless that is nearly nothing beside the others: the bias of
+attention's keys has a gradient that is zero but for rounding. Norms are taken in fp64; the worst rank counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardwright.cli.models import Loaded
+from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.module import lower
+from shardwright.pcg.capture import Captured, bind_arguments, capture, find_loss
+from shardwright.search.check import check_plan
+from shardwright.search.plan import Plan
+
+SMALL = 1e-5
+"""A gradient below this share of the whole gradient's norm is compared relative to that share."""
+STEP_SEED = 1
+NORMS = (
+    "|l − l_ref| / |l_ref| for the loss and ‖g − g_ref‖₂ / max(‖g_ref‖₂, 1e-5·‖G_ref‖₂) for a gradient, "
+    "where G_ref is the gradient of all parameters together"
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step: the loss, the gradients, and the buffers after it, as whole tensors."""
+
+    loss: float
+    gradients: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a step is from the reference: the loss, and each gradient and buffer by name."""
+
+    loss: float
+    reference_loss: float
+    loss_error: float
+    gradients: Mapping[str, float]
+    buffers: Mapping[str, float]
+    same_random_state: bool
+
+    def worst(self) -> tuple[str, float]:
+        """The gradient that is farthest off."""
+        return max(self.gradients.items(), key=lambda item: item[1], default=("", 0.0))
+
+    def passes(self, loss_tolerance: float, gradient_tolerance: float) -> bool:
+        """Whether everything is within the tolerances; buffers are held to that of the gradients."""
+        others = [*self.gradients.values(), *self.buffers.values()]
+        return (
+            self.loss_error <= loss_tolerance
+            and all(e <= gradient_tolerance for e in others)
+            and self.same_random_state
+        )
+
+
+def measure(plan: Plan, loaded: Loaded, timeout_s: float) -> Errors:
+    """Run one step both ways, each in processes of their own; `DistributedError` where a rank fails or hangs."""
+    batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
+    captured = capture(loaded.model, batch)
+    check_plan(plan, captured.graph)
+    # torch's autograd threads do not survive a fork, so this process runs no backward itself
+    ((reference, state),) = run_ranks(_single, 1, timeout_s, args=(loaded.model, batch))
+    arguments = (plan, loaded.model, captured, batch, reference, state)
+    return _worst_of(run_ranks(_parallel, plan.mesh.num_devices, timeout_s, args=arguments))
+
+
+def _single(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Step, Tensor]:
+    torch.manual_seed(STEP_SEED)
+    loss = find_loss(model(**batch))
+    assert loss is not None
+    loss.backward()
+    return _taken(model, loss), torch.get_rng_state()
+
+
+def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[str, Any], reference: Step,
+              state: Tensor) -> Errors:  # fmt: skip
+    parallel = lower(plan.graph, model, constants=captured.constants, options=captured.options)
+    torch.manual_seed(STEP_SEED)
+    loss = parallel.forward_backward(**batch)
+    return compare(_taken(parallel, loss), reference, torch.equal(torch.get_rng_state(), state))
+
+
+def _taken(model: nn.Module, loss: Tensor) -> Step:
+    gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    return Step(loss.item(), gradients, {name: _whole(b) for name, b in model.named_buffers()})
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def compare(step: Step, reference: Step, same_random_state: bool) -> Errors:
+    """The errors of a step. What only one of the two has is infinitely far off; so is a NaN."""
+    whole = math.sqrt(sum(float(g.double().norm()) ** 2 for g in reference.gradients.values()))
+    return Errors(
+        step.loss,
+        reference.loss,
+        _number(abs(step.loss - reference.loss) / abs(reference.loss)) if step.loss != reference.loss else 0.0,
+        _distances(step.gradients, reference.gradients, SMALL * whole),
+        _distances(step.buffers, reference.buffers, SMALL),
+        same_random_state,
+    )
+
+
+def _distances(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], floor: float) -> dict[str, float]:
+    distances: dict[str, float] = {}
+    for name in {**expected, **found}:
+        if name not in found or name not in expected or found[name].shape != expected[name].shape:
+            distances[name] = math.inf
+            continue
+        x, y = found[name].double(), expected[name].double()
+        difference = float((x - y).norm())
+        distances[name] = _number(difference / max(float(y.norm()), floor)) if difference else 0.0
+    return distances
+
+
+def _number(error: float) -> float:
+    return math.inf if math.isnan(error) else error
+
+
+def _worst_of(ranks: list[Errors]) -> Errors:
+    return Errors(
+        ranks[0].loss,
+        ranks[0].reference_loss,
+        max(r.loss_error for r in ranks),
+        {name: max(r.gradients[name] for r in ranks) for name in ranks[0].gradients},
+        {name: max(r.buffers[name] for r in ranks) for name in ranks[0].buffers},
+        all(r.same_random_state for r in ranks),
+    )

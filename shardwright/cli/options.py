@@ -1,0 +1,111 @@
+"""Options that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from shardwright.cost.cluster import Cluster
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.mesh import Mesh
+
+Command = TypeVar("Command", bound=Callable[..., object])
+CLUSTER_HELP = (
+    "What to plan for: local:N (N CPU ranks of this machine), preset:NAME[:NODES] (such as preset:dgx-h100:8), detect, "
+    "or a cluster file."
+)
+
+
+def parse_cluster(text: str) -> Cluster:
+    """The cluster that an option names; a `ShardwrightError` where it names none."""
+    kind, _, rest = text.partition(":")
+    if kind == "local":
+        return Cluster.local(
+            _number(rest or "1", f"--cluster {text}: local:N wants a number of ranks, such as local:2")
+        )
+    if kind == "preset":
+        name, _, nodes = rest.partition(":")
+        return Cluster.preset(
+            name, _number(nodes or "1", f"--cluster {text}: preset:NAME:NODES wants a number of machines")
+        )
+    if text == "detect":
+        return Cluster.detect()
+    if not Path(text).exists() and not text.endswith(".json"):
+        raise ShardwrightError(
+            f"--cluster {text!r} is no cluster: give local:N, preset:NAME[:NODES], detect or a cluster file"
+        )
+    return Cluster.load(text)
+
+
+def _number(text: str, problem: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ShardwrightError(problem)
+    return int(text)
+
+
+def parse_mesh(text: str) -> Mesh:
+    """`dp=2,tp=4`, outermost axis first."""
+    pairs = [part.partition("=") for part in text.replace(" ", "").split(",")]
+    if not all(name and size.isdecimal() for name, _, size in pairs):
+        raise ShardwrightError(f"--mesh {text!r} is no mesh: give axes and sizes such as dp=2,tp=4")
+    return Mesh(tuple(name for name, _, _ in pairs), tuple(int(size) for _, _, size in pairs))
+
+
+def parse_roles(text: str) -> Sequence[str]:
+    """`data,tensor`: what each axis may do."""
+    return text.replace(" ", "").split(",")
+
+
+def cluster_option(command: Command) -> Command:
+    """`--cluster`"""
+    return click.option(
+        "--cluster", type=parse_cluster, metavar="CLUSTER", default="local:2", show_default=True, help=CLUSTER_HELP
+    )(command)
+
+
+def format_option(command: Command) -> Command:
+    """`--format text|json`"""
+    choice = click.Choice(["text", "json"])
+    return click.option("--format", "form", type=choice, default="text", show_default=True, help="Form of the result.")(
+        command
+    )
+
+
+def output_option(text: str) -> Callable[[Command], Command]:
+    """`--output`; `text` says what is written."""
+    return click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help=text)
+
+
+def search_options(command: Command) -> Command:
+    """What guides the search: --mesh, --roles, --strict."""
+    for option in (
+        click.option("--strict", is_flag=True, help="An operator that cannot be split for want of a row is an error."),
+        click.option(
+            "--roles",
+            type=parse_roles,
+            metavar="ROLES",
+            help="What each axis of --mesh may do: data, zero, tensor or free.",
+        ),
+        click.option("--mesh", type=parse_mesh, metavar="MESH", help="Search on this mesh only, such as dp=2,tp=4."),
+    ):
+        command = option(command)
+    return command
+
+
+def model_options(command: Command) -> Command:
+    """MODEL, or a transformers config and the shape of a batch."""
+    for option in (
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed before the model is made."),
+        click.option("--dtype", default="float32", show_default=True, help="Of the weights, with --hf-config."),
+        click.option("--seq-len", type=click.IntRange(1), default=128, show_default=True, help="With --hf-config."),
+        click.option("--batch-size", type=click.IntRange(1), default=8, show_default=True, help="With --hf-config."),
+        click.option(
+            "--hf-config", type=click.Path(dir_okay=False, path_type=Path), help="A transformers config.json."
+        ),
+        click.argument("model", required=False, metavar="[FILE.py:FUNCTION]"),
+    ):
+        command = option(command)
+    return command

@@ -1,0 +1,70 @@
+"""`shardwright plan`: search a plan, show it, save it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from shardwright.cli import terminal
+from shardwright.cli.options import cluster_option, format_option, model_options, output_option, search_options
+from shardwright.cost.cluster import Cluster
+from shardwright.pcg.mesh import Mesh
+
+_EPILOG = """\
+\b
+Examples:
+  shardwright plan examples/zoo.py:gpt2 --cluster local:4 --output plan.json
+  shardwright plan train.py:make --cluster cluster.json --mesh dp=4,tp=2 --roles data,tensor
+  shardwright plan --hf-config config.json --batch-size 64 --seq-len 4096 --cluster preset:dgx-h100:8 -o plan.json
+"""
+
+
+@click.command(epilog=_EPILOG)
+@model_options
+@cluster_option
+@search_options
+@output_option("Save the plan in this file.")
+@format_option
+def plan(
+    model: str | None,
+    hf_config: Path | None,
+    batch_size: int,
+    seq_len: int,
+    dtype: str,
+    seed: int,
+    cluster: Cluster,
+    mesh: Mesh | None,
+    roles: Sequence[str] | None,
+    strict: bool,
+    output: Path | None,
+    form: str,
+) -> None:
+    """Search the best plan for a model on a cluster.
+
+    The model is FILE.py:FUNCTION, where the function returns (model, batch): a module whose forward gives a loss, and
+    one global batch of example inputs. With --hf-config it is built from a transformers config, without memory for its
+    weights. Nothing is run, and the cluster need not be at hand.
+    """
+    from shardwright.cli.models import Request, load
+
+    with terminal.progress("plan") as progress:
+        progress("loading torch and the model")
+        loaded = load(Request(model, hf_config, batch_size, seq_len, dtype, seed), fake=True)
+        from shardwright.api import plan as search
+
+        found = search(
+            loaded.model, cluster, loaded.args, loaded.kwargs, mesh=mesh, roles=roles, strict=strict, progress=progress
+        )
+    if output is not None:
+        found.save(output)
+        terminal.note(
+            f"saved {output}; look at it with: shardwright view {output} --output {output.with_suffix('.html')}"
+        )
+    if form == "json":
+        terminal.show_json(found.to_json())
+        return
+    from shardwright.search.explain import explain
+
+    terminal.show(explain(found))

@@ -1,0 +1,99 @@
+"""`shardwright run`: train on local ranks, by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from shardwright.cli import terminal
+from shardwright.cli.options import cluster_option
+from shardwright.cost.cluster import Cluster, threads_per_rank
+from shardwright.pcg.errors import ShardwrightError
+
+_EPILOG = """\
+\b
+Examples:
+  shardwright run examples/zoo.py:gpt2 --cluster local:2 --steps 20
+  shardwright run train.py --cluster local:4 -- --epochs 3
+  shardwright run train.py:make --plan plan.json
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("target", metavar="SCRIPT.py|FILE.py:FUNCTION")
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
+@cluster_option
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Run this plan; its cluster counts.")
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="With FILE.py:FUNCTION.")
+@click.option(
+    "--lr", type=float, default=1e-3, show_default=True, help="Learning rate of AdamW, with FILE.py:FUNCTION."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="With FILE.py:FUNCTION.")
+def run(
+    target: str,
+    arguments: tuple[str, ...],
+    cluster: Cluster,
+    plan_file: Path | None,
+    steps: int,
+    lr: float,
+    seed: int,
+) -> int:
+    """Train on ranks of this machine (torchrun).
+
+    SCRIPT.py is your own training loop, which calls shardwright.compile. FILE.py:FUNCTION names a model and its batch,
+    as for `plan`; it is trained on that one batch, and the time of a step is shown beside the predicted one.
+    """
+    if plan_file is not None:
+        from shardwright.search.plan import Plan
+
+        cluster = Plan.load(plan_file).cluster
+    _refuse_remote(cluster)
+    with tempfile.TemporaryDirectory(prefix="shardwright-run-") as folder:
+        if ":" in target:
+            settings = Path(folder) / "settings.json"
+            cluster_file = Path(folder) / "cluster.json"
+            cluster.save(cluster_file)
+            values = {"model": target, "cluster": str(cluster_file), "plan": str(plan_file) if plan_file else None,
+                      "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
+            settings.write_text(json.dumps(values), encoding="utf-8")
+            return launch(["-m", "shardwright.cli.train", str(settings)], cluster.num_devices)
+        if not Path(target).is_file():
+            raise ShardwrightError(f"run: there is no file {target}; give a script, or a model as FILE.py:FUNCTION")
+        if plan_file is not None:
+            terminal.note("--plan is the script's own business: pass it to shardwright.compile(plan=...)")
+        return launch([target, *arguments], cluster.num_devices)
+
+
+def launch(command: list[str], num_ranks: int) -> int:
+    """Run a script (or `-m` module) on this many local ranks by torchrun; returns its exit status."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    status = subprocess.run([*torchrun, *command], env=environment(num_ranks), check=False).returncode
+    if status:
+        terminal.note(f"error: a rank failed, see above (torchrun ended with status {status})")
+    return 1 if status else 0
+
+
+def environment(num_ranks: int) -> dict[str, str]:
+    """The caller's, with a fair share of the threads for each rank, and gloo on the loopback device."""
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    found = {
+        "OMP_NUM_THREADS": str(threads_per_rank(num_ranks)),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), root]))
+    return {**found, **os.environ, "PYTHONPATH": path}
+
+
+def _refuse_remote(cluster: Cluster) -> None:
+    if len(cluster.levels) > 1 and cluster.levels[-1].size > 1:
+        raise ShardwrightError(
+            f"run starts ranks on this machine only, and {cluster.name} has {cluster.levels[-1].size} machines; start "
+            f"your script there with torchrun --nnodes {cluster.levels[-1].size}"
+        )

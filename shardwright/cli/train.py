@@ -1,0 +1,66 @@
+"""What each rank of `shardwright run FILE.py:FUNCTION` does: train a model on one batch and tell how fast."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import torch.distributed as dist
+
+from shardwright.api import compile
+from shardwright.cli.models import load_model
+from shardwright.cost.cluster import Cluster
+from shardwright.pcg.capture import bind_arguments
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.search.plan import Plan
+from shardwright.search.predict import predict
+from shardwright.search.units import seconds
+
+
+def train(settings: dict[str, Any]) -> None:
+    """Compile and train; rank 0 prints a line for every step."""
+    torch.manual_seed(settings["seed"])
+    loaded = load_model(settings["model"])
+    cluster = Cluster.load(settings["cluster"])
+    batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
+    plan = Plan.load(settings["plan"]) if settings["plan"] else None
+    parallel = compile(loaded.model, cluster, kwargs=batch, plan=plan)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=settings["lr"])
+    told = dist.get_rank() == 0
+    times: list[float] = []
+    for step in range(settings["steps"]):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        loss = parallel.forward_backward(**batch)
+        optimizer.step()
+        times.append(time.perf_counter() - start)
+        if told:
+            click.echo(f"step {step + 1:>4}  loss {loss.item():.6f}  {seconds(times[-1])}")
+    if told:
+        warm = times[min(3, len(times) - 1) :]
+        predicted = predict(parallel.graph, cluster).step_s
+        click.echo(
+            f"median step {seconds(statistics.median(warm))}, predicted {seconds(predicted)}, {cluster.provenance}"
+        )
+
+
+def main() -> None:
+    """Read the settings file that `shardwright run` wrote."""
+    try:
+        train(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except ShardwrightError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

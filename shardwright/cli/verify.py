@@ -1,0 +1,121 @@
+"""`shardwright verify`: does the lowered program compute what the model computes?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardwright.cli import terminal
+from shardwright.cli.options import cluster_option, format_option, model_options, search_options
+from shardwright.cost.cluster import Cluster
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.mesh import Mesh
+
+if TYPE_CHECKING:
+    from shardwright.cli.numeric import Errors
+
+_EPILOG = """\
+\b
+Examples:
+  shardwright verify examples/zoo.py:gpt2 --cluster local:2
+  shardwright verify examples/zoo.py:llama --cluster local:4 --mesh dp=2,tp=2 --roles data,tensor
+  shardwright verify train.py:make --plan plan.json
+"""
+
+
+@click.command(epilog=_EPILOG)
+@model_options
+@cluster_option
+@click.option(
+    "--plan", "plan_file", type=click.Path(path_type=Path), help="Check this plan; --cluster is not used then."
+)
+@search_options
+@click.option("--loss-tolerance", type=float, default=1e-5, show_default=True, help="Relative error of the loss.")
+@click.option("--gradient-tolerance", type=float, default=1e-4, show_default=True, help="Relative error of a gradient.")
+@click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds until a rank counts as stuck.")
+@format_option
+def verify(
+    model: str | None,
+    hf_config: Path | None,
+    batch_size: int,
+    seq_len: int,
+    dtype: str,
+    seed: int,
+    cluster: Cluster,
+    plan_file: Path | None,
+    mesh: Mesh | None,
+    roles: Sequence[str] | None,
+    strict: bool,
+    loss_tolerance: float,
+    gradient_tolerance: float,
+    timeout: float,
+    form: str,
+) -> int:
+    """Check a plan by numbers, on local ranks.
+
+    The loss, every parameter's gradient, every buffer and the random generator after one step of the lowered program,
+    dropout included, are compared with those of the model in a single process. Ends with status 1 where one is off.
+    """
+    from shardwright.cli.models import Request, load
+
+    with terminal.progress("verify") as progress:
+        progress("loading torch and the model")
+        loaded = load(Request(model, hf_config, batch_size, seq_len, dtype, seed))
+        from shardwright.api import plan as search
+        from shardwright.cli.numeric import measure
+        from shardwright.search.plan import Plan
+
+        if plan_file is not None and (mesh is not None or roles is not None):
+            raise PlanError(
+                "--plan was given together with --mesh or --roles, which guide the search; give one or the other"
+            )
+        plan = Plan.load(plan_file) if plan_file else search(
+            loaded.model, cluster, loaded.args, loaded.kwargs, mesh=mesh, roles=roles, strict=strict, progress=progress
+        )  # fmt: skip
+        progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
+        errors = measure(plan, loaded, timeout)
+    passed = errors.passes(loss_tolerance, gradient_tolerance)
+    if form == "json":
+        terminal.show_json(_json(errors, passed))
+    else:
+        _show(errors, f"{plan.model} on mesh {plan.mesh}", passed, loss_tolerance, gradient_tolerance)
+    return 0 if passed else 1
+
+
+def _json(errors: Errors, passed: bool) -> dict[str, object]:
+    from shardwright.cli.numeric import NORMS
+
+    return {
+        "passed": passed,
+        "loss": errors.loss,
+        "reference_loss": errors.reference_loss,
+        "loss_error": errors.loss_error,
+        "gradient_errors": dict(errors.gradients),
+        "buffer_errors": dict(errors.buffers),
+        "same_random_state": errors.same_random_state,
+        "norms": NORMS,
+    }
+
+
+def _show(errors: Errors, what: str, passed: bool, loss_tolerance: float, gradient_tolerance: float) -> None:
+    from shardwright.cli.numeric import NORMS
+    from shardwright.search.sections import Section, Table
+
+    everything = {**{f"grad of {n}": e for n, e in errors.gradients.items()}, **errors.buffers}
+    worst = sorted(everything.items(), key=lambda item: -item[1])
+    shown = [item for item in worst if item[1] > gradient_tolerance][:20] or worst[:5]
+    rows = [("loss", f"{errors.loss_error:.1e}", f"{loss_tolerance:.0e}", _mark(errors.loss_error <= loss_tolerance))]
+    rows += [(name, f"{e:.1e}", f"{gradient_tolerance:.0e}", _mark(e <= gradient_tolerance)) for name, e in shown]
+    rows.append(("random generator", "equal" if errors.same_random_state else "differs", "equal",
+                 _mark(errors.same_random_state)))  # fmt: skip
+    columns = (("worst of all ranks", False), ("error", True), ("at most", True), ("", False))
+    line = f"loss {errors.loss:.7g}, single process {errors.reference_loss:.7g}; errors are {NORMS}"
+    terminal.show(Section(f"{'PASSED' if passed else 'FAILED'}: {what}, {len(errors.gradients)} gradients, "
+                          f"{len(errors.buffers)} buffers", (line,), Table(columns, tuple(rows))))  # fmt: skip
+
+
+def _mark(good: bool) -> str:
+    return "ok" if good else "OFF"
