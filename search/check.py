@@ -13,29 +13,33 @@ from collections.abc import Hashable, Mapping
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
+from shardwright.search.leaves import replay
 from shardwright.search.plan import Plan, fingerprint
+from shardwright.substitutions.equations import Equation
 
 Numbers = dict[Hashable, int]
 
 
-def check_plan(plan: Plan, captured: Graph) -> None:
+def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None = None) -> None:
     """Raise a `PlanError` unless `plan` is a well-typed parallel form of the captured serial graph.
 
-    The message names the first operator that differs, with the module and source line on both sides.
+    The plan's rewrites are replayed on the captured graph first, with certified `rules` only. The message names the
+    first operator that differs, with the module and source line on both sides.
     """
     try:
         plan.graph.validate()
         erased = plan.graph.erased().validate()
     except GraphError as error:
         raise PlanError(f"plan for {plan.model!r}: its graph is ill-typed: {error}; make the plan again") from error
-    found = difference(erased, captured)
     digest = fingerprint(captured)
     if plan.fingerprint != digest:
+        found = difference(erased, captured)
         what = f": {found}" if found else ", which computes the same in another order or under other names"
         raise PlanError(
             f"plan for {plan.model!r} has fingerprint {plan.fingerprint}, the captured model {digest}{what}; "
             "plan for this model, batch shape and train mode, or use the model that the plan was made for"
         )
+    found = difference(erased, replay(captured, plan.report.rewrites, rules or {}))
     if found:
         raise PlanError(f"plan for {plan.model!r}: its graph is not the captured one: {found}; make the plan again")
 

@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 
 from shardwright.cost.compute import Compute
+from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, local_shape, shard_order
 from shardwright.pcg.optable import ROWS
@@ -51,14 +52,15 @@ def is_whole(choice: str) -> bool:
 
 
 def axis_options(
-    node: Node, operands: Sequence[TensorType], size: int, certified: frozenset[str]
+    node: Node, signature: Signature, size: int, certified: frozenset[str]
 ) -> list[tuple[str, tuple[Layout, ...], Layout]]:
     """What one axis of `size` devices can do to this node: (choice, operand layouts, result layout)."""
     row = ROWS[node.op]
-    signature = row.signature([t.shape for t in operands], dict(node.attrs))
     names = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in)]
     names += [f.name for f in signature.factors if f.role != "fixed" and f.size % size == 0]
-    return [(n, *required_layouts(signature, n, len(operands), row, str(node))) for n in names if n in certified]
+    return [
+        (n, *required_layouts(signature, n, len(signature.operands), row, str(node))) for n in names if n in certified
+    ]
 
 
 def node_domain(
@@ -79,10 +81,11 @@ def node_domain(
         whole = (R,) * len(sizes)
         options = [(("R",) * len(sizes), (whole,) * len(operands), whole)]
     else:
-        per_axis = [axis_options(node, operands, size, certified) for size in sizes]
+        signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
+        per_axis = [axis_options(node, signature, size, certified) for size in sizes]
         if not result.grad:
             per_axis = [[o for o in axis if o[0] != "C"] for axis in per_axis]
-        options = list(_combine(per_axis, operands, result.shape, sizes))
+        options = _combine(per_axis, signature, operands, result.shape, sizes)
     cost = NodeCost(node, operands, result, sizes, compute, kept, copies)
     return Domain(
         tuple(o[0] for o in options),
@@ -95,6 +98,7 @@ def node_domain(
 
 def _combine(
     per_axis: list[list[tuple[str, tuple[Layout, ...], Layout]]],
+    signature: Signature,
     operands: Sequence[TensorType],
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
@@ -102,6 +106,8 @@ def _combine(
     """Combinations over the axes that all shapes can hold."""
     found = []
     for combination in product(*per_axis):
+        if signature.indivisible([o[0] for o in combination], sizes) is not None:
+            continue
         result = tuple(o[2] for o in combination)
         needs = tuple(tuple(o[1][i] for o in combination) for i in range(len(operands)))
         if isinstance(shard_order(shape, result, sizes), str):

@@ -166,7 +166,9 @@ class _Materializer:
             for mine, x in zip(operands, needs, strict=True):
                 mine.append(R if x == C else x)
         wanted = [tuple(x) for x in operands]
-        if any(isinstance(shard_order(s, w, self.mesh.sizes), str) for s, w in zip(shapes, wanted, strict=True)):
+        if signature.indivisible(splits, self.mesh.sizes) is not None or any(
+            isinstance(shard_order(s, w, self.mesh.sizes), str) for s, w in zip(shapes, wanted, strict=True)
+        ):
             splits, reached, wanted = ["R"] * len(need), [R] * len(need), [self.whole] * len(node.inputs)
         got = tuple(reached)
         if got != need and not _can_slice(got, need):

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,26 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Certified rules applied to the leaf between two cuts: for each step the rule and the number of its match."""
+
+    start: str
+    end: str
+    steps: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SearchReport:
-    """How the plan was found. `bound_s` is a proven lower bound of the step time over the space that was searched."""
+    """How the plan was found.
+
+    `bound_s` is a proven lower bound of the step time of every plan without rewrites over the space that was searched.
+    """
 
     seconds: float
     num_meshes: int
     bound_s: float
     limit_bytes: int
-    rewrites: tuple[str, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,8 +98,7 @@ class Plan:
                 }
                 for a in self.alternatives
             ],
-            "report": {f: getattr(self.report, f) for f in self.report.__slots__}
-            | {"rewrites": list(self.report.rewrites)},
+            "report": asdict(self.report),
             "graph": print_graph(self.graph).splitlines(),
         }
 
@@ -102,7 +113,8 @@ class Plan:
                 f"{VERSION}; make the plan again"
             )
         try:
-            report: dict[str, Any] = {**data["report"], "rewrites": tuple(data["report"]["rewrites"])}
+            rewrites = tuple(_rewrite(r) for r in data["report"]["rewrites"])
+            report: dict[str, Any] = {**data["report"], "rewrites": rewrites}
             plan = cls(
                 parse_graph("\n".join(data["graph"])).validate(),
                 Cluster.from_json(data["cluster"], f"{source}: cluster"),
@@ -153,6 +165,12 @@ class Plan:
                 f"{path}: not a complete JSON file ({error}); it may have been cut, make the plan again"
             ) from error
         return cls.from_json(data, str(path))
+
+
+def _rewrite(data: Mapping[str, Any]) -> Rewrite:
+    return Rewrite(
+        str(data["start"]), str(data["end"]), tuple((str(rule), int(number)) for rule, number in data["steps"])
+    )
 
 
 def fingerprint(graph: Graph) -> str:

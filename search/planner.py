@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.cluster import Cluster
@@ -12,12 +12,14 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.domain import Certified
 from shardwright.search.eliminate import Eliminator, Solution
+from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.materialize import materialize
-from shardwright.search.plan import Alternative, Plan, SearchReport, fingerprint
+from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint
 from shardwright.search.predict import Prediction, predict
 from shardwright.search.problem import Problem, ProblemBuilder
 from shardwright.search.reshard import INFINITY
 from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO, role_restriction
+from shardwright.substitutions.equations import Equation
 
 MEMORY_FRACTION = 0.9
 """A plan is only said to fit if it leaves a tenth of the device's memory free."""
@@ -31,13 +33,17 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A finished plan on one mesh. `bound_s` is a lower bound of the best time on that mesh within memory."""
+    """A finished plan on one mesh. `bound_s` is a lower bound of the best time on that mesh within memory.
+
+    `solved` is what it was made from: problem, solution and the price of a byte.
+    """
 
     name: str
     graph: Graph
     prediction: Prediction
     bound_s: float
     fits: bool
+    solved: tuple[Problem, Solution, float]
 
 
 def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:
@@ -55,10 +61,16 @@ def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:
 
 
 class Planner:
-    """Searches plans for serial graphs on one cluster. Only certified choices enter."""
+    """Searches plans for serial graphs on one cluster. Only certified choices and certified `rules` enter."""
 
-    def __init__(self, cluster: Cluster, certified: Certified, progress: Progress | None = None) -> None:
-        self.cluster, self.certified = cluster, certified
+    def __init__(
+        self,
+        cluster: Cluster,
+        certified: Certified,
+        progress: Progress | None = None,
+        rules: Mapping[str, Equation] | None = None,
+    ) -> None:
+        self.cluster, self.certified, self.rules = cluster, certified, rules or {}
         self.progress = progress or (lambda message: None)
         self.limit_bytes = int(cluster.device.memory_bytes * MEMORY_FRACTION)
         self._builders: dict[Mesh, tuple[ProblemBuilder, Eliminator]] = {}
@@ -82,8 +94,8 @@ class Planner:
         limit = self.limit_bytes
         tries = 0
         while True:
-            solution, bound_s, feasible = _within_memory(problem, eliminator, limit, cutoff_s)
-            found = self._finish(problem, solution, name, bound_s)
+            solution, bound_s, feasible, price = _within_memory(problem, eliminator, limit, cutoff_s)
+            found = self._finish(problem, solution, name, bound_s, price)
             tries += 1
             if found.fits or not feasible or bound_s >= cutoff_s or tries == _MEMORY_TRIES:
                 return found
@@ -95,11 +107,11 @@ class Planner:
             self._builders[mesh] = (builder, Eliminator(builder.interner))
         return self._builders[mesh]
 
-    def _finish(self, problem: Problem, solution: Solution, name: str, bound_s: float) -> Candidate:
+    def _finish(self, problem: Problem, solution: Solution, name: str, bound_s: float, price: float) -> Candidate:
         graph = materialize(problem, solution, self.certified)
         prediction = predict(graph, self.cluster)
         fits = prediction.memory.total_bytes <= self.limit_bytes
-        return Candidate(name, graph, prediction, bound_s, fits)
+        return Candidate(name, graph, prediction, bound_s, fits, (problem, solution, price))
 
     def baselines(self, graph: Graph) -> Iterator[Candidate]:
         """Plans that people choose by hand, each tuned by the same search within its restriction."""
@@ -131,33 +143,38 @@ class Planner:
         tried = [mesh] if mesh is not None else list(meshes(self.cluster.num_devices))
         found: list[Candidate] = []
         for candidate_mesh in tried:
-            cutoff_s = (
-                min((c.prediction.step_s for c in [*found, *alternatives] if c.fits), default=INFINITY)
-                if mesh is None
-                else INFINITY
-            )
-            found.append(
-                self.solve(
-                    graph,
-                    candidate_mesh,
-                    roles or (FREE,) * len(candidate_mesh),
-                    f"search on {candidate_mesh}",
-                    cutoff_s,
-                )
-            )
+            known = [c.prediction.step_s for c in [*found, *alternatives] if c.fits and mesh is None]
+            own_roles, name = roles or (FREE,) * len(candidate_mesh), f"search on {candidate_mesh}"
+            found.append(self.solve(graph, candidate_mesh, own_roles, name, min(known, default=INFINITY)))
             self.progress(f"mesh {candidate_mesh}: {found[-1].prediction.step_s * 1e3:.1f} ms")
         pool = found if roles is not None or mesh is not None else [*found, *alternatives]
-        best = min(pool, key=_rank)
+        best, rewrites = self._rewritten(graph, min(pool, key=_rank), roles)
         report = SearchReport(
             round(time.perf_counter() - start, 3),
             len(tried),
             min(c.bound_s for c in found),
             self.limit_bytes,
+            tuple(rewrites),
         )
         others = tuple(
             Alternative(c.name, c.graph.mesh, c.prediction, c.fits) for c in [*alternatives, *found] if c is not best
         )
         return Plan(best.graph, self.cluster, model, fingerprint(graph), best.prediction, others, report)
+
+    def _rewritten(
+        self, graph: Graph, best: Candidate, roles: Sequence[str] | None
+    ) -> tuple[Candidate, Sequence[Rewrite]]:
+        """The best plan after backtracking over algebraic rules on its leaves, if that is better."""
+        roles = roles or (FREE,) * len(best.graph.mesh)
+        if not self.rules or set(roles) != {FREE} or best.graph.mesh not in self._builders:
+            return best, ()
+        builder, eliminator = self._builder(best.graph.mesh)
+        rewrites = LeafSearch(builder, eliminator, list(self.rules.values())).improve(*best.solved)
+        if not rewrites:
+            return best, ()
+        rewritten = self.solve(replay(graph, rewrites, self.rules), best.graph.mesh, roles, best.name)
+        self.progress(f"after {len(rewrites)} rewrites: {rewritten.prediction.step_s * 1e3:.1f} ms")
+        return (rewritten, rewrites) if _rank(rewritten) < _rank(best) else (best, ())
 
 
 def _kept_bytes(problem: Problem, solution: Solution) -> float:
@@ -172,8 +189,8 @@ def _time_and_bytes(problem: Problem, solution: Solution) -> tuple[float, float]
 
 def _within_memory(
     problem: Problem, eliminator: Eliminator, limit: float, cutoff_s: float
-) -> tuple[Solution, float, bool]:
-    """The fastest solution found that keeps at most `limit` bytes, a lower bound of any, and whether there is one.
+) -> tuple[Solution, float, bool, float]:
+    """The fastest solution found within `limit` bytes, a lower bound of any, whether there is one, its price of a byte.
 
     Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and objective - price * limit
     bounds every solution within the limit from below. The price walks along the lower hull of (bytes, seconds) to the
@@ -183,12 +200,12 @@ def _within_memory(
     over = eliminator.solve(problem)
     bound_s = over.objective
     if _kept_bytes(problem, over) <= limit or bound_s >= cutoff_s:
-        return over, bound_s, _kept_bytes(problem, over) <= limit
+        return over, bound_s, _kept_bytes(problem, over) <= limit, 0.0
     price = _HIGHEST_PRICE * over.objective / limit
     best = eliminator.solve(problem, price)
     bound_s = max(bound_s, best.objective - price * limit)
     if _kept_bytes(problem, best) > limit:
-        return best, bound_s, False
+        return best, bound_s, False, price
     for _ in range(_HULL_STEPS):
         (over_s, over_bytes), (best_s, best_bytes) = (_time_and_bytes(problem, s) for s in (over, best))
         price = (best_s - over_s) / (over_bytes - best_bytes)
@@ -200,7 +217,7 @@ def _within_memory(
             best = found
         else:
             over = found
-    return best, bound_s, True
+    return best, bound_s, True, price
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float]:

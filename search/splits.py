@@ -95,12 +95,7 @@ def extract(graph: Graph, start: str, end: str) -> Leaf | None:
 
     Parameters stay parameters; every other value from outside becomes an input of its type.
     """
-    stream, needed = batch_nodes(graph), _needed(graph, start, end)
-    inside = [
-        n
-        for n in graph.nodes
-        if n.name in needed and not n.is_leaf and (n.name in stream or _only_here(graph, n.name, needed))
-    ]
+    inside = _inside(graph, _needed(graph, start, end))
     names = {n.name for n in inside}
     if any(u not in names for n in inside if n.name != end for u in graph.users[n.name]) or names & {
         v for _, v in graph.outputs
@@ -132,9 +127,15 @@ def _needed(graph: Graph, start: str, end: str) -> set[str]:
     return needed
 
 
-def _only_here(graph: Graph, name: str, needed: set[str]) -> bool:
-    """Whether a node that does not depend on the batch is used in this part alone: a transposed weight, a scalar."""
-    return all(u in needed for u in graph.users[name]) and bool(graph.users[name])
+def _inside(graph: Graph, needed: set[str]) -> list[Node]:
+    """The operators of a part: its stream, and what is made for it alone, as a transposed weight or a scalar."""
+    stream = batch_nodes(graph)
+    names: set[str] = set()
+    for node in reversed(graph.nodes):
+        users = graph.users[node.name]
+        if node.name in needed and not node.is_leaf and (node.name in stream or (users and names.issuperset(users))):
+            names.add(node.name)
+    return [n for n in graph.nodes if n.name in names]
 
 
 def transplant(graph: Graph, old: Leaf, new: Graph) -> Graph:

@@ -1,0 +1,131 @@
+"""Backtracking on the leaves (MetaFlow, Unity): best-first search over certified algebraic rules.
+
+Every leaf is costed by the exact solver with the layouts of its cuts held as the incumbent plan has them, so one
+candidate costs milliseconds. Equal leaves are searched once and rewritten alike. A candidate dearer than α times the
+best is dropped; so is one seen before. The rewritten graph is then solved whole, and kept only if it is better.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+from shardwright.pcg.errors import GraphError, PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import Layouts
+from shardwright.search.eliminate import Eliminator, Solution
+from shardwright.search.plan import Rewrite
+from shardwright.search.problem import Problem, ProblemBuilder
+from shardwright.search.reshard import replicated
+from shardwright.search.splits import Leaf, extract, leaves, transplant
+from shardwright.substitutions.apply import apply
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.match import matches
+
+ALPHA = 1.05
+BUDGET = 60
+"""Candidates costed per distinct leaf."""
+
+
+def expand(graph: Graph, rules: Sequence[Equation]) -> Iterator[tuple[tuple[str, int], Graph]]:
+    """Every graph that is one rule application away."""
+    for rule in rules:
+        for number, match in enumerate(matches(rule, graph)):
+            yield (rule.name, number), apply(rule, graph, match)
+
+
+def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equation]) -> Graph:
+    """The graph after the rewrites. Raises `PlanError` where a step does not apply or its rule is not certified."""
+    for rewrite in rewrites:
+        part = extract(graph, rewrite.start, rewrite.end) if rewrite.end in graph.by_name else None
+        if part is None:
+            raise PlanError(
+                f"rewrite of {rewrite.start!r} .. {rewrite.end!r}: the model has no such part; make the plan again"
+            )
+        new = part.graph
+        for name, number in rewrite.steps:
+            if name not in rules:
+                raise PlanError(f"rewrite of {rewrite.end!r}: rule {name!r} is not certified here; make the plan again")
+            found = matches(rules[name], new)
+            if number >= len(found):
+                raise PlanError(
+                    f"rewrite of {rewrite.end!r}: rule {name!r} has no match number {number}; make the plan again"
+                )
+            new = apply(rules[name], new, found[number])
+        graph = transplant(graph, part, new)
+    return graph
+
+
+class LeafSearch:
+    """Looks for rewrites of a solved problem's leaves that make the plan cheaper."""
+
+    def __init__(self, builder: ProblemBuilder, eliminator: Eliminator, rules: Sequence[Equation]) -> None:
+        self.builder, self.eliminator, self.rules = builder, eliminator, rules
+
+    def improve(self, problem: Problem, solution: Solution, price: float) -> list[Rewrite]:
+        """Rewrites that lower the cost of their leaf at this price of a byte, for every copy of the leaf."""
+        groups: dict[Hashable, list[Leaf]] = defaultdict(list)
+        for part in leaves(problem.graph):
+            groups[part.signature].append(part)
+        rewrites: list[Rewrite] = []
+        for copies in groups.values():
+            first = copies[0]
+            boundary = {name: _chosen(problem, solution, name) for name in _read(first)}
+            end = _chosen(problem, solution, first.end)
+            steps = self._best_first(first.graph, lambda g, b=boundary, e=end: self._cost(g, b, e, price))
+            if steps:
+                rewrites += [Rewrite(part.start, part.end, steps) for part in copies]
+        return rewrites
+
+    def _cost(self, graph: Graph, boundary: Mapping[str, Layouts], end: Layouts, price: float) -> float:
+        held = {**boundary, dict(graph.outputs)["loss"]: end}
+        return self.eliminator.solve(self.builder.build(graph, boundary=held), price).objective
+
+    def _best_first(self, graph: Graph, cost: Callable[[Graph], float]) -> tuple[tuple[str, int], ...]:
+        """The steps to the cheapest graph found, none if the given one is."""
+        best, best_steps = cost(graph), ()
+        seen = {_key(graph)}
+        queue: list[tuple[float, int, tuple[tuple[str, int], ...], Graph]] = [(best, 0, (), graph)]
+        costed = 0
+        while queue and costed < BUDGET:
+            value, _, steps, current = heapq.heappop(queue)
+            if value > ALPHA * best:
+                break
+            for step, new in expand(current, self.rules):
+                if _key(new) in seen or costed >= BUDGET:
+                    continue
+                seen.add(_key(new))
+                costed += 1
+                try:
+                    new_value = cost(new)
+                except GraphError:
+                    continue
+                if new_value < best * (1 - 1e-6):
+                    best, best_steps = new_value, (*steps, step)
+                if new_value <= ALPHA * best:
+                    heapq.heappush(queue, (new_value, costed, (*steps, step), new))
+        return best_steps
+
+
+def _key(graph: Graph) -> Hashable:
+    return Leaf("", "", graph).signature
+
+
+def _read(part: Leaf) -> list[str]:
+    """What a leaf reads from outside that carries a gradient."""
+    return [n.name for n in part.graph.leaves("input") if part.graph.types[n.name].grad]
+
+
+def _chosen(problem: Problem, solution: Solution, name: str) -> Layouts:
+    """The layouts in which the incumbent plan hands a tensor on."""
+    hub = problem.index.get(("hub", name))
+    if hub is not None:
+        return problem.closures[name].states[solution.choices[hub]]
+    made = problem.index.get(("node", name))
+    domain = problem.variables[made].domain if made is not None else None
+    return (
+        domain.result[solution.choices[made]]
+        if domain is not None and made is not None
+        else replicated(len(problem.mesh))
+    )
