@@ -156,8 +156,9 @@ class Planner:
             self.limit_bytes,
             tuple(rewrites),
         )
+        pursued = [c for c in found if c.fits or c.bound_s < best.prediction.step_s]
         others = tuple(
-            Alternative(c.name, c.graph.mesh, c.prediction, c.fits) for c in [*alternatives, *found] if c is not best
+            Alternative(c.name, c.graph.mesh, c.prediction, c.fits) for c in [*alternatives, *pursued] if c is not best
         )
         return Plan(best.graph, self.cluster, model, fingerprint(graph), best.prediction, others, report)
 
