@@ -52,6 +52,7 @@ def _module(module: Module, rows: dict[Row, int]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "label": module.label,
         "count": len(module.members),
+        "members": " ".join(module.members) if len(module.members) > 1 else "",
         "rows": [rows.setdefault(row, len(rows)) for row in module.rows],
         "children": [_module(child, rows) for child in module.children],
     }

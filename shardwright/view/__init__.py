@@ -1,0 +1,1 @@
+"""The page of a plan: one HTML file that needs no network."""

@@ -1,0 +1,45 @@
+"""Writes the page: the description of a plan, the style and the script, in one HTML file."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+
+from shardwright import __version__
+from shardwright.pcg.errors import PlanError
+from shardwright.search.describe import describe
+from shardwright.search.plan import Plan
+
+
+def page(plan: Plan) -> str:
+    """The whole page as text. It loads nothing: no scripts, fonts or images from elsewhere."""
+    data = json.dumps({**describe(plan), "version": __version__}, separators=(",", ":"), ensure_ascii=False)
+    parts = {
+        "{{title}}": html.escape(f"{plan.model} on {plan.cluster.name}"),
+        "{{style}}": _asset("page.css"),
+        "{{script}}": _asset("page.js"),
+        "{{data}}": data.replace("<", "\\u003c"),  # so that no text in a plan can end the script element
+    }
+    text = _asset("page.html")
+    for key, value in parts.items():
+        before, _, after = text.partition(key)
+        text = before + value + after
+    return text
+
+
+def write_page(plan: Plan, target: Path) -> None:
+    """Write the page of a plan; an existing file is replaced only once the new one is complete."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(page(plan), encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise PlanError(f"{target}: cannot write the page: {error.strerror or error}") from error
+
+
+def _asset(name: str) -> str:
+    return files("shardwright.view").joinpath(name).read_text(encoding="utf-8")
