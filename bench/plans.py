@@ -58,6 +58,11 @@ def forced(num_ranks: int) -> tuple[Case, ...]:
     )
 
 
+def single() -> Case:
+    """One device, with nothing to divide."""
+    return Case("one rank", 1)
+
+
 def searched(num_ranks: int) -> tuple[Case, ...]:
     """The search's own plans: for this machine, and for links that cost nothing."""
     return (Case("searched", num_ranks), Case("searched (fast links)", num_ranks, fast_links=True))

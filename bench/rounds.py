@@ -1,0 +1,77 @@
+"""Interleaved rounds: every contender takes a step in every round, so that what disturbs the machine disturbs all."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch.distributed as dist
+
+from bench.trainers import Trainer
+
+Samples = np.ndarray
+"""Seconds, [round, 2]: forward and backward alone, and the whole step with the optimizer."""
+
+
+PROGRESS_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    """The median and the quartiles of some samples."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
+
+
+def quartiles(samples: Sequence[float] | Samples) -> Quartiles:
+    low, median, high = (float(q) for q in np.quantile(np.asarray(samples), [0.25, 0.5, 0.75]))
+    return Quartiles(median, low, high)
+
+
+def run_rounds(trainers: Sequence[Trainer], num_rounds: int, num_warmup: int = 3) -> dict[str, Samples]:
+    """Time every trainer on this rank. Who goes first changes from round to round."""
+    for _ in range(num_warmup):
+        for trainer in trainers:
+            trainer.step()
+    times = {t.name: np.zeros((num_rounds, 2)) for t in trainers}
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(num_rounds):
+            if number % PROGRESS_EVERY == 0 and dist.get_rank() == 0:
+                print(f"round {number} of {num_rounds}", file=sys.stderr, flush=True)
+            first = number % len(trainers)
+            for trainer in (*trainers[first:], *trainers[:first]):
+                times[trainer.name][number] = _timed(trainer)
+    finally:
+        gc.enable()
+    return times
+
+
+def _timed(trainer: Trainer) -> tuple[float, float]:
+    dist.barrier()
+    start = time.perf_counter()
+    trainer.forward_backward()
+    middle = time.perf_counter()
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return middle - start, time.perf_counter() - start
+
+
+def slowest_rank(by_rank: Sequence[Mapping[str, Samples]]) -> dict[str, Samples]:
+    """Per contender, round and quantity, the time of the rank that took longest."""
+    return {name: np.max([times[name] for times in by_rank], axis=0) for name in by_rank[0]}
+
+
+def ratio(ours: Samples, theirs: Samples) -> tuple[Quartiles, Quartiles]:
+    """Ours to theirs, round by round: of forward and backward alone, and of the whole step."""
+    return quartiles(ours[:, 0] / theirs[:, 0]), quartiles(ours[:, 1] / theirs[:, 1])

@@ -1,0 +1,172 @@
+"""How long planning takes: the demo's model for two local ranks, and Llama-8B on fake tensors for 8 × 8 GPUs.
+
+Each in a process of its own, stage by stage. Run it with `make bench`; it ends docs/speed.md with its table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from examples import demo_model
+from shardwright.cost.cluster import Cluster
+from shardwright.cost.local import default_cluster
+from shardwright.lowering.launch import run_ranks
+from shardwright.pcg.capture import capture
+from shardwright.search.check import check_plan
+from shardwright.search.planner import Planner
+from shardwright.verifier.choices import Certified
+
+PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
+HEADING = "## Planning"
+Example = tuple[nn.Module, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model to plan and the cluster to plan it for; `bound_s` is what planning may take after capture."""
+
+    name: str
+    build: Callable[[], Example]
+    cluster: Callable[[], Cluster]
+    bound_s: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds by stage, and what came out."""
+
+    build_s: float
+    capture_s: float
+    certificates_s: float
+    plan_s: float
+    check_s: float
+    num_nodes: int
+    mesh: str
+    gap: float
+    peak_bytes: int
+
+    @property
+    def after_capture_s(self) -> float:
+        return self.certificates_s + self.plan_s + self.check_s
+
+
+def demo() -> Example:
+    """The demo's GPT-2, 11 M parameters."""
+    return demo_model.model(), next(demo_model.batches(1))
+
+
+def llama_8b(num_layers: int = 32, batch: int = 64, seq: int = 4096) -> Example:
+    """transformers' Llama with the sizes of Llama-3-8B, in bf16 on fake tensors."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=num_layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        use_cache=False,
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)  # fake parameters cannot be cast in place
+    try:
+        with FakeTensorMode():
+            ids = torch.zeros(batch, seq, dtype=torch.long)
+            return LlamaForCausalLM(config).train(), {"input_ids": ids, "labels": ids.clone()}
+    finally:
+        torch.set_default_dtype(before)
+
+
+TASKS = (
+    Task("demo GPT-2, 6 layers, 2 local ranks", demo, lambda: default_cluster(2), 5.0),
+    Task("Llama-8B, 32 layers, 8 × 8 H100", llama_8b, lambda: Cluster.preset("dgx-h100", nodes=8), 10.0),
+)
+
+
+def measure(task: Task) -> Timing:
+    """Time the stages of planning in this process."""
+    start = time.perf_counter()
+
+    def lap() -> float:
+        nonlocal start
+        now = time.perf_counter()
+        passed, start = now - start, now
+        return passed
+
+    model, batch = task.build()
+    build_s = lap()
+    graph = capture(model, batch).graph
+    capture_s = lap()
+    certified = Certified()
+    certificates_s = lap()
+    plan = Planner(task.cluster(), certified).plan(graph, task.name)
+    plan_s = lap()
+    check_plan(plan, graph)
+    check_s = lap()
+    gap = plan.prediction.step_s / plan.report.bound_s - 1
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Timing(build_s, capture_s, certificates_s, plan_s, check_s, len(graph.nodes), str(plan.mesh), gap, peak)
+
+
+# ---- the page ----
+
+
+def section(timings: Sequence[tuple[Task, Timing]]) -> str:
+    """The table as Markdown."""
+    head = (
+        f"{HEADING}\n\nWritten by `make bench` on {date.today().isoformat()}: {os.cpu_count()}-core CPU, torch "
+        f"{torch.__version__}, one thread, each in a process of its own.\n"
+        "Building includes importing transformers; the gap is how far the plan's predicted time may be above the "
+        "optimum of the space searched.\n\n"
+        "| model and cluster | nodes | build | capture | certificates | search | check | after capture | at most "
+        "| mesh | gap | peak memory |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|---|--:|--:|\n"
+    )
+    return head + "\n".join(_row(task, timing) for task, timing in timings) + "\n"
+
+
+def _row(task: Task, t: Timing) -> str:
+    stages = (t.build_s, t.capture_s, t.certificates_s, t.plan_s, t.check_s, t.after_capture_s, task.bound_s)
+    cells = [task.name, str(t.num_nodes), *(f"{s:.1f} s" for s in stages)]
+    cells += [t.mesh, f"{t.gap:.1%}", f"{t.peak_bytes / 1e9:.1f} GB"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def write(text: str) -> None:
+    """Replace the planning section of the page, which is its last."""
+    kept = PAGE.read_text().split(HEADING)[0] if PAGE.exists() else ""
+    PAGE.write_text((kept.rstrip() + "\n\n" if kept else "") + text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Time every task and write the section; 1 where one takes longer than it may."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--dry", action="store_true", help="print the section, do not write it")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    timings = [(task, run_ranks(measure, 1, 600.0, args=(task,))[0]) for task in TASKS]
+    text = section(timings)
+    print(text)
+    if not options.dry:
+        write(text)
+    slow = [(task, t) for task, t in timings if t.after_capture_s > task.bound_s]
+    for task, t in slow:
+        print(f"{task.name}: {t.after_capture_s:.1f} s after capture, at most {task.bound_s:g}", file=sys.stderr)
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
