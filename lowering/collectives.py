@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
@@ -129,6 +130,25 @@ def reduce(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
 def reduce_copy(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
     """P → R → C."""
     return _ReduceCopy.apply(x, axis, inplace)
+
+
+class Pending:
+    """A sum that has been launched and not waited for."""
+
+    def __init__(self, x: Tensor, axis: Axis) -> None:
+        self.x = x.detach().clone()
+        self.work = dist.all_reduce(self.x, group=axis.group, async_op=True) if axis.size > 1 else None
+
+    def wait(self) -> Tensor:
+        """The sum, once it is there."""
+        if self.work is not None:
+            self.work.wait()
+        return self.x
+
+
+def start_sum(x: Tensor, axis: Axis) -> Pending:
+    """P → R for what no gradient flows through, without waiting."""
+    return Pending(x, axis)
 
 
 def partition(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:

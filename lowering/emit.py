@@ -7,11 +7,15 @@ the shape of this rank's part. `emit` only writes text; `program.py` compiles it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from shardwright.lowering.batch import find_inputs
 from shardwright.lowering.expressions import attribute, identifiers, indexed, literal, opaque_call
 from shardwright.lowering.fusions import FUSIONS, Context, Fused, at
+from shardwright.lowering.late import LOSS
+from shardwright.lowering.parameters import find_paths
+from shardwright.lowering.schedule import Line, Outside, constants, find_loss_sums, schedule
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import format_layouts, shard_order
 from shardwright.pcg.optable import ROWS, LocalShapes
@@ -20,8 +24,9 @@ from shardwright.pcg.types import TensorType, is_float
 
 HEADER = '''"""One rank's program on the mesh {mesh}, written by Shardwright.
 
-`leaf` holds this rank's parts of parameters, buffers and constants, `batch` those of the inputs; {axes} the mesh axes.
-Every rank runs the same text. Comments: source, layout on each axis, local type.
+`leaf` holds this rank's parts of parameters and buffers, `batch` those of the inputs, `constant` what `constants` made;
+`blocks` gather sharded parameters; {axes}: the mesh axes. Every rank runs the same text.
+Comments: where it comes from in the model, layout on each axis, local type.
 """
 
 import torch
@@ -37,15 +42,14 @@ from shardwright.lowering.collectives import (
     reduce_copy,
     reduce_scatter,
     replicate,
+    start_sum,
 )
-
-
-def forward(leaf, batch, device{parameters}):
 '''
 
 _RESERVED = frozenset({
-    "torch", "F", "rt", "leaf", "batch", "device", "forward", "all_to_all", "combine", "gather_copy", "partition",
-    "reduce", "reduce_copy", "reduce_scatter", "replicate", "float",
+    "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "device", "forward", "float",
+    "all_to_all", "combine", "gather_copy", "partition", "reduce", "reduce_copy", "reduce_scatter", "replicate",
+    "start_sum",
 })  # fmt: skip
 # Binary operators whose torch expression takes a Python number in place of a zero-dimensional tensor.
 _TAKES_NUMBER = frozenset({
@@ -58,43 +62,72 @@ _FRESH = frozenset({"linear", "matmul", "conv2d", "grouped_mm", "embedding", "cr
 _FRESH_GRADIENT = frozenset({"linear", "matmul", "conv2d", "layer_norm", "rms_norm", "grouped_mm", "gelu", "silu"})
 
 
-def emit(graph: Graph, aliases: Mapping[str, str] | None = None) -> str:
-    """The source of `forward(leaf, batch, device, *axes)`, which returns the graph's outputs by name.
+def find_outside(graph: Graph) -> Outside:
+    """What the runtime does around the program of a graph."""
+    return find_loss_sums(graph, find_paths(graph), find_inputs(graph)[1])
 
-    `aliases` maps parallel operators that the runtime performs outside (partitions of inputs, replications whose
-    gradients are summed after the backward) to the leaf that stands for them.
+
+def emit(graph: Graph, outside: Outside | None = None) -> str:
+    """The source of two functions.
+
+    `forward(leaf, batch, constant, blocks, device, *axes)` returns the graph's outputs by name, the loss as this rank's
+    summand; `constants(device, *axes)` returns what is computed only once. `outside` says what the runtime does.
     """
-    return _Emitter(graph, aliases or {}).source()
+    return _Emitter(graph, outside or find_outside(graph)).source()
 
 
 class _Emitter:
-    def __init__(self, graph: Graph, aliases: Mapping[str, str]) -> None:
-        self.graph, self.aliases = graph, aliases
-        self.held = {base: name for name, base in aliases.items() if graph.by_name[base].op == "input"}
+    def __init__(self, graph: Graph, outside: Outside) -> None:
+        self.graph, self.outside, self.aliases = graph, outside, outside.aliases
+        self.held = {base: name for name, base in outside.aliases.items() if graph.by_name[base].op != "parameter"}
         self.context = Context(graph)
         self.names = identifiers([n.name for n in graph.nodes], {*_RESERVED, *graph.mesh.names})
         self.fused: dict[str, Fused] = {}
-        self.skipped: set[str] = set(aliases)
+        gathered = [m.result for block in outside.paths.blocks for m in block.members]
+        self.skipped: set[str] = {*self.aliases, *gathered, *outside.loss_sums}
         self._fuse()
         self.literals = self._literals()
+        self.constant = constants(graph)
+        self.results = {key: self._result(key, name) for key, name in graph.outputs}
         self.shared: Counter[str] = Counter()
         self.made: dict[str, str] = {}
 
     def source(self) -> str:
         nodes = [n for n in self.graph.nodes if n.name not in self.skipped and n.name not in self.literals]
+        reads = {node.name: self._reads(node) for node in nodes}
         for node in nodes:
-            prefix, _ = indexed(self._expression(node))
-            self.shared[prefix] += 1
-        body: list[str] = []
-        last = self._last_reads(nodes)
-        for node in nodes:
-            body += self._lines(node)
-            if dead := [self.names[name] for name in last.get(node.name, ())]:
-                body.append(f"    del {', '.join(dead)}")
-        results = ", ".join(f"{key!r}: {self._operand(name)}" for key, name in self.graph.outputs)
+            if not node.is_leaf:
+                prefix, _ = indexed(self._expression(node))
+                self.shared[prefix] += 1
+        once = [n for n in nodes if n.name in self.constant]
+        lines = schedule(self.graph, nodes, reads, self.constant, self.outside.paths, list(self.results.values()))
+        kept = sorted({str(line.name) for line in lines if line.kind == "constant"}, key=[n.name for n in once].index)
         axes = ", ".join(self.graph.mesh.names)
-        header = HEADER.format(mesh=self.graph.mesh, axes=axes or "no axes", parameters=f", {axes}" if axes else "")
-        return header + "\n".join([*body, f"    return {{{results}}}", ""])
+        return "".join(
+            (
+                HEADER.format(mesh=self.graph.mesh, axes=axes or "no axes"),
+                f"\n\ndef forward({', '.join(['leaf, batch, constant, blocks, device', *self.graph.mesh.names])}):\n",
+                *self._body(lines, reads, self.results),
+                f"\n\ndef constants({', '.join(['device', *self.graph.mesh.names])}):\n",
+                *self._body([Line("node", n.name) for n in once], reads, {name: name for name in kept}),
+            )
+        )
+
+    def _body(
+        self, lines: Sequence[Line], reads: Mapping[str, tuple[str, ...]], results: Mapping[str, str]
+    ) -> Iterator[str]:
+        dead = self._dead_after(lines, reads, set(results.values()))
+        for number, line in enumerate(lines):
+            for text in self._line(line):
+                yield f"    {text}\n"
+            if names := dead.get(number):
+                yield f"    del {', '.join(names)}\n"
+        pairs = ", ".join(f"{key!r}: {self._operand(name)}" for key, name in results.items())
+        yield f"    return {{{pairs}}}\n"
+
+    def _result(self, key: str, name: str) -> str:
+        name = self.outside.loss if key == LOSS and self.outside.loss else name
+        return self.aliases.get(name, name)
 
     # ---- what is written at all ----
 
@@ -111,6 +144,9 @@ class _Emitter:
         found = self.fused.get(node.name)
         names = found.inputs if found else node.inputs
         return tuple(self.aliases.get(name, name) for name in names)
+
+    def _reads(self, node: Node) -> tuple[str, ...]:
+        return tuple(name for name in self._inputs(node) if name not in self.literals)
 
     def _literals(self) -> dict[str, str]:
         """Zero-dimensional constants that every reader can take as a Python number."""
@@ -138,30 +174,56 @@ class _Emitter:
             for name in others
         )
 
-    def _last_reads(self, nodes: list[Node]) -> dict[str, list[str]]:
-        """For each node, the tensors that nothing reads after it."""
-        last: dict[str, str] = {}
-        for node in nodes:
-            for name in self._inputs(node):
-                last[name] = node.name
-        kept = {self.aliases.get(name, name) for name in self.context.results}
-        dead: dict[str, list[str]] = {}
-        for name, reader in last.items():
-            if not self.graph.by_name[name].is_leaf and name not in kept and name not in self.literals:
-                dead.setdefault(reader, []).append(name)
+    def _dead_after(
+        self, lines: Sequence[Line], reads: Mapping[str, tuple[str, ...]], results: Collection[str]
+    ) -> dict[int, list[str]]:
+        """For each line, the tensors that nothing reads after it."""
+        last: dict[str, int] = {}
+        for number, line in enumerate(lines):
+            if line.kind in ("node", "start"):
+                last.update(dict.fromkeys(reads[str(line.name)], number))
+        dead: dict[int, list[str]] = {}
+        for name, number in last.items():
+            if not self.graph.by_name[name].is_leaf and name not in results:
+                dead.setdefault(number, []).append(self.names[name])
         return dead
 
     # ---- one line ----
 
-    def _lines(self, node: Node) -> Iterator[str]:
+    def _line(self, line: Line) -> Iterator[str]:
+        if line.kind == "gather":
+            yield from self._gather(int(line.name))
+            return
+        if line.kind == "free":
+            yield f"blocks[{line.name}].free()"
+            return
+        node = self.graph.by_name[str(line.name)]
+        name, comment = self.names[node.name], self._comment(node)
+        if line.kind == "constant":
+            yield f"{name} = constant[{node.name!r}]  # {comment}"
+        elif line.kind == "wait":
+            yield f"{name} = {name}.wait()  # {comment}"
+        elif line.kind == "start":
+            yield f"{name} = start_sum({self._operand(node.inputs[0])}, {node.attr('axis')})"
+        else:
+            yield from self._define(node, name, comment)
+
+    def _define(self, node: Node, name: str, comment: str) -> Iterator[str]:
         text = self._expression(node)
         prefix, index = indexed(text)
         if index is not None and self.shared[prefix] > 1:
             if prefix not in self.made:
-                self.made[prefix] = f"{self.names[node.name]}_all"
-                yield f"    {self.made[prefix]} = {prefix}"
+                self.made[prefix] = f"{name}_all"
+                yield f"{self.made[prefix]} = {prefix}"
             text = f"{self.made[prefix]}[{index}]"
-        yield f"    {self.names[node.name]} = {text}  # {self._comment(node)}"
+        yield f"{name} = {text}  # {comment}"
+
+    def _gather(self, number: int) -> Iterator[str]:
+        block = self.outside.paths.blocks[number]
+        yield "("
+        for member in block.members:
+            yield f"    {self.names[member.result]},  # {self._comment(self.graph.by_name[member.result])}"
+        yield f") = blocks[{number}].gather()  # {block.module or 'model'}"
 
     def _comment(self, node: Node) -> str:
         kind = self._type(node.name)
@@ -172,7 +234,7 @@ class _Emitter:
         return " | ".join(parts)
 
     def _type(self, name: str) -> TensorType:
-        """The type of what a name holds at run time: for inputs, after the partitions of the batch."""
+        """The type of what a name holds: of inputs after the partitions of the batch, of parameters as gathered."""
         return self.graph.types[self.held.get(name, name)]
 
     def _operand(self, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,9 +12,13 @@ from torch import Tensor, nn
 
 from shardwright.lowering import private
 from shardwright.lowering.batch import BatchCheck, find_inputs
-from shardwright.lowering.emit import emit
-from shardwright.lowering.gradients import Summed, find_summed
+from shardwright.lowering.blocks import Blocks
+from shardwright.lowering.buffers import Share
+from shardwright.lowering.collectives import reduce, start_sum
+from shardwright.lowering.emit import emit, find_outside
+from shardwright.lowering.late import LOSS, sink_reductions
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
+from shardwright.lowering.parameters import Block
 from shardwright.lowering.program import Program, compile_source
 from shardwright.lowering.reducer import Member, Reducer
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter, local_part
@@ -21,8 +26,6 @@ from shardwright.pcg.capture import tied_names
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
-
-LOSS = "loss"
 
 
 def lower(
@@ -39,7 +42,7 @@ def lower(
     `pcg.capture.Captured`. Raises `DistributedError` where the number of ranks is not the mesh's, `PlanError` where the
     graph is not of this model.
     """
-    graph = graph.validate()
+    graph = sink_reductions(graph).validate()
     return ParallelModule(graph, model, connect(graph.mesh, timeout_s), constants or {}, options or {})
 
 
@@ -65,11 +68,17 @@ class ParallelModule(nn.Module):
         self._held: dict[str, Held] = {}
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}
         self._hold(graph, model)
-        inputs, aliases = find_inputs(graph)
-        self._batch = BatchCheck(inputs, options, ranks)
-        summed, replicas = find_summed(graph)
-        self._reducer = Reducer([self._member(item) for item in summed])
-        self.program: Program = compile_source(emit(graph, aliases | replicas))
+        self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
+        outside = find_outside(graph)
+        self._reducer = Reducer([self._member(leaf, axes) for leaf, axes in outside.paths.summed.items()])
+        self._blocks = Blocks(self._reducer.deliver, self._reducer.begin)
+        for block in outside.paths.blocks:
+            self._blocks.add(*self._shares(block))
+        self._reducer.at_end.append(self._blocks.finish)
+        sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums}
+        self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
+        self._constants: dict[str, Tensor] | None = None
+        self.program: Program = compile_source(emit(graph, outside))
 
     def _hold(self, graph: Graph, model: nn.Module) -> None:
         leaves = {str(n.attr("target")): n for n in graph.nodes if n.op in ("parameter", "buffer")}
@@ -93,38 +102,61 @@ class ParallelModule(nn.Module):
         for name in {leaf, *held.names}:
             self._leaves[name] = held.inside
 
-    def _member(self, item: Summed) -> Member:
-        held = self._held[str(self.graph.by_name[item.leaf].attr("target"))]
-        return Member(held, self.ranks.merged(item.axes) if item.axes else None)
+    def _member(self, leaf: str, axes: tuple[str, ...]) -> Member:
+        return Member(self._of(leaf), self.ranks.merged(axes) if axes else None)
+
+    def _of(self, leaf: str) -> Held:
+        return self._held[str(self.graph.by_name[leaf].attr("target"))]
+
+    def _shares(self, block: Block) -> tuple[list[Tensor], list[Share]]:
+        shards = [self._of(member.leaf).inside for member in block.members]
+        axes = [self.ranks.axes[self.graph.mesh.index(member.axis)] for member in block.members]
+        shares = [
+            Share(tuple(shard.shape), shard.dtype, shard.device, axis, m.dim, m.blocks, m.copied)
+            for shard, axis, m in zip(shards, axes, block.members, strict=True)
+        ]
+        return shards, shares
 
     # ---- training ----
 
     def forward(self, **batch: Any) -> Tensor:
         """The loss of a batch of global tensors, or of this rank's own shards of them."""
-        outputs = self._run(batch)
-        loss = outputs.pop(LOSS)
-        self._write_back(outputs)
-        return loss
+        summand = self._forward(batch)
+        return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
 
     def forward_backward(self, **batch: Any) -> Tensor:
         """The loss of a batch, detached, with every parameter's gradient added to its `grad`.
 
         Raises `BatchError` where the batch is not what was captured, `DistributedError` where another rank failed.
         """
-        loss = self.forward(**batch)
+        summand = self._forward(batch)
         try:
-            loss.backward()
+            total = None if self._loss_axis is None else start_sum(summand, self._loss_axis)
+            summand.backward()
+            return summand.detach() if total is None else total.wait()
         except RuntimeError as error:
             raise _blame(error, "backward") from error
-        return loss.detach()
 
-    def _run(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _forward(self, batch: Mapping[str, Any]) -> Tensor:
+        """The loss, or this rank's summand of it."""
         local = self._batch.local(batch)
         self._reducer.reset()
+        self._blocks.reset()
         try:
-            return self.program.forward(self._leaves, local, self.ranks.device, *self.ranks.axes)
+            with self._blocks.hooks() if self._blocks.items else nullcontext():
+                outputs = self._program(local)
+            loss = outputs.pop(LOSS)
+            self._write_back(outputs)
         except RuntimeError as error:
             raise _blame(error, "forward") from error
+        return loss
+
+    def _program(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        device, axes = self.ranks.device, self.ranks.axes
+        if self._constants is None:
+            with torch.no_grad():
+                self._constants = self.program.constants(device, *axes)
+        return self.program.forward(self._leaves, local, self._constants, self._blocks.items, device, *axes)
 
     def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
         with torch.no_grad():

@@ -22,6 +22,7 @@ __all__ = [
     "HashStore",
     "IncompatibleKeys",
     "after_backward",
+    "copy_all",
     "default_device",
     "make_spec",
     "norms",
@@ -75,6 +76,11 @@ def default_device() -> torch.device:
     if "nccl" in dist.get_backend():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source to its target."""
+    torch._foreach_copy_(targets, sources)
 
 
 def norms(tensors: list[Tensor], order: float) -> Tensor:

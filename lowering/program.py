@@ -14,10 +14,11 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Program:
-    """`forward(leaf, batch, device, *axes)` and the text that it was compiled from."""
+    """The functions `forward` and `constants` as `emit` describes them, and the text that they were compiled from."""
 
     source: str
     forward: Callable[..., dict[str, Any]]
+    constants: Callable[..., dict[str, Any]]
 
     def write(self, path: Path | str) -> None:
         """Write the program as a Python file."""
@@ -30,4 +31,4 @@ def compile_source(source: str) -> Program:
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {"__name__": "shardwright_program"}
     exec(compile(source, filename, "exec"), namespace)
-    return Program(source, namespace["forward"])
+    return Program(source, namespace["forward"], namespace["constants"])

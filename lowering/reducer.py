@@ -94,11 +94,15 @@ class Reducer:
     """Takes each parameter's gradient from autograd and hands the sum to its `Held`."""
 
     def __init__(self, members: Sequence[Member]) -> None:
+        """`members` in the order in which their gradients become complete."""
         self.units = _units(members)
-        self.slots = {id(held): (n, i) for n, unit in enumerate(self.units) for i, held in enumerate(unit.members)}
+        places = ((n, i, held) for n, unit in enumerate(self.units) for i, held in enumerate(unit.members))
+        self.slots = {id(held.inside): (n, i) for n, i, held in places}
+        self.held = {id(member.held.inside): member.held for member in members}
+        self.at_end: list[Callable[[], None]] = []
         self.reset()
         for member in members:
-            member.held.inside.register_post_accumulate_grad_hook(self._hook(member))
+            member.held.inside.register_post_accumulate_grad_hook(self._hook)
 
     def reset(self) -> None:
         """Forget a backward that did not end."""
@@ -106,26 +110,24 @@ class Reducer:
         for unit in self.units:
             unit.reset()
 
-    def _hook(self, member: Member) -> Callable[[Tensor], None]:
-        held, place = member.held, self.slots.get(id(member.held))
+    def _hook(self, leaf: Tensor) -> None:
+        gradient, leaf.grad = leaf.grad, None
+        if gradient is not None:  # a block delivers its members' gradients itself
+            self.deliver(leaf, gradient)
 
-        def direct(leaf: Tensor) -> None:
-            gradient, leaf.grad = leaf.grad, None
-            assert gradient is not None
-            held.accept_gradient(gradient)
-
-        def summed(leaf: Tensor) -> None:
-            gradient, leaf.grad = leaf.grad, None
-            assert gradient is not None
-            assert place is not None
-            self._arrive(*place, gradient)
-
-        return direct if place is None else summed
-
-    def _arrive(self, number: int, slot: int, gradient: Tensor) -> None:
+    def begin(self) -> None:
+        """Called in a backward: see to it that `_finish` runs at its end."""
         if not self.running:
             self.running = True
             private.after_backward(self._finish)
+
+    def deliver(self, leaf: Tensor, gradient: Tensor) -> None:
+        """Take a leaf's whole gradient: sum it if it has to be summed, then hand it over."""
+        if id(leaf) not in self.slots:
+            self.held[id(leaf)].accept_gradient(gradient)
+            return
+        self.begin()
+        number, slot = self.slots[id(leaf)]
         self.units[number].put(slot, gradient)
         while self.next < len(self.units) and self.units[self.next].complete:
             self.units[self.next].launch()
@@ -133,6 +135,8 @@ class Reducer:
 
     def _finish(self) -> None:
         """At the end of the backward: launch what is incomplete, wait, hand over."""
+        for callback in self.at_end:
+            callback()
         used = [unit for unit in self.units if unit.arrived]
         for unit in used:
             if unit.work is None:

@@ -1,0 +1,175 @@
+"""ZeRO-3 at run time: parameters stored in slices, gathered for one block of the model at a time.
+
+A block is gathered into pooled memory before its first use and freed after its last. Autograd does not keep gathered
+parameters: what it saves of them are handles, and the backward gathers the block again when it opens the first one.
+When all gradients of a block are there they are reduce-scattered together, and its memory is freed. Gathers are
+launched one block ahead, in both directions; gradients are waited for one block later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardwright.lowering.buffers import BufferSet, Pool, Share
+from shardwright.lowering.movement import take
+
+# pyright: reportIncompatibleMethodOverride=false
+
+Context = Any
+Deliver = Callable[[int, Tensor], None]
+
+
+class _Gather(Function):
+    """The identity from slices to whole parameters, as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Context, block: GatheredBlock, *shards: Tensor) -> tuple[Tensor, ...]:
+        ctx.block = block
+        ctx.set_materialize_grads(False)
+        wholes = tuple(whole.view_as(whole) for whole in block.open().wholes)
+        ctx.mark_non_differentiable(*(w for w, s in zip(wholes, block.shards, strict=True) if not s.requires_grad))
+        return wholes
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: Tensor | None) -> tuple[None, ...]:
+        ctx.block.take_gradients(gradients)
+        return (None,) * (1 + len(gradients))
+
+
+class _Handle:
+    """Where in a block a tensor lies that autograd saved."""
+
+    def __init__(self, block: GatheredBlock, buffer: int, tensor: Tensor) -> None:
+        self.block, self.buffer = block, buffer
+        self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def tensor(self) -> Tensor:
+        return self.block.open(backward=True).buffers[self.buffer].as_strided(self.size, self.stride, self.offset)
+
+
+class GatheredBlock:
+    """One block: its shards, and its whole parameters while they are there."""
+
+    def __init__(self, blocks: Blocks, number: int, shards: Sequence[Tensor], shares: Sequence[Share]) -> None:
+        self.all, self.number = blocks, number
+        self.shards, self.shares = list(shards), list(shares)
+        self.memory: BufferSet | None = None
+        self.ready = False
+
+    # ---- called by the program ----
+
+    def gather(self) -> tuple[Tensor, ...]:
+        """The whole parameters, in order."""
+        return _Gather.apply(self, *self.shards)
+
+    def free(self) -> None:
+        """Give the memory back; nothing reads it any more, or whoever does gathers again."""
+        if self.memory is None:
+            return
+        if not self.ready:
+            self.memory.finish_gather()
+        self.all.forget(self.memory)
+        self.all.pool.give(self.memory)
+        self.memory, self.ready = None, False
+
+    # ---- gathering ----
+
+    def start(self) -> None:
+        """Launch the gather unless it is running or done."""
+        if self.memory is None:
+            self.memory = self.all.pool.get(self.shares)
+            self.memory.start_gather(self.shards)
+
+    def open(self, *, backward: bool = False) -> BufferSet:
+        """The gathered block; the next one that will be needed is launched."""
+        if not self.ready:
+            self.start()
+            assert self.memory is not None
+            self.memory.finish_gather()
+            self.ready = True
+            self.all.remember(self, self.memory)
+            self.all.prefetch(self.number + (-1 if backward else 1))
+        assert self.memory is not None
+        return self.memory
+
+    # ---- gradients ----
+
+    def take_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """Launch the reduce-scatter of the whole gradients; those that need none are handed over at once."""
+        self.all.begin()
+        self.all.finish_gradients()
+        self.free()
+        memory = self.all.pool.get(self.shares)
+        summed = [g if share.copied else None for g, share in zip(gradients, self.shares, strict=True)]
+        memory.start_scatter(summed)
+        self.all.pending = (self, memory, summed)
+        for member, (gradient, share) in enumerate(zip(gradients, self.shares, strict=True)):
+            if gradient is not None and not share.copied:
+                self.all.deliver(self, member, take(gradient, share.axis, share.dim, share.blocks).contiguous())
+
+
+class Blocks:
+    """All blocks of a program, with the memory that they share."""
+
+    def __init__(self, deliver: Callable[[Tensor, Tensor], None], begin: Callable[[], None]) -> None:
+        """`deliver(shard, gradient)` takes a finished gradient; `begin()` is told when a backward makes the first."""
+        self.items: list[GatheredBlock] = []
+        self.pool = Pool()
+        self._deliver, self.begin = deliver, begin
+        self.pending: tuple[GatheredBlock, BufferSet, list[Tensor | None]] | None = None
+        self.owners: dict[int, tuple[GatheredBlock, int]] = {}
+
+    def add(self, shards: Sequence[Tensor], shares: Sequence[Share]) -> None:
+        self.items.append(GatheredBlock(self, len(self.items), shards, shares))
+
+    def reset(self) -> None:
+        """Forget a step that did not end; its memory may still be written to, so it is not used again."""
+        self.pending = None
+        self.free()
+
+    def finish(self) -> None:
+        """At the end of a backward: the last gradients, and no gathered parameter outlives the step."""
+        self.finish_gradients()
+        self.free()
+
+    def free(self) -> None:
+        for block in self.items:
+            block.free()
+
+    def hooks(self) -> saved_tensors_hooks:
+        """Under this, autograd saves handles instead of gathered parameters."""
+        return saved_tensors_hooks(self._pack, lambda saved: saved.tensor() if isinstance(saved, _Handle) else saved)
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Handle:
+        found = self.owners.get(tensor.untyped_storage().data_ptr())
+        return tensor if found is None else _Handle(*found, tensor)
+
+    def remember(self, block: GatheredBlock, memory: BufferSet) -> None:
+        for i, buffer in enumerate(b for b in memory.buffers if b.numel()):
+            self.owners[buffer.untyped_storage().data_ptr()] = (block, i)
+
+    def forget(self, memory: BufferSet) -> None:
+        for buffer in memory.buffers:
+            self.owners.pop(buffer.untyped_storage().data_ptr(), None)
+
+    def prefetch(self, number: int) -> None:
+        if 0 <= number < len(self.items):
+            self.items[number].start()
+
+    def deliver(self, block: GatheredBlock, member: int, gradient: Tensor) -> None:
+        self._deliver(block.shards[member], gradient)
+
+    def finish_gradients(self) -> None:
+        """Wait for the reduce-scatter that is running and hand its gradients over."""
+        if self.pending is None:
+            return
+        block, memory, summed = self.pending
+        self.pending = None
+        for member, gradient in memory.finish_scatter(summed):
+            self.deliver(block, member, gradient)
+        self.pool.give(memory)

@@ -1,0 +1,173 @@
+"""The memory that blocks of sharded parameters are gathered into and scattered from.
+
+A large parameter that is sliced along its first dimension is gathered straight from its storage into its place. Others
+are packed: one send and one receive buffer for all of them, and a copy from there into place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.lowering import private
+from shardwright.lowering.movement import Axis
+
+LARGE_BYTES = 1 << 18
+"""Slices of this size are sent on their own instead of being packed."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One parameter of a block: the shape of a slice, and how slices make the whole, as in `pcg.layout`."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    axis: Axis
+    dim: int
+    blocks: int
+    copied: bool
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        return (*self.shape[: self.dim], self.shape[self.dim] * self.axis.size, *self.shape[self.dim + 1 :])
+
+    @property
+    def direct(self) -> bool:
+        """Whether slices lie one after the other in the whole, and are worth a message of their own."""
+        return self.dim == 0 and self.blocks == 1 and prod(self.shape) * self.dtype.itemsize >= LARGE_BYTES
+
+    def split(self, whole: Tensor) -> Tensor:
+        """A whole parameter seen as [size, *slice with its blocks apart]."""
+        return whole.unflatten(self.dim, (self.blocks, self.axis.size, -1)).movedim(self.dim + 1, 0)
+
+    def pieces(self, flat: Tensor) -> Tensor:
+        """Packed slices [size, elements] seen as `split` sees the whole."""
+        return flat.view(self.axis.size, *self.shape).unflatten(self.dim + 1, (self.blocks, -1))
+
+
+class BufferSet:
+    """Memory for one block at a time: whole parameters, or what the scattering of their gradients needs."""
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        first = shares[0]
+        self.shares, self.axis = list(shares), first.axis
+        self.options: dict[str, Any] = {"dtype": first.dtype, "device": first.device}
+        self.direct = [i for i, share in enumerate(shares) if share.direct]
+        self.packed = [i for i, share in enumerate(shares) if not share.direct]
+        sizes = [prod(shares[i].shape) for i in self.packed]
+        self.send = torch.empty(self.axis.size, sum(sizes), **self.options)
+        self.receive = torch.empty_like(self.send)
+        self.place = torch.empty(sum(sizes) * self.axis.size, **self.options)
+        self.sizes = sizes
+        self.buffers = [torch.empty(shares[i].whole, **self.options) for i in self.direct] + [self.place]
+        self.works: list[Any] = []
+        self.sums: list[tuple[int, Tensor]] = []
+        self.gloo = dist.get_backend(self.axis.group) == "gloo"
+        self._views(sizes)
+
+    def _views(self, sizes: Sequence[int]) -> None:
+        """Every member's whole, and the packed members' parts of the send and receive buffers."""
+        wholes = dict(zip(self.direct, self.buffers, strict=False))
+        parts = self.place.split([size * self.axis.size for size in sizes])
+        for i, part in zip(self.packed, parts, strict=True):
+            wholes[i] = part.view(self.shares[i].whole)
+        self.wholes = [wholes[i] for i in range(len(self.shares))]
+        self.targets = [self.shares[i].split(wholes[i]) for i in self.packed]
+        self.arrivals = self._pieces(self.receive, sizes)
+        self.departures = self._pieces(self.send, sizes)
+        own = zip(self.packed, self.send[0].split(list(sizes)), strict=True)
+        self.mine = [part.view(self.shares[i].shape) for i, part in own]
+
+    def _pieces(self, buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        columns = buffer.split(list(sizes), dim=1)
+        return [
+            column.unflatten(1, self.shares[i].shape).unflatten(self.shares[i].dim + 1, (self.shares[i].blocks, -1))
+            for i, column in zip(self.packed, columns, strict=True)
+        ]
+
+    # ---- slices to wholes ----
+
+    def start_gather(self, shards: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for i, buffer in zip(self.direct, self.buffers, strict=False):
+                self._launch_gather(buffer, shards[i].detach())
+            if self.packed:
+                private.copy_all(self.mine, [shards[i].detach() for i in self.packed])
+                self._launch_gather(self.receive, self.send[0])
+
+    def _launch_gather(self, out: Tensor, x: Tensor) -> None:
+        self.works.append(dist.all_gather_single(out.view(-1), x.view(-1), group=self.axis.group, async_op=True))
+
+    def finish_gather(self) -> None:
+        self._wait()
+        if self.packed:
+            with torch.no_grad():
+                private.copy_all(self.targets, self.arrivals)
+
+    # ---- whole gradients to slices ----
+
+    def start_scatter(self, gradients: Sequence[Tensor | None]) -> None:
+        """Launch the exchange of the gradients' slices. A missing one counts as zero where it is packed."""
+        self.sums = []
+        for i, buffer in zip(self.direct, self.buffers, strict=False):
+            if (gradient := gradients[i]) is not None:
+                out = buffer.view(self.axis.size, *self.shares[i].shape)
+                self.sums.append((i, self._launch_scatter(out, gradient.contiguous())))
+        pairs = [(to, gradients[i], self.shares[i]) for to, i in zip(self.departures, self.packed, strict=True)]
+        if any(gradient is not None for _, gradient, _ in pairs):
+            private.copy_all(
+                [to for to, gradient, _ in pairs if gradient is not None],
+                [share.split(gradient) for _, gradient, share in pairs if gradient is not None],
+            )
+            for to, gradient, _ in pairs:
+                if gradient is None:
+                    to.zero_()
+            self.sums.append((-1, self._launch_scatter(self.receive, self.send)))
+
+    def _launch_scatter(self, out: Tensor, x: Tensor) -> Tensor:
+        """What is left to sum: every rank's slice with gloo, nothing more with NCCL."""
+        if self.gloo:  # whose own reduce-scatter is slower than its all-reduce
+            self.works.append(dist.all_to_all_single(out.view(-1), x.view(-1), group=self.axis.group, async_op=True))
+            return out
+        own = torch.empty_like(out[:1])
+        self.works.append(dist.reduce_scatter_single(own.view(-1), x.view(-1), group=self.axis.group, async_op=True))
+        return own
+
+    def finish_scatter(self, gradients: Sequence[Tensor | None]) -> list[tuple[int, Tensor]]:
+        """This rank's slice of each summed gradient, with the member's number."""
+        self._wait()
+        done: list[tuple[int, Tensor]] = []
+        for i, summands in self.sums:
+            total = summands.sum(0) if len(summands) > 1 else summands[0]
+            if i >= 0:
+                done.append((i, total))
+                continue
+            parts = zip(self.packed, total.split(self.sizes), strict=True)
+            done += [(k, part.view(self.shares[k].shape)) for k, part in parts if gradients[k] is not None]
+        return done
+
+    def _wait(self) -> None:
+        for work in self.works:
+            work.wait()
+        self.works.clear()
+
+
+class Pool:
+    """Buffer sets that are not in use, by what they can hold."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[Share, ...], list[BufferSet]] = {}
+
+    def get(self, shares: Sequence[Share]) -> BufferSet:
+        free = self._free.get(tuple(shares))
+        return free.pop() if free else BufferSet(shares)
+
+    def give(self, memory: BufferSet) -> None:
+        self._free.setdefault(tuple(memory.shares), []).append(memory)
