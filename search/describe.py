@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwright.search.anatomy import Anatomy
-from shardwright.search.explain import axis_name, fits, links, move_text, provenance, quality
+from shardwright.search.explain import axis_name, fits, links, move_text, provenance, quality, rewrites
 from shardwright.search.plan import Plan
 from shardwright.search.tree import Module, Row, Totals, module_tree
 
@@ -30,6 +30,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             "provenance": provenance(plan.cluster),
         },
         "quality": quality(plan),
+        "rewrites": rewrites(plan),
         "fits": fits(plan),
         "limit_bytes": plan.report.limit_bytes,
         "prediction": plan.prediction.to_json(),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from shardwright.cost.cluster import Cluster
@@ -53,6 +54,7 @@ def _headline(anatomy: Anatomy) -> Section:
             f"memory          {size(p.memory.total_bytes)} of {size(cluster.device.memory_bytes)} on each device"
             + ("" if fits(plan) else f": DOES NOT FIT, the limit is {size(plan.report.limit_bytes)}"),
             f"quality         {quality(plan)}",
+            *((f"rewrites        {rewrites(plan)}",) if plan.report.rewrites else ()),
             f"cost figures    {provenance(cluster)}",
             *(() if is_split else ("NOTHING IS SPLIT: for a model this small, sharing work costs more than it saves",)),
         ),
@@ -75,6 +77,12 @@ def quality(plan: Plan) -> str:
         return f"proven optimal in the searched space, by the cost model; {searched}"
     most = "0.1 %" if gap < 1e-3 else percent(gap)
     return f"at most {most} above the optimum of the searched space, by the cost model; {searched}"
+
+
+def rewrites(plan: Plan) -> str:
+    """The certified rules that changed the model's own operators, and how often."""
+    steps = Counter(rule for rewrite in plan.report.rewrites for rule, _ in rewrite.steps)
+    return ", ".join(f"{n} × {rule}" for rule, n in steps.items())
 
 
 def provenance(cluster: Cluster) -> str:

@@ -126,18 +126,18 @@ def module_tree(anatomy: Anatomy) -> Module:
     """The folded tree; its root stands for the whole model."""
     steps = _steps(anatomy)
     root = _Draft()
-    shown = [n for n in anatomy.graph.nodes if _is_shown(anatomy, n, bool(steps[n.name]))]
+    shown = [n for n in anatomy.graph.nodes if _is_shown(n, bool(steps[n.name]))]
     for node in sorted(shown, key=lambda n: n.op == "parameter"):  # so that modules come in the order in which they run
         path = node.source.module.split(".") if node.source.module else []
-        home = root.at(path[:-1] if node.op == "parameter" else path)
+        home = root.at(path[:-1] if node.is_leaf else path)
         home.rows.append(_row(anatomy, node, steps[node.name]))
     return _fold(anatomy.plan.model, root)
 
 
-def _is_shown(anatomy: Anatomy, node: Node, moves: bool) -> bool:
-    if node.is_parallel or (node.is_leaf and node.op != "parameter"):
-        return False
-    return moves or node.name not in anatomy.constants
+def _is_shown(node: Node, moves: bool) -> bool:
+    if node.is_leaf:
+        return moves or node.op == "parameter"
+    return not node.is_parallel
 
 
 def _steps(anatomy: Anatomy) -> dict[str, list[Step]]:
@@ -159,7 +159,7 @@ def _step(anatomy: Anatomy, move: Move, forward: str, backward: str, seconds: fl
 def _row(anatomy: Anatomy, node: Node, steps: Sequence[Step]) -> Row:
     kind = anatomy.graph.types[node.name]
     weight = node.op == "parameter"
-    name = str(node.attr("target")).rpartition(".")[2] if weight else node.op
+    name = str(node.attr("target")).rpartition(".")[2] if node.is_leaf else node.op
     if node.op == OPAQUE:
         name = str(node.attr("target"))
     whole = ("whole",) * len(anatomy.mesh)

@@ -36,7 +36,7 @@ def percent(share: float) -> str:
         return "under 0.1 %"
     if 99.9 < value < 100:
         return "over 99.9 %"
-    return f"{value:.1f} %" if value < 10 or 99 < value < 100 else f"{value:.0f} %"
+    return f"{value:.1f} %" if value < 9.95 or 99 < value < 100 else f"{value:.0f} %"
 
 
 def plural(number: int, singular: str, plural_form: str = "") -> str:

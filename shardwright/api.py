@@ -23,6 +23,7 @@ from shardwright.ranks import agree, check_world, on_all_ranks
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner, Progress
+from shardwright.substitutions.equations import Equation
 from shardwright.verifier.choices import Certified
 
 MeshLike = Mesh | Mapping[str, int]
@@ -33,6 +34,11 @@ Roles = Sequence[str] | Mapping[str, str]
 def certified_choices() -> Certified:
     """The split choices of a node that carry a certificate; nothing else enters the search."""
     return Certified()
+
+
+def certified_rules() -> Mapping[str, Equation]:
+    """The algebraic rules that carry a certificate, by name; nothing else rewrites a graph."""
+    return {}
 
 
 def plan(
@@ -113,7 +119,7 @@ def compile(
     def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
         captured = _capture(model, args, kwargs, strict, progress)
         agreed = agree(lambda: given or _plan(model, target, captured, mesh, roles, progress))
-        on_all_ranks(lambda: check_plan(agreed, captured.graph))
+        on_all_ranks(lambda: check_plan(agreed, captured.graph, certified_rules()))
         return lower(agreed.graph, model, constants=captured.constants, options=captured.options, timeout_s=timeout_s)
 
     join(timeout_s)
@@ -139,9 +145,9 @@ def _plan(
     progress: Progress | None,
 ) -> Plan:
     grid = mesh if isinstance(mesh, Mesh) or mesh is None else Mesh.of(**mesh)
-    planner = Planner(cluster, certified_choices(), progress)
+    planner = Planner(cluster, certified_choices(), progress, certified_rules())
     found = planner.plan(captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, roles))
-    check_plan(found, captured.graph)
+    check_plan(found, captured.graph, certified_rules())
     return found
 
 

@@ -132,7 +132,9 @@ function verdict() {
   const headline = !best ? "no rival" : faster ? `${percent(ratio - 1)} faster` : "as fast";
   const than = best ? `${faster ? "than" : "as"} the best plan by hand that fits: ${best.name}, ${time(best.prediction.step_s)}`
     : "no plan that people make by hand fits";
-  return [element("div.big", {}, headline), element("div", {}, than), element("div.soft", { style: "margin-top:8px" }, plan.quality)];
+  const rewritten = plan.rewrites ? `; rewritten by certified rules: ${plan.rewrites}` : "";
+  return [element("div.big", {}, headline), element("div", {}, than),
+    element("div.soft", { style: "margin-top:8px" }, plan.quality + rewritten)];
 }
 
 function drawAxes() {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,16 +19,12 @@ def page(plan: Plan) -> str:
     """The whole page as text. It loads nothing: no scripts, fonts or images from elsewhere."""
     data = json.dumps({**describe(plan), "version": __version__}, separators=(",", ":"), ensure_ascii=False)
     parts = {
-        "{{title}}": html.escape(f"{plan.model} on {plan.cluster.name}"),
-        "{{style}}": _asset("page.css"),
-        "{{script}}": _asset("page.js"),
-        "{{data}}": data.replace("<", "\\u003c"),  # so that no text in a plan can end the script element
+        "title": html.escape(f"{plan.model} on {plan.cluster.name}"),
+        "style": _asset("page.css"),
+        "script": _asset("page.js"),
+        "data": data.replace("<", "\\u003c"),  # so that no text in a plan can end the script element
     }
-    text = _asset("page.html")
-    for key, value in parts.items():
-        before, _, after = text.partition(key)
-        text = before + value + after
-    return text
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
 def write_page(plan: Plan, target: Path) -> None:

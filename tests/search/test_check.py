@@ -1,0 +1,149 @@
+"""The proof step: what is not a parallel form of the captured graph is refused, with the place named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph, Node, Source
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.check import check_plan, difference
+from shardwright.search.plan import Plan, fingerprint
+from shardwright.search.planner import Planner
+from tests.search.graphs import cluster, every_choice, mlp
+
+
+def with_dropout(p: float = 0.1, swapped: bool = False) -> Graph:
+    """Two dropouts, and a mask that no parameter reaches and that two operators read in different layouts."""
+    b = GraphBuilder()
+    b.at("y", Source("block", "model.py:7"))
+    x = b.leaf("x", "input", (8, 16), "float32", "x")
+    w = b.leaf("w", "parameter", (16, 16), "float32", "block.w", grad=True)
+    mask = b.op("cast", b.op("gt", x, 0), dtype="float32")
+    h = b.op("linear", b.op("mul", x, mask), w)
+    one, two = b.op("dropout", h, p=p), b.op("dropout", b.op("mul", h, mask), p=p)
+    return b.graph(
+        [("loss", b.op("sum", b.op("sub", *((two, one) if swapped else (one, two))), dims=(0, 1), keepdim=False))]
+    )
+
+
+def planned(graph: Graph, **axes: int) -> Plan:
+    """A data-parallel plan, so that there are parallel operators however small the model is."""
+    mesh = Mesh.of(**axes or {"dp": 2})
+    return Planner(cluster(mesh.num_devices), every_choice).plan(
+        graph, "test", mesh=mesh, roles=("data", "tensor")[: len(mesh)]
+    )
+
+
+def corrupted(plan: Plan, change: Callable[[Node], Node]) -> Plan:
+    return replace(plan, graph=replace(plan.graph, nodes=tuple(map(change, plan.graph.nodes))))
+
+
+@pytest.mark.parametrize("graph", [mlp(), mlp(layers=3, residual=True), with_dropout()])
+@pytest.mark.parametrize("axes", [{"dp": 1}, {"dp": 2}, {"dp": 2, "tp": 2}])
+def test_plans_pass(graph: Graph, axes: dict[str, int]) -> None:
+    check_plan(planned(graph, **axes), graph)
+
+
+def test_nodes_computed_twice_are_one() -> None:
+    graph = with_dropout()
+    twice = replace(next(n for n in graph.nodes if n.op == "gt"), name="again")
+    cast = next(n for n in graph.nodes if n.op == "cast")
+    nodes = [*graph.nodes[:3], twice, *graph.nodes[3:]]
+    other = [replace(n, inputs=("again",)) if n is cast else n for n in nodes]
+    assert difference(Graph(tuple(other), graph.outputs).validate(), graph) is None
+
+
+def test_names_and_order_do_not_matter() -> None:
+    graph = mlp()
+    renamed = tuple(replace(n, name=f"n.{n.name}", inputs=tuple(f"n.{i}" for i in n.inputs)) for n in graph.nodes)
+    moved = (*renamed[1:3], renamed[0], *renamed[3:])
+    assert difference(Graph(moved, (("loss", f"n.{graph.outputs[0][1]}"),)).validate(), graph) is None
+
+
+def test_another_models_plan_names_both_fingerprints_and_the_difference() -> None:
+    plan, other = planned(mlp()), mlp(hidden=64)
+    with pytest.raises(PlanError) as error:
+        check_plan(plan, other)
+    for part in (
+        plan.fingerprint,
+        fingerprint(other),
+        "'test'",
+        "shape=(32, 16)",
+        "shape=(64, 16)",
+        "plan for this model",
+    ):
+        assert part in str(error.value)
+
+
+def test_a_changed_attribute_is_found_where_it_is() -> None:
+    graph = with_dropout()
+    plan = corrupted(planned(graph), lambda n: replace(n, attrs=_set(n, "p", 0.2)) if n.op == "dropout" else n)
+    with pytest.raises(
+        PlanError, match=r"not the captured one: .*dropout\(p=0.2.*at block \(model.py:7\), the model .*p=0.1"
+    ):
+        check_plan(plan, graph)
+
+
+def test_swapped_operands_are_found() -> None:
+    graph = with_dropout()
+    plan = corrupted(planned(graph), lambda n: replace(n, inputs=n.inputs[::-1]) if n.op == "sub" else n)
+    with pytest.raises(PlanError, match="not the captured one"):
+        check_plan(plan, graph)
+
+
+def test_another_operator_is_found() -> None:
+    graph = mlp()
+    plan = corrupted(planned(graph), lambda n: replace(n, op="neg") if n.op == "relu" else n)
+    with pytest.raises(PlanError, match=r"the plan has .*neg\(\).*the model .*relu\(\)"):
+        check_plan(plan, graph)
+
+
+def test_an_ill_typed_graph_is_refused() -> None:
+    graph = mlp()
+    plan = planned(graph)
+    steps = [n for n in plan.graph.nodes if n.is_parallel]
+    broken = corrupted(plan, lambda n: replace(n, inputs=(steps[0].inputs[0],)) if steps[0].name in n.inputs else n)
+    with pytest.raises(PlanError, match=r"ill-typed: .*make the plan again"):
+        check_plan(broken, graph)
+
+
+def test_draws_in_another_order_are_refused() -> None:
+    graph = with_dropout()
+    first, second = (n for n in graph.nodes if n.op == "dropout")
+    without = [n for n in graph.nodes if n is not first]
+    at = without.index(second)
+    reordered = Graph((*without[: at + 1], first, *without[at + 1 :]), graph.outputs).validate()
+    assert (
+        difference(reordered, graph) == "random numbers are drawn in the order [1, 0], by the model in the order [0, 1]"
+    )
+
+
+def test_a_draw_made_twice_is_refused() -> None:
+    graph = with_dropout()
+    last = [n for n in graph.nodes if n.op == "dropout"][-1]
+    at = graph.nodes.index(last) + 1
+    doubled = Graph((*graph.nodes[:at], replace(last, name="again"), *graph.nodes[at:]), graph.outputs)
+    assert "drawn in the order [0, 1, 1]" in str(difference(doubled, graph))
+
+
+def test_other_outputs_are_refused() -> None:
+    graph = mlp()
+    other = replace(graph, outputs=(*graph.outputs, ("running_mean", graph.outputs[0][1])))
+    assert difference(other, graph) == "the plan has the outputs ['loss', 'running_mean'], the model ['loss']"
+
+
+def test_another_batch_is_refused() -> None:
+    graph = mlp()
+    unused = replace(graph.nodes[0], name="y", attrs=_set(graph.nodes[0], "target", "y"))
+    assert difference(replace(graph, nodes=(unused, *graph.nodes)), graph) == (
+        "the plan reads the batch ['x', 'y'], the model ['x']"
+    )
+
+
+def _set(node: Node, key: str, value: object) -> tuple[tuple[str, object], ...]:
+    return tuple((k, value if k == key else v) for k, v in node.attrs)
