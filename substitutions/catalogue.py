@@ -41,7 +41,6 @@ LINEAR = [
     equation(
         "sum_of_linear", {"x": "m *b i"} | W,
         "sum(linear(x, w), dims=(0,), keepdim=False)", "linear(sum(x, dims=(0,), keepdim=False), w)",
-        guard=("len(b) > 0",),
     ),
 ]  # fmt: skip
 
@@ -140,7 +139,7 @@ MOVES = [
              moves=True),
     equation("slice_of_biased", {"x": "*b i", "c": "i"}, "slice(add(x, c), dim=len(b), start=s, stop=t, step=1)",
              "add(slice(x, dim=len(b), start=s, stop=t, step=1), slice(c, dim=0, start=s, stop=t, step=1))",
-             guard=("len(b) > 0",), moves=True),
+             moves=True),
     equation("first_slice_of_concat", {"x": "*b i", "y": "*b j"},
              "slice(concat(x, y, dim=len(b)), dim=len(b), start=0, stop=i, step=1)", "x", moves=True),
     equation("last_slice_of_concat", {"x": "*b i", "y": "*b j"},

@@ -18,7 +18,9 @@ from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.optable import ROWS, keep_attrs
+from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
+from shardwright.substitutions.rules import Rule, rule_from_json
 
 VERSION = 1
 SCOPE = "over the reals; all sizes that satisfy the guard; every degree k ≥ 1; forward and all gradients"
@@ -37,15 +39,19 @@ class Certificate:
     scope: str = SCOPE
 
 
+_PROVER = (
+    "attributes", "claims", "elements", "lemmas", "normal", "rowproof", "semantics", "serialproof", "solver",
+    "stepproof", "symbols",
+)  # fmt: skip
+_FORMS = ("equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
+
+
 @lru_cache(maxsize=1)
 def prover_digest() -> str:
     """Names the prover: its source, the form of the rules, and the rows' code that runs on symbolic sizes."""
     here = Path(__file__).parent
-    parts = ["attributes", "claims", "lemmas", "rowproof", "semantics", "solver"]
-    forms = ["pattern", "placement", "rowrules"]
-    files = [here / f"{name}.py" for name in parts] + [here.parent / "substitutions" / f"{n}.py" for n in forms]
     digest = hashlib.sha256()
-    for file in files:
+    for file in [here / f"{name}.py" for name in _PROVER] + [here.parent / "substitutions" / f"{n}.py" for n in _FORMS]:
         digest.update(file.read_bytes())
     for row in ROWS.values():
         facts = (row.name, row.offset, row.random, row.linear_in)
@@ -59,9 +65,9 @@ class Store:
     """Certificates by rule hash, with the rules they are for."""
 
     certificates: dict[str, Certificate] = field(default_factory=dict)
-    rules: dict[str, RowRule] = field(default_factory=dict)
+    rules: dict[str, Rule] = field(default_factory=dict)
 
-    def add(self, rule: RowRule, certificate: Certificate) -> None:
+    def add(self, rule: Rule, certificate: Certificate) -> None:
         self.certificates[certificate.rule] = certificate
         self.rules[certificate.rule] = rule
 
@@ -89,8 +95,8 @@ class Store:
             return cls()
         store, solver = cls(), ", ".join(data["solver"])
         for entry in data["certificates"]:
-            rule = RowRule.from_json(entry)
-            store.add(rule, Certificate(entry["rule"], rule.name, tuple(entry["axioms"]), rule.guard, solver))
+            rule = rule_from_json(entry)
+            store.add(rule, Certificate(entry["rule"], rule.name, tuple(entry["axioms"]), rule_guard(rule), solver))
         return store
 
 
@@ -107,17 +113,35 @@ def _read(path: Path) -> Mapping[str, Any]:
     return data
 
 
-def certify(rule: RowRule) -> Certificate | str:
+def certify(rule: Rule) -> Certificate | str:
     """Prove a rule now: its certificate, or why there is none."""
-    from shardwright.verifier.rowproof import prove
     from shardwright.verifier.solver import version
 
-    proof = prove(rule)
-    if not proof.certified:
-        return str(proof.failure)
-    return Certificate(rule.hash, rule.name, proof.axioms, rule.guard, version())
+    axioms, failure = _prove(rule)
+    return str(failure) if failure else Certificate(rule.hash, rule.name, axioms, rule_guard(rule), version())
 
 
-def reprove(rules: Iterable[RowRule]) -> Iterator[tuple[RowRule, Certificate | str]]:
+def _prove(rule: Rule) -> tuple[tuple[str, ...], object]:
+    """The axioms of a proof, or what broke. Z3 is only loaded here."""
+    if isinstance(rule, RowRule):
+        from shardwright.verifier.rowproof import prove
+
+        proof = prove(rule)
+        return proof.axioms, proof.failure
+    if isinstance(rule, Equation):
+        from shardwright.verifier.serialproof import prove_equation
+
+        return ("index-semantics", "linear-sum"), prove_equation(rule)
+    from shardwright.verifier.stepproof import prove_steps
+
+    return ("digits", "linear-sum"), prove_steps(rule)
+
+
+def rule_guard(rule: Rule) -> tuple[str, ...]:
+    """The conditions of a rule as text."""
+    return tuple(map(str, rule.guard))
+
+
+def reprove(rules: Iterable[Rule]) -> Iterator[tuple[Rule, Certificate | str]]:
     """Prove every rule anew."""
     return ((rule, certify(rule)) for rule in rules)

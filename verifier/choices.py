@@ -7,15 +7,19 @@ certified.reason(node, operands, "i")                       why a choice is miss
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
+from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.pattern import Pattern, pattern_of
 from shardwright.substitutions.rowrules import RowRule, choices, derive
+from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.steps import STEP_RULES, StepRule
 from shardwright.verifier.certificates import Certificate, Store, certify
 
 Key = tuple[str, tuple[object, ...], tuple[tuple[tuple[int, ...], str], ...]]
@@ -65,6 +69,23 @@ class Certified:
         found = self._certify(node.op, pattern, by_name.get(choice, choice))
         return found if isinstance(found, Certificate) else None
 
+    def equations(self, names: Iterable[str] = tuple(CATALOGUE)) -> tuple[Equation, ...]:
+        """The hand-named algebraic rules of these names that are proven."""
+        return tuple(CATALOGUE[name] for name in names if isinstance(self._prove(CATALOGUE[name]), Certificate))
+
+    def steps(self) -> tuple[StepRule, ...]:
+        """The rules of the parallel operators that are proven."""
+        return tuple(rule for rule in STEP_RULES.values() if isinstance(self._prove(rule), Certificate))
+
+    def _prove(self, rule: Rule) -> Certificate | str:
+        stored = self.store.certificates.get(rule.hash)
+        if stored is not None:
+            return stored
+        proven = certify(rule)
+        if isinstance(proven, Certificate):
+            self.store.add(rule, proven)
+        return proven
+
     def _outcomes(self, node: Node, operands: Sequence[TensorType]) -> dict[str, str]:
         """Every choice that the row offers, with the reason why it is not certified, or ""."""
         key = (node.op, node.attrs, tuple((t.shape, t.dtype) for t in operands))
@@ -102,13 +123,7 @@ class Certified:
             rule = derive(row, pattern, choice)
         except (GraphError, RuleError) as error:
             return str(error)
-        stored = self.store.certificates.get(rule.hash)
-        if stored is not None:
-            return stored
-        proven = certify(rule)
-        if isinstance(proven, Certificate):
-            self.store.add(rule, proven)
-        return proven
+        return self._prove(rule)
 
 
 @dataclass(frozen=True, slots=True)

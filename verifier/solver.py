@@ -32,8 +32,15 @@ class Failure:
 
 @lru_cache(maxsize=1)
 def _shared() -> Solver:
-    solver = z3.Solver()
+    return _solver()
+
+
+def _solver() -> Solver:
+    """Quantifiers are instantiated by their triggers only: without models of quantifiers, an answer comes at once."""
+    solver = z3.SimpleSolver()
     solver.set("timeout", TIMEOUT_MS)
+    solver.set("smt.mbqi", False)
+    solver.set("auto_config", False)
     return solver
 
 
@@ -62,8 +69,7 @@ def refute(claim: str, formula: Formula, given: Iterable[Formula], sizes: Iterab
     given, sizes = list(given), list(sizes)
     for small in (SMALL, SMALL[::-1], SMALL[3:] + SMALL[:3]):
         concrete = [(size, z3.IntVal(small[i % len(small)])) for i, size in enumerate(sizes)]
-        solver = z3.Solver()
-        solver.set("timeout", TIMEOUT_MS)
+        solver = _solver()
         solver.add(*[z3.substitute(h, *concrete) for h in given], z3.Not(z3.substitute(formula, *concrete)))
         if solver.check() == z3.sat:
             model = solver.model()
@@ -71,3 +77,14 @@ def refute(claim: str, formula: Formula, given: Iterable[Formula], sizes: Iterab
             values |= {str(d): str(model[d]) for d in model.decls() if d.arity() == 0}
             return Failure(claim, values)
     return Failure(claim, None)
+
+
+def is_satisfiable(formulas: Iterable[Formula]) -> bool:
+    """Whether the formulas may hold together; True also where Z3 does not know."""
+    solver = _shared()
+    solver.push()
+    try:
+        solver.add(*formulas)
+        return solver.check() != z3.unsat
+    finally:
+        solver.pop()

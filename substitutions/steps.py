@@ -1,0 +1,199 @@
+"""Rules of the parallel operators: chains of typed steps that may replace each other.
+
+    [reduce_scatter]   partition(d, n, a) ∘ reduce(a)  =  reduce_scatter(d, n, a)   on P
+
+A rule starts from the layouts of one tensor on one or two mesh axes, called a and b, of degrees k and l. Both chains
+lead to the same layouts and leave the same values on every device. Besides the four parallel operators a chain may use
+the collectives that the lowering runs for a composition in one go:
+
+    reduce_scatter(d, n, a)     P → S(d, n)        device p gets slice p of the sum
+    gather_copy(a)              S(d, n) → C        every device gets all slices
+    reduce_copy(a)              P → C              every device gets the sum
+    all_to_all(e, m, a)         S(d, n) → S(e, m)  device p gets slice p along e of every slice along d
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.pcg.errors import RuleError
+from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
+
+FUSED = {
+    "reduce_scatter": ("P", "S"),
+    "gather_copy": ("S", "C"),
+    "reduce_copy": ("P", "C"),
+    "all_to_all": ("S", "S"),
+}
+PLAIN = {PARTITION: ("R", "S"), COMBINE: ("S", "R"), REPLICATE: ("R", "C"), REDUCE: ("P", "R")}
+_NEEDS_DIM = (PARTITION, "reduce_scatter", "all_to_all")
+_STEP = re.compile(r"(\w+)\((?:(\w+), (\w+), )?([ab])\)")
+_LAYOUT = re.compile(r"R|C|P|S\((\w+), (\w+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A symbolic layout on one axis: a kind and, for `S`, the names of its dimension and of its number of blocks."""
+
+    kind: str
+    dim: str = ""
+    blocks: str = ""
+
+    def __str__(self) -> str:
+        return f"S({self.dim}, {self.blocks})" if self.kind == "S" else self.kind
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        match = _LAYOUT.fullmatch(text)
+        if not match:
+            raise RuleError(f"layout {text!r} is not one of R, C, P or S(d, n)")
+        return cls("S", match[1], match[2]) if match[1] else cls(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One operator of a chain along one axis; `dim` and `blocks` where it makes a shard."""
+
+    op: str
+    axis: str
+    dim: str = ""
+    blocks: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.op}({self.dim}, {self.blocks}, {self.axis})" if self.dim else f"{self.op}({self.axis})"
+
+    @classmethod
+    def parse(cls, text: str) -> Move:
+        """Read a step; a `RuleError` for an operator that is none or that lacks or has a dimension."""
+        match = _STEP.fullmatch(text)
+        if not match or match[1] not in PLAIN | FUSED:
+            raise RuleError(
+                f"step {text!r}: expected one of {sorted(PLAIN | FUSED)} as in 'partition(d, n, a)' or 'reduce(a)'"
+            )
+        if (match[1] in _NEEDS_DIM) != bool(match[2]):
+            raise RuleError(f"step {text!r}: {match[1]} is given {'no' if match[2] else 'a'} dimension")
+        return cls(match[1], match[4], match[2] or "", match[3] or "")
+
+    def after(self, before: Place) -> Place:
+        """Where the step leads from `before`; a `RuleError` where it is not defined there."""
+        start, end = (PLAIN | FUSED)[self.op]
+        if before.kind != start:
+            raise RuleError(f"{self} steps from {start}, got {before}")
+        return Place(end, self.dim, self.blocks) if end == "S" else Place(end)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRule:
+    """left = right for a tensor that starts in these layouts, axis by axis; steps are listed in order of execution."""
+
+    name: str
+    start: tuple[tuple[str, Place], ...]
+    left: tuple[Move, ...]
+    right: tuple[Move, ...]
+
+    @property
+    def equation(self) -> str:
+        """The rule as one line, in order of execution."""
+        start = ", ".join(f"{axis}: {place}" for axis, place in self.start)
+        left, right = ("; ".join(map(str, side)) or "nothing" for side in (self.left, self.right))
+        return f"{left} = {right} from {start}"
+
+    @property
+    def guard(self) -> tuple[str, ...]:
+        """What the sizes must satisfy: every shard's blocks are whole."""
+        made = {(m.axis, m.dim, m.blocks) for m in (*self.left, *self.right) if m.dim}
+        made |= {(axis, p.dim, p.blocks) for axis, p in self.start if p.kind == "S"}
+        return tuple(f"{n}*{'k' if axis == 'a' else 'l'} | {d}" for axis, d, n in sorted(made))
+
+    def end(self, moves: tuple[Move, ...]) -> dict[str, Place]:
+        """The layouts after a chain; a `RuleError` where it is ill-typed."""
+        places = dict(self.start)
+        for move in moves:
+            if move.axis not in places:
+                raise RuleError(f"rule {self.name!r}: {move} moves along axis {move.axis!r}, which has no layout")
+            places[move.axis] = move.after(places[move.axis])
+            dims = [p.dim for p in places.values() if p.kind == "S"]
+            if len(set(dims)) < len(dims):
+                raise RuleError(
+                    f"rule {self.name!r}: after {move} two axes shard dimension {dims[0]}; the order matters then"
+                )
+        return places
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented JSON form (docs/proofs.md)."""
+        return {
+            "form": "steps",
+            "name": self.name,
+            "start": {axis: str(place) for axis, place in self.start},
+            "left": [str(move) for move in self.left],
+            "right": [str(move) for move in self.right],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StepRule:
+        """Read the JSON form; a `RuleError` names the rule and what is wrong."""
+        name = str(data.get("name", "?"))
+        missing = [key for key in ("name", "start", "left", "right") if key not in data]
+        if missing:
+            raise RuleError(f"rule {name!r}: field {missing[0]!r} is missing")
+        return steps(name, data["start"], "; ".join(data["left"]), "; ".join(data["right"]))
+
+    @property
+    def hash(self) -> str:
+        """Names the rule: SHA-256 over its JSON form without its name."""
+        data = {key: value for key, value in self.to_json().items() if key != "name"}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def steps(name: str, start: Mapping[str, str], left: str, right: str) -> StepRule:
+    """A rule from its text; steps are separated by `;`, in order of execution."""
+    try:
+        places = tuple((axis, Place.parse(text)) for axis, text in start.items())
+        sides = [tuple(Move.parse(s.strip()) for s in side.split(";") if s.strip()) for side in (left, right)]
+    except RuleError as error:
+        raise RuleError(f"rule {name!r}: {error}") from None
+    return StepRule(name, places, sides[0], sides[1])
+
+
+CANCELLATIONS = (
+    steps("combine_of_partition", {"a": "R"}, "partition(d, n, a); combine(a)", ""),
+    steps("partition_of_combine", {"a": "S(d, n)"}, "combine(a); partition(d, n, a)", ""),
+)
+
+COLLECTIVES = (
+    steps("reduce_scatter", {"a": "P"}, "reduce(a); partition(d, n, a)", "reduce_scatter(d, n, a)"),
+    steps("gather_copy", {"a": "S(d, n)"}, "combine(a); replicate(a)", "gather_copy(a)"),
+    steps("reduce_copy", {"a": "P"}, "reduce(a); replicate(a)", "reduce_copy(a)"),
+    steps("all_to_all", {"a": "S(d, n)"}, "combine(a); partition(e, m, a)", "all_to_all(e, m, a)"),
+    steps("all_reduce", {"a": "P"}, "reduce(a)", "reduce_scatter(d, n, a); combine(a)"),
+    steps("all_reduce_copy", {"a": "P"}, "reduce_copy(a)", "reduce_scatter(d, n, a); gather_copy(a)"),
+    steps("all_to_all_back", {"a": "S(d, n)"}, "all_to_all(e, m, a); all_to_all(d, n, a)", ""),
+    steps("all_to_all_chain", {"a": "S(d, n)"}, "all_to_all(e, m, a); all_to_all(f, o, a)", "all_to_all(f, o, a)"),
+)
+
+_ON_A = {
+    PARTITION: ("R", "partition(d, n, a)"),
+    COMBINE: ("S(d, n)", "combine(a)"),
+    REPLICATE: ("R", "replicate(a)"),
+    REDUCE: ("P", "reduce(a)"),
+}
+_ON_B = {
+    PARTITION: ("R", "partition(e, m, b)"),
+    COMBINE: ("S(e, m)", "combine(b)"),
+    REPLICATE: ("R", "replicate(b)"),
+    REDUCE: ("P", "reduce(b)"),
+}
+
+COMMUTATIONS = tuple(
+    steps(f"{first}_then_{second}", {"a": start_a, "b": start_b}, f"{on_a}; {on_b}", f"{on_b}; {on_a}")
+    for first, (start_a, on_a) in _ON_A.items()
+    for second, (start_b, on_b) in _ON_B.items()
+)
+
+STEP_RULES: Mapping[str, StepRule] = {rule.name: rule for rule in (*CANCELLATIONS, *COLLECTIVES, *COMMUTATIONS)}
+"""Every rule of the parallel operators, by name."""
