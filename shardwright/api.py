@@ -36,9 +36,10 @@ def certified_choices() -> Certified:
     return Certified()
 
 
+@lru_cache(maxsize=1)
 def certified_rules() -> Mapping[str, Equation]:
     """The algebraic rules that carry a certificate, by name; nothing else rewrites a graph."""
-    return {}
+    return {rule.name: rule for rule in certified_choices().equations()}
 
 
 def plan(
