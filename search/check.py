@@ -46,6 +46,8 @@ def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None
 
 def difference(planned: Graph, captured: Graph) -> str | None:
     """The first difference between two serial graphs up to names, order and repeated nodes, if there is any."""
+    if found := _leaf_difference(planned, captured):
+        return found
     numbers: Numbers = {}
     ours, theirs = number(planned, numbers), number(captured, numbers)
     results, expected = dict(planned.outputs), dict(captured.outputs)
@@ -70,6 +72,18 @@ def number(graph: Graph, numbers: Numbers) -> Mapping[str, int]:
 
 def _attributes(node: Node) -> str:
     return repr(sorted((k, v) for k, v in node.attrs if not (node.is_leaf and k == "layouts")))
+
+
+def _leaf_difference(planned: Graph, captured: Graph) -> str | None:
+    """An input, parameter, buffer or constant that both graphs have, of different types."""
+    mine = {(n.op, n.attr("target")): n for n in planned.nodes if n.is_leaf}
+    for node in captured.nodes:
+        own = mine.get((node.op, node.attr("target"))) if node.is_leaf else None
+        if own is not None and planned.types[own.name] != captured.types[node.name]:
+            ours, theirs = (f"{t.dtype}{list(t.shape)}" for t in (planned.types[own.name], captured.types[node.name]))
+            frozen = "" if ours != theirs else " and one of them is frozen"
+            return f"{node.op} {node.attr('target')!r} is {ours} in the plan, {theirs} in the model{frozen}"
+    return None
 
 
 def _first_difference(

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright.lowering.module import ParallelModule
-from shardwright.pcg.capture import bind_arguments, tied_names
+from shardwright.pcg.capture import tied_names
 
 Build = Callable[[Sequence[Any], Mapping[str, Any]], ParallelModule]
 
@@ -31,17 +31,16 @@ class LazyParallelModule(ParallelModule):
         self._standins = _standins(model)
         _mirror(self, model, self._standins)
 
-    def forward(self, *args: Any, **batch: Any) -> Tensor:
-        return self._become(args, batch).forward(**batch)
+    def forward(self, **batch: Any) -> Tensor:
+        return self._become(batch).forward(**batch)
 
-    def forward_backward(self, *args: Any, **batch: Any) -> Tensor:
+    def forward_backward(self, **batch: Any) -> Tensor:
         """As `ParallelModule.forward_backward`; the first call captures, plans and lowers."""
-        return self._become(args, batch).forward_backward(**batch)
+        return self._become(batch).forward_backward(**batch)
 
-    def _become(self, args: Sequence[Any], batch: dict[str, Any]) -> ParallelModule:
-        """Turn into the parallel module for this batch; positional arguments move into `batch`."""
+    def _become(self, batch: Mapping[str, Any]) -> ParallelModule:
+        """Turn into the parallel module for this batch."""
         model, build = self._pending
-        batch.update(bind_arguments(model, args, batch))
         made, standins = build((), batch), self._standins
         for held in {id(h): h for h in made._held.values()}.values():
             if isinstance(held.outside, nn.Parameter):

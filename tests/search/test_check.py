@@ -69,15 +69,20 @@ def test_another_models_plan_names_both_fingerprints_and_the_difference() -> Non
     plan, other = planned(mlp()), mlp(hidden=64)
     with pytest.raises(PlanError) as error:
         check_plan(plan, other)
-    for part in (
-        plan.fingerprint,
-        fingerprint(other),
-        "'test'",
-        "shape=(32, 16)",
-        "shape=(64, 16)",
-        "plan for this model",
-    ):
+    message = "is float32[32, 16] in the plan, float32[64, 16] in the model"
+    for part in (plan.fingerprint, fingerprint(other), "'test'", message, "plan for this model"):
         assert part in str(error.value)
+
+
+def test_a_parameter_frozen_since_is_told() -> None:
+    graph = mlp()
+    frozen = replace(
+        graph, nodes=tuple(replace(n, attrs=_set(n, "grad", False)) if n.name == "up0" else n for n in graph.nodes)
+    )
+    assert (
+        "'layers.0.up' is float32[32, 16] in the plan, float32[32, 16] in the model and one of them is frozen"
+        in str(difference(graph, frozen))
+    )
 
 
 def test_a_changed_attribute_is_found_where_it_is() -> None:

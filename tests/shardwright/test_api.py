@@ -1,0 +1,302 @@
+"""`plan` and `compile`: what they give, what they refuse, and that all ranks agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+import shardwright as sw
+from shardwright.api import compile, plan
+from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.errors import CaptureError, DistributedError, PlanError
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.plan import Plan
+
+Batch = Mapping[str, Tensor]
+
+
+class Tied(nn.Module):
+    """A token model with dropout whose head is its embedding; a buffer counts the calls."""
+
+    calls: Tensor
+
+    def __init__(self, vocab: int = 16, hidden: int = 8) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab, hidden)
+        self.up = nn.Linear(hidden, hidden)
+        self.head = nn.Linear(hidden, vocab, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        self.calls.add_(1)
+        hidden = F.dropout(torch.tanh(self.up(self.table(ids))), 0.2, self.training)
+        return F.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
+
+
+def example(seed: int = 0, batch: int = 4, seq: int = 6) -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(seed)
+    ids = torch.randint(16, (batch, seq))
+    return Tied(), {"ids": ids, "labels": ids.clone()}
+
+
+def forced(num_devices: int = 2, role: str = "zero") -> dict[str, Any]:
+    """A layout that the search would not take for a model this small."""
+    return {"mesh": {"dp": num_devices}, "roles": [role]}
+
+
+# ---- plan ----
+
+
+def test_public_names_are_these() -> None:
+    assert sw.plan is plan
+    assert sw.compile is compile
+
+
+def test_a_plan_names_the_model_and_can_be_forced() -> None:
+    model, batch = example()
+    lines: list[str] = []
+    made = plan(
+        model, sw.Cluster.local(4), kwargs=batch, mesh={"a": 2, "b": 2}, roles={"b": "tensor"}, progress=lines.append
+    )
+    assert made.model == "Tied"
+    assert made.mesh == Mesh.of(a=2, b=2)
+    assert lines[0] == "capturing Tied"
+    assert any("data parallel" in line for line in lines)
+
+
+def test_positional_inputs_are_the_same() -> None:
+    model, batch = example()
+    cluster = sw.Cluster.local(2)
+    assert plan(model, cluster, tuple(batch.values())).fingerprint == plan(model, cluster, kwargs=batch).fingerprint
+
+
+def test_fake_models_are_planned_without_memory() -> None:
+    with FakeTensorMode():
+        model = Tied(vocab=1 << 20, hidden=1 << 12)
+        ids = torch.randint(16, (8, 16))
+    made = plan(model, sw.Cluster.preset("dgx-h100"), kwargs={"ids": ids, "labels": ids})
+    assert made.graph.mesh.num_devices == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"roles": ["data"]}, r"roles=\['data'\] without a mesh; say which axes"),
+        ({"mesh": {"dp": 2}, "roles": {"tp": "data"}}, r"axis 'tp' is not in the mesh \[dp=2\]; choose among \['dp'\]"),
+        ({"mesh": {"dp": 2}, "roles": ["fast"]}, "unknown axis role 'fast'; choose one of"),
+        ({"mesh": {"dp": 2}, "roles": ["data", "zero"]}, "2 axis roles for mesh"),
+        ({"mesh": {"dp": 3}}, r"mesh \[dp=3\] has 3 devices, cluster local-2 has 2"),
+    ],
+)
+def test_meshes_and_roles_that_do_not_fit(options: dict[str, Any], message: str) -> None:
+    model, batch = example()
+    with pytest.raises(PlanError, match=message):
+        plan(model, sw.Cluster.local(2), kwargs=batch, **options)
+
+
+def test_a_model_without_inputs_is_an_error() -> None:
+    with pytest.raises(CaptureError, match="forward cannot take this batch"):
+        plan(Tied(), sw.Cluster.local(2))
+
+
+# ---- compile: errors before anything runs ----
+
+
+def test_fake_models_cannot_be_compiled() -> None:
+    with FakeTensorMode():
+        model = Tied()
+    with pytest.raises(
+        PlanError, match=r"Tied: 'table.weight' is a fake tensor and has no values.*shardwright.plan works"
+    ):
+        compile(model, sw.Cluster.local(1))
+
+
+def test_meta_models_cannot_be_compiled() -> None:
+    with pytest.raises(PlanError, match=r"'table.weight' is on device meta"):
+        compile(Tied().to("meta"), sw.Cluster.local(1))
+
+
+def test_more_devices_than_ranks() -> None:
+    model, batch = example()
+    with pytest.raises(DistributedError, match=r"for 2 ranks, but 1 is running; .*torchrun --nproc-per-node 2"):
+        compile(model, sw.Cluster.local(2), kwargs=batch)
+
+
+def test_a_plan_leaves_nothing_to_search() -> None:
+    model, batch = example()
+    made = plan(model, sw.Cluster.local(2), kwargs=batch)
+    with pytest.raises(PlanError, match=r"plan= was given together with mesh= or roles="):
+        compile(model, kwargs=batch, plan=made, mesh={"dp": 2})
+
+
+def test_a_plan_for_another_cluster() -> None:
+    model, batch = example()
+    made = plan(model, sw.Cluster.local(2), kwargs=batch)
+    with pytest.raises(PlanError, match=r"for 2 devices \(local-2\), the cluster local-4 has 4; plan for this cluster"):
+        compile(model, sw.Cluster.local(4), kwargs=batch, plan=made)
+
+
+# ---- compile on ranks ----
+
+
+def train(build: Callable[[nn.Module, Batch], ParallelModule]) -> tuple[list[float], dict[str, Any]]:
+    """Three steps of AdamW, seeded; the losses and the final state."""
+    model, batch = example()
+    parallel = build(model, batch)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-2)
+    losses: list[float] = []
+    for step in range(3):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        losses.append(parallel.forward_backward(**batch).item())
+        optimizer.step()
+    state = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach() for k, v in parallel.state_dict().items()}
+    return losses, {
+        "state": state,
+        "type": type(parallel).__name__,
+        "names": [n for n, _ in parallel.named_parameters()],
+    }
+
+
+def single() -> tuple[list[float], dict[str, Tensor]]:
+    """The same in a single process; in a fork, because autograd's threads do not survive the later forks."""
+    model, batch = example()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses: list[float] = []
+    for step in range(3):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        loss = model(**batch)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    return losses, {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def eager(model: nn.Module, batch: Batch) -> ParallelModule:
+    return compile(model, sw.Cluster.local(2), kwargs=batch, **forced())
+
+
+def lazy(model: nn.Module, batch: Batch) -> ParallelModule:
+    return compile(model, sw.Cluster.local(2), **forced())
+
+
+@pytest.mark.parametrize("build", [eager, lazy])
+def test_training_equals_the_single_process(build: Callable[[nn.Module, Batch], ParallelModule]) -> None:
+    ((losses, state),) = run_ranks(single, 1)
+    for found, rest in run_ranks(train, 2, args=(build,)):
+        assert found == pytest.approx(losses, rel=1e-5)
+        assert rest["type"] == "ParallelModule"
+        assert rest["names"] == ["table.weight", "up.weight", "up.bias"]
+        assert rest["state"].keys() == state.keys()
+        for name, value in state.items():
+            torch.testing.assert_close(rest["state"][name], value, rtol=1e-4, atol=1e-5)
+
+
+def _before_and_after() -> list[Any]:
+    model, batch = example()
+    parallel = compile(model, sw.Cluster.local(2), **forced())
+    before = dict(parallel.named_parameters())
+    kinds = [parallel.training, all(isinstance(p, DTensor) for p in before.values()), sorted(parallel.state_dict())]
+    loss = parallel(**batch)
+    loss.backward()
+    after = dict(parallel.named_parameters())
+    same = [before[name] is after[name] for name in before]
+    gradients = all(p.grad is not None for p in before.values())
+    return [*kinds, all(same), gradients, str([p.placements for p in before.values() if isinstance(p, DTensor)])]
+
+
+def test_a_lazy_module_keeps_its_parameters() -> None:
+    for training, dtensors, names, same, gradients, placements in run_ranks(_before_and_after, 2):
+        assert training
+        assert dtensors
+        assert names == ["calls", "head.weight", "table.weight", "up.bias", "up.weight"]
+        assert same
+        assert gradients
+        assert "Shard" in placements
+
+
+def _from_file(path: str) -> float:
+    model, batch = example()
+    torch.manual_seed(0)
+    return compile(model, kwargs=batch, plan=path).forward_backward(**batch).item()
+
+
+def test_a_plan_file_is_run(tmp_path: Path) -> None:
+    model, batch = example()
+    plan(model, sw.Cluster.local(2), kwargs=batch, **forced()).save(tmp_path / "plan.json")
+    ((losses, _),) = run_ranks(single, 1)
+    assert run_ranks(_from_file, 2, args=(str(tmp_path / "plan.json"),)) == pytest.approx([losses[0]] * 2, rel=1e-5)
+
+
+def _refused(build: Callable[[], object]) -> str:
+    try:
+        build()
+    except sw.ShardwrightError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+def _other_batch(made: Plan) -> str:
+    model, batch = example(batch=8)
+    return _refused(lambda: compile(model, kwargs=batch, plan=made))
+
+
+def test_a_plan_for_another_batch_is_refused_on_every_rank() -> None:
+    model, batch = example()
+    made = plan(model, sw.Cluster.local(2), kwargs=batch)
+    for text in run_ranks(_other_batch, 2, args=(made,)):
+        assert text.startswith(f"PlanError: plan for 'Tied' has fingerprint {made.fingerprint}, the captured model ")
+        assert "input 'ids' is int64[4, 6] in the plan, int64[8, 6] in the model" in text
+
+
+def _uneven_models() -> str:
+    model, batch = example()
+    if dist.get_rank() == 1:
+        model = nn.Sequential(model)
+        model.forward = model[0].forward
+        model[0].up = nn.Linear(8, 8, bias=False)
+    return _refused(lambda: compile(model, sw.Cluster.local(2), kwargs=batch))
+
+
+def test_ranks_with_different_models_all_end() -> None:
+    zero, one = run_ranks(_uneven_models, 2)
+    assert one.startswith("PlanError: plan for 'Tied' has fingerprint")
+    assert zero.startswith("DistributedError: rank 1: plan for 'Tied' has fingerprint")
+
+
+def _failing_search() -> str:
+    model, batch = example()
+    return _refused(lambda: compile(model, sw.Cluster.local(2), kwargs=batch, mesh={"dp": 2}, roles=["fast"]))
+
+
+def test_where_rank_0_cannot_plan_every_rank_ends() -> None:
+    zero, one = run_ranks(_failing_search, 2)
+    assert zero.startswith("PlanError: unknown axis role 'fast'")
+    assert one.startswith("DistributedError: rank 0 could not make the plan: PlanError: unknown axis role 'fast'")
+
+
+def _corrupted(made: Plan) -> str:
+    model, batch = example()
+    return _refused(lambda: compile(model, kwargs=batch, plan=made))
+
+
+def test_a_corrupted_plan_does_not_run() -> None:
+    model, batch = example()
+    made = plan(model, sw.Cluster.local(2), kwargs=batch, **forced())
+    nodes = tuple(replace(n, op="sigmoid") if n.op == "tanh" else n for n in made.graph.nodes)
+    for text in run_ranks(_corrupted, 2, args=(replace(made, graph=replace(made.graph, nodes=nodes)),)):
+        assert "its graph is not the captured one" in text
+        assert "sigmoid" in text

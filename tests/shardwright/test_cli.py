@@ -1,0 +1,348 @@
+"""The command line: results on stdout, progress on stderr, errors in one line with status 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shardwright.cli import calibrate as calibrate_command
+from shardwright.cli.main import main
+from shardwright.cli.options import parse_cluster
+from shardwright.cli.run import environment
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.search.plan import Plan
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MODELS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x, scale=1.0):
+        return (self.down(self.up(x).relu()) * scale).square().mean()
+
+def net():
+    return Net(), {"x": torch.randn(4, 8), "scale": 2.0}
+
+def positional():
+    return Net(), (torch.randn(4, 8),)
+
+def bare():
+    return Net(), torch.randn(4, 8)
+
+def lonely():
+    return Net()
+
+def number():
+    return 7
+
+def broken():
+    raise ValueError("no such data set")
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command line in this process, in a folder that holds `models.py`: (status, stdout, stderr)."""
+    (tmp_path / "models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SHARDWRIGHT_DEBUG", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        out, err = capfd.readouterr()
+        assert isinstance(stopped.value.code, int)
+        return stopped.value.code, out, err
+
+    return run
+
+
+# ---- help ----
+
+
+def test_help_answers_at_once() -> None:
+    start = time.perf_counter()
+    code = (
+        "import sys; from shardwright.__main__ import main\n"
+        "try: main(['--help'])\n"
+        "finally: print(sorted({'torch', 'numpy', 'z3', 'rich'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert time.perf_counter() - start < 2  # 0.15 s on a machine that does nothing else
+    assert done.stdout.endswith("[]\n")
+    for command in ("plan", "explain", "compare", "view", "verify", "run", "calibrate"):
+        assert f"\n  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "compare", "view", "verify", "run", "calibrate"])
+def test_every_command_has_help_with_examples(run: Run, command: str) -> None:
+    status, out, _ = run(command, "--help")
+    assert status == 0
+    assert f"  shardwright {command} " in out
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwright", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert "0.1.0" in done.stdout
+
+
+# ---- plan, explain, compare, view ----
+
+
+def test_plan_explain_compare_view(run: Run) -> None:
+    status, out, err = run("plan", "models.py:net", "--mesh", "dp=2", "--roles", "zero", "-o", "plan.json")
+    assert status == 0, err
+    assert out.startswith("Net on local-2: 2 devices")
+    assert "ZeRO-3" in out
+    assert "plan: capturing Net\n" in err
+    assert "saved plan.json; look at it with: shardwright view plan.json --output plan.html" in err
+    assert run("explain", "plan.json") == (0, out, "")
+    assert run("explain", "plan.json", "--depth", "1")[0] == 0
+    described = json.loads(run("explain", "plan.json", "--format", "json")[1])
+    assert described["axes"][0]["name"] == "dp"
+    assert run("compare", "plan.json")[1].startswith("Compared with\n")
+    assert run("compare", "plan.json", "./plan.json")[1].startswith("Compared with\n")
+    Path("other.json").write_text(Path("plan.json").read_text())
+    assert run("compare", "plan.json", "other.json")[1].startswith("Plans\n")
+    assert list(json.loads(run("compare", "plan.json", "--format", "json")[1])) == ["plan.json"]
+    assert run("view", "plan.json")[:2] == (0, "plan.html\n")
+    assert "<!doctype html>" in Path("plan.html").read_text()
+
+
+def test_plan_as_json_is_the_plan_file(run: Run) -> None:
+    _, out, _ = run("plan", "models.py:net", "-o", "plan.json", "--format", "json")
+    assert json.loads(out) == json.loads(Path("plan.json").read_text())
+    assert Plan.from_json(json.loads(out)).model == "Net"
+
+
+@pytest.mark.parametrize("function", ["positional", "bare"])
+def test_batches_may_be_positional(run: Run, function: str) -> None:
+    assert run("plan", f"models.py:{function}")[0] == 0
+
+
+def test_plan_from_a_transformers_config(run: Run) -> None:
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 1, "n_head": 2,
+              "vocab_size": 32, "n_positions": 16}  # fmt: skip
+    Path("config.json").write_text(json.dumps(config))
+    status, out, err = run("plan", "--hf-config", "config.json", "--batch-size", "4", "--seq-len", "8")
+    assert status == 0, err
+    assert "GPT2LMHeadModel" in out
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "cannot read the config: No such file"),
+        ("{", "not a complete JSON file"),
+        ({"hidden": 3}, "it has no field 'model_type'"),
+        ({"model_type": "nope"}, "model_type 'nope' with these values is not understood"),
+        ({"model_type": "gpt2", "architectures": ["GPT9"]}, r"'architectures' is \['GPT9'\], of which .* knows none"),
+        ({"model_type": "gpt2", "n_positions": 4, "n_layer": 1}, "--seq-len 128 is more than max_position_embed.* 4"),
+        ({"model_type": "gpt2", "n_layer": 1, "architectures": ["GPT2ForTokenClassification"]},
+         "what a batch of GPT2ForTokenClassification looks like is not known"),
+        ({"model_type": "gpt2", "n_layer": 1, "n_head": 7}, "GPT2LMHeadModel cannot be built"),
+    ],
+)  # fmt: skip
+def test_configs_that_cannot_be_used(run: Run, config: object, message: str) -> None:
+    if config is not None:
+        Path("config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    assert_error(run("plan", "--hf-config", "config.json"), message)
+
+
+def test_an_unknown_dtype(run: Run) -> None:
+    Path("config.json").write_text("{}")
+    assert_error(run("plan", "--hf-config", "config.json", "--dtype", "int3"), "--dtype 'int3': choose one of float32")
+
+
+# ---- errors ----
+
+
+def assert_error(result: tuple[int, str, str], message: str) -> None:
+    status, out, err = result
+    assert (status, out) == (2, "")
+    assert re.search(f"error: .*{message}", err), err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan"], "give either a model as FILE.py:FUNCTION or --hf-config FILE"),
+        (["plan", "models.py"], "'models.py': give it as FILE.py:FUNCTION"),
+        (["plan", "nope.py:net"], "there is no file nope.py"),
+        (["plan", "models.py:nope"], "models.py has no function 'nope'; it has Net, net, positional"),
+        (["plan", "models.py:broken"], "models.py:29: ValueError: no such data set"),
+        (["plan", "models.py:lonely"], r"returns a model without a batch; return \(model, batch\)"),
+        (["plan", "models.py:number"], "the function returns int"),
+        (["plan", "models.py:net", "--cluster", "moon"], "--cluster 'moon' is no cluster: give local:N, preset"),
+        (["plan", "models.py:net", "--cluster", "local:x"], "local:N wants a number of ranks"),
+        (["plan", "models.py:net", "--cluster", "preset:dgx-h100:0"], "wants a number of machines"),
+        (["plan", "models.py:net", "--cluster", "preset:abacus"], "unknown machine 'abacus'; choose one of"),
+        (["plan", "models.py:net", "--cluster", "nope.json"], "nope.json"),
+        (["plan", "models.py:net", "--mesh", "2x2"], "--mesh '2x2' is no mesh: give axes and sizes such as dp=2,tp=4"),
+        (["plan", "models.py:net", "--mesh", "x=2", "--roles", "fast"], "unknown axis role 'fast'"),
+        (["plan", "models.py:net", "--roles", "data"], "without a mesh"),
+        (["plan", "models.py:net", "--mesh", "x=3"], "has 3 devices"),
+        (["explain", "nope.json"], "nope.json: cannot read the plan: No such file"),
+        (["explain", "models.py"], "models.py: not a complete JSON file"),
+        (["explain", "empty.json"], "this is not a plan"),
+        (["compare"], "Missing argument"),
+        (["view", "nope.json"], "cannot read the plan"),
+        (["expalin"], "No such command"),
+        (["run", "nope.py"], "there is no file nope.py"),
+        (["run", "models.py:net", "--cluster", "preset:dgx-h100:2"], "this machine only, and dgx-h100 has 2 machines"),
+        (["verify", "models.py:net", "--plan", "nope.json"], "cannot read the plan"),
+        (["verify", "models.py:net", "--plan", "nope.json", "--mesh", "x=2"], "--plan was given together with --mesh"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line_with_status_2(run: Run, arguments: list[str], message: str) -> None:
+    Path("empty.json").write_text("{}")
+    assert_error(run(*arguments), message)
+
+
+def test_a_file_that_cannot_be_imported(run: Run) -> None:
+    Path("bad.py").write_text("import nonexistent_module\n")
+    assert_error(run("plan", "bad.py:net"), r"bad.py:1: ModuleNotFoundError: No module named 'nonexistent_module'")
+
+
+def test_usage_errors_say_where_help_is(run: Run) -> None:
+    assert "try: shardwright plan --help" in run("plan", "--nope")[2]
+
+
+def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDWRIGHT_DEBUG", "1")
+    status, _, err = run("plan", "models.py:broken")
+    assert status == 2
+    assert "Traceback" in err
+    assert 'raise ValueError("no such data set")' in err
+
+
+def test_bugs_are_told_as_such(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(path: object) -> Plan:
+        raise KeyError("x")
+
+    monkeypatch.setattr(Plan, "load", crash)
+    status, _, err = run("explain", "plan.json")
+    assert status == 2
+    assert err.startswith("error: unexpected KeyError: 'x' (test_cli.py:")
+    assert "SHARDWRIGHT_DEBUG=1 shows more" in err
+
+
+def test_interruption_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(path: object) -> Plan:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Plan, "load", interrupt)
+    status, out, err = run("explain", "plan.json")
+    assert (status, out, err.strip()) == (130, "", "interrupted")
+
+
+# ---- clusters ----
+
+
+def test_clusters_by_name_and_file(tmp_path: Path) -> None:
+    assert parse_cluster("local:4").num_devices == 4
+    assert parse_cluster("preset:dgx-h100:8").num_devices == 64
+    assert parse_cluster("preset:dgx-h100").num_devices == 8
+    parse_cluster("local:3").save(tmp_path / "c.json")
+    assert parse_cluster(str(tmp_path / "c.json")).num_devices == 3
+    with pytest.raises(ShardwrightError, match="is no cluster"):
+        parse_cluster("moon")
+
+
+def test_calibrate_shows_and_saves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = parse_cluster("local:2")
+    monkeypatch.setattr("shardwright.cost.calibrate.calibrate", lambda n, timeout_s, progress: cluster)
+    status, out, _ = run("calibrate", "2", "-o", "c.json")
+    assert status == 0
+    assert out.startswith("local-2: 2 rank")
+    assert "all_reduce over 2 ranks: " in out
+    assert parse_cluster("c.json") == cluster
+    assert json.loads(run("calibrate", "--format", "json")[1])["name"] == "local-2"
+    assert calibrate_command.calibrate.name == "calibrate"
+
+
+# ---- verify and run ----
+
+
+def test_verify_passes_and_tells_the_norm(run: Run) -> None:
+    status, out, err = run("verify", "models.py:net", "--mesh", "tp=2", "--roles", "tensor")
+    assert status == 0, err
+    assert out.startswith("PASSED: Net on mesh [tp=2], 4 gradients, 0 buffers")
+    assert "‖g − g_ref‖₂ / max(‖g_ref‖₂, 1e-5·‖G_ref‖₂)" in out
+
+
+def test_verify_fails_with_status_1(run: Run) -> None:
+    status, out, _ = run("verify", "models.py:net", "--mesh", "dp=2", "--roles", "data", "--gradient-tolerance", "0",
+                         "--loss-tolerance", "0")  # fmt: skip
+    assert status == 1
+    assert out.startswith("FAILED")
+    assert "OFF" in out
+
+
+def test_verify_a_plan_as_json(run: Run) -> None:
+    run("plan", "models.py:net", "--mesh", "dp=2", "--roles", "zero", "-o", "plan.json")
+    status, out, _ = run("verify", "models.py:net", "--plan", "plan.json", "--format", "json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["passed"]
+    assert found["loss_error"] <= 1e-5
+    assert set(found["gradient_errors"]) == {"up.weight", "up.bias", "down.weight", "down.bias"}
+
+
+def test_verify_refuses_a_plan_for_another_batch(run: Run) -> None:
+    run("plan", "models.py:positional", "-o", "plan.json")
+    assert_error(run("verify", "models.py:net", "--plan", "plan.json"), "plan for 'Net' has fingerprint")
+
+
+def test_ranks_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert environment(2)["OMP_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) // 2))
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert environment(2)["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.slow
+def test_run_a_model(run: Run) -> None:
+    status, out, err = run("run", "models.py:net", "--cluster", "local:2", "--steps", "3")
+    assert status == 0, err
+    assert "step    3  loss " in out
+    assert "median step " in out
+    assert "predicted " in out
+
+
+@pytest.mark.slow
+def test_run_a_script_and_its_failure(run: Run) -> None:
+    Path("train.py").write_text(
+        "import sys, torch, shardwright as sw\n"
+        "from models import net\n"
+        "torch.manual_seed(0)\n"
+        "model, batch = net()\n"
+        "parallel = sw.compile(model, sw.Cluster.local(2))\n"
+        "print('loss', parallel.forward_backward(**batch).item(), sys.argv[1])\n"
+        "assert sys.argv[1] == 'good'\n"
+    )
+    status, out, err = run("run", "train.py", "--cluster", "local:2", "--", "good")
+    assert status == 0, err
+    assert out.count("loss ") == 2
+    status, _, err = run("run", "train.py", "--cluster", "local:2", "--", "bad")
+    assert status == 1
+    assert "error: a rank failed, see above" in err
