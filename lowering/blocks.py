@@ -21,7 +21,6 @@ from shardwright.lowering.movement import take
 # pyright: reportIncompatibleMethodOverride=false
 
 Context = Any
-Deliver = Callable[[int, Tensor], None]
 
 
 class _Gather(Function):
@@ -101,7 +100,6 @@ class GatheredBlock:
 
     def take_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Launch the reduce-scatter of the whole gradients; those that need none are handed over at once."""
-        self.all.begin()
         self.all.finish_gradients()
         self.free()
         memory = self.all.pool.get(self.shares)
@@ -116,11 +114,11 @@ class GatheredBlock:
 class Blocks:
     """All blocks of a program, with the memory that they share."""
 
-    def __init__(self, deliver: Callable[[Tensor, Tensor], None], begin: Callable[[], None]) -> None:
-        """`deliver(shard, gradient)` takes a finished gradient; `begin()` is told when a backward makes the first."""
+    def __init__(self, deliver: Callable[[Tensor, Tensor], None]) -> None:
+        """`deliver(shard, gradient)` takes a finished gradient."""
         self.items: list[GatheredBlock] = []
         self.pool = Pool()
-        self._deliver, self.begin = deliver, begin
+        self._deliver = deliver
         self.pending: tuple[GatheredBlock, BufferSet, list[Tensor | None]] | None = None
         self.owners: dict[int, tuple[GatheredBlock, int]] = {}
 

@@ -71,7 +71,7 @@ class ParallelModule(nn.Module):
         self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
         outside = find_outside(graph)
         self._reducer = Reducer([self._member(leaf, axes) for leaf, axes in outside.paths.summed.items()])
-        self._blocks = Blocks(self._reducer.deliver, self._reducer.begin)
+        self._blocks = Blocks(self._reducer.deliver)
         for block in outside.paths.blocks:
             self._blocks.add(*self._shares(block))
         self._reducer.at_end.append(self._blocks.finish)
@@ -140,12 +140,12 @@ class ParallelModule(nn.Module):
     def _forward(self, batch: Mapping[str, Any]) -> Tensor:
         """The loss, or this rank's summand of it."""
         local = self._batch.local(batch)
-        self._reducer.reset()
         self._blocks.reset()
         try:
             with self._blocks.hooks() if self._blocks.items else nullcontext():
                 outputs = self._program(local)
             loss = outputs.pop(LOSS)
+            self._reducer.watch(loss)
             self._write_back(outputs)
         except RuntimeError as error:
             raise _blame(error, "forward") from error

@@ -1,15 +1,14 @@
-"""Sums parameters' gradients over mesh axes while the backward is still running.
+"""Takes gradients from autograd, sums them over mesh axes while the backward still runs, and hands them over.
 
 A large gradient is summed in place; small ones are packed into flat buckets. Both are *units*. Units are launched in
-one fixed order on every rank, each as soon as it and all before it are complete, and waited for in a callback at the
-end of the backward, where units that unused parameters left open are completed with zeros.
+one fixed order on every rank, each as soon as it and all before it are complete. At the end of the backward, units that
+unused parameters left open are completed with zeros, all are waited for, and every gradient goes to its `Held`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -46,40 +45,45 @@ class _Unit:
     def reset(self) -> None:
         self.buffer: Tensor | None = None
         self.views: list[Tensor] = []
-        self.arrived: set[int] = set()
+        self.arrived: list[bool] = []
         self.work: Any = None
 
     @property
     def complete(self) -> bool:
-        return len(self.arrived) == len(self.members)
+        return all(held.inside.grad is not None for held in self.members)
 
-    def put(self, slot: int, gradient: Tensor) -> None:
-        self.arrived.add(slot)
-        if not self.packed:
-            self.buffer = gradient.contiguous()
-            return
-        if self.buffer is None:
-            self._open()
-        self.views[slot].copy_(gradient)
+    @property
+    def begun(self) -> bool:
+        return any(held.inside.grad is not None for held in self.members)
 
     def launch(self) -> None:
+        """Take the members' gradients and start to sum them."""
+        gradients = [_take_gradient(held.inside) for held in self.members]
+        self.arrived = [gradient is not None for gradient in gradients]
         if self.packed:
-            for slot in range(len(self.members)):
-                if slot not in self.arrived:
-                    self.views[slot].zero_()
+            self._pack(gradients)
+        else:
+            assert gradients[0] is not None
+            self.buffer = gradients[0].contiguous()
+            self.views = [self.buffer]
         self.work = dist.all_reduce(self.buffer, group=self.axis.group, async_op=True)
 
     def finish(self) -> None:
         self.work.wait()
-        for slot in sorted(self.arrived):
-            gradient = self.views[slot] if self.packed else self.buffer
-            assert gradient is not None
-            self.members[slot].accept_gradient(gradient)
+        for held, gradient, arrived in zip(self.members, self.views, self.arrived, strict=True):
+            if arrived:
+                held.accept_gradient(gradient)
 
-    def _open(self) -> None:
-        """Take the bucket's own memory, unless gradients that the user still holds lie in it."""
+    def _pack(self, gradients: Sequence[Tensor | None]) -> None:
+        """Into the bucket's own memory, unless gradients that the user still holds lie in it."""
         free = all(held.outside.grad is None for held in self.members)
         self.buffer, self.views = self.home if free and self.home is not None else self._flat()
+        pairs = list(zip(self.views, gradients, strict=True))
+        with torch.no_grad():
+            private.copy_all([v for v, g in pairs if g is not None], [g for _, g in pairs if g is not None])
+            for view, gradient in pairs:
+                if gradient is None:
+                    view.zero_()
 
     def _flat(self) -> tuple[Tensor, list[Tensor]]:
         """Memory for all members, and each member's view of it."""
@@ -91,44 +95,44 @@ class _Unit:
 
 
 class Reducer:
-    """Takes each parameter's gradient from autograd and hands the sum to its `Held`."""
+    """Every parameter's gradient, from autograd to its `Held`.
+
+    Hooks are few, as each costs microseconds: one on a large gradient, and one on the last of a bucket.
+    """
 
     def __init__(self, members: Sequence[Member]) -> None:
         """`members` in the order in which their gradients become complete."""
         self.units = _units(members)
-        places = ((n, i, held) for n, unit in enumerate(self.units) for i, held in enumerate(unit.members))
-        self.slots = {id(held.inside): (n, i) for n, i, held in places}
+        self.summed = {id(held.inside) for unit in self.units for held in unit.members}
+        self.direct = [m.held for m in members if m.axis is None]
         self.held = {id(member.held.inside): member.held for member in members}
         self.at_end: list[Callable[[], None]] = []
-        self.reset()
-        for member in members:
-            member.held.inside.register_post_accumulate_grad_hook(self._hook)
-
-    def reset(self) -> None:
-        """Forget a backward that did not end."""
         self.running, self.next = False, 0
         for unit in self.units:
-            unit.reset()
+            unit.members[-1].inside.register_post_accumulate_grad_hook(lambda leaf: self._launch_complete())
 
-    def _hook(self, leaf: Tensor) -> None:
-        gradient, leaf.grad = leaf.grad, None
-        if gradient is not None:  # a block delivers its members' gradients itself
-            self.deliver(leaf, gradient)
+    def watch(self, loss: Tensor) -> None:
+        """Be told when the backward from `loss` begins; forget one that did not end."""
+        self._forget()
+        for held in self.held.values():
+            held.inside.grad = None
+        if loss.requires_grad:
+            loss.register_hook(lambda gradient: self._begin())
 
-    def begin(self) -> None:
-        """Called in a backward: see to it that `_finish` runs at its end."""
+    def deliver(self, leaf: Tensor, gradient: Tensor) -> None:
+        """Take a gradient that does not come from autograd."""
+        if id(leaf) in self.summed:
+            leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+            self._launch_complete()
+        else:
+            self.held[id(leaf)].accept_gradient(gradient)
+
+    def _begin(self) -> None:
         if not self.running:
             self.running = True
             private.after_backward(self._finish)
 
-    def deliver(self, leaf: Tensor, gradient: Tensor) -> None:
-        """Take a leaf's whole gradient: sum it if it has to be summed, then hand it over."""
-        if id(leaf) not in self.slots:
-            self.held[id(leaf)].accept_gradient(gradient)
-            return
-        self.begin()
-        number, slot = self.slots[id(leaf)]
-        self.units[number].put(slot, gradient)
+    def _launch_complete(self) -> None:
         while self.next < len(self.units) and self.units[self.next].complete:
             self.units[self.next].launch()
             self.next += 1
@@ -137,13 +141,30 @@ class Reducer:
         """At the end of the backward: launch what is incomplete, wait, hand over."""
         for callback in self.at_end:
             callback()
-        used = [unit for unit in self.units if unit.arrived]
-        for unit in used:
-            if unit.work is None:
+        for unit in self.units:
+            if unit.work is None and unit.begun:
                 unit.launch()
-        for unit in used:
-            unit.finish()
-        self.reset()
+        for held in self.direct:
+            if (gradient := _take_gradient(held.inside)) is not None:
+                held.accept_gradient(gradient)
+        for unit in self.units:
+            if unit.work is not None:
+                unit.finish()
+        for unit in self.units:
+            if unit.begun:  # delivered twice: two forwards, one backward
+                unit.launch()
+                unit.finish()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.running, self.next = False, 0
+        for unit in self.units:
+            unit.reset()
+
+
+def _take_gradient(leaf: Tensor) -> Tensor | None:
+    gradient, leaf.grad = leaf.grad, None
+    return gradient
 
 
 def _units(members: Sequence[Member]) -> list[_Unit]:
@@ -172,4 +193,4 @@ def _units(members: Sequence[Member]) -> list[_Unit]:
 
 
 def _num_bytes(held: Held) -> int:
-    return prod(held.inside.shape) * held.inside.element_size()
+    return held.inside.numel() * held.inside.element_size()
