@@ -14,7 +14,8 @@ import torch.distributed as dist
 from bench.trainers import Trainer
 
 Samples = np.ndarray
-"""Seconds, [round, 2]: forward and backward alone, and the whole step with the optimizer."""
+"""Seconds, [round, 3]: forward and backward, the whole step with the optimizer, and the CPU time of the former."""
+FORWARD_BACKWARD, STEP, CPU = range(3)
 
 
 PROGRESS_EVERY = 10
@@ -42,7 +43,7 @@ def run_rounds(trainers: Sequence[Trainer], num_rounds: int, num_warmup: int = 3
     for _ in range(num_warmup):
         for trainer in trainers:
             trainer.step()
-    times = {t.name: np.zeros((num_rounds, 2)) for t in trainers}
+    times = {t.name: np.zeros((num_rounds, 3)) for t in trainers}
     gc.collect()
     gc.disable()
     try:
@@ -57,14 +58,14 @@ def run_rounds(trainers: Sequence[Trainer], num_rounds: int, num_warmup: int = 3
     return times
 
 
-def _timed(trainer: Trainer) -> tuple[float, float]:
+def _timed(trainer: Trainer) -> tuple[float, float, float]:
     dist.barrier()
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     trainer.forward_backward()
-    middle = time.perf_counter()
+    middle, middle_cpu = time.perf_counter(), time.process_time()
     trainer.optimizer.step()
     trainer.optimizer.zero_grad(set_to_none=True)
-    return middle - start, time.perf_counter() - start
+    return middle - start, time.perf_counter() - start, middle_cpu - start_cpu
 
 
 def slowest_rank(by_rank: Sequence[Mapping[str, Samples]]) -> dict[str, Samples]:
@@ -72,6 +73,6 @@ def slowest_rank(by_rank: Sequence[Mapping[str, Samples]]) -> dict[str, Samples]
     return {name: np.max([times[name] for times in by_rank], axis=0) for name in by_rank[0]}
 
 
-def ratio(ours: Samples, theirs: Samples) -> tuple[Quartiles, Quartiles]:
-    """Ours to theirs, round by round: of forward and backward alone, and of the whole step."""
-    return quartiles(ours[:, 0] / theirs[:, 0]), quartiles(ours[:, 1] / theirs[:, 1])
+def ratio(ours: Samples, theirs: Samples, quantity: int = FORWARD_BACKWARD) -> Quartiles:
+    """Ours to theirs, round by round."""
+    return quartiles(ours[:, quantity] / theirs[:, quantity])

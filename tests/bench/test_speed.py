@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.gpt import Size, build
-from bench.rounds import quartiles, ratio, slowest_rank
+from bench.rounds import STEP, quartiles, ratio, slowest_rank
 from bench.search import PAGE as PLANNING_PAGE
 from bench.search import Task, measure, section
 from bench.speed import PAIRS, SINGLE, check_agreement, num_parameters, one_rank, page, two_ranks
@@ -25,7 +25,7 @@ def test_every_contender_trains_the_same_model() -> None:
     assert {name for pair in PAIRS for name in (pair.ours, pair.theirs)} == both.keys()
     assert {SINGLE.ours, SINGLE.theirs} == alone.keys()
     for samples in (*both.values(), *alone.values()):
-        assert samples.shape == (2, 2)
+        assert samples.shape == (2, 3)
         assert (samples[:, 1] >= samples[:, 0]).all()
     text = page(TINY, 2, both, alone)
     assert all(f"| {pair.ours} | {pair.theirs} |" in text for pair in (*PAIRS, SINGLE))
@@ -54,9 +54,9 @@ def test_ratios_are_taken_within_a_round_of_the_slowest_ranks() -> None:
     ranks = [{"a": np.array([[1.0, 2.0], [3.0, 4.0]])}, {"a": np.array([[2.0, 1.0], [1.0, 8.0]])}]
     times = slowest_rank(ranks)["a"]
     assert times.tolist() == [[2.0, 2.0], [3.0, 8.0]]
-    forward_backward, whole = ratio(times, np.array([[1.0, 1.0], [3.0, 2.0]]))
-    assert forward_backward.median == pytest.approx(1.5)
-    assert whole.median == pytest.approx(3.0)
+    theirs = np.array([[1.0, 1.0], [3.0, 2.0]])
+    assert ratio(times, theirs).median == pytest.approx(1.5)
+    assert ratio(times, theirs, STEP).median == pytest.approx(3.0)
     assert str(quartiles([1.0, 2.0, 3.0])) == "2.00 (1.50–2.50)"
 
 
