@@ -14,6 +14,9 @@ from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.search.anatomy import Anatomy
 from shardwright.search.reshard import Move
 
+CONSTANTS = "(constants)"
+"""Stands for a module that holds what no parameter reaches: the batch, positions, masks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -127,9 +130,12 @@ def module_tree(anatomy: Anatomy) -> Module:
     steps = _steps(anatomy)
     root = _Draft()
     shown = [n for n in anatomy.graph.nodes if _is_shown(n, bool(steps[n.name]))]
-    for node in sorted(shown, key=lambda n: n.op == "parameter"):  # so that modules come in the order in which they run
+    # modules come in the order in which they run
+    for node in sorted(shown, key=lambda n: (n.name in anatomy.constants, n.op == "parameter")):
         path = node.source.module.split(".") if node.source.module else []
-        home = root.at(path[:-1] if node.is_leaf else path)
+        if node.name in anatomy.constants:
+            path = [CONSTANTS]  # they belong to no block: the first that needs a mask computes it for all
+        home = root.at(path[:-1] if node.op == "parameter" else path)
         home.rows.append(_row(anatomy, node, steps[node.name]))
     return _fold(anatomy.plan.model, root)
 

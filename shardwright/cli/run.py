@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -82,11 +83,9 @@ def launch(command: list[str], num_ranks: int) -> int:
 def environment(num_ranks: int) -> dict[str, str]:
     """The caller's, with a fair share of the threads for each rank, and gloo on the loopback device."""
     root = str(Path(__file__).resolve().parent.parent.parent)
-    found = {
-        "OMP_NUM_THREADS": str(threads_per_rank(num_ranks)),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
+    found = {"OMP_NUM_THREADS": str(threads_per_rank(num_ranks)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        found["GLOO_SOCKET_IFNAME"] = "lo"
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), root]))
     return {**found, **os.environ, "PYTHONPATH": path}
 

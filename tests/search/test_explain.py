@@ -140,7 +140,7 @@ def labels(module: Module) -> list[str]:
 
 def test_equal_blocks_fold(data: Plan) -> None:
     tree = module_tree(Anatomy(data))
-    assert labels(tree) == ["Net", "embed", "layers.0–2", "norm", "mlp", "up", "down"]
+    assert labels(tree) == ["Net", "embed", "layers.0–2", "norm", "mlp", "up", "down", "(constants)"]
     assert "layers.0–2 (3 alike)" in str(explain(data))
     assert tree.children[1].total.num_operators == 3 * tree.children[1].each.num_operators == 15
 
@@ -153,7 +153,7 @@ def test_blocks_with_other_layouts_do_not_fold(data: Plan) -> None:
     )
     gathered = Graph(tuple(_gathering(nodes, changed)), data.graph.outputs, data.mesh).validate()
     tree = module_tree(Anatomy(replace(data, graph=gathered)))
-    assert [m.label for m in tree.children] == ["embed", "layers.0, 2", "layers.1"]
+    assert [m.label for m in tree.children] == ["embed", "layers.0, 2", "layers.1", "(constants)"]
 
 
 def _gathering(nodes: Iterable[Node], changed: set[str]) -> Iterator[Node]:

@@ -1,0 +1,24 @@
+"""The demo, with fewer steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.slow
+def test_the_demo_shows_that_nothing_is_lost(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--steps", "2", "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    for part in ("What each axis does", "data parallel", "ZeRO-3", "relative difference", "predicted", "PASSED"):
+        assert part in done.stdout
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"plan.json", "plan.html", "program.py"}
+    assert "def forward(" in (tmp_path / "out" / "program.py").read_text()
