@@ -1,67 +1,176 @@
-"""Pieces of the emitted text: identifiers, numbers, attributes, operators without a row."""
+"""What one node is as torch code: the expression that computes it on a rank, over the names of its operands."""
 
 from __future__ import annotations
 
-import keyword
-import math
-import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from shardwright.pcg.graph import Node
-from shardwright.pcg.optable import Attr
+from shardwright.lowering.fusions import FUSIONS, Context, Fused, at, split_of
+from shardwright.lowering.pieces import attribute, identifiers, literal, opaque_call
+from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.layout import shard_order
+from shardwright.pcg.optable import ROWS, LocalShapes
+from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
+from shardwright.pcg.types import TensorType, is_float
+
+# Binary operators whose torch expression takes a Python number in place of a zero-dimensional tensor.
+_TAKES_NUMBER = frozenset({
+    "add", "sub", "mul", "div", "pow", "floor_divide", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "where",
+})  # fmt: skip
+_CLAMPS = {"maximum": "clamp_min", "minimum": "clamp_max"}
+# Operators whose result is fresh memory that their backward does not read: it may be summed in place.
+_FRESH = frozenset({"linear", "matmul", "conv2d", "grouped_mm", "embedding", "cross_entropy_sum", "add", "sub", "mul"})
+# Operators whose gradient for any operand is fresh memory.
+_FRESH_GRADIENT = frozenset({"linear", "matmul", "conv2d", "layer_norm", "rms_norm", "grouped_mm", "gelu", "silu"})
 
 
-def identifiers(names: list[str], reserved: Collection[str]) -> dict[str, str]:
-    """A Python identifier for every node, readable and unique."""
-    taken, found = set(reserved), {}
-    for name in names:
-        text = re.sub(r"\W", "_", name)
-        text = f"t_{text}" if not text.isidentifier() else text
-        while text in taken or keyword.iskeyword(text):
-            text += "_"
-        taken.add(text)
-        found[name] = text
-    return found
+class Expressions:
+    """The expressions of a graph's nodes.
+
+    `aliases`: parallel operators that are done elsewhere, and the nodes that stand for them; `elsewhere`: more nodes
+    that are not to be written. `drawn` names the dropouts whose masks are drawn before, in lines of their own.
+    """
+
+    def __init__(
+        self, graph: Graph, aliases: Mapping[str, str], elsewhere: Collection[str], reserved: Collection[str]
+    ) -> None:
+        self.graph, self.aliases = graph, aliases
+        self.context = Context(graph)
+        self.names = identifiers([n.name for n in graph.nodes], {*reserved, *graph.mesh.names})
+        self.fused: dict[str, Fused] = {}
+        self.skipped: set[str] = {*aliases, *elsewhere}
+        self._fuse()
+        self.literals = self._literals()
+        self.drawn: set[str] = set()
+
+    @property
+    def written(self) -> list[Node]:
+        """The nodes that need a line."""
+        return [n for n in self.graph.nodes if n.name not in self.skipped and n.name not in self.literals]
+
+    def reads(self, node: Node) -> tuple[str, ...]:
+        """The names that a node's expression reads."""
+        return tuple(name for name in self._inputs(node) if name not in self.literals)
+
+    def _fuse(self) -> None:
+        for node in reversed(self.graph.nodes):
+            if node.name in self.skipped:
+                continue
+            found = next((f for fusion in FUSIONS if (f := fusion(self.context, node))), None)
+            if found is not None and not self.skipped.intersection(found.absorbed):
+                self.fused[node.name] = found
+                self.skipped.update(found.absorbed)
+
+    def _inputs(self, node: Node) -> tuple[str, ...]:
+        found = self.fused.get(node.name)
+        names = found.inputs if found else node.inputs
+        return tuple(self.aliases.get(name, name) for name in names)
+
+    def _literals(self) -> dict[str, str]:
+        """Zero-dimensional constants that every reader can take as a Python number."""
+        found: dict[str, str] = {}
+        for node in self.graph.nodes:
+            if node.op == "full" and node.attr("shape") == () and node.name not in self.context.results:
+                readers = [self.graph.by_name[name] for name in self.graph.users[node.name]]
+                if readers and all(self._takes_number(reader, node.name, found) for reader in readers):
+                    found[node.name] = literal(node.attr("value"))
+        return found
+
+    def _takes_number(self, reader: Node, number: str, literals: Mapping[str, str]) -> bool:
+        if reader.name in self.fused or reader.op not in _TAKES_NUMBER | set(_CLAMPS):
+            return False
+        others = [name for name in reader.inputs if name != number]
+        if reader.op == "where":
+            others = [name for name in others if name != reader.inputs[0]]
+        if reader.op == "where" and reader.inputs[0] == number:
+            return False
+        own, types = self.graph.types[number].dtype, self.graph.types
+        result = own if types[reader.name].dtype == "bool" else types[reader.name].dtype
+        return bool(others) and all(
+            name not in literals
+            and (types[name].dtype == own or (is_float(types[name].dtype) and types[name].dtype == result))
+            for name in others
+        )
+
+    def operand(self, name: str) -> str:
+        """A name, or the number that it stands for, as text."""
+        name = self.aliases.get(name, name)
+        return self.literals.get(name) or self.names[name]
+
+    def of(self, node: Node) -> str:
+        """The expression that computes a node."""
+        found = self.fused.get(node.name)
+        operands = [self.operand(name) for name in self._inputs(node)]
+        if found is not None:
+            return found.text.format(*operands)
+        if node.is_leaf:
+            return f"{'batch' if node.op == 'input' else 'leaf'}[{node.attr('target')!r}]"
+        if node.is_parallel:
+            return self._parallel(node, operands[0])
+        if node.op == OPAQUE:
+            return opaque_call(node, operands)
+        if node.op in _CLAMPS and len(self.literals.keys() & set(node.inputs)) == 1:
+            number, tensor = sorted(operands, key=lambda o: o not in self.literals.values())
+            return f"{tensor}.{_CLAMPS[node.op]}({number})"
+        if (split := split_of(self.context, node)) is not None:
+            return split.format(*operands)
+        return self._row(node, operands)
+
+    def _parallel(self, node: Node, operand: str) -> str:
+        axis = node.attr("axis")
+        if node.op in (PARTITION, COMBINE):
+            return f"{node.op}({operand}, {axis}, {at(self.context.place(node))})"
+        fresh = self._sum_in_place(node) if node.op == REDUCE else self._gradient_in_place(node)
+        return f"{node.op}({operand}, {axis}{', inplace=True' if fresh else ''})"
+
+    def _sum_in_place(self, node: Node) -> bool:
+        producer = self.graph.by_name[node.inputs[0]]
+        return self.graph.users[producer.name] == (node.name,) and producer.op in _FRESH
+
+    def _gradient_in_place(self, node: Node) -> bool:
+        return all(self.graph.by_name[name].op in _FRESH_GRADIENT for name in self.graph.users[node.name])
+
+    def _row(self, node: Node, operands: list[str]) -> str:
+        row, mesh, types = ROWS[node.op], self.graph.mesh, self.graph.types
+        shapes = LocalShapes(
+            tuple(types[name].shape for name in node.inputs),
+            types[node.name].shape,
+            tuple(types[name].local_shape(mesh) for name in node.inputs),
+            types[node.name].local_shape(mesh),
+        )
+        attrs: dict[str, Any] = {k: attribute(v) for k, v in row.localize(dict(node.attrs), shapes).items()}
+        if row.offset is not None:
+            attrs["offset"] = self._offset(node, row.offset)
+        if row.random:
+            attrs["shard"] = self._shard(types[node.name])
+            if node.name in self.drawn:
+                return f"rt.drop({operands[0]}, {attrs['p']}, {mask_name(node)}, {attrs['shard']})"
+        attrs["*"] = ", ".join(operands)
+        attrs["*1"] = ", ".join(operands[1:])
+        if len(operands) == 2 and operands[0].startswith("-") and operands[0] in self.literals.values():
+            operands = [f"({operands[0]})", operands[1]]
+        return row.torch.replace("rt.device()", "device").format(*operands, **attrs)
+
+    def _offset(self, node: Node, factor: str) -> str:
+        """Where this rank's rows of the table begin, or None where it holds the whole table."""
+        mesh = self.graph.mesh
+        axes = [a for a, choice in enumerate(node.split) if choice == factor and mesh.sizes[a] > 1]
+        if not axes:
+            return "None"
+        position = ""
+        for a in axes:
+            rank = f"{mesh.names[a]}.rank"
+            position = f"({position} * {mesh.sizes[a]} + {rank})" if position else rank
+        return f"{position} * {self.graph.types[node.inputs[0]].local_shape(mesh)[0]}"
+
+    def _shard(self, kind: TensorType) -> str:
+        steps = shard_order(kind.shape, kind.layouts, self.graph.mesh.sizes)
+        if not steps:
+            return "None"
+        places = ", ".join(f"({self.graph.mesh.names[a]}, {dim}, {blocks})" for a, dim, blocks in steps)  # type: ignore[misc]
+        return f"rt.Shard({kind.shape}, {places})"
 
 
-def indexed(text: str) -> tuple[str, int | None]:
-    """An expression that ends in `[0]` or `[1]`, …, taken apart."""
-    match = re.fullmatch(r"(.*\))\[(\d+)\]", text)
-    return (match[1], int(match[2])) if match else (text, None)
-
-
-def literal(value: object) -> str:
-    """A number as Python source, infinities and NaN included."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    return repr(value)
-
-
-def attribute(value: Attr) -> Attr:
-    """An attribute as `str.format` may print it: infinities would come out as names."""
-    return literal(value) if isinstance(value, float) else value
-
-
-def opaque_call(node: Node, operands: list[str]) -> str:
-    """An operator without a row, called as it was captured."""
-    import torch
-
-    attrs = dict(node.attrs)
-    path = str(attrs["target"])
-    op: Any = torch.ops
-    for part in path.split("."):
-        op = getattr(op, part)
-
-    def text(value: Attr) -> str:
-        if isinstance(value, tuple) and len(value) == 2 and value[0] == "$":
-            return operands[value[1]]
-        if isinstance(value, tuple) and len(value) == 2 and value[0] == "torch":
-            return str(value[1]) if str(value[1]).startswith("torch.") else "device"
-        if isinstance(value, tuple):
-            return "[" + ", ".join(map(text, value)) + "]"
-        return literal(value)
-
-    args = [text(v) for v in attrs["args"]] + [f"{k}={text(v)}" for k, v in attrs["kwargs"]]  # type: ignore[union-attr,misc]
-    call = f"torch.ops.{path}({', '.join(args)})"
-    return f"{call}[{attrs['result']}]" if len(op._schema.returns) > 1 else call
+def mask_name(node: Node) -> str:
+    """The mask that is drawn for a dropout ahead of it."""
+    return f"mask_{node.attr('seed')}"

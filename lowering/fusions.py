@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import shard_order
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
@@ -139,6 +140,28 @@ def all_to_all(c: Context, node: Node) -> Fused | None:
         return None
     where = f"{node.attr('axis')}, {c.place(inner)}, {c.place(node)}"
     return Fused(f"all_to_all({{0}}, {where})", inner.inputs, (inner.name,))
+
+
+def split_of(c: Context, node: Node) -> str | None:
+    """A slice that is one of several that cut up a dimension, as an element of one `split`; else None.
+
+    The gradient of a split is one concatenation, that of separate slices a sum of zero-padded ones.
+    """
+    if node.op != "slice":
+        return None
+    dim, whole = integer(dict(node.attrs), "dim"), node.inputs[0]
+    readers = [c.graph.by_name[reader] for reader in dict.fromkeys(c.graph.users[whole])]
+    alike = [n for n in readers if n.op == "slice" and n.attr("dim") == dim and n.split == node.split]
+    alike.sort(key=lambda n: integer(dict(n.attrs), "start"))
+    end, extent = 0, c.graph.types[whole].shape[dim]
+    for n in alike:
+        if (n.attr("start"), n.attr("step")) != (end, 1):
+            return None
+        end = integer(dict(n.attrs), "stop")
+    if len(alike) < 2 or end != extent:
+        return None
+    sizes = tuple(c.graph.types[n.name].local_shape(c.graph.mesh)[dim] for n in alike)
+    return f"{{0}}.split({sizes}, {dim})[{alike.index(node)}]"
 
 
 FUSIONS: tuple[Fusion, ...] = (

@@ -124,12 +124,20 @@ def dropout(x: Tensor, p: float, shard: Shard | None) -> Tensor:
     """
     if shard is None:
         return torch.native_dropout(x, p, True)[0]
-    mask = shard.take(_keep_mask(x, p, shard.shape))
-    return _Dropout.apply(x, mask, 1 / (1 - p) if p < 1 else 0.0)
-
-
-def _keep_mask(x: Tensor, p: float, shape: tuple[int, ...]) -> Tensor:
-    order = range(x.dim())
+    order = tuple(range(x.dim()))
     if not x.is_contiguous() and torch.ops.aten.is_non_overlapping_and_dense(x):
-        order = sorted(order, key=lambda d: (-x.stride(d), d))
-    return torch.empty_permuted(shape, tuple(order), dtype=torch.bool, device=x.device).bernoulli_(1 - p)
+        order = tuple(sorted(order, key=lambda d: (-x.stride(d), d)))
+    return drop(x, p, draw(shard.shape, p, x.device, order), shard)
+
+
+def draw(shape: Sequence[int], p: float, device: torch.device, order: Sequence[int] | None = None) -> Tensor:
+    """The keep-mask of a tensor of `shape`, as `native_dropout` draws it; `order`: of its dimensions in memory."""
+    order = tuple(range(len(shape))) if order is None else tuple(order)
+    if device.type == "cpu":
+        return torch.empty_permuted(tuple(shape), order, dtype=torch.bool).bernoulli_(1 - p)
+    return torch.native_dropout(torch.empty_permuted(tuple(shape), order, device=device).fill_(1.0), p, True)[1]
+
+
+def drop(x: Tensor, p: float, mask: Tensor, shard: Shard | None) -> Tensor:
+    """Dropout by a mask of the whole tensor, of which `x` is the `shard`."""
+    return _Dropout.apply(x, mask if shard is None else shard.take(mask), 1 / (1 - p) if p < 1 else 0.0)

@@ -4,16 +4,19 @@
 * Sums that only the batch determines (the number of targets) are launched first and waited for where they are read.
 * Leaves are read right before their first use; blocks of parameters are gathered then, and freed after their last use.
 * The reductions at the end that sum up the loss are left to the module.
+* Masks are drawn in the order in which the single process draws them, each once, whatever the order of the dropouts.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.lowering.late import LOSS, summand_of_loss
 from shardwright.lowering.parameters import Paths, last_readers
+from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
@@ -26,7 +29,7 @@ CONSTANT_BYTES = 64 << 20
 class Line:
     """One thing to write. `name` is a node, or for gather and free the number of a block."""
 
-    kind: Literal["node", "constant", "start", "wait", "gather", "free"]
+    kind: Literal["node", "constant", "start", "wait", "gather", "free", "draw"]
     name: str | int
 
 
@@ -113,6 +116,12 @@ def schedule(
     return _Scheduler(graph, order, reads, constant, paths, frozenset(sums)).run(results)
 
 
+def drawn_ahead(graph: Graph, lines: Sequence[Line]) -> set[str]:
+    """The dropouts whose masks are drawn in lines of their own."""
+    seeds = {graph.by_name[str(line.name)].attr("seed") for line in lines if line.kind == "draw"}
+    return {n.name for n in graph.nodes if n.op in ROWS and ROWS[n.op].random and n.attr("seed") in seeds}
+
+
 class _Scheduler:
     def __init__(
         self,
@@ -126,6 +135,8 @@ class _Scheduler:
         self.graph, self.order, self.reads, self.constant, self.sums = graph, order, reads, constant, sums
         self.block_of = {m.result: i for i, block in enumerate(paths.blocks) for m in block.members}
         self.freed_after = self._last_uses(paths)
+        self.seeds = {n.name: integer(dict(n.attrs), "seed") for n in order if n.op in ROWS and ROWS[n.op].random}
+        self.drawn: set[int] = set()
         self.lines: list[Line] = []
         self.there: set[str | int] = set()
 
@@ -135,6 +146,7 @@ class _Scheduler:
                 continue
             for name in self.reads[node.name]:
                 self._fetch(name)
+            self._draw(node)
             started = node.name in self.sums
             self.lines.append(Line("start" if started else "node", node.name))
             self.there.update(() if started else (node.name,))
@@ -155,6 +167,18 @@ class _Scheduler:
         kind = "wait" if name in self.sums else "constant" if name in self.constant else "node"
         self.lines.append(Line(kind, name))
         self.there.add(name)
+
+    def _draw(self, node: Node) -> None:
+        """Before a dropout, draw what the single process has drawn by then; and its own mask, if others share it."""
+        if node.name not in self.seeds:
+            return
+        seed = self.seeds[node.name]
+        shared = Counter(self.seeds.values())[seed] > 1
+        for name, other in sorted(self.seeds.items(), key=lambda item: item[1]):
+            if other not in self.drawn and (other < seed or (other == seed and shared)):
+                self.drawn.add(other)
+                self.lines.append(Line("draw", name))
+        self.drawn.add(seed)
 
     def _last_uses(self, paths: Paths) -> dict[str, list[int]]:
         """After which node each block can be freed; those in use when the last one is gathered are kept."""

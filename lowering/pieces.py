@@ -1,0 +1,67 @@
+"""Pieces of the emitted text: identifiers, numbers, attributes, operators without a row."""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Collection
+from typing import Any
+
+from shardwright.pcg.graph import Node
+from shardwright.pcg.optable import Attr
+
+
+def identifiers(names: list[str], reserved: Collection[str]) -> dict[str, str]:
+    """A Python identifier for every node, readable and unique."""
+    taken, found = set(reserved), {}
+    for name in names:
+        text = re.sub(r"\W", "_", name)
+        text = f"t_{text}" if not text.isidentifier() else text
+        while text in taken or keyword.iskeyword(text):
+            text += "_"
+        taken.add(text)
+        found[name] = text
+    return found
+
+
+def indexed(text: str) -> tuple[str, int | None]:
+    """An expression that ends in `[0]` or `[1]`, …, taken apart."""
+    match = re.fullmatch(r"(.*\))\[(\d+)\]", text)
+    return (match[1], int(match[2])) if match else (text, None)
+
+
+def literal(value: object) -> str:
+    """A number as Python source, infinities and NaN included."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def attribute(value: Attr) -> Attr:
+    """An attribute as `str.format` may print it: infinities would come out as names."""
+    return literal(value) if isinstance(value, float) else value
+
+
+def opaque_call(node: Node, operands: list[str]) -> str:
+    """An operator without a row, called as it was captured."""
+    import torch
+
+    attrs = dict(node.attrs)
+    path = str(attrs["target"])
+    op: Any = torch.ops
+    for part in path.split("."):
+        op = getattr(op, part)
+
+    def text(value: Attr) -> str:
+        if isinstance(value, tuple) and len(value) == 2 and value[0] == "$":
+            return operands[value[1]]
+        if isinstance(value, tuple) and len(value) == 2 and value[0] == "torch":
+            return str(value[1]) if str(value[1]).startswith("torch.") else "device"
+        if isinstance(value, tuple):
+            return "[" + ", ".join(map(text, value)) + "]"
+        return literal(value)
+
+    args = [text(v) for v in attrs["args"]] + [f"{k}={text(v)}" for k, v in attrs["kwargs"]]  # type: ignore[union-attr,misc]
+    call = f"torch.ops.{path}({', '.join(args)})"
+    return f"{call}[{attrs['result']}]" if len(op._schema.returns) > 1 else call
