@@ -43,13 +43,14 @@ def _next(graph: Graph) -> tuple[Node, str, tuple[int, ...]] | None:
     while graph.by_name[name].op == REDUCE:
         name = graph.by_name[name].inputs[0]
     node = graph.by_name[name]
-    if node.op not in ROWS or len(graph.users[name]) + [n for _, n in graph.outputs].count(name) != 1:
+    results = [result for _, result in graph.outputs]
+    if node.op not in ROWS or len(graph.users[name]) + results.count(name) != 1:
         return None
     for operands in ROWS[node.op].linear_in:
         sums = [graph.by_name[node.inputs[i]] for i in operands]
         rest = [i for k, i in enumerate(node.inputs) if k not in operands]
         axes = {str(s.attr("axis")) for s in sums if s.op == REDUCE}
-        alone = all(s.op == REDUCE and graph.users[s.name] == (node.name,) for s in sums)
+        alone = all(s.op == REDUCE and graph.users[s.name] == (node.name,) and s.name not in results for s in sums)
         if alone and len(axes) == 1 and not any(graph.types[i].grad for i in rest):
             return node, axes.pop(), operands
     return None

@@ -19,10 +19,11 @@ from shardwright.lowering import private
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.storage import Held
 
-LARGE_BYTES = 1 << 18
-"""Gradients of this size are summed in place: copying them would cost more than another launch."""
-BUCKET_BYTES = 4 << 20
-"""A bucket is closed when it has reached this size."""
+LARGE_BYTES = 2 << 20
+"""Gradients of this size are summed in place: copying them would cost more than another launch (gloo on CPU, 2026-11:
+a step with 256 KiB here and 4 MiB below took 1.07 × the CPU time of DDP, with these 1.01)."""
+BUCKET_BYTES = 25 << 20
+"""A bucket is closed when it has reached this size; DDP's default."""
 
 
 @dataclass(frozen=True)
