@@ -37,7 +37,7 @@ LINEAR = [
                  "linear(linear(x, v), w)", "linear(x, matmul(w, v))"),
         "linear_by_product",
     ),
-    equation("linear_as_matmul", X | W, "linear(x, w)", "matmul(x, permute(w, dims=(1, 0)))"),
+    equation("linear_as_matmul", X | W, "linear(x, w)", "matmul(x, permute(w, dims=(1, 0)))", guard=("len(b) > 0",)),
     equation(
         "sum_of_linear", {"x": "m *b i"} | W,
         "sum(linear(x, w), dims=(0,), keepdim=False)", "linear(sum(x, dims=(0,), keepdim=False), w)",
@@ -88,8 +88,7 @@ FUSION = [
     ),
     equation("linear_of_concat_sliced", {"x": "*b i", "y": "*b j", "w": "o n"}, "linear(concat(x, y, dim=len(b)), w)",
              "add(linear(x, slice(w, dim=1, start=0, stop=i, step=1)),"
-             " linear(y, slice(w, dim=1, start=i, stop=n, step=1)))",
-             guard=("n == i + j",)),
+             " linear(y, slice(w, dim=1, start=i, stop=n, step=1)))"),
     equation("fuse_two_linears", X | {"v": "o i", "w": "p i"}, "linear(x, v); linear(x, w)",
              "slice(linear(x, concat(v, w, dim=0)), dim=len(b), start=0, stop=o, step=1);"
              "slice(linear(x, concat(v, w, dim=0)), dim=len(b), start=o, stop=o + p, step=1)"),
@@ -97,11 +96,10 @@ FUSION = [
              "slice(linear(x, concat(u, v, w, dim=0)), dim=len(b), start=0, stop=o, step=1);"
              "slice(linear(x, concat(u, v, w, dim=0)), dim=len(b), start=o, stop=o + p, step=1);"
              "slice(linear(x, concat(u, v, w, dim=0)), dim=len(b), start=o + p, stop=o + p + q, step=1)"),
-    equation("unfuse_two_linears", X | W, _PIECES.format("linear(x, w)"), _WEIGHTS, guard=("t == o",)),
-    equation("unfuse_three_linears", X | W, (_PIECES + _LAST).format("linear(x, w)"), _WEIGHTS + _LAST_WEIGHT,
-             guard=("u == o",)),
+    equation("unfuse_two_linears", X | W, _PIECES.format("linear(x, w)"), _WEIGHTS),
+    equation("unfuse_three_linears", X | W, (_PIECES + _LAST).format("linear(x, w)"), _WEIGHTS + _LAST_WEIGHT),
     equation("unfuse_three_affine", X | W | {"c": "o"}, (_PIECES + _LAST).format("add(linear(x, w), c)"),
-             "; ".join(_with_bias(*cut) for cut in (("0", "s"), ("s", "t"), ("t", "u"))), guard=("u == o",)),
+             "; ".join(_with_bias(*cut) for cut in (("0", "s"), ("s", "t"), ("t", "u")))),
 ]  # fmt: skip
 
 ALL = {"x": "*b", "y": "*b", "z": "*b"}
@@ -144,6 +142,21 @@ MOVES = [
              "slice(concat(x, y, dim=len(b)), dim=len(b), start=0, stop=i, step=1)", "x", moves=True),
     equation("last_slice_of_concat", {"x": "*b i", "y": "*b j"},
              "slice(concat(x, y, dim=len(b)), dim=len(b), start=i, stop=i + j, step=1)", "y", moves=True),
+    equation("first_rows_of_concat", {"x": "i n", "y": "j n"},
+             "slice(concat(x, y, dim=0), dim=0, start=0, stop=i, step=1)", "x", moves=True),
+    equation("last_rows_of_concat", {"x": "i n", "y": "j n"},
+             "slice(concat(x, y, dim=0), dim=0, start=i, stop=i + j, step=1)", "y", moves=True),
+    equation("rows_of_concat", {"x": "i n", "y": "j n"},
+             "slice(concat(x, y, dim=0), dim=0, start=s, stop=t, step=1)",
+             "slice(x, dim=0, start=s, stop=t, step=1)", guard=("t <= i",), moves=True),
+    equation("rows_of_last_concat", {"x": "i n", "y": "j n"},
+             "slice(concat(x, y, dim=0), dim=0, start=s, stop=t, step=1)",
+             "slice(y, dim=0, start=s - i, stop=t - i, step=1)", guard=("i <= s",), moves=True),
+    *_both(
+        equation("rows_of_three", {"x": "i n", "y": "j n", "z": "k n"}, "concat(x, y, z, dim=0)",
+                 "concat(concat(x, y, dim=0), z, dim=0)", moves=True),
+        "rows_of_three_flat",
+    ),
     equation("concat_of_slices", {"x": "*b n"},
              "concat(slice(x, dim=len(b), start=0, stop=s, step=1), slice(x, dim=len(b), start=s, stop=n, step=1),"
              " dim=len(b))", "x", moves=True),
@@ -159,3 +172,11 @@ MOVES = [
 
 CATALOGUE: Mapping[str, Equation] = {rule.name: rule for rule in (*LINEAR, *MATMUL, *FUSION, *ARITHMETIC, *MOVES)}
 """Every hand-named rule, by name."""
+
+_FOR_PROOFS = (
+    "add_commutes", "mul_commutes", "sub_as_add", "linear_as_matmul", "rows_of_three", "rows_of_three_flat",
+    "rows_of_concat", "rows_of_last_concat",
+)  # fmt: skip
+
+SEARCHED = tuple(name for name in CATALOGUE if name not in _FOR_PROOFS)
+"""The rules that a search profits from. The others are steps of proofs: alone they never make a plan cheaper."""

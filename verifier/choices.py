@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
-from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.pattern import Pattern, pattern_of
 from shardwright.substitutions.rowrules import RowRule, choices, derive
@@ -38,11 +39,15 @@ class Certified:
     _nodes: dict[Key, dict[str, str]] = field(default_factory=dict)
     _rules: dict[_RuleKey, Certificate | str] = field(default_factory=dict)
 
-    def __call__(self, node: Node, operands: Sequence[TensorType]) -> frozenset[str]:
-        """The certified choices of one operator, in the names of `Node.split`; `GraphError` where shapes do not fit."""
+    def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = ()) -> frozenset[str]:
+        """The certified choices of one operator, in the names of `Node.split`; `GraphError` where shapes do not fit.
+
+        `blocked` lists choices such as "o/3" to judge too: there are too many of them to judge unasked.
+        """
         if node.op == OPAQUE:
             return frozenset(["R"])
-        return frozenset(choice for choice, reason in self._outcomes(node, operands).items() if not reason)
+        plain = (choice for choice, reason in self._outcomes(node, operands).items() if not reason)
+        return frozenset([*plain, *(choice for choice in blocked if not self.reason(node, operands, choice))])
 
     def of(self, graph: Graph, node: Node) -> frozenset[str]:
         """The certified choices of a node of a graph; leaves and parallel operators have none."""
@@ -55,6 +60,8 @@ class Certified:
         if node.op == OPAQUE:
             return None if choice == "R" else f"{node.op}: an operator without a row runs on whole tensors only"
         outcomes = self._outcomes(node, operands)
+        if "/" in choice:
+            return self._judge_blocked(node, operands, choice) or None
         if choice not in outcomes:
             return f"{node.op} does not offer the choice {choice!r}; it has {sorted(outcomes)}"
         return outcomes[choice] or None
@@ -63,13 +70,10 @@ class Certified:
         """The certificate of one choice, if it has one."""
         if node.op == OPAQUE or self.reason(node, operands, choice) is not None:
             return None
-        signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
-        pattern, names = pattern_of(signature)
-        by_name = {f.name: names[i] for i, f in enumerate(signature.factors)}
-        found = self._certify(node.op, pattern, by_name.get(choice, choice))
+        found = self._certify(node.op, *_pattern(node, operands, choice))
         return found if isinstance(found, Certificate) else None
 
-    def equations(self, names: Iterable[str] = tuple(CATALOGUE)) -> tuple[Equation, ...]:
+    def equations(self, names: Iterable[str] = SEARCHED) -> tuple[Equation, ...]:
         """The hand-named algebraic rules of these names that are proven."""
         return tuple(CATALOGUE[name] for name in names if isinstance(self._prove(CATALOGUE[name]), Certificate))
 
@@ -107,6 +111,16 @@ class Certified:
             reason = found if isinstance(found, str) else context.violated(found.guard)
             outcomes[real_names.get(choice, choice)] = reason
         return outcomes
+
+    def _judge_blocked(self, node: Node, operands: Sequence[TensorType], choice: str) -> str:
+        """Why a split within blocks is not certified, or "": the rule of the factor string with that factor refined."""
+        if (row := ROWS[node.op]).random or row.offset is not None:
+            return f"{node.op} needs consecutive parts; it is not split in blocks"
+        try:
+            found = self._certify(node.op, *_pattern(node, operands, choice))
+        except GraphError as error:
+            return str(error)
+        return "" if isinstance(found, Certificate) else found
 
     def _certify(self, row: str, pattern: Pattern, choice: str) -> Certificate | str:
         """From the store, or proven now; nothing unproven comes out of here."""
@@ -150,7 +164,14 @@ class _Context:
 
 def rule_of(node: Node, operands: Sequence[TensorType], choice: str) -> RowRule:
     """The rule behind a choice of a node, in the names of `Node.split`."""
+    return derive(node.op, *_pattern(node, operands, choice))
+
+
+def _pattern(node: Node, operands: Sequence[TensorType], choice: str) -> tuple[Pattern, str]:
+    """The pattern that a choice is a rule of, and the choice in the pattern's letters."""
     signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
-    pattern, names = pattern_of(signature)
-    by_name = {f.name: names[i] for i, f in enumerate(signature.factors)}
-    return derive(node.op, pattern, by_name.get(choice, choice))
+    name, blocks = parse_choice(choice)
+    if blocks > 1 and (factor := signature.index(name)) is not None:
+        signature = signature.refined(factor, blocks)
+    pattern, letters = pattern_of(signature)
+    return pattern, {f.name: letters[i] for i, f in enumerate(signature.factors)}.get(name, choice)

@@ -76,6 +76,10 @@ class Evaluator:
         self.given.append(size >= 1)
         return z3.Int(f"j{self._count}")
 
+    def rank(self, x: Tensor) -> int:
+        """The least rank that a tensor of these dims has: splices may be empty unless a guard says otherwise."""
+        return sum(1 for d in x.dims if not d.splice or d.splice in self.symbols.nonempty)
+
     def require(self, what: str, formula: Formula) -> None:
         self.needs.append((what, formula))
 
@@ -151,7 +155,7 @@ def _linear(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 def _matmul(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     x, y = operands
-    _expect(term, _rank(x) >= 2 and _rank(y) in (2, _rank(x)))
+    _expect(term, run.rank(x) >= 2 and run.rank(y) >= 2 and _rank(y) in (2, _rank(x)))
     run.same(f"{term}: summed dimensions agree", x.dims[-1], y.dims[-2])
     for a, b in zip(x.dims[:-2], y.dims[:-2], strict=False):
         run.same(f"{term}: leading dimensions agree", a, b)

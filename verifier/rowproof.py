@@ -41,7 +41,7 @@ def prove(rule: RowRule) -> Proof:
                 break
         lemmas = () if failure else tuple(sorted(map(require, used & _PROVEN)))
     except RuleError as error:
-        failure, lemmas = Failure(str(error), None), ()
+        failure, lemmas = Failure(str(error)), ()
     return Proof(rule, (*lemmas, *sorted(used - _PROVEN)) if failure is None else (), failure)
 
 
@@ -52,9 +52,9 @@ def _ill_formed(rule: RowRule, pattern: Pattern) -> Failure | None:
     for dims in pattern.tensors:
         names = [name for dim in dims for name in dim]
         if len(set(names)) < len(names):
-            return Failure("a tensor has one factor twice, so that its digits are not free", None)
+            return Failure("a tensor has one factor twice, so that its digits are not free")
     if rule.factor is not None and rule.factor not in pattern.splittable:
-        return Failure(f"{rule.factor} is not a splittable factor of {pattern}", None)
+        return Failure(f"{rule.factor} is not a splittable factor of {pattern}")
     return None
 
 
@@ -111,7 +111,7 @@ def _linearity(rule: RowRule, term: Term, used: set[str]) -> Failure | None:
             return refute(title, formula, given, [])
         used.update(("additive-sum", "linear-sum"))
     elif partial not in term.body.linear:
-        return Failure(f"{title}, which the row does not declare", None)
+        return Failure(f"{title}, which the row does not declare")
     elif term.title == "forward":
         used.update(("additive-sum", "linear-sum", f"declared: {rule.row} is linear in {sorted(partial)}"))
     else:

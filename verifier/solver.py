@@ -19,15 +19,20 @@ SMALL = (2, 3, 5, 7, 4, 6, 8, 9, 10, 11)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A claim that was not proven. `model` assigns numbers that refute it; without one the solver gave up."""
+    """A claim that was not proven: refuted, by numbers (`model`) or by its types, or unknown. Neither is ever used."""
 
     claim: str
-    model: Mapping[str, str] | None
+    model: Mapping[str, str] | None = None
+    ill_typed: bool = False
+
+    @property
+    def refuted(self) -> bool:
+        return self.model is not None or self.ill_typed
 
     def __str__(self) -> str:
-        if self.model is None:
-            return f"{self.claim}: not decided within {TIMEOUT_MS} ms"
-        return f"{self.claim}: false for {', '.join(f'{k} = {v}' for k, v in self.model.items())}"
+        if self.model is not None:
+            return f"{self.claim}: false for {', '.join(f'{k} = {v}' for k, v in self.model.items())}"
+        return f"{self.claim}: {'ill-typed' if self.ill_typed else 'not proven'}"
 
 
 @lru_cache(maxsize=1)
@@ -76,7 +81,7 @@ def refute(claim: str, formula: Formula, given: Iterable[Formula], sizes: Iterab
             values = {str(size): str(value) for size, value in concrete}
             values |= {str(d): str(model[d]) for d in model.decls() if d.arity() == 0}
             return Failure(claim, values)
-    return Failure(claim, None)
+    return Failure(claim)
 
 
 def is_satisfiable(formulas: Iterable[Formula]) -> bool:

@@ -37,10 +37,10 @@ def prove_steps(rule: StepRule) -> Failure | None:
     try:
         ends = rule.end(rule.left), rule.end(rule.right)
     except RuleError as error:
-        return Failure(str(error), None)
+        return Failure(str(error), ill_typed=True)
     if ends[0] != ends[1]:
         shown = [", ".join(f"{a}: {p}" for a, p in end.items()) for end in ends]
-        return Failure(f"the left side ends in {shown[0]}, the right side in {shown[1]}", None)
+        return Failure(f"the left side ends in {shown[0]}, the right side in {shown[1]}", ill_typed=True)
     require("digits")
     digits = _digits(rule)
     start = Value(dict(rule.start), _start(rule, digits))
@@ -48,10 +48,10 @@ def prove_steps(rule: StepRule) -> Failure | None:
     where, given = _everywhere(rule, digits)
     equality = Equality(given)
     if not equality.holds(left.element(where), right.element(where)):
-        return Failure("the two sides leave different values on the devices", None)
+        return Failure("the two sides leave different values on the devices")
     for side, value in (("left", left), ("right", right)):
         if not equality.holds(_denoted(value)(where), _denoted(start)(where)):
-            return Failure(f"the {side} side denotes another tensor than it started from", None)
+            return Failure(f"the {side} side denotes another tensor than it started from")
     return None
 
 

@@ -16,7 +16,7 @@ class Symbols:
     """Z3 constants by name. Sizes are at least 1; attributes are any integers; permutations and shapes are opaque."""
 
     sizes: dict[str, Number] = field(default_factory=dict)
-    splices: set[str] = field(default_factory=set)
+    nonempty: set[str] = field(default_factory=set)
     opaque_used: bool = False
 
     @cached_property
@@ -108,20 +108,23 @@ class Symbols:
         ]
 
     def condition(self, guard: Expression) -> Formula:
-        """A guard as a formula. Conditions on the length of a splice say nothing here."""
+        """A guard as a formula; `len(b) > 0` is remembered as a fact about the rank."""
         tree = guard.tree
-        if not isinstance(tree, ast.Compare):
-            raise RuleError(f"guard {guard} is not a comparison")
-        parts = [tree.left, *tree.comparators]
-        if any(isinstance(part, ast.Call) for part in parts) or any(self._is_opaque(part) for part in parts):
-            left, right = (self._attribute(part) for part in parts)
-            return left == right
-        values = [self._number(part) for part in parts]
-        pairs = zip(tree.ops, values, values[1:], strict=False)
-        return z3.And([_compare(op, a, b) for op, a, b in pairs])
-
-    def _is_opaque(self, tree: ast.expr) -> bool:
-        return isinstance(tree, ast.Name) and tree.id in self.splices
+        match tree:
+            case ast.Compare(
+                left=ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=splice)]),
+                ops=[ast.Gt()],
+                comparators=[ast.Constant(value=0)],
+            ):
+                self.nonempty.add(splice)
+                return z3.BoolVal(True)
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Call() as right]):
+                return self._attribute(left) == self._attribute(right)
+            case ast.Compare(left=left, ops=ops, comparators=rest):
+                values = [self._number(part) for part in (left, *rest)]
+                return z3.And([_compare(op, a, b) for op, a, b in zip(ops, values, values[1:], strict=False)])
+            case _:
+                raise RuleError(f"guard {guard} is not a comparison")
 
 
 def _compare(op: ast.cmpop, a: Number, b: Number) -> Formula:

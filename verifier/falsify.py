@@ -1,0 +1,191 @@
+"""The falsifier of row rules: runs a rule device by device in float64 and looks for a counterexample.
+
+It shares nothing with the proofs but the rule: operands are scattered in the rule's layouts, every device runs the
+row's NumPy semantics on its part, and what the devices hold must denote what one device computes. Gradients are
+compared through directional derivatives, with the gradient of the result in the dual of its layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.graph import NOT_DIFFERENTIABLE
+from shardwright.pcg.interpret import scatter
+from shardwright.pcg.layout import Layout, local_shape
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.optable import ROWS, LocalShapes
+from shardwright.substitutions.pattern import pattern_of
+from shardwright.substitutions.placement import Placement
+from shardwright.substitutions.rowrules import RowRule, offset_factor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_STEP = 1e-6
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """Concrete operands for which a rule is false, and what goes wrong where."""
+
+    rule: str
+    degree: int
+    what: str
+    operands: tuple[Array, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.rule} is false for degree {self.degree}: {self.what}"]
+        for number, array in enumerate(self.operands):
+            shown = np.array2string(array, precision=3, threshold=24, edgeitems=2).replace("\n", "\n      ")
+            lines.append(f"  x{number} {list(array.shape)} = {shown}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One rule on concrete operands: what every device is given."""
+
+    rule: RowRule
+    arrays: Sequence[Array]
+    attrs: Mapping[str, Any]
+    degree: int
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh.of(a=self.degree)
+
+    def sizes(self) -> dict[str, int]:
+        shapes = [a.shape for a in self.arrays]
+        signature = ROWS[self.rule.row].signature(shapes, dict(self.attrs))
+        pattern, names = pattern_of(signature)
+        if str(pattern) != self.rule.pattern:
+            raise RuleError(f"{self.rule.name}: these operands have the pattern {pattern}")
+        return {name: signature.factors[i].size for i, name in enumerate(names)}
+
+    def run(self, arrays: Sequence[Array], attrs: Mapping[str, Any]) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(ROWS[self.rule.row].numpy(*arrays, **attrs))
+
+    def held(self, array: Array, placement: Placement, sizes: Mapping[str, int], seed: int = 0) -> list[Array]:
+        return scatter(array, (placement.at(sizes),), self.mesh, seed)
+
+    def local_attrs(self, sizes: Mapping[str, int], result: Array, layout: Layout) -> list[dict[str, Any]]:
+        """The attributes on every device, as the rule says they are told."""
+        row, rule = ROWS[self.rule.row], self.rule
+        shapes = [a.shape for a in self.arrays]
+        parts = [local_shape(s, (p.at(sizes),), (self.degree,)) for s, p in zip(shapes, rule.operands, strict=True)]
+        local_result = local_shape(result.shape, (layout,), (self.degree,))
+        attrs: dict[str, Any] = dict(self.attrs)
+        if "attrs" in rule.local:
+            attrs |= row.localize(attrs, LocalShapes(tuple(shapes), result.shape, tuple(parts), local_result))
+        told: list[dict[str, Any]] = []
+        for device in range(self.degree):
+            own = dict(attrs)
+            if "offset" in rule.local and (factor := offset_factor(row, rule.shapes())) is not None:
+                own["offset"] = own.get("offset", 0) + device * sizes[factor] // self.degree
+            if row.random and ("shard" in rule.local or rule.factor is None):
+                own |= {"shape": result.shape, "shard": _shard(result.shape, layout, device, self.degree)}
+            told.append(own)
+        return told
+
+
+def _shard(shape: tuple[int, ...], layout: Layout, device: int, degree: int) -> tuple[slice, ...]:
+    slices = [slice(0, extent) for extent in shape]
+    if layout.is_shard:
+        part = shape[layout.dim] // degree
+        slices[layout.dim] = slice(device * part, (device + 1) * part)
+    return tuple(slices)
+
+
+def falsify(rule: RowRule, arrays: Sequence[Array], attrs: Mapping[str, Any], degree: int) -> Counterexample | None:
+    """A counterexample to the rule on these operands, if they are one. Operands that the guard excludes are none.
+
+    Raises `RuleError` where the operands have another pattern than the rule.
+    """
+    trial = _Trial(rule, arrays, attrs, degree)
+    sizes = trial.sizes()
+    if any(g.startswith("k | ") and (sizes[g[4:]] % degree or not sizes[g[4:]]) for g in rule.guard):
+        return None
+    try:
+        what = next(_differences(trial, sizes), None)
+    except (GraphError, ValueError, IndexError, TypeError, ZeroDivisionError) as error:
+        what = f"the local operator is not defined: {error}"
+    return Counterexample(rule.name, degree, what, tuple(arrays)) if what else None
+
+
+def _differences(trial: _Trial, sizes: Mapping[str, int]) -> Iterator[str]:
+    rule = trial.rule
+    whole = trial.run(trial.arrays, trial.attrs)
+    layout = rule.result.at(sizes)
+    parts = [trial.held(a, p, sizes, seed=i) for i, (a, p) in enumerate(zip(trial.arrays, rule.operands, strict=True))]
+    attrs = trial.local_attrs(sizes, whole, layout)
+    results = [trial.run([p[d] for p in parts], attrs[d]) for d in range(trial.degree)]
+    yield from _disagreement(results, whole, layout, trial)
+    if whole.dtype.kind == "f" and rule.row not in NOT_DIFFERENTIABLE:
+        for j, array in enumerate(trial.arrays):
+            if array.dtype.kind == "f":
+                yield from _gradient(trial, sizes, j, parts, attrs, whole)
+
+
+def _disagreement(results: Sequence[Array], whole: Array, layout: Layout, trial: _Trial) -> Iterator[str]:
+    """What the devices hold, compared with the logical result in the claimed layout."""
+    if layout.kind == "P":
+        if any(r.shape != whole.shape for r in results):
+            yield f"a summand has shape {list(results[0].shape)}, the result {list(whole.shape)}"
+            return
+        yield from _first_difference("the sum over devices", sum(results[1:], results[0]), whole)
+        return
+    expected = scatter(whole, (layout,), trial.mesh)
+    for device, (got, want) in enumerate(zip(results, expected, strict=True)):
+        yield from _first_difference(f"device {device} ({layout})", got, want)
+
+
+def _first_difference(where: str, got: Array, want: Array) -> Iterator[str]:
+    if got.shape != want.shape:
+        yield f"{where} has shape {list(got.shape)}, expected {list(want.shape)}"
+        return
+    wrong = ~np.isclose(got, want, rtol=1e-7, atol=1e-9, equal_nan=True)
+    if wrong.any():
+        at = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(wrong)))
+        pair = np.atleast_1d(got)[at], np.atleast_1d(want)[at]
+        yield f"{where} has {pair[0]:.6g} at {list(at)}, expected {pair[1]:.6g}"
+
+
+def _gradient(
+    trial: _Trial,
+    sizes: Mapping[str, int],
+    j: int,
+    parts: Sequence[Sequence[Array]],
+    attrs: Sequence[Mapping[str, Any]],
+    whole: Array,
+) -> Iterator[str]:
+    """The derivative of ⟨dy, result⟩ along a direction u of operand j, logically and as the devices have it."""
+    rule, rng = trial.rule, np.random.default_rng(7)
+    dy, u = rng.standard_normal(whole.shape), rng.standard_normal(trial.arrays[j].shape)
+    dys = trial.held(dy, rule.result.dual, sizes, seed=11)
+    dual = rule.operands[j].dual
+    directions = trial.held(u, dual, sizes) if dual.kind == "S" else [u] * trial.degree
+    expected = _slope(trial, list(trial.arrays), j, u, dy, trial.attrs)
+    slopes = [_slope(trial, [p[d] for p in parts], j, directions[d], dys[d], attrs[d]) for d in range(trial.degree)]
+    title = f"the gradient of operand {j}, {dual}, along a direction"
+    if dual.kind in "SP":
+        yield from _slope_difference(f"{title}: summed over devices", sum(slopes), expected)
+        return
+    for device, slope in enumerate(slopes):
+        yield from _slope_difference(f"{title}: device {device}", slope, expected)
+
+
+def _slope(trial: _Trial, arrays: list[Array], j: int, u: Array, dy: Array, attrs: Mapping[str, Any]) -> float:
+    def inner(step: float) -> float:
+        moved = [*arrays[:j], arrays[j] + step * u, *arrays[j + 1 :]]
+        return float(np.sum(dy * trial.run(moved, attrs)))
+
+    return (inner(_STEP) - inner(-_STEP)) / (2 * _STEP)
+
+
+def _slope_difference(where: str, got: float, want: float) -> Iterator[str]:
+    if not np.isclose(got, want, rtol=1e-4, atol=1e-5):
+        yield f"{where} has {got:.6g}, expected {want:.6g}"

@@ -1,0 +1,267 @@
+"""The falsifier of algebraic rules and of rules of the parallel operators: small tensors, exact arithmetic.
+
+Algebraic rules run as graphs: the left side is built at random small sizes that satisfy the guard, the rule is matched
+and applied to it, and both graphs are interpreted on integer-valued tensors, where sums and products are exact. Chains
+of parallel operators run on lists of arrays, one per device.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.graph import Graph, Node, leaf
+from shardwright.pcg.interpret import run_serial, scatter
+from shardwright.pcg.layout import Layout, Layouts, S
+from shardwright.pcg.mesh import Mesh
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.match import Match, replacement
+from shardwright.substitutions.steps import Move, Place, StepRule
+from shardwright.substitutions.terms import Apply, Term, Variable, subterms
+
+Array = np.ndarray[Any, np.dtype[Any]]
+SIZES = (2, 3, 4, 5, 6, 7)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Concrete tensors for which the two sides of a rule differ."""
+
+    rule: str
+    sizes: Mapping[str, Any]
+    tensors: Mapping[str, Array]
+    left: Array
+    right: Array | str
+
+    def __str__(self) -> str:
+        lines = [f"{self.rule} is false for {', '.join(f'{k} = {v}' for k, v in self.sizes.items())}"]
+        for name, array in {**self.tensors, "left": self.left}.items():
+            lines.append(f"  {name} {list(np.shape(array))} = {_short(array)}")
+        lines.append(f"  right = {self.right if isinstance(self.right, str) else _short(self.right)}")
+        return "\n".join(lines)
+
+
+def _short(array: Array) -> str:
+    return np.array2string(np.asarray(array), threshold=40, edgeitems=2).replace("\n", "")
+
+
+def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch | None:
+    """A counterexample to an algebraic rule among random small instances, if one is found.
+
+    Raises `RuleError` where no sizes can be found that satisfy the left side and the guard.
+    """
+    rng, found = random.Random(seed), 0
+    for _ in range(4000):
+        instance = _instance(rule, rng)
+        if instance is None:
+            continue
+        found += 1
+        if (mismatch := _compare(rule, *instance, seed=found)) is not None:
+            return mismatch
+        if found == trials:
+            return None
+    if not found:
+        raise RuleError(f"rule {rule.name!r}: no small sizes satisfy its left side and guard")
+    return None
+
+
+def _instance(rule: Equation, rng: random.Random) -> tuple[Graph, Match] | None:
+    """The left side as a graph at random sizes, with the match of its roots; None where the sizes do not fit."""
+    sizes: dict[str, Any] = {}
+    for _, dims in rule.variables:
+        for name in dims.names:
+            splice = name.startswith("*")
+            lead = tuple(rng.sample(SIZES[:3], rng.randint(0, 3)))
+            sizes.setdefault(name.lstrip("*"), lead if splice else rng.choice(SIZES))
+    applied = [t for root in rule.left for t in subterms(root) if isinstance(t, Apply)]
+    for term in applied:
+        for key, value in term.attrs:
+            if value.name is not None and value.name not in sizes:
+                sizes[value.name] = _attribute(key, sizes, rng)
+    try:
+        if not all(g.evaluate(sizes) is True for g in rule.guard):
+            return None
+        return _left_graph(rule, sizes)
+    except (GraphError, RuleError):
+        return None
+
+
+def _attribute(key: str, sizes: Mapping[str, Any], rng: random.Random) -> int | tuple[int, ...]:
+    """A value for a free attribute: a permutation or factorization of the splice, or a small number."""
+    lead = next((value for value in sizes.values() if isinstance(value, tuple)), ())
+    if key == "dims":
+        return tuple(rng.sample(range(len(lead)), len(lead)))
+    if key == "shape":
+        flat = rng.sample(lead, len(lead))
+        return tuple(flat) if len(flat) < 2 or rng.random() < 0.5 else (prod(flat[:2]), *flat[2:])
+    return rng.randint(0, 8)
+
+
+def _left_graph(rule: Equation, sizes: Mapping[str, Any]) -> tuple[Graph, Match]:
+    nodes: list[Node] = []
+    variables = {name: f"v_{name}" for name, _ in rule.variables}
+    for name, dims in rule.variables:
+        shape: tuple[int, ...] = ()
+        for d in dims.names:
+            shape += sizes[d[1:]] if d.startswith("*") else (sizes[d],)
+        nodes.append(leaf(variables[name], "input", shape, "float64", name, grad=True))
+    placed: dict[Term, str] = {}
+
+    def build(term: Term) -> str:
+        if isinstance(term, Variable):
+            return variables[term.name]
+        if term not in placed:
+            inputs = tuple(build(operand) for operand in term.operands)
+            attrs = tuple((key, value.evaluate(sizes)) for key, value in term.attrs)
+            placed[term] = f"t{len(placed)}"
+            nodes.append(Node(placed[term], term.op, inputs, attrs))
+        return placed[term]
+
+    roots = tuple(build(root) for root in rule.left)
+    graph = Graph(tuple(nodes), tuple((f"out{i}", root) for i, root in enumerate(roots))).validate()
+    return graph, Match(roots, frozenset(placed.values()), variables, dict(sizes))
+
+
+def _compare(rule: Equation, graph: Graph, match: Match, seed: int) -> Mismatch | None:
+    rng = np.random.default_rng(seed)
+    tensors = {n.name: rng.integers(-4, 5, graph.types[n.name].shape).astype(float) for n in graph.leaves("input")}
+    expected = run_serial(graph, tensors)
+    shown = {name[2:]: array for name, array in tensors.items()}
+    first = expected[match.roots[0]]
+    try:
+        nodes, results = replacement(graph, rule, match)
+        leaves = tuple(node for node in graph.nodes if node.is_leaf)
+        outputs = tuple((key, results[name]) for key, name in graph.outputs)
+        got = run_serial(Graph((*leaves, *nodes), outputs).validate(), tensors)
+    except (GraphError, RuleError) as error:
+        return Mismatch(rule.name, match.sizes, shown, first, f"not defined: {error}")
+    for root in match.roots:
+        want, have = expected[root], got[results[root]]
+        if want.shape != have.shape or not np.allclose(want, have, rtol=1e-9, atol=1e-9):
+            return Mismatch(rule.name, match.sizes, shown, want, have)
+    return None
+
+
+# ---- chains of parallel operators ----
+
+
+def falsify_steps(rule: StepRule, degrees: Sequence[int] = (2, 3), seed: int = 0) -> Mismatch | None:
+    """A counterexample to a rule of the parallel operators at these degrees, if there is one."""
+    rng = np.random.default_rng(seed)
+    for degree, other in product(degrees, degrees):
+        run = _Run(rule, {"a": degree, "b": other})
+        logical = rng.integers(-9, 10, run.shape).astype(float)
+        start = run.scattered(logical)
+        try:
+            ends = [rule.end(moves) for moves in (rule.left, rule.right)]
+            left, right = (run.chain(start, moves) for moves in (rule.left, rule.right))
+        except RuleError as error:
+            return Mismatch(rule.name, run.degrees, {"x": logical}, logical, f"not defined: {error}")
+        if ends[0] != ends[1]:
+            types = [{axis: str(place) for axis, place in end.items()} for end in ends]
+            return Mismatch(
+                rule.name, run.degrees, {"x": logical}, left[0], f"{types[1]}, a type other than {types[0]}"
+            )
+        for device, (a, b) in enumerate(zip(left, right, strict=True)):
+            if a.shape != b.shape or not np.allclose(a, b, rtol=1e-9, atol=1e-9):
+                return Mismatch(rule.name, {**run.degrees, "device": device}, {"x": logical}, a, b)
+    return None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A rule at concrete degrees, with dimension sizes that every chain of it can hold."""
+
+    rule: StepRule
+    degrees: Mapping[str, int]
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh.of(**{axis: self.degrees[axis] for axis, _ in self.rule.start})
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """The dimensions that are sharded anywhere, with the names of their numbers of blocks."""
+        places = [(p.dim, p.blocks) for _, p in self.rule.start if p.kind == "S"]
+        return places + [(m.dim, m.blocks) for m in (*self.rule.left, *self.rule.right) if m.dim]
+
+    @property
+    def dims(self) -> list[str]:
+        return list(dict.fromkeys(dim for dim, _ in self.places)) or ["d"]
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """A different number of blocks for every name."""
+        return {name: 1 + i for i, name in enumerate(dict.fromkeys(blocks for _, blocks in self.places))}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        extents = {dim: prod({self.blocks[n] for d, n in self.places if d == dim}) for dim in self.dims}
+        return tuple(extents[dim] * prod(self.degrees.values()) * (2 + i) for i, dim in enumerate(self.dims))
+
+    def shard(self, place: Place | Move) -> tuple[int, int]:
+        """Dimension and number of blocks."""
+        return self.dims.index(place.dim), self.blocks[place.blocks]
+
+    def layout(self, place: Place) -> Layout:
+        return S(*self.shard(place)) if place.kind == "S" else Layout.parse(place.kind)
+
+    def scattered(self, logical: Array) -> list[Array]:
+        layouts: Layouts = tuple(self.layout(place) for _, place in self.rule.start)
+        return scatter(logical, layouts, self.mesh, seed=3)
+
+    def chain(self, arrays: list[Array], moves: Sequence[Move]) -> list[Array]:
+        places = dict(self.rule.start)
+        for move in moves:
+            before = places[move.axis]
+            places[move.axis] = move.after(before)
+            arrays = self.step(arrays, move, before)
+        return arrays
+
+    def step(self, arrays: list[Array], move: Move, before: Place) -> list[Array]:
+        axis, size = self.mesh.names.index(move.axis), self.degrees[move.axis]
+        result = list(arrays)
+        for group in self.groups(axis):
+            held = [arrays[rank] for rank in group]
+            for rank, array in zip(group, self.exchange(held, move, before, size), strict=True):
+                result[rank] = array
+        return result
+
+    def groups(self, axis: int) -> Iterator[list[int]]:
+        """The ranks that differ along one axis only."""
+        coordinates = list(self.mesh.coordinates())
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank, at in enumerate(coordinates):
+            found.setdefault((*at[:axis], *at[axis + 1 :]), []).append(rank)
+        yield from found.values()
+
+    def exchange(self, held: list[Array], move: Move, before: Place, size: int) -> list[Array]:
+        """What a group of devices holds after a step, written for each operator on its own."""
+        if move.op in ("reduce", "reduce_copy"):
+            return [sum(held[1:], held[0])] * size
+        if move.op in ("combine", "gather_copy"):
+            return [self.join(held, before)] * size
+        if move.op == "partition":
+            return [self.cut(array, move, p, size) for p, array in enumerate(held)]
+        if move.op == "reduce_scatter":
+            return [self.cut(sum(held[1:], held[0]), move, p, size) for p in range(size)]
+        if move.op == "all_to_all":
+            return [self.join([self.cut(array, move, p, size) for array in held], before) for p in range(size)]
+        return held
+
+    def cut(self, array: Array, move: Move, device: int, size: int) -> Array:
+        dim, blocks = self.shard(move)
+        pieces = np.split(array, blocks, axis=dim)
+        return np.concatenate([np.split(piece, size, axis=dim)[device] for piece in pieces], axis=dim)
+
+    def join(self, held: Sequence[Array], place: Place) -> Array:
+        dim, blocks = self.shard(place)
+        pieces = [np.split(array, blocks, axis=dim) for array in held]
+        return np.concatenate([piece[block] for block in range(blocks) for piece in pieces], axis=dim)
