@@ -20,7 +20,7 @@ from math import prod
 from typing import Literal
 
 from shardwright.pcg.errors import GraphError
-from shardwright.pcg.layout import C, Layout, P, S
+from shardwright.pcg.layout import C, Layout, P, S, shard_order
 
 Shape = tuple[int, ...]
 _TOKEN = re.compile(r"\.\.\.|\([^()]*\)|[a-zA-Z_]\w*!?|1")
@@ -59,11 +59,36 @@ class Signature:
 
         Layouts alone cannot tell: g = 3 of a dimension `(g c)` of size 12 may not be split in two.
         """
+        parts = [parse_choice(choice) for choice in split]
         for factor in self.factors:
-            degree = prod(size for choice, size in zip(split, sizes, strict=True) if choice == factor.name)
-            if factor.size % degree:
+            mine = [(blocks, size) for (name, blocks), size in zip(parts, sizes, strict=True) if name == factor.name]
+            digits = tuple(S(0, blocks) for blocks, _ in mine)
+            if mine and isinstance(shard_order((factor.size,), digits, tuple(size for _, size in mine)), str):
                 return factor
         return None
+
+    def refined(self, factor: int, blocks: int) -> Signature:
+        """The same operator with a factor seen as `blocks` equal blocks: f becomes the product `(f_blocks f)`.
+
+        Splitting f then gives blocked shards, as a fused QKV weight needs them. Raises `GraphError` where the factor
+        does not fall into that many blocks.
+        """
+        whole = self.factors[factor]
+        if whole.size % blocks:
+            raise GraphError(f"factor {whole.name!r} has size {whole.size}, which does not fall into {blocks} blocks")
+        outer = Factor(f"{whole.name}_blocks", blocks, "fixed")
+        factors = (
+            *self.factors[:factor],
+            Factor(whole.name, whole.size // blocks, whole.role),
+            *self.factors[factor + 1 :],
+            outer,
+        )
+        new = len(self.factors)
+
+        def refine(dims: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+            return tuple(tuple(x for f in dim for x in ((new, f) if f == factor else (f,))) for dim in dims)
+
+        return Signature(factors, tuple(map(refine, self.operands)), refine(self.result))
 
     def _layout(self, dims: tuple[tuple[int, ...], ...], factor: int, absent: Layout) -> Layout:
         for dim, members in enumerate(dims):
@@ -76,6 +101,12 @@ class Signature:
         """The layouts of the operands and of the result when `factor` is split over one axis."""
         operands = tuple(self._layout(dims, factor, C) for dims in self.operands)
         return operands, self._layout(self.result, factor, P)
+
+
+def parse_choice(choice: str) -> tuple[str, int]:
+    """The factor and the number of blocks of a split choice: "o" is ("o", 1), "o/3" is ("o", 3)."""
+    name, _, blocks = choice.partition("/")
+    return name, int(blocks or 1)
 
 
 def _tokens(side: str, text: str) -> list[str]:

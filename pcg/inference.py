@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shardwright.pcg.attrs import Attr, get, integer, integers
 from shardwright.pcg.errors import GraphError, LayoutError
-from shardwright.pcg.factors import Signature
+from shardwright.pcg.factors import Signature, parse_choice
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, check_layouts, format_layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import OPAQUE, Node
@@ -32,11 +32,16 @@ def required_layouts(
                 f"{where}: {row.name} is not jointly linear in operands {partial}; choose from {row.linear_in}"
             )
         return tuple(P if i in partial else C for i in range(num_operands)), P
-    factor = signature.index(choice)
+    name, blocks = parse_choice(choice)
+    factor = signature.index(name)
     if factor is None or signature.factors[factor].role == "fixed":
         splittable = [f.name for f in signature.factors if f.role != "fixed"]
         raise LayoutError(f"{where}: {row.name} cannot be split along {choice!r}; choose R, C or one of {splittable}")
-    return signature.split_layouts(factor)
+    if blocks == 1:
+        return signature.split_layouts(factor)
+    if name == row.offset or row.random:
+        raise LayoutError(f"{where}: {row.name} needs consecutive parts along {name!r}; split it without blocks")
+    return signature.refined(factor, blocks).split_layouts(factor)
 
 
 def infer(node: Node, operands: list[TensorType], mesh: Mesh) -> TensorType:

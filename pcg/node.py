@@ -29,8 +29,9 @@ class Source:
 class Node:
     """One operator application.
 
-    `split` has one entry per mesh axis: a factor name to split; "R" (all operands and the result R); "C" (all C);
-    or "P0", "P0,1": those operands and the result are P, the others C. Leaves and parallel operators have none.
+    `split` has one entry per mesh axis: a factor to split ("o"), or to split within each of n equal blocks ("o/3");
+    "R" (all operands and the result R); "C" (all C); or "P0", "P0,1": those operands and the result are P, the others
+    C. Leaves and parallel operators have none.
     """
 
     name: str

@@ -6,10 +6,11 @@ from the op table's factor strings through certified row rules only; the `Certif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Protocol
 
 import numpy as np
 
@@ -20,8 +21,13 @@ from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, local_shape, sha
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
-Certified = Callable[[Node, Sequence[TensorType]], frozenset[str]]
-"""Gives the split choices of a node that carry a certificate."""
+
+class Certified(Protocol):
+    """Gives the split choices of a node that carry a certificate."""
+
+    def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = (), /) -> frozenset[str]:
+        """The plain choices, and those of the `blocked` ones ("o/3"), that are certified."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +64,7 @@ def axis_options(
     row = ROWS[node.op]
     names = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in)]
     names += [f.name for f in signature.factors if f.role != "fixed" and f.size % size == 0]
+    names += [c for c in sorted(certified) if "/" in c and signature.indivisible([c], [size]) is None]
     return [
         (n, *required_layouts(signature, n, len(signature.operands), row, str(node))) for n in names if n in certified
     ]

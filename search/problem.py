@@ -25,6 +25,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, R
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
+from shardwright.search.blocks import blocked_choices
 from shardwright.search.domain import Certified, Domain, node_domain, storage_domain
 from shardwright.search.reshard import Closure, MoveCosts, TensorClass, close, replicated, valid_states
 
@@ -122,6 +123,7 @@ class _Build:
         self.sizes = builder.mesh.sizes
         self.types = graph.types
         self.constants = constant_nodes(graph)
+        self.blocked = blocked_choices(graph, self.constants)
         self.problem = Problem(graph, builder.mesh)
         self.charged: set[str] = set()
         self.roots: dict[str, str] = {}
@@ -189,7 +191,7 @@ class _Build:
         """Per axis, the certified choices that the restriction leaves."""
         if node.op not in ROWS:
             return (frozenset({"R"}),) * len(self.sizes)
-        certified = self.b.certified(node, operands)
+        certified = self.b.certified(node, operands, self.blocked.get(node.name, ()))
         if self.restrict is None:
             return (certified,) * len(self.sizes)
         return tuple(frozenset(c for c in certified if self.restrict(node, a, c)) for a in range(len(self.sizes)))

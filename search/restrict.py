@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.optable import ROWS
@@ -69,7 +70,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         mine = batch.get(node.name)
         if role == TENSOR:
             along_weight = {f for f, size in weights[node.name] if size % sizes[axis] == 0}
-            return choice in along_weight if along_weight else choice != mine
+            return parse_choice(choice)[0] in along_weight if along_weight else choice != mine
         if mine is None or not _divides(graph, node, mine, sizes[axis]):
             return is_whole(choice)
         return choice == mine

@@ -54,6 +54,29 @@ def test_two_axes(op: str) -> None:
                 assert_denotes(op, one, split, sizes)
 
 
+def blocked(op: str, one: Sample) -> list[str]:
+    """Every factor that may be split, within two and three blocks."""
+    if ROWS[op].random or ROWS[op].offset is not None:
+        return []
+    plain = [c for c in choices(op, one) if c not in ("R", "C") and not c[1:2].isdigit() and "," not in c]
+    return [f"{c}/{blocks}" for c in plain for blocks in (2, 3)]
+
+
+@pytest.mark.parametrize("op", ROWS)
+def test_one_axis_within_blocks(op: str) -> None:
+    for one in SAMPLES[op]:
+        for choice, size in product(blocked(op, one), (2, 3)):
+            if possible(op, one, (choice,), make_mesh(size)):
+                assert_denotes(op, one, (choice,), (size,))
+
+
+def test_blocks_and_plain_parts_of_one_factor_on_two_axes() -> None:
+    one = sample(real(8, 12, 24), real(48, 24))
+    for split in (("o", "o/4"), ("o/4", "o"), ("o/3", "o/3"), ("o/2", "i/3"), ("_1/2", "o/3")):
+        assert possible("linear", one, split, make_mesh(2, 2))
+        assert_denotes("linear", one, split, (2, 2))
+
+
 def test_three_axes() -> None:
     one = sample(real(8, 12, 24), real(32, 24))
     for split in (("_0", "i", "o"), ("_0", "_0", "_0"), ("o", "P0", "_1"), ("o", "o", "i"), ("C", "P1", "i")):

@@ -11,12 +11,12 @@ from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 
 
-def every_choice(node: Node, operands: Sequence[TensorType]) -> frozenset[str]:
+def every_choice(node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = ()) -> frozenset[str]:
     """All choices that the op table offers. Only tests of the search machinery use it; plans use certified ones."""
     row = ROWS[node.op]
     signature = row.signature([t.shape for t in operands], dict(node.attrs))
     partial = ("P" + ",".join(map(str, s)) for s in row.linear_in)
-    return frozenset(["R", "C", *partial, *(f.name for f in signature.factors if f.role != "fixed")])
+    return frozenset(["R", "C", *partial, *blocked, *(f.name for f in signature.factors if f.role != "fixed")])
 
 
 def cluster(

@@ -245,7 +245,8 @@ def test_the_comparison_names_baselines_and_ratios() -> None:
     for name in ("this plan", "data parallel", "ZeRO-3", "tensor parallel 2"):
         assert name in text
     assert faster_or_slower(1.2, 1.0) == "20 % slower"
-    assert faster_or_slower(0.9, 1.0) == "10 % faster"
+    assert faster_or_slower(1.0, 1.1) == "10 % faster"
+    assert faster_or_slower(3.14, 1.0) == "3.1 × slower"
     assert faster_or_slower(1.0, 1.0) == "the same"
 
 

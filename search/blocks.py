@@ -1,0 +1,113 @@
+"""Which operators are worth splitting in blocks.
+
+A slice into q, k and v wants its operand as `S(d, 3)`; the projection that made it gives `S(d)` when its output factor
+is split, unless it is split in three blocks, "o/3". Wishes travel from readers to producers, and blocked results from
+producers to readers, through every operator that can hold them. A wish counts only if the split that has it goes on to
+divide the work of some contraction. No operator is named here: blocks come from factor strings alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.layout import Layout
+from shardwright.pcg.optable import ROWS
+
+MAX_BLOCKED = 3
+"""Blocked choices per operator, the most wanted first."""
+
+
+def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
+    """For every operator, the choices such as "o/3" that its neighbours can use."""
+    found: dict[str, dict[tuple[int, int], None]] = defaultdict(dict)
+    signatures = {n.name: graph.signature(n) for n in graph.nodes if _splittable(n, constants)}
+    useful = _Useful(graph, signatures)
+    blocked: dict[str, set[Layout]] = defaultdict(set)
+    for node in reversed(graph.nodes):
+        if node.name in signatures:
+            signature, mine = signatures[node.name], found[node.name]
+            _refine(signature, [signature.result], blocked[node.name], mine)
+            splits = [operands for operands, result in _all_splits(signature, mine) if useful(node, result)]
+            for position, name in enumerate(node.inputs):
+                blocked[name] |= {operands[position] for operands in splits if _is_blocked(operands[position])}
+    for node in graph.nodes:
+        if node.name in signatures:
+            signature = signatures[node.name]
+            for name, dims in zip(node.inputs, signature.operands, strict=True):
+                if name in signatures:
+                    _refine(signature, [dims], blocked[name], found[node.name])
+            results = {result for _, result in _all_splits(signature, found[node.name])}
+            blocked[node.name] |= {x for x in results if _is_blocked(x) and useful(node, x)}
+    return {
+        name: tuple(f"{signatures[name].factors[f].name}/{blocks}" for f, blocks in list(choices)[:MAX_BLOCKED])
+        for name, choices in found.items()
+        if choices
+    }
+
+
+def _splittable(node: Node, constants: frozenset[str]) -> bool:
+    """Blocks need an operator that works alike on any part: not one that draws, nor one that counts positions."""
+    if node.is_leaf or node.op == OPAQUE or node.name in constants:
+        return False
+    return not ROWS[node.op].random and ROWS[node.op].offset is None
+
+
+def _refine(
+    signature: Signature,
+    tensors: Sequence[tuple[tuple[int, ...], ...]],
+    layouts: set[Layout],
+    found: dict[tuple[int, int], None],
+) -> None:
+    """Add the (factor, blocks) whose split gives one of these blocked layouts and that is no plain split."""
+    for layout in sorted(layouts):
+        for dims in tensors:
+            before = 1
+            for f in dims[layout.dim]:
+                factor = signature.factors[f]
+                blocks, rest = divmod(layout.blocks, before)
+                if rest == 0 and 1 < blocks < factor.size and factor.size % blocks == 0 and factor.role != "fixed":
+                    found[f, blocks] = None
+                before *= factor.size
+
+
+def _is_blocked(layout: Layout) -> bool:
+    return layout.is_shard and layout.blocks > 1
+
+
+class _Useful:
+    """Whether a result in some layout goes on to divide the work of a contraction, its own or a later one's."""
+
+    def __init__(self, graph: Graph, signatures: Mapping[str, Signature]) -> None:
+        self.graph, self.signatures = graph, signatures
+        self._known: dict[tuple[str, Layout], bool] = {}
+
+    def __call__(self, node: Node, result: Layout) -> bool:
+        return ROWS[node.op].contraction or result.kind == "P" or self._later(node.name, result)
+
+    def _later(self, name: str, layout: Layout) -> bool:
+        key = (name, layout)
+        if key not in self._known:
+            self._known[key] = False
+            self._known[key] = any(self._in_reader(name, reader, layout) for reader in self.graph.users[name])
+        return self._known[key]
+
+    def _in_reader(self, name: str, reader: str, layout: Layout) -> bool:
+        if reader not in self.signatures:
+            return False
+        signature, node = self.signatures[reader], self.graph.by_name[reader]
+        found: dict[tuple[int, int], None] = {}
+        dims = [d for n, d in zip(node.inputs, signature.operands, strict=True) if n == name]
+        _refine(signature, dims, {layout}, found)
+        for operands, result in _all_splits(signature, found):
+            held = any(n == name and x == layout for n, x in zip(node.inputs, operands, strict=True))
+            if held and self(node, result):
+                return True
+        return False
+
+
+def _all_splits(signature: Signature, found: Mapping[tuple[int, int], None]) -> list[tuple[tuple[Layout, ...], Layout]]:
+    plain = [signature.split_layouts(i) for i, f in enumerate(signature.factors) if f.role != "fixed" and f.size > 1]
+    return plain + [signature.refined(f, blocks).split_layouts(f) for f, blocks in found]
