@@ -67,16 +67,18 @@ def fits(plan: Plan) -> bool:
 
 
 def quality(plan: Plan) -> str:
-    """How far the plan can be from the best one, as proven by the search."""
+    """How far the plan can be from the best one, as proven by the search. The bound holds for plans without rewrites."""
     report = plan.report
-    searched = f"{plural(report.num_meshes, 'mesh', 'meshes')} searched in {seconds(report.seconds)}"
+    searched = f"by the cost model; {plural(report.num_meshes, 'mesh', 'meshes')} searched in {seconds(report.seconds)}"
     if report.bound_s <= 0:
         return f"no bound was proven; {searched}"
     gap = plan.prediction.step_s / report.bound_s - 1
+    if gap < -5e-5:
+        return f"proven better than every layout of the operators as they were written, {searched}"
     if gap < 5e-5:
-        return f"proven optimal in the searched space, by the cost model; {searched}"
+        return f"proven optimal among the layouts searched, {searched}"
     most = "0.1 %" if gap < 1e-3 else percent(gap)
-    return f"at most {most} above the optimum of the searched space, by the cost model; {searched}"
+    return f"at most {most} above the optimum of the layouts searched, {searched}"
 
 
 def rewrites(plan: Plan) -> str:
@@ -275,7 +277,8 @@ def faster_or_slower(step_s: float, plan_s: float) -> str:
     ratio = step_s / plan_s if plan_s > 0 else 1.0
     if abs(ratio - 1) < 5e-4:
         return "the same"
-    return f"{percent(ratio - 1)} slower" if ratio > 1 else f"{percent(1 - ratio)} faster"
+    factor, word = (ratio, "slower") if ratio > 1 else (1 / ratio, "faster")
+    return f"{factor:.1f} × {word}" if factor >= 2 else f"{percent(factor - 1)} {word}"
 
 
 def _unsplit(anatomy: Anatomy) -> Section:

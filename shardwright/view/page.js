@@ -128,13 +128,20 @@ function verdict() {
   const rivals = plan.alternatives.filter((a) => a.fits && !a.name.startsWith("search"));
   const best = rivals.reduce((least, a) => (least && least.prediction.step_s <= a.prediction.step_s ? least : a), null);
   const ratio = best ? best.prediction.step_s / plan.prediction.step_s : 1;
-  const faster = ratio > 1.0005;
-  const headline = !best ? "no rival" : faster ? `${percent(ratio - 1)} faster` : "as fast";
-  const than = best ? `${faster ? "than" : "as"} the best plan by hand that fits: ${best.name}, ${time(best.prediction.step_s)}`
+  const same = Math.abs(ratio - 1) < 5e-4;
+  const headline = !best ? "no rival" : same ? "as fast" : beside(1 / ratio);
+  const than = best ? `${same ? "as" : "than"} the best plan by hand that fits: ${best.name}, ${time(best.prediction.step_s)}`
     : "no plan that people make by hand fits";
   const rewritten = plan.rewrites ? `; rewritten by certified rules: ${plan.rewrites}` : "";
   return [element("div.big", {}, headline), element("div", {}, than),
     element("div.soft", { style: "margin-top:8px" }, plan.quality + rewritten)];
+}
+
+/** How a step time that is `ratio` times another compares with it. */
+function beside(ratio) {
+  if (Math.abs(ratio - 1) < 5e-4) return "the same";
+  const [factor, word] = ratio > 1 ? [ratio, "slower"] : [1 / ratio, "faster"];
+  return factor >= 2 ? `${digits(factor)} × ${word}` : `${percent(factor - 1)} ${word}`;
 }
 
 function drawAxes() {
@@ -246,10 +253,12 @@ function walk(module, visit) {
 /** Open levels from the top while the table still fits a page. */
 function openFirst() {
   let level = [root], shown = 1;
-  while (level.length && shown < 26) {
+  for (;;) {
+    const next = level.flatMap((module) => module.children);
+    shown += next.length;
+    if (!next.length || (shown > 40 && level[0] !== root)) return;
     level.forEach((module) => { module.open = module.children.length > 0; });
-    level = level.flatMap((module) => module.children);
-    shown += level.length;
+    level = next;
   }
 }
 
@@ -388,8 +397,7 @@ function drawCompare() {
   const largest = Math.max(plan.cluster.memory_bytes, ...everything.map((a) => totalBytes(a.prediction.memory)));
   const rows = everything.map((a) => {
     const ratio = a.prediction.step_s / plan.prediction.step_s, used = totalBytes(a.prediction.memory);
-    const beside = a === own ? "" : Math.abs(ratio - 1) < 5e-4 ? "the same" : ratio > 1 ? `${percent(ratio - 1)} slower` : `${percent(1 - ratio)} faster`;
-    return { own: a === own, cells: [a.name, element("code", {}, a.mesh), bar(timeParts(a.prediction), longest), time(a.prediction.step_s), beside,
+    return { own: a === own, cells: [a.name, element("code", {}, a.mesh), bar(timeParts(a.prediction), longest), time(a.prediction.step_s), a === own ? "" : beside(ratio),
       bar(memoryParts(a.prediction.memory), largest, { mark: plan.limit_bytes }),
       element(a.fits ? "span" : "span.bad", {}, bytes(used) + (a.fits ? "" : ", does not fit"))] };
   });
