@@ -67,7 +67,7 @@ def fits(plan: Plan) -> bool:
 
 
 def quality(plan: Plan) -> str:
-    """How far the plan can be from the best one, as proven by the search. The bound holds for plans without rewrites."""
+    """How far the plan can be from the best one, as proven by the search for plans without rewrites."""
     report = plan.report
     searched = f"by the cost model; {plural(report.num_meshes, 'mesh', 'meshes')} searched in {seconds(report.seconds)}"
     if report.bound_s <= 0:

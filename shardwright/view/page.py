@@ -14,6 +14,8 @@ from shardwright.pcg.errors import PlanError
 from shardwright.search.describe import describe
 from shardwright.search.plan import Plan
 
+_SCRIPTS = ("helpers.js", "charts.js", "modules.js", "page.js")
+
 
 def page(plan: Plan) -> str:
     """The whole page as text. It loads nothing: no scripts, fonts or images from elsewhere."""
@@ -21,7 +23,7 @@ def page(plan: Plan) -> str:
     parts = {
         "title": html.escape(f"{plan.model} on {plan.cluster.name}"),
         "style": _asset("page.css"),
-        "script": _asset("page.js"),
+        "script": "\n".join(map(_asset, _SCRIPTS)),
         "data": data.replace("<", "\\u003c"),  # so that no text in a plan can end the script element
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))

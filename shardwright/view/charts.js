@@ -1,0 +1,126 @@
+// ---- summary ----
+
+function drawHead() {
+  const theme = element("button.push", { title: "light or dark", onclick: switchTheme }, "◐ theme");
+  at("head").append(element("h1", {}, plan.model),
+    element("span.soft", {}, `on ${plan.cluster.num_devices} × ${plan.cluster.device}, ${plan.cluster.name}`),
+    ...axes.map((axis) => element("span.tag", { title: axis.is }, `${axis.name} = ${axis.size}`)), theme);
+  at("foot").append(`plan of graph ${plan.fingerprint} · Shardwright ${plan.version} · cost figures: ${plan.cluster.provenance}`);
+}
+
+function switchTheme() {
+  const page = document.documentElement;
+  page.dataset.theme = page.dataset.theme === "dark" ? "light" : "dark";
+}
+
+function drawSummary() {
+  const p = plan.prediction, used = totalBytes(p.memory);
+  const nonzero = memoryParts(p.memory).filter(([n]) => n > 0);
+  at("summary").append(
+    element("div.card", {}, element("div.soft", {}, "Predicted step"), element("div.big", {}, time(p.step_s)),
+      bar(timeParts(p), p.step_s), legend(timeParts(p).map(([, name, label]) => [name, label]))),
+    element("div.card", {}, element("div.soft", {}, `Memory of each device, of ${bytes(plan.cluster.memory_bytes)}`),
+      element("div.big", {}, bytes(used), plan.fits ? "" : element("span.bad", {}, " does not fit")),
+      bar(nonzero, Math.max(plan.cluster.memory_bytes, used), { mark: plan.limit_bytes }),
+      legend(nonzero.map(([, name, label]) => [name, label]))),
+    element("div.card", {}, element("div.soft", {}, "How good it is"), ...verdict()));
+}
+
+/** Against the baselines that people choose by hand, and the proven bound. */
+function verdict() {
+  const rivals = plan.alternatives.filter((a) => a.fits && !a.name.startsWith("search"));
+  const best = rivals.reduce((least, a) => (least && least.prediction.step_s <= a.prediction.step_s ? least : a), null);
+  const ratio = best ? best.prediction.step_s / plan.prediction.step_s : 1;
+  const same = Math.abs(ratio - 1) < 5e-4;
+  const headline = !best ? "no rival" : same ? "as fast" : beside(1 / ratio);
+  const than = best ? `${same ? "as" : "than"} the best plan by hand that fits: ${best.name}, ${time(best.prediction.step_s)}`
+    : "no plan that people make by hand fits";
+  const rewritten = plan.rewrites ? `; rewritten by certified rules: ${plan.rewrites}` : "";
+  return [element("div.big", {}, headline), element("div", {}, than),
+    element("div.soft", { style: "margin-top:8px" }, plan.quality + rewritten)];
+}
+
+/** How a step time that is `ratio` times another compares with it. */
+function beside(ratio) {
+  if (Math.abs(ratio - 1) < 5e-4) return "the same";
+  const [factor, word] = ratio > 1 ? [ratio, "slower"] : [1 / ratio, "faster"];
+  return factor >= 2 ? `${digits(factor)} × ${word}` : `${percent(factor - 1)} ${word}`;
+}
+
+function drawAxes() {
+  for (const axis of axes) {
+    const operators = Object.values(axis.num_operators).reduce((a, b) => a + b, 0);
+    const uses = USES.filter((use) => axis.num_operators[use]);
+    const stored = Object.entries(axis.num_weights).filter(([, n]) => n);
+    const weights = stored.reduce((sum, [, n]) => sum + n, 0);
+    at("axes").append(element("div.card", {},
+      element("h2", {}, `${axis.name} · ${axis.size} devices · ${axis.is}`), element("p", {}, `over ${axis.links}`),
+      element("div.soft", {}, `compute, by what the axis splits in ${operators} operators`),
+      bar(uses.map((use) => [axis.share_of_compute[use], use, `${USE_WORDS[use]}: ${percent(axis.share_of_compute[use])}`]), 1),
+      legend(uses.map((use) => [use, `${USE_WORDS[use]} ${percent(axis.share_of_compute[use])} (${axis.num_operators[use]})`])),
+      element("div.soft", { style: "margin-top:10px" }, `${weights} weights, by how they are stored`),
+      bar(stored.map(([kind, n]) => [n, kind, `${n} ${STORAGE_WORDS[kind]}`]), weights || 1),
+      legend(stored.map(([kind, n]) => [kind, `${n} ${STORAGE_WORDS[kind]}`]))));
+  }
+}
+
+// ---- where the time goes: an icicle of modules and operators ----
+
+let colourAxis = 0;
+
+function drawWhere(focus = root) {
+  const chart = element("div", { id: "icicle" });
+  const depth = fill(chart, focus, 0, 100, 0);
+  chart.style.height = `${26 * (depth + 1)}px`;
+  const crumbs = [];
+  for (let module = focus; module; module = module.parent) crumbs.unshift(module);
+  const buttons = axes.map((axis, index) => element("button", { "aria-pressed": String(index === colourAxis),
+    onclick: () => { colourAxis = index; drawWhere(focus); } }, `colour by ${axis.name}`));
+  at("where").replaceChildren(element("h2", {}, "Where the time goes"),
+    element("p", {}, `Width is the time of compute and communication on one device; the orange foot of a cell is communication. ` +
+      `The optimizer's ${time(plan.prediction.optimizer_s)} are not shown. Click to zoom.`),
+    element("div.tools.crumbs", {}, ...crumbs.map((module) =>
+      element("button", { onclick: () => drawWhere(module) }, module.label + (module.count > 1 ? ` ×${module.count}` : ""))),
+      element("span.push", {}), ...(axes.length > 1 ? buttons : [])),
+    chart, legend([...USES.filter((use) => root.uses[colourAxis][use]).map((use) => [use,
+      `${axes[colourAxis].name} splits ${use === "whole" ? "nothing" : USE_WORDS[use]}`]), ["communication", "communication"]]));
+}
+
+/** Draw an item over [left, left + width] percent and what is inside below it; returns the depth reached. */
+function fill(chart, item, left, width, level) {
+  const moved = item.kind === "weight" ? "communication" : "whole";
+  const use = item.uses ? mainUse(item.uses[colourAxis]) : item.kind === "operator" ? item.use[colourAxis] : moved;
+  const name = item.label || item.name, repeated = item.count > 1 ? ` ×${item.count}` : "";
+  const share = item.communication_s / (item.compute_s + item.communication_s || 1);
+  const cell = element(width > 1.2 ? "div.cell" : "div.cell.narrow", { style: `left:${left}%;width:${width}%;top:${26 * level}px;background:${colour(use)}`,
+    onclick: () => drawWhere(item.uses ? item : item.parent) }, width > 1.2 ? name + repeated : "");
+  if (share > 0) cell.append(element("i", { style: `width:${100 * share}%` }));
+  tip(cell, () => `${item.uses ? path(item) : `${path(item.parent)}: ${name}`}${repeated}\n${time(cost(item))}, of which ` +
+    `communication ${percent(share)}\n` + axes.map((axis, i) => `${axis.name}: ` + (item.uses ? usesText(item.uses[i])
+    : `${item.use[i]}, ${item.layouts[i]}`)).join("\n"));
+  chart.append(cell);
+  if (!item.uses) return level;
+  let deepest = level, x = left;
+  for (const part of [...item.children, ...item.rows].sort((a, b) => cost(b) - cost(a))) {
+    const wide = (width * cost(part)) / (cost(item) || 1);
+    if (wide > 0.08) deepest = Math.max(deepest, fill(chart, part, x, wide, level + 1));
+    x += wide;
+  }
+  return deepest;
+}
+
+function usesText(uses) {
+  const total = USES.reduce((sum, use) => sum + uses[use], 0) || 1;
+  return USES.filter((use) => uses[use] / total > 0.005).map((use) => `${USE_WORDS[use]} ${percent(uses[use] / total)}`).join(", ") || "–";
+}
+
+function tip(target, text) {
+  const box = at("tip");
+  target.addEventListener("mousemove", (event) => {
+    box.textContent = text();
+    box.hidden = false;
+    box.style.left = `${Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8)}px`;
+    box.style.top = `${Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8)}px`;
+  });
+  target.addEventListener("mouseleave", () => { box.hidden = true; });
+}

@@ -1,0 +1,96 @@
+"use strict";
+
+const plan = JSON.parse(document.getElementById("plan").textContent);
+const axes = plan.axes;
+const USES = ["batch", "sequence", "features", "whole"];
+const USE_WORDS = { batch: "the batch", sequence: "the sequence", features: "features", whole: "not split" };
+const STORAGE_WORDS = { whole: "whole", sharded: "sharded as used", gathered: "sharded, gathered for use (ZeRO-3)" };
+const COLLECTIVES = { all_gather: "all-gather", all_reduce: "all-reduce", reduce_scatter: "reduce-scatter",
+  all_to_all: "all-to-all", slice: "take own slice" };
+
+// ---- small helpers ----
+
+/** element("div.name", {title: "…"}, child, …): strings become text, never markup. */
+function element(what, attributes = {}, ...children) {
+  const [tag, ...classes] = what.split(".");
+  const made = document.createElement(tag || "div");
+  if (classes.length) made.className = classes.join(" ");
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (key === "style") made.style.cssText = value;
+    else if (value !== undefined) made.setAttribute(key, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+const at = (id) => document.getElementById(id);
+const digits = (x) => (x < 9.995 ? x.toFixed(2) : x < 99.95 ? x.toFixed(1) : x.toFixed(0));
+
+function scaled(value, units) {
+  if (value <= 0) return "0";
+  const [scale, unit] = units.find(([s]) => value >= 0.9995 * s) || units[units.length - 1];
+  return `${digits(value / scale)} ${unit}`;
+}
+
+const time = (s) => scaled(s, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]);
+const bytes = (n) => (n > 0 && n < 999.5 ? `${Math.round(n)} B` : scaled(n, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]));
+const percent = (x) => (x <= 0 ? "0 %" : x < 0.001 ? "<0.1 %" : x > 0.995 && x < 1 ? ">99 %" : `${(100 * x).toFixed(x < 0.0995 ? 1 : 0)} %`);
+const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+const colour = (name) => `var(--${name})`;
+
+/** A stacked bar of [value, colour, label] parts; `total` is what its full width stands for. */
+function bar(parts, total, { thin = false, mark } = {}) {
+  const made = element(thin ? "div.bar.thin" : "div.bar");
+  for (const [value, name, label] of parts) {
+    if (value <= 0) continue;
+    made.append(element("i", { style: `width:${(100 * value) / total}%;background:${colour(name)}`, title: label }));
+  }
+  if (mark !== undefined && mark <= total) made.append(element("b", { style: `left:${(100 * mark) / total}%`, title: "limit" }));
+  return made;
+}
+
+function legend(parts) {
+  return element("div.legend", {}, ...parts.map(([name, label]) =>
+    element("span", {}, element("i", { style: `background:${colour(name)}` }), label)));
+}
+
+const timeParts = (p) => [[p.compute_s, "compute", `compute ${time(p.compute_s)}`],
+  [p.communication_s, "communication", `communication ${time(p.communication_s)}`],
+  [p.optimizer_s || 0, "optimizer", `optimizer ${time(p.optimizer_s || 0)}`]];
+
+const MEMORY = [["parameters", "batch"], ["gradients", "sequence"], ["optimizer", "optimizer"], ["activations", "compute"],
+  ["gathered", "gathered"], ["buffers", "whole"], ["communication", "communication"]];
+const memoryParts = (m) => MEMORY.map(([key, name]) => [m[`${key}_bytes`], name, `${key} ${bytes(m[`${key}_bytes`])}`]);
+const totalBytes = (m) => MEMORY.reduce((sum, [key]) => sum + m[`${key}_bytes`], 0);
+
+// ---- the tree: parents, costs of repeated blocks, and what each axis does in a module ----
+
+function prepare(module, parent, times) {
+  Object.assign(module, { parent, times: times * module.count, open: false, ownOpen: !module.children.length });
+  module.rows = module.rows.map((index) => ({ ...plan.rows[index], parent: module, times: module.times }));
+  for (const row of module.rows) {
+    row.communication_s = row.steps.reduce((sum, step) => sum + step.seconds, 0);
+    row.sent_bytes = row.steps.reduce((sum, step) => sum + step.sent_bytes, 0);
+  }
+  module.children.forEach((child) => prepare(child, module, module.times));
+  module.uses = axes.map((_, axis) => {
+    const uses = ownUses(module.rows, axis);
+    for (const child of module.children) USES.forEach((use) => { uses[use] += child.count * child.uses[axis][use]; });
+    return uses;
+  });
+  return module;
+}
+
+/** Seconds of compute by what an axis splits. */
+function ownUses(rows, axis) {
+  const uses = Object.fromEntries(USES.map((use) => [use, 0]));
+  for (const row of rows) if (row.kind === "operator") uses[row.use[axis]] += row.compute_s;
+  return uses;
+}
+
+const root = prepare(plan.tree, null, 1);
+const cost = (item) => item.times * (item.compute_s + item.communication_s);
+/** Where a module is, without the root. */
+const path = (module) => (module.parent && module.parent.parent ? `${path(module.parent)}.` : "") + module.label;
+const mainUse = (uses) => USES.reduce((best, use) => (uses[use] > uses[best] ? use : best), "whole");

@@ -1,0 +1,159 @@
+// ---- the tree of modules ----
+
+let query = "";
+
+function drawModules() {
+  const columns = `minmax(280px,1.5fr) ${axes.map(() => "78px").join(" ")} minmax(200px,1fr) minmax(170px,.8fr) minmax(250px,1.1fr) 76px`;
+  const list = element("div.tree", { id: "tree", role: "tree", style: `--columns:${columns}` });
+  const search = element("input", { type: "search", placeholder: "search modules, operators, layouts, collectives  ( / )",
+    "aria-label": "search", value: query, oninput: (event) => { query = event.target.value.trim().toLowerCase(); drawTree(list); } });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || document.activeElement === search) return;
+    event.preventDefault();
+    search.focus();
+  });
+  const all = (open) => () => { walk(root, (module) => { module.open = open || module === root; }); drawTree(list); };
+  at("modules").append(element("h2", {}, "Modules"),
+    element("p", {}, "Times and bytes are one device's per step, of all repeats together. Blocks fold only if they are alike in everything shown here."),
+    element("div.tools", {}, search, element("button", { onclick: all(true) }, "open all"),
+      element("button", { onclick: all(false) }, "close all"), element("span.soft", { id: "hits" })), list);
+  openFirst();
+  drawTree(list);
+}
+
+function walk(module, visit) {
+  visit(module);
+  module.children.forEach((child) => walk(child, visit));
+}
+
+/** Open levels from the top while the table still fits a page. */
+function openFirst() {
+  let level = [root], shown = 1;
+  for (;;) {
+    const next = level.flatMap((module) => module.children);
+    shown += next.length;
+    if (!next.length || (shown > 40 && level[0] !== root)) return;
+    level.forEach((module) => { module.open = module.children.length > 0; });
+    level = next;
+  }
+}
+
+function matches(item) {
+  if (!query) return true;
+  const moves = (item.steps || []).map((s) => `${s.before}→${s.after} ${COLLECTIVES[s.forward] || ""} ${COLLECTIVES[s.backward] || ""}`);
+  const text = [item.label || item.name, item.source || "", ...(item.layouts || []), ...(item.use || []), ...moves,
+    item.uses ? path(item) + " " + item.members : ""].join(" ").toLowerCase();
+  return query.split(/\s+/).every((word) => text.includes(word));
+}
+
+function drawTree(list) {
+  list.replaceChildren(element("div.row.head", {}, element("span", {}, "module or operator"),
+    ...axes.map((axis) => element("span", {}, `axis ${axis.name}`)), element("span", {}, "shape, and what shards it"),
+    element("span", {}, "time"), element("span", {}, "communication"), element("span.right", {}, "weights")));
+  const hits = { count: 0 };
+  const found = query ? search(root, hits) : null;
+  drawBranch(list, root, 0, found);
+  at("hits").textContent = query ? `${hits.count} found` : "";
+}
+
+/** The modules and rows that match, with the modules that lead to them. */
+function search(module, hits, found = new Set()) {
+  const own = [...module.rows, module].filter(matches);
+  hits.count += own.length;
+  own.forEach((item) => found.add(item));
+  module.children.forEach((child) => search(child, hits, found));
+  if (own.length || module.children.some((child) => found.has(child))) found.add(module);
+  return found;
+}
+
+function drawBranch(list, module, level, found) {
+  if (found && !found.has(module)) return;
+  list.append(moduleRow(list, module, level));
+  if (!module.open && !found) return;
+  module.children.forEach((child) => drawBranch(list, child, level + 1, found));
+  const rows = module.rows.filter((row) => !found || found.has(row));
+  if (!found && rows.length && module.children.length) list.append(ownRow(list, module, level + 1));
+  if (found || module.ownOpen) rows.forEach((row) => list.append(operatorRow(row, level + 1)));
+}
+
+/** What a module with inner modules does itself, folded. */
+function ownRow(list, module, level) {
+  const toggle = () => { module.ownOpen = !module.ownOpen; drawTree(list); };
+  const sum = (key) => module.rows.reduce((total, row) => total + row[key], 0);
+  const own = { times: module.times, compute_s: sum("compute_s"), communication_s: sum("communication_s"), sent_bytes: sum("sent_bytes") };
+  return element("div.row.module", clickable(toggle, module.ownOpen),
+    element("span.name.soft", { style: `padding-left:${18 * level}px` }, element("span.twist", {}, module.ownOpen ? "▾" : "▸"),
+      `${plural(module.rows.length, "operator")} of its own`),
+    ...axes.map((_, axis) => usesBar(ownUses(module.rows, axis))), element("span"), timed(own), sent(own),
+    element("span.right.soft", {}, weights({ stored_bytes: sum("stored_bytes"), times: module.times })));
+}
+
+const clickable = (toggle, open) => ({ tabindex: 0, role: "treeitem", "aria-expanded": String(open), onclick: toggle,
+  onkeydown: (event) => { if (event.key === "Enter") toggle(); } });
+
+function moduleRow(list, module, level) {
+  const toggle = () => { module.open = !module.open; drawTree(list); };
+  const repeated = module.count > 1 ? element("span.tag", {}, `${module.count} alike`) : null;
+  const row = element("div.row.module", clickable(toggle, module.open),
+    element("span.name", { style: `padding-left:${18 * level}px` }, element("span.twist", {}, module.open || query ? "▾" : "▸"),
+      element("b", {}, module.label), " ", repeated),
+    ...axes.map((_, axis) => usesBar(module.uses[axis])), element("span.faint", {}, plural(module.num_operators, "operator")),
+    timed(module), sent(module), element("span.right.soft", {}, weights(module)));
+  if (query && matches(module)) row.classList.add("hit");
+  return row;
+}
+
+function usesBar(uses) {
+  const total = USES.reduce((sum, use) => sum + uses[use], 0);
+  const made = bar(USES.map((use) => [uses[use], use, ""]), total || 1, { thin: true });
+  tip(made, () => usesText(uses));
+  return made;
+}
+
+function operatorRow(item, level) {
+  const weight = item.kind === "weight";
+  const row = element("div.row.operator", { role: "treeitem" },
+    element("span.name", { style: `padding-left:${18 * level + 16}px`, title: `${item.dtype} ${item.source}` },
+      weight ? element("span.tag", {}, "weight") : "", weight ? ` ${item.name} ` : element("code", {}, item.name), " ",
+      element("span.faint", {}, item.source)),
+    ...item.layouts.map((layout, axis) => element("span", {}, element("span.chip", { title: `${axes[axis].name}: ${item.use[axis]}`,
+      style: `background:${colour(item.kind === "constant" ? "whole" : item.use[axis])}` }, layout))),
+    shape(item), weight && !item.communication_s ? element("span") : timed(item), moves(item),
+    element("span.right.soft", {}, weights(item)));
+  if (query && matches(item)) row.classList.add("hit");
+  return row;
+}
+
+const weights = (item) => (item.stored_bytes ? bytes(item.stored_bytes * item.times) : "");
+
+/** The logical shape; a dimension that an axis shards is marked with it: 64/x × 4096. */
+function shape(item) {
+  const made = element("span.mono.name", { title: `${item.dtype}, on a device ${item.local_shape.join(" × ") || "a number"}` });
+  item.shape.forEach((extent, dim) => {
+    made.append(dim ? " × " : "", String(extent));
+    item.layouts.forEach((layout, axis) => {
+      if (layout.startsWith(`S(${dim})`) || layout.startsWith(`S(${dim},`))
+        made.append(element("b", { style: `color:${colour(item.use[axis])}` }, `/${axes[axis].name}`));
+    });
+  });
+  if (!item.shape.length) made.append("number");
+  const partial = axes.filter((_, axis) => item.layouts[axis] === "P").map((axis) => axis.name);
+  if (partial.length) made.append(element("span.faint", {}, `  summand over ${partial.join(", ")}`));
+  return made;
+}
+
+function timed(item) {
+  const parts = timeParts({ compute_s: item.compute_s * item.times, communication_s: item.communication_s * item.times });
+  return element("div.timed", {}, bar(parts, cost(root) || 1, { thin: true }), element("span", {}, time(cost(item))));
+}
+
+const sent = (item) => element("span.soft", {}, item.sent_bytes ? `${bytes(item.sent_bytes * item.times)} sent` : "");
+
+function moves(item) {
+  return element("span.moves", {}, ...item.steps.map((step) => {
+    const there = COLLECTIVES[step.forward], back = COLLECTIVES[step.backward];
+    const how = [there, back && step.backward !== "slice" ? `${back} in backward` : null].filter(Boolean).join(", ") || "no traffic";
+    return element("div", { title: `${time(step.seconds * item.times)}, ${bytes(step.sent_bytes * item.times)}` },
+      element("code", {}, `${step.axis}: ${step.before} → ${step.after} `), element("span.soft", {}, how));
+  }));
+}
