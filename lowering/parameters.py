@@ -144,7 +144,7 @@ def _blocks(graph: Graph, gathered: Iterable[Gathered]) -> list[Block]:
 
 def module_block(name: str) -> str:
     """The repeated part of the model that a parameter belongs to: `h.3.attn.weight` is in `h.3`; others are in ``."""
-    match = re.match(r"(.*?\.\d+)\.", name)
+    match = re.match(r"((?:[^.]+\.)*?\d+)\.", name)
     return match[1] if match else ""
 
 

@@ -109,6 +109,44 @@ def test_gradients_accumulate_and_are_cleared_as_in_torch(net: Case, storage: di
     net.on_ranks(net.graph(TWO, storage, data_axes=(0,)), body)
 
 
+@pytest.mark.parametrize("storage", [both(DATA, DATA), both(DATA | ZERO3, DATA)], ids=["data", "hybrid"])
+def test_two_forwards_and_one_backward(net: Case, storage: dict[str, Layouts]) -> None:
+    def body(parallel: ParallelModule) -> None:
+        torch.manual_seed(1)
+        for _ in range(2):
+            parallel.forward_backward(**net.batch)
+        expected = gradients(parallel)
+        parallel.zero_grad()
+        torch.manual_seed(1)
+        (parallel(**net.batch) + parallel(**net.batch)).backward()
+        torch.testing.assert_close(gradients(parallel), expected)
+        parallel.zero_grad()
+        torch.manual_seed(1)
+        first, second = parallel(**net.batch), parallel(**net.batch)
+        second.backward()
+        first.backward()
+        torch.testing.assert_close(gradients(parallel), expected)
+
+    net.on_ranks(net.graph(GRID, storage, data_axes=(0, 1)), body)
+
+
+def test_evaluation_without_gradients_and_a_forward_without_backward(net: Case) -> None:
+    def body(parallel: ParallelModule) -> None:
+        torch.manual_seed(1)
+        expected = parallel.forward_backward(**net.batch)
+        kept = gradients(parallel)
+        parallel.zero_grad()
+        torch.manual_seed(1)
+        with torch.no_grad():
+            assert torch.equal(parallel(**net.batch), expected)
+        parallel(**net.batch)
+        torch.manual_seed(1)
+        parallel.forward_backward(**net.batch)
+        torch.testing.assert_close(gradients(parallel), kept)
+
+    net.on_ranks(net.graph(TWO, DATA | ZERO3, data_axes=(0,)), body)
+
+
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
     "adamw": lambda p: torch.optim.AdamW(p, 0.01),

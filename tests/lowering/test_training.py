@@ -122,6 +122,19 @@ def test_two_axes(net: Case, storage: dict[str, Layouts]) -> None:
     assert_trains_as_serial(net, net.graph(GRID, storage, data_axes=(0,)))
 
 
+@pytest.mark.parametrize(
+    "storage",
+    [
+        pytest.param(both(DATA | ZERO3, DATA), id="hybrid"),
+        pytest.param(both(DATA, DATA | ZERO3), id="hybrid-inside"),
+        pytest.param(both(DATA | ZERO3, DATA | ZERO3), id="zero3-on-both"),
+        pytest.param(both(DATA | {"up.weight": (S(0),)}, DATA | {"up.weight": (S(1),)}), id="two-dimensions"),
+    ],
+)
+def test_two_data_axes(net: Case, storage: dict[str, Layouts]) -> None:
+    assert_trains_as_serial(net, net.graph(GRID, storage, data_axes=(0, 1)))
+
+
 def test_sequence_parallel_sums_become_reduce_scatters(net: Case) -> None:
     """Megatron's sequence parallelism: norm and dropout on slices of the sequence, the MLP on slices of its width."""
 
