@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.graph import Graph, Node, Source, infer, leaf, make_attrs
+from shardwright.pcg.graph import OPAQUE, Graph, Node, Source, infer, leaf, make_attrs
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, Attr
 from shardwright.pcg.types import TensorType, is_float
@@ -14,14 +14,18 @@ Operand = str | int | float | bool
 
 
 class GraphBuilder:
-    """Appends nodes to a serial graph. Operands are node names or Python scalars."""
+    """Appends nodes to a serial graph. Operands are node names or Python scalars.
 
-    def __init__(self) -> None:
+    `default_float` is the dtype of real numbers that no tensor gives one.
+    """
+
+    def __init__(self, default_float: str = "float32") -> None:
+        self.default_float = default_float
         self.nodes: dict[str, Node] = {}
         self.types: dict[str, TensorType] = {}
         self.source = Source()
         self._hint = "t"
-        self._seen: dict[tuple[object, ...], str] = {}
+        self._seen: dict[str, str] = {}
         self._num_random = 0
 
     def at(self, name: str, source: Source) -> None:
@@ -40,23 +44,22 @@ class GraphBuilder:
 
     def op(self, op: str, *operands: Operand, **attrs: Attr) -> str:
         """Append one operator, or return the node that already computes the same."""
-        inputs = self._operands(operands)
+        inputs = self.operands(*operands)
         if (same := self._no_op(op, inputs, attrs)) is not None:
             return same
         if op == "reshape" and self.nodes[inputs[0]].op == "reshape":
             return self.op(op, self.nodes[inputs[0]].inputs[0], **attrs)
         if op in ROWS and ROWS[op].random:
             attrs["seed"], self._num_random = self._num_random, self._num_random + 1
-        key = (op, inputs, make_attrs(**attrs))
-        hashable = repr(key)
-        if (seen := self._seen.get((hashable,))) is not None:
+        key = repr((op, inputs, make_attrs(**attrs)))  # text, because True == 1 == 1.0
+        if op != OPAQUE and (seen := self._seen.get(key)) is not None:  # an opaque operator may be random
             return seen
         node = Node(self._fresh(self._hint), op, inputs, make_attrs(**attrs), (), self.source)
-        self._seen[(hashable,)] = node.name
+        self._seen[key] = node.name
         return self._append(node)
 
-    def _operands(self, operands: Sequence[Operand]) -> tuple[str, ...]:
-        """Scalars take the dtype of the tensors beside them, or float32 beside integers if they are floats."""
+    def operands(self, *operands: Operand) -> tuple[str, ...]:
+        """Names for all: scalars take the dtype of the tensors beside them, floats among integers `default_float`."""
         dtypes = [self.types[o].dtype for o in operands if isinstance(o, str)]
         beside = next((d for d in dtypes if is_float(d)), None) or next((d for d in dtypes if d != "bool"), "int64")
 
@@ -65,7 +68,8 @@ class GraphBuilder:
                 return operand
             if isinstance(operand, bool):
                 return self.scalar(operand, "bool" if dtypes and all(d == "bool" for d in dtypes) else beside)
-            return self.scalar(operand, "float32" if isinstance(operand, float) and not is_float(beside) else beside)
+            real = isinstance(operand, float) and not is_float(beside)
+            return self.scalar(operand, self.default_float if real else beside)
 
         return tuple(map(name, operands))
 
@@ -74,7 +78,7 @@ class GraphBuilder:
         if not inputs:
             return None
         first = self.types[inputs[0]]
-        if op == "contiguous" or (op == "dropout" and attrs["p"] == 0):
+        if op == "contiguous" or (op == "dropout" and attrs["p"] == 0) or (op == "detach" and not first.grad):
             return inputs[0]
         if op in ("reshape", "expand") and attrs["shape"] == first.shape:
             return inputs[0]

@@ -1,6 +1,6 @@
 """Import from PyTorch: `torch.export` captures a model with its loss, and each ATen node becomes rows of the op table.
 
-    model, batch ──torch.export──▶ ATen graph ──aten.HANDLERS──▶ serial Graph
+    model, batch ──export──▶ functional ATen graph ──aten.lift──▶ serial Graph
 
 Tied weights are one leaf; train mode, shapes and dtypes are baked in; the loss is found in what the model returns;
 buffers that the model mutates are outputs of the graph. Models on fake tensors are captured without any data.
@@ -11,21 +11,22 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-import traceback
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_flatten_with_path
+from torch.utils._pytree import tree_flatten_with_path, tree_map_only
 
-from shardwright.pcg.aten import HANDLERS, IGNORED, NotCovered, Ref, dtype_name, opaque
+from shardwright.pcg import exporting
+from shardwright.pcg.aten import IGNORED, Ref, dtype_name, lift
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import CaptureError, GraphError, UnsupportedOperatorError
+from shardwright.pcg.exporting import export, is_library
 from shardwright.pcg.graph import OPAQUE, Graph, Source
 
 LOSS = "loss"
@@ -71,8 +72,9 @@ class _LossOnly(nn.Module):
         loss = find_loss(result)
         if loss is None:
             raise CaptureError(
-                f"{type(self.model).__name__} returns {_describe(result)}, in which there is no scalar loss; return the loss as a "
-                "scalar, first in a tuple, or as `loss` in a dict (transformers models: pass `labels` in the batch)"
+                f"{type(self.model).__name__} returns {_describe(result)}, in which there is no scalar loss; return the"
+                " loss as a scalar, first in a tuple, or as `loss` in a dict (transformers models: pass `labels` in the"
+                " batch)"
             )
         return loss
 
@@ -121,10 +123,8 @@ def capture(model: nn.Module, batch: Mapping[str, Any], args: Sequence[Any] = ()
         )
     mode = _fake_mode(model)
     if mode is not None:
-        tensors = {
-            k: torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: _fake(mode, t), v) for k, v in tensors.items()
-        }
-    exported = _export(_LossOnly(model, options), tensors, mode)
+        tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
+    exported = export(_LossOnly(model, options), model, tensors, mode)
     graph, constants = _Importer(model, exported, tensors).run()
     if strict:
         _refuse_opaque(graph)
@@ -147,76 +147,20 @@ def tied_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     return {group[0]: tuple(group) for group in names.values()}
 
 
-def _export(model: _LossOnly, tensors: Mapping[str, Any], mode: FakeTensorMode | None) -> torch.export.ExportedProgram:
-    if any(p.device.type == "meta" for p in model.parameters()):
-        raise CaptureError(
-            f"{type(model.model).__name__} is on device 'meta', where gradients can get lost silently; build it under "
-            "torch._subclasses.FakeTensorMode() on device 'cpu' instead"
-        )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            exported = torch.export.export(model, (), dict(tensors), strict=False)
-            if mode is None:
-                return exported.run_decompositions({})
-            with mode:
-                return exported.run_decompositions({})
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise CaptureError(_explain(model.model, error)) from error
-
-
-def _explain(model: nn.Module, error: BaseException) -> str:
-    """Where in the user's model tracing failed, why, and what usually helps."""
-    names = {id(m): name for name, m in model.named_modules()}
-    module, line = "", ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and id(owner) in names and frame.f_code.co_name != "_call_impl":
-            module = names[id(owner)] or type(owner).__name__
-            if not _is_library(frame.f_code.co_filename):
-                line = f"{Path(frame.f_code.co_filename).name}:{number}"
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    return (
-        f"{type(model).__name__} could not be captured: in module {module or type(model).__name__!r}"
-        + (f" ({line})" if line else "")
-        + f": {type(error).__name__}: {reason}. {_remedy(error)}"
-    )
-
-
-def _remedy(error: BaseException) -> str:
-    if "DataDependent" in type(error).__name__ or "data-dependent" in str(error):
-        return (
-            "Capture needs a forward without data-dependent control flow: use torch.where or torch.cond instead of `if` on "
-            "tensor values"
-        )
-    if "pytree" in str(error) or "Cache" in str(error):
-        return "Capture needs plain tensors going in and out (transformers models: pass use_cache=False)"
-    return "Check that the model runs on this batch outside Shardwright"
-
-
-def _is_library(filename: str) -> bool:
-    return str(Path(torch.__file__).parent) in filename
-
-
 def _refuse_opaque(graph: Graph) -> None:
     for node in graph.nodes:
         if node.op == OPAQUE:
             raise UnsupportedOperatorError(
                 f"{node.source}: operator {node.attr('target')} has no row in the op table, and strict=True; "
-                "add a row in pcg/rows and a handler in pcg/aten.py, or drop strict to run it replicated"
+                "add a row in pcg/rows and a handler in pcg/aten, or drop strict to run it replicated"
             )
-
-
-_MODULE_PATH = re.compile(r"L\['self'\]\.?|\['?([^'\]]*)'?\]")
 
 
 def _source(node: torch.fx.Node) -> Source:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     module = stack[-1][0].removeprefix("L['self']").lstrip(".").removeprefix("model").lstrip(".") if stack else ""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [(f, n) for f, n in frames if not _is_library(f) and f != __file__]
+    own = [(f, n) for f, n in frames if not is_library(f) and f not in (__file__, exporting.__file__)]
     return Source(module, f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "")
 
 
@@ -231,7 +175,7 @@ class _Importer:
     def __init__(self, model: nn.Module, exported: torch.export.ExportedProgram, tensors: Mapping[str, Any]) -> None:
         self.model, self.exported = model, exported
         self.keys = [_key(path) for path, _ in tree_flatten_with_path(dict(tensors))[0]]
-        self.builder = GraphBuilder()
+        self.builder = GraphBuilder(dtype_name(torch.get_default_dtype()))
         self.values: dict[torch.fx.Node, Any] = {}
         self.constants: dict[str, torch.Tensor] = {}
 
@@ -260,6 +204,10 @@ class _Importer:
                 continue
             target = (kinds[node.name].target or "").removeprefix("model.")
             value, grad = node.meta["val"], False
+            if not isinstance(value, torch.Tensor):  # beside tensors in a nest: baked in
+                self.values[node] = value
+                next(keys)
+                continue
             if target in parameters:
                 kind, target, grad = "parameter", first[id(parameters[target])], parameters[target].requires_grad
             elif target in buffers:
@@ -267,10 +215,12 @@ class _Importer:
             elif kinds[node.name].kind is torch.export.graph_signature.InputKind.USER_INPUT:
                 kind, target = "input", next(keys)
             else:
-                kind = "constant"
-                self.constants[target] = self.exported.constants[kinds[node.name].target or ""]
+                kind, constant = "constant", self.exported.constants[kinds[node.name].target or ""]
+                if not isinstance(constant, torch.Tensor):
+                    raise CaptureError(f"the model reads {target!r}, a {type(constant).__name__}; expected tensors")
+                self.constants[target] = constant
             if (kind, target) not in made:
-                name = re.sub(r"\W", "_", target) if kind != "input" else re.sub(r"\W", "_", f"{target}")
+                name = re.sub(r"\W", "_", target)
                 made[kind, target] = self.builder.leaf(
                     name, kind, tuple(value.shape), dtype_name(value.dtype), target, grad
                 )
@@ -285,47 +235,27 @@ class _Importer:
         return value
 
     def _call(self, node: torch.fx.Node) -> None:
-        name = _operator_name(node)
-        if name in IGNORED:
-            return
-        args = [self._argument(a) for a in node.args]
-        kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
         if node.target is operator.getitem:
-            self.values[node] = args[0][args[1]]
-            return
-        source = _source(node)
+            whole, index = node.args
+            self.values[node] = self.values[whole][index]  # type: ignore[index]
+        elif node.users and _operator_name(node) not in IGNORED:
+            self._lift(node)
+
+    def _lift(self, node: torch.fx.Node) -> None:
+        source, value = _source(node), node.meta.get("val")
+        several = isinstance(value, (tuple, list))
+        read = {int(str(user.args[1])) for user in node.users} if several else {0}
         self.builder.at(node.name, source)
         try:
-            self.values[node] = self._checked(node, self._row(name, node, args, kwargs))
+            if isinstance(node.target, torch._ops.HigherOrderOperator):
+                raise GraphError("operators that run graphs of their own have no rows; use torch.where for torch.cond")
+            args = [self._argument(a) for a in node.args]
+            kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
+            types = [_result_type(v) for v in (value if several else [value])]
+            names = lift(self.builder, str(node.target), args, kwargs, types, read)
         except GraphError as error:
             raise CaptureError(f"{source}: {node.target} could not be lifted: {error}") from error
-
-    def _row(self, name: str, node: torch.fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        handler = HANDLERS.get(name)
-        if handler is not None:
-            options = {
-                k: v
-                for k, v in kwargs.items()
-                if k not in ("device", "layout", "pin_memory", "memory_format", "non_blocking")
-            }
-            try:
-                return handler(self.builder, *args, **options)
-            except (NotCovered, TypeError):
-                pass
-        results = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else (node.meta["val"],)
-        shapes = [(tuple(v.shape), dtype_name(v.dtype)) for v in results]
-        return opaque(self.builder, str(node.target), args, kwargs, shapes)
-
-    def _checked(self, node: torch.fx.Node, result: Any) -> Any:
-        """The result has the shape that torch says; its dtype is made to be the one that torch says."""
-        value = node.meta.get("val")
-        if not isinstance(result, str) or not isinstance(value, torch.Tensor):
-            return result
-        if self.builder.shape(result) != tuple(value.shape):
-            raise GraphError(
-                f"expected shape {list(value.shape)}, the op table gives {list(self.builder.shape(result))}"
-            )
-        return self.builder.op("cast", result, dtype=dtype_name(value.dtype))
+        self.values[node] = names if several else names[0]
 
     def _outputs(self, node: torch.fx.Node) -> Iterator[tuple[str, str]]:
         specs = self.exported.graph_signature.output_specs
@@ -336,7 +266,18 @@ class _Importer:
             elif spec.kind is kinds.BUFFER_MUTATION:
                 yield (spec.target or "").removeprefix("model."), self._argument(value)
             else:
-                raise CaptureError(f"the model mutates its input {spec.target!r} in place; clone it first")
+                what = "parameter" if spec.kind is kinds.PARAMETER_MUTATION else "input"
+                target = (spec.target or "").removeprefix("model.")
+                raise CaptureError(f"the model mutates its {what} {target!r} in place; clone it first")
+
+
+def _result_type(value: Any) -> tuple[tuple[int, ...], str] | None:
+    """Shape and dtype of one result; operators may leave out some of theirs."""
+    if value is None:
+        return None
+    if not isinstance(value, torch.Tensor):
+        raise GraphError(f"it gives {type(value).__name__} {value}; expected tensors")
+    return tuple(value.shape), dtype_name(value.dtype)
 
 
 def _operator_name(node: torch.fx.Node) -> str:

@@ -200,7 +200,7 @@ def test_data_dependent_control_flow_names_module_line_and_remedy() -> None:
         capture(Outer(), BATCH)
     message = str(error.value)
     assert message.startswith("Outer could not be captured: in module 'branch' (test_capture.py:")
-    assert "use torch.where or torch.cond instead of `if` on tensor values" in message
+    assert "use torch.where instead of `if` on tensor values" in message
 
 
 def test_an_error_in_forward_names_where() -> None:

@@ -1,0 +1,37 @@
+"""How ATen operators become rows of the op table: one handler per operator, one file per topic.
+
+    lift(builder, "aten.addmm.default", args, …) ──HANDLERS["addmm"]──▶ matmul, add
+
+`registry` says what a handler is and `lift` calls it; an operator without a handler, or with arguments that its handler
+does not cover, becomes `opaque`.
+"""
+
+from shardwright.pcg.aten import (
+    attention,
+    constants,
+    contractions,
+    lookups,
+    losses,
+    networks,
+    pointwise,
+    reductions,
+    structure,
+)
+from shardwright.pcg.aten.lift import find_handler, lift
+from shardwright.pcg.aten.opaque import opaque
+from shardwright.pcg.aten.registry import HANDLERS, IGNORED, Handler, NotCovered, Ref, dtype_name
+
+TOPICS = (pointwise, structure, constants, reductions, contractions, lookups, networks, attention, losses)
+
+__all__ = [
+    "HANDLERS",
+    "IGNORED",
+    "TOPICS",
+    "Handler",
+    "NotCovered",
+    "Ref",
+    "dtype_name",
+    "find_handler",
+    "lift",
+    "opaque",
+]

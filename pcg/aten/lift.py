@@ -1,0 +1,77 @@
+"""One ATen operator becomes rows of the op table by its handler, or an opaque operator where there is none."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from shardwright.pcg.aten.opaque import opaque
+from shardwright.pcg.aten.registry import HANDLERS, Handler, NotCovered
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.errors import GraphError
+from shardwright.pcg.types import ITEM_BYTES
+
+Type = tuple[tuple[int, ...], str]
+# Where a tensor lies and how it is stored is no part of a graph.
+_PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
+_signature = cache(inspect.signature)
+
+
+def lift(
+    b: GraphBuilder,
+    target: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    types: Sequence[Type | None],
+    read: Collection[int],
+) -> tuple[str | None, ...]:
+    """Append what `target`, such as "aten.add.Tensor", computes; one node name per result.
+
+    Tensors among the arguments are `Ref`s. `types` are shapes and dtypes that torch gives the results, `read` the
+    indices of those that something reads; others may be None. Raises `GraphError` where a row gives another shape.
+    """
+    for _, dtype in filter(None, types):
+        if dtype not in ITEM_BYTES:
+            raise GraphError(f"a result is {dtype}; expected one of {', '.join(ITEM_BYTES)}: compute with real numbers")
+    names = _by_handler(b, target, args, kwargs)
+    if names is None or any(names[i] is None for i in read):
+        names = opaque(b, target, args, kwargs, types)
+    return tuple(
+        name if name is None or kind is None else _checked(b, name, kind)
+        for name, kind in zip(names, types, strict=True)
+    )
+
+
+def find_handler(target: str) -> Handler | None:
+    """The handler for an operator, or None. That of an overload goes before that of all overloads."""
+    namespace, name, overload = target.split(".") if target.count(".") == 2 else ("", target, "")
+    if namespace != "aten":
+        return HANDLERS.get(f"{namespace}::{name}")
+    return HANDLERS.get(f"{name}.{overload}") or HANDLERS.get(name)
+
+
+def _by_handler(
+    b: GraphBuilder, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str | None, ...] | None:
+    """What the handler makes of the call; None where there is no handler for it, or none for these arguments."""
+    if (handler := find_handler(target)) is None:
+        return None
+    try:
+        bound = _signature(handler).bind(b, *args, **{k: v for k, v in kwargs.items() if k not in _PLACEMENT})
+    except TypeError:
+        return None
+    try:
+        found = handler(*bound.args, **bound.kwargs)
+    except NotCovered:
+        return None
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _checked(b: GraphBuilder, name: str, kind: Type) -> str:
+    """The result has the shape that torch says; its dtype is made to be the one that torch says."""
+    shape, dtype = kind
+    if b.shape(name) != shape:
+        raise GraphError(f"expected shape {list(shape)}, the op table gives {list(b.shape(name))}")
+    return b.op("cast", name, dtype=dtype)

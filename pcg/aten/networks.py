@@ -1,0 +1,143 @@
+"""Normalization, pooling and dropout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shardwright.pcg.aten.reductions import mean
+from shardwright.pcg.aten.registry import cast, handles, pair, require
+from shardwright.pcg.aten.structure import reshape
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.types import is_float
+
+Size = int | Sequence[int]
+_EPSILON, _EPSILON_DOUBLE = 2.0**-23, 2.0**-52  # of float32, in which halves are normalized too, and of float64
+
+
+@handles("native_dropout")
+def _native_dropout(b: GraphBuilder, x: str, p: float, train: bool | None = True) -> tuple[str, None]:
+    return (b.op("dropout", x, p=0 if train is False else p), None)
+
+
+# ---- normalization ----
+
+
+@handles("layer_norm")
+def _layer_norm(b: GraphBuilder, x: str, shape: Sequence[int], w: str | None = None, bias: str | None = None,
+                eps: float = 1e-5, cudnn: bool = True) -> str:  # fmt: skip
+    require(w is not None or bias is None)
+    return b.op("layer_norm", *(v for v in (x, w, bias) if v is not None), normalized_dims=len(shape), eps=eps)
+
+
+@handles("rms_norm")
+def _rms_norm(b: GraphBuilder, x: str, shape: Sequence[int], w: str | None = None, eps: float | None = None) -> str:
+    usual = _EPSILON_DOUBLE if b.types[x].dtype == "float64" else _EPSILON
+    operands = (v for v in (x, w) if v is not None)
+    return b.op("rms_norm", *operands, normalized_dims=len(shape), eps=usual if eps is None else eps)
+
+
+@handles("native_group_norm")
+def _group_norm(b: GraphBuilder, x: str, w: str | None, bias: str | None, num_samples: int, num_channels: int,
+                num_pixels: int, num_groups: int, eps: float) -> tuple[str, None, None]:  # fmt: skip
+    """The channels of a group as one dimension of a layer normalization; the affine part by channel."""
+    rank, count = len(b.shape(x)), num_channels // num_groups * num_pixels
+    groups = reshape(b, x, (num_samples, num_groups, count))
+    y = reshape(b, b.op("layer_norm", groups, normalized_dims=1, eps=eps), b.shape(x))
+    return (_affine(b, y, w, bias, rank), None, None)
+
+
+@handles("_native_batch_norm_legit_functional")
+def _batch_norm(b: GraphBuilder, x: str, w: str | None, bias: str | None, running_mean: str, running_var: str,
+                training: bool, momentum: float, eps: float) -> tuple[str, None, None, str, str]:  # fmt: skip
+    """Statistics over the whole batch, as a single process has them, and the running ones brought up to date."""
+    require(training)
+    centre, spread = _statistics(b, x)
+    y = _standardized(b, x, centre, spread, w, bias, eps)
+    count = math.prod(b.shape(x)) // b.shape(x)[1]
+    unbiased = b.op("mul", b.op("detach", spread), count / max(count - 1, 1))
+
+    def update(old: str, new: str) -> str:
+        mixed = b.op("add", b.op("mul", old, 1 - momentum), b.op("mul", new, momentum))
+        return cast(b, mixed, b.types[old].dtype)
+
+    return (y, None, None, update(running_mean, b.op("detach", centre)), update(running_var, unbiased))
+
+
+@handles("_native_batch_norm_legit.no_stats")
+def _batch_norm_no_stats(b: GraphBuilder, x: str, w: str | None, bias: str | None, training: bool, momentum: float,
+                         eps: float) -> tuple[str, None, None]:  # fmt: skip
+    """Statistics of the batch, in training and in evaluation."""
+    return (_standardized(b, x, *_statistics(b, x), w, bias, eps), None, None)
+
+
+@handles("_native_batch_norm_legit_no_training")
+def _batch_norm_evaluated(b: GraphBuilder, x: str, w: str | None, bias: str | None, running_mean: str,
+                          running_var: str, momentum: float, eps: float) -> tuple[str, None, None]:  # fmt: skip
+    return (_standardized(b, x, running_mean, running_var, w, bias, eps), None, None)
+
+
+def _single(b: GraphBuilder, x: str) -> str:
+    """Halves are normalized in single precision."""
+    return cast(b, x, "float32" if b.types[x].dtype in ("float16", "bfloat16") else None)
+
+
+def _over_channels(b: GraphBuilder, v: str, rank: int) -> str:
+    return reshape(b, v, (1, b.shape(v)[0], *(1,) * (rank - 2)))
+
+
+def _statistics(b: GraphBuilder, x: str) -> tuple[str, str]:
+    """Mean and variance of every channel, from sums that may be split."""
+    x = _single(b, x)
+    rank = len(b.shape(x))
+    dims = [d for d in range(rank) if d != 1]
+    centre = mean(b, x, dims)
+    centred = b.op("sub", x, _over_channels(b, centre, rank))
+    return centre, mean(b, b.op("mul", centred, centred), dims)
+
+
+def _standardized(
+    b: GraphBuilder, x: str, centre: str, spread: str, w: str | None, bias: str | None, eps: float
+) -> str:
+    rank, dtype = len(b.shape(x)), b.types[x].dtype
+    y = b.op("sub", _single(b, x), _over_channels(b, centre, rank))
+    y = b.op("mul", y, _over_channels(b, b.op("rsqrt", b.op("add", spread, eps)), rank))
+    return cast(b, _affine(b, y, w, bias, rank), dtype)
+
+
+def _affine(b: GraphBuilder, y: str, w: str | None, bias: str | None, rank: int) -> str:
+    y = y if w is None else b.op("mul", y, _over_channels(b, w, rank))
+    return y if bias is None else b.op("add", y, _over_channels(b, bias, rank))
+
+
+# ---- pooling ----
+
+
+@handles("max_pool2d")
+def _max_pool(b: GraphBuilder, x: str, kernel: Size, stride: Size = (), padding: Size = 0, dilation: Size = 1,
+              ceil: bool = False) -> str:  # fmt: skip
+    require(pair(dilation) == (1, 1) and not ceil)
+    require(len(b.shape(x)) == 4 and is_float(b.types[x].dtype))
+    return b.op("max_pool2d", x, kernel=pair(kernel), stride=pair(stride or kernel), padding=pair(padding))
+
+
+@handles("max_pool2d_with_indices")
+def _max_pool_with_indices(b: GraphBuilder, x: str, kernel: Size, stride: Size = (), padding: Size = 0,
+                           dilation: Size = 1, ceil: bool = False) -> tuple[str, None]:  # fmt: skip
+    return (_max_pool(b, x, kernel, stride, padding, dilation, ceil), None)
+
+
+@handles("avg_pool2d")
+def _avg_pool(b: GraphBuilder, x: str, kernel: Size, stride: Size = (), padding: Size = 0, ceil: bool = False,
+              count_padding: bool = True, divisor: int | None = None) -> str:  # fmt: skip
+    require(not ceil and divisor is None and (count_padding or pair(padding) == (0, 0)))
+    require(len(b.shape(x)) == 4 and is_float(b.types[x].dtype))
+    return b.op("avg_pool2d", x, kernel=pair(kernel), stride=pair(stride or kernel), padding=pair(padding))
+
+
+@handles("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
+def _adaptive(b: GraphBuilder, x: str, size: Size) -> str:
+    if pair(size) == (1, 1):
+        return mean(b, x, (-2, -1), True)
+    require(len(b.shape(x)) == 4)
+    return b.op("adaptive_avg_pool2d", x, size=pair(size))

@@ -1,0 +1,190 @@
+"""Arithmetic, comparisons and choices, element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright.pcg.aten.registry import HANDLERS, Handler, cast, handles, require
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.types import is_float
+
+_UNARY = ("abs", "neg", "relu", "sign")
+_REAL = ("cos", "erf", "exp", "log", "log1p", "reciprocal", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh")
+_ROUNDING = ("ceil", "floor")
+_BINARY = {
+    "mul": "mul", "pow": "pow", "floor_divide": "floor_divide", "remainder": "remainder",
+    "maximum": "maximum", "minimum": "minimum",
+    "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
+    "__and__": "bitwise_and", "bitwise_and": "bitwise_and", "__or__": "bitwise_or", "bitwise_or": "bitwise_or",
+}  # fmt: skip
+_LOGICAL = {"logical_and": "bitwise_and", "logical_or": "bitwise_or", "logical_xor": "ne"}
+
+
+def real(b: GraphBuilder, x: str) -> str:
+    """Integers and bools as real numbers."""
+    return x if is_float(b.types[x].dtype) else cast(b, x, b.default_float)
+
+
+def _unary(row: str) -> Handler:
+    return lambda b, x: b.op(row, x)
+
+
+def _real(row: str) -> Handler:
+    return lambda b, x: b.op(row, real(b, x))
+
+
+def _rounding(row: str) -> Handler:
+    return lambda b, x: b.op(row, x) if is_float(b.types[x].dtype) else x
+
+
+def _binary(row: str) -> Handler:
+    return lambda b, x, y: b.op(row, x, y)
+
+
+def _logical(row: str) -> Handler:
+    return lambda b, x, y: b.op(row, cast(b, x, "bool"), cast(b, y, "bool"))
+
+
+HANDLERS.update({name: _unary(name) for name in _UNARY})
+HANDLERS.update({name: _real(name) for name in _REAL})
+HANDLERS.update({name: _rounding(name) for name in _ROUNDING})
+HANDLERS.update({name: _binary(row) for name, row in _BINARY.items()})
+HANDLERS.update({name: _logical(row) for name, row in _LOGICAL.items()})
+
+
+@handles("detach")
+def _detach(b: GraphBuilder, x: str) -> str:
+    return b.op("detach", x)
+
+
+@handles("square")
+def _square(b: GraphBuilder, x: str) -> str:
+    return b.op("mul", x, x)
+
+
+@handles("logical_not")
+def _logical_not(b: GraphBuilder, x: str) -> str:
+    return b.op("logical_not", cast(b, x, "bool"))
+
+
+@handles("bitwise_not")
+def _bitwise_not(b: GraphBuilder, x: str) -> str:
+    """Of bools, not; of integers in two's complement, -x - 1."""
+    return b.op("logical_not", x) if b.types[x].dtype == "bool" else b.op("sub", b.op("neg", x), 1)
+
+
+@handles("bitwise_xor", "__xor__")
+def _bitwise_xor(b: GraphBuilder, x: Any, y: Any) -> str:
+    x, y = b.operands(x, y)
+    require(b.types[x].dtype == b.types[y].dtype == "bool")
+    return b.op("ne", x, y)
+
+
+@handles("isnan")
+def _isnan(b: GraphBuilder, x: str) -> str:
+    return b.op("ne", x, x)
+
+
+@handles("add")
+def _add(b: GraphBuilder, x: Any, y: Any, alpha: float = 1) -> str:
+    return x if y == 0 else b.op("add", x, _scaled(b, y, alpha))
+
+
+@handles("sub")
+def _sub(b: GraphBuilder, x: Any, y: Any, alpha: float = 1) -> str:
+    return x if y == 0 else b.op("sub", x, _scaled(b, y, alpha))
+
+
+@handles("rsub")
+def _rsub(b: GraphBuilder, x: Any, y: Any, alpha: float = 1) -> str:
+    return b.op("sub", y, _scaled(b, x, alpha))
+
+
+def _scaled(b: GraphBuilder, y: Any, alpha: float) -> Any:
+    if alpha == 1:
+        return y
+    return b.op("mul", y, alpha) if isinstance(y, str) else y * alpha
+
+
+@handles("addcmul")
+def _addcmul(b: GraphBuilder, x: str, y: str, z: str, *, value: float = 1) -> str:
+    return b.op("add", x, _scaled(b, b.op("mul", y, z), value))
+
+
+@handles("div")
+def _div(b: GraphBuilder, x: str, y: Any, rounding_mode: str | None = None) -> str:
+    require(rounding_mode in (None, "floor"))
+    return b.op("div" if rounding_mode is None else "floor_divide", x, y)
+
+
+@handles("gelu")
+def _gelu(b: GraphBuilder, x: str, approximate: str = "none") -> str:
+    return b.op("gelu", x, approximate=approximate)
+
+
+@handles("softplus")
+def _softplus(b: GraphBuilder, x: str, beta: float = 1, threshold: float = 20) -> str:
+    require((beta, threshold) == (1, 20))
+    return b.op("softplus", x)
+
+
+@handles("leaky_relu")
+def _leaky_relu(b: GraphBuilder, x: str, slope: float = 0.01) -> str:
+    return b.op("where", b.op("gt", x, 0), x, b.op("mul", x, slope))
+
+
+@handles("hardtanh")
+def _hardtanh(b: GraphBuilder, x: str, low: float = -1, high: float = 1) -> str:
+    """Like `clamp`, but no gradient passes where x is at a bound."""
+    y = b.op("where", b.op("ge", x, high), high, x)
+    return b.op("where", b.op("le", x, low), low, y)
+
+
+@handles("clamp")
+def _clamp(b: GraphBuilder, x: str, low: Any = None, high: Any = None) -> str:
+    return _at_most(b, _at_least(b, x, low), high)
+
+
+@handles("clamp_min")
+def _clamp_min(b: GraphBuilder, x: str, low: Any) -> str:
+    return _at_least(b, x, low)
+
+
+@handles("clamp_max")
+def _clamp_max(b: GraphBuilder, x: str, high: Any) -> str:
+    return _at_most(b, x, high)
+
+
+def _at_least(b: GraphBuilder, x: str, low: Any) -> str:
+    """Where x equals a tensor of bounds its gradient goes to x alone; `maximum` would give each a half."""
+    if not isinstance(low, str):
+        return x if low is None else b.op("maximum", x, low)
+    return b.op("where", b.op("lt", x, low), low, x)
+
+
+def _at_most(b: GraphBuilder, x: str, high: Any) -> str:
+    if not isinstance(high, str):
+        return x if high is None else b.op("minimum", x, high)
+    return b.op("where", b.op("gt", x, high), high, x)
+
+
+@handles("_to_copy")
+def _to_copy(b: GraphBuilder, x: str, *, dtype: Any = None) -> str:
+    """Devices and memory formats are not part of a graph."""
+    return cast(b, x, dtype)
+
+
+@handles("clone", "alias", "lift_fresh_copy")
+def _same(b: GraphBuilder, x: str) -> str:
+    return x
+
+
+@handles("where")
+def _where(b: GraphBuilder, condition: str, x: Any, y: Any) -> str:
+    return b.op("where", cast(b, condition, "bool"), *b.operands(x, y))
+
+
+@handles("masked_fill")
+def _masked_fill(b: GraphBuilder, x: str, mask: str, value: Any) -> str:
+    dtype = b.types[x].dtype
+    return b.op("where", mask, cast(b, value, dtype) if isinstance(value, str) else b.scalar(value, dtype), x)

@@ -1,0 +1,158 @@
+"""Reductions, scans and sorts along dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from shardwright.pcg.aten.registry import Handler, cast, dimension, dtype_name, handles, reduced, require
+from shardwright.pcg.aten.structure import flatten, reshape
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.types import is_float
+
+Dims = int | Sequence[int] | None
+
+
+def total(b: GraphBuilder, x: str, dims: Dims = None, keepdim: bool = False) -> str:
+    """The sum over `dims`, None: over all."""
+    return b.op("sum", x, dims=reduced(b, x, dims), keepdim=keepdim)
+
+
+def mean(b: GraphBuilder, x: str, dims: Dims = None, keepdim: bool = False) -> str:
+    """A sum times one over the global count, so that a split gives exact partial sums."""
+    count = math.prod(b.shape(x)[d] for d in reduced(b, x, dims))
+    require(count > 0)
+    return b.op("mul", total(b, wide(b, x), dims, keepdim), 1.0 / count)
+
+
+def wide(b: GraphBuilder, x: str) -> str:
+    """Sums that torch never stores, because it divides them first, may be too large for float16."""
+    return cast(b, x, "float32" if b.types[x].dtype == "float16" else None)
+
+
+@handles("sum")
+def _sum(b: GraphBuilder, x: str, dims: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> str:
+    return total(b, cast(b, x, dtype), dims, keepdim)
+
+
+@handles("mean")
+def _mean(b: GraphBuilder, x: str, dims: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> str:
+    return mean(b, cast(b, x, dtype), dims, keepdim)
+
+
+@handles("var")
+def _var(b: GraphBuilder, x: str, dims: Dims = None, *, correction: float | None = 1, keepdim: bool = False) -> str:
+    count = math.prod(b.shape(x)[d] for d in reduced(b, x, dims))
+    freedom = count - (1 if correction is None else correction)
+    require(freedom > 0)
+    centred = b.op("sub", wide(b, x), mean(b, x, dims, True))
+    return b.op("mul", total(b, b.op("mul", centred, centred), dims, keepdim), 1.0 / freedom)
+
+
+def _extreme(row: str) -> Handler:
+    return lambda b, x, dims=None, keepdim=False: b.op(row, x, dims=reduced(b, x, dims), keepdim=keepdim)
+
+
+def _extreme_of_all(row: str) -> Handler:
+    return lambda b, x: b.op(row, x, dims=reduced(b, x, None), keepdim=False)
+
+
+handles("amax")(_extreme("amax"))
+handles("amin")(_extreme("amin"))
+handles("max.default")(_extreme_of_all("amax"))
+handles("min.default")(_extreme_of_all("amin"))
+
+
+@handles("max.dim")
+def _max_dim(b: GraphBuilder, x: str, dim: int, keepdim: bool = False) -> tuple[str, str]:
+    """Values by their index: the gradient goes to the chosen element, not to all that equal it, as `amax` has it."""
+    return _chosen(b, x, x, dim, keepdim)
+
+
+@handles("min.dim")
+def _min_dim(b: GraphBuilder, x: str, dim: int, keepdim: bool = False) -> tuple[str, str]:
+    require(is_float(b.types[x].dtype))
+    return _chosen(b, x, b.op("neg", x), dim, keepdim)
+
+
+def _chosen(b: GraphBuilder, x: str, score: str, dim: int, keepdim: bool) -> tuple[str, str]:
+    """The element of x with the highest score, and its index."""
+    dim = dimension(b, x, dim)
+    index = b.op("argmax", score, dims=(dim,), keepdim=True)
+    value = b.op("gather", x, index, dim=dim)
+    if keepdim:
+        return value, index
+    shape = (*b.shape(x)[:dim], *b.shape(x)[dim + 1 :])
+    return reshape(b, value, shape), reshape(b, index, shape)
+
+
+def _logical(row: str) -> Handler:
+    def handler(b: GraphBuilder, x: str, dims: Dims = None, keepdim: bool = False) -> str:
+        x = cast(b, x, "bool")
+        if dims is not None and dims in ((), []):  # here, and only here, no dimensions mean none
+            return x
+        return b.op(row, x, dims=reduced(b, x, dims), keepdim=keepdim)
+
+    return handler
+
+
+handles("any")(_logical("any"))
+handles("all")(_logical("all"))
+
+
+@handles("argmax")
+def _argmax(b: GraphBuilder, x: str, dim: int | None = None, keepdim: bool = False) -> str:
+    if dim is not None:
+        return b.op("argmax", x, dims=(dimension(b, x, dim),), keepdim=keepdim)
+    index = b.op("argmax", flatten(b, x), dims=(0,), keepdim=False)
+    return reshape(b, index, (1,) * len(b.shape(x))) if keepdim else index
+
+
+@handles("argmin")
+def _argmin(b: GraphBuilder, x: str, dim: int | None = None, keepdim: bool = False) -> str:
+    require(is_float(b.types[x].dtype))
+    return _argmax(b, b.op("neg", x), dim, keepdim)
+
+
+def _normalized(row: str) -> Handler:
+    return lambda b, x, dim, dtype=None: b.op(row, cast(b, x, dtype), dim=dimension(b, x, dim))
+
+
+handles("softmax")(_normalized("softmax"))
+handles("log_softmax")(_normalized("log_softmax"))
+
+
+@handles("cumsum")
+def _cumsum(b: GraphBuilder, x: str, dim: int, *, dtype: Any = None) -> str:
+    usual = b.types[x].dtype if is_float(b.types[x].dtype) else "int64"
+    return b.op("cumsum", x, dim=dimension(b, x, dim), dtype=dtype_name(dtype or usual))
+
+
+def _sortable(b: GraphBuilder, x: str) -> None:
+    """Descending order is that of -x, which bools and unsigned integers do not have."""
+    require(b.types[x].dtype not in ("bool", "uint8"))
+
+
+@handles("sort")
+def _sort(
+    b: GraphBuilder, x: str, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[str, str]:
+    _sortable(b, x)
+    attrs = {"dim": dimension(b, x, dim), "descending": descending}
+    return b.op("sort_values", x, **attrs), b.op("sort_indices", x, **attrs)
+
+
+@handles("topk")
+def _topk(b: GraphBuilder, x: str, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[str, str]:
+    """In descending order, which is also an order where none is asked for."""
+    _sortable(b, x)
+    require(largest)
+    dim = dimension(b, x, dim)
+    return b.op("topk_values", x, k=k, dim=dim), b.op("topk_indices", x, k=k, dim=dim)
+
+
+@handles("histc")
+def _histc(b: GraphBuilder, x: str, bins: int = 100, low: float = 0, high: float = 0) -> str:
+    require(low < high)
+    return b.op("histc", flatten(b, x), bins=bins, low=low, high=high)

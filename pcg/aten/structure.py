@@ -1,0 +1,220 @@
+"""Reshapes, slices, concatenations: what only moves elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from shardwright.pcg.aten.registry import cast, dimension, dimensions, handles, require
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.types import is_float
+
+# ---- reshapes ----
+
+
+@handles("view", "_unsafe_view")
+def reshape(b: GraphBuilder, x: str, shape: Sequence[int]) -> str:
+    """x with another shape, in which one size may be -1. To view a tensor as another dtype is not covered."""
+    require(isinstance(shape, (tuple, list)))
+    known = math.prod(s for s in shape if s != -1)
+    total = math.prod(b.shape(x))
+    return b.op("reshape", x, shape=tuple(total // known if s == -1 else s for s in shape))
+
+
+def flatten(b: GraphBuilder, x: str, start: int = 0, end: int = -1) -> str:
+    """Dimensions start to end, both included, as one."""
+    if not b.shape(x):
+        return reshape(b, x, (1,))
+    shape, start, end = b.shape(x), dimension(b, x, start), dimension(b, x, end)
+    return reshape(b, x, (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
+
+
+@handles("unsqueeze")
+def unsqueeze(b: GraphBuilder, x: str, dim: int) -> str:
+    """A new dimension of size 1."""
+    shape, dim = b.shape(x), dimension(b, x, dim, 1)
+    return reshape(b, x, (*shape[:dim], 1, *shape[dim:]))
+
+
+@handles("squeeze")
+def squeeze(b: GraphBuilder, x: str, dims: int | Sequence[int] | None = None) -> str:
+    """Drop the dimensions of size 1 among `dims`; None: among all."""
+    drop = range(len(b.shape(x))) if dims is None else dimensions(b, x, dims)
+    return reshape(b, x, [s for i, s in enumerate(b.shape(x)) if i not in drop or s != 1])
+
+
+@handles("permute")
+def _permute(b: GraphBuilder, x: str, dims: Sequence[int]) -> str:
+    return b.op("permute", x, dims=dimensions(b, x, dims))
+
+
+@handles("transpose")
+def transpose(b: GraphBuilder, x: str, i: int, j: int) -> str:
+    """Two dimensions exchanged."""
+    if not b.shape(x):
+        return x
+    order = list(range(len(b.shape(x))))
+    order[i], order[j] = order[j], order[i]
+    return b.op("permute", x, dims=tuple(order))
+
+
+@handles("t")
+def _t(b: GraphBuilder, x: str) -> str:
+    return transpose(b, x, 0, 1) if len(b.shape(x)) == 2 else x
+
+
+@handles("expand")
+def expand(b: GraphBuilder, x: str, sizes: Sequence[int], implicit: bool = False) -> str:
+    """Dimensions of size 1 repeated, and new ones before them; -1 keeps a size."""
+    shape, lead = b.shape(x), len(sizes) - len(b.shape(x))
+    return b.op("expand", x, shape=tuple(shape[i - lead] if s == -1 else s for i, s in enumerate(sizes)))
+
+
+@handles("repeat")
+def _repeat(b: GraphBuilder, x: str, times: Sequence[int]) -> str:
+    """The whole tensor repeated: every dimension gets one before it, along which it is the same."""
+    shape = (*(1,) * (len(times) - len(b.shape(x))), *b.shape(x))
+    single = reshape(b, x, [n for s in shape for n in (1, s)])
+    wide = expand(b, single, [n for t, s in zip(times, shape, strict=True) for n in (t, s)])
+    return reshape(b, wide, [t * s for t, s in zip(times, shape, strict=True)])
+
+
+@handles("copy")
+def copy(b: GraphBuilder, x: str, src: str, non_blocking: bool = False) -> str:
+    """`src` in the shape and dtype of x."""
+    return expand(b, cast(b, src, b.types[x].dtype), b.shape(x))
+
+
+@handles("flip")
+def _flip(b: GraphBuilder, x: str, dims: Sequence[int]) -> str:
+    dims = dimensions(b, x, dims)
+    return b.op("flip", x, dims=dims) if dims else x
+
+
+# ---- parts ----
+
+
+def part(b: GraphBuilder, x: str, dim: int, start: int, stop: int, step: int = 1) -> str:
+    """Elements [start, stop) of one dimension."""
+    return b.op("slice", x, dim=dim, start=start, stop=stop, step=step)
+
+
+@handles("slice")
+def _slice(
+    b: GraphBuilder, x: str, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1
+) -> str:
+    dim = dimension(b, x, dim)
+    begin, end, step = slice(start, stop, step).indices(b.shape(x)[dim])
+    return part(b, x, dim, begin, max(begin, end), step)
+
+
+@handles("select")
+def select(b: GraphBuilder, x: str, dim: int, index: int) -> str:
+    """One element of a dimension, which is dropped."""
+    shape, dim = b.shape(x), dimension(b, x, dim)
+    piece = part(b, x, dim, index % shape[dim], index % shape[dim] + 1)
+    return reshape(b, piece, (*shape[:dim], *shape[dim + 1 :]))
+
+
+@handles("split", "split_with_sizes")
+def split(b: GraphBuilder, x: str, sizes: int | Sequence[int], dim: int = 0) -> tuple[str, ...]:
+    """Pieces of these sizes, or of one size with what remains at the end."""
+    dim = dimension(b, x, dim)
+    extent = b.shape(x)[dim]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, extent - i) for i in range(0, max(extent, 1), max(sizes, 1))]
+    ends = list(accumulate(sizes))
+    return tuple(part(b, x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True))
+
+
+@handles("unbind")
+def _unbind(b: GraphBuilder, x: str, dim: int = 0) -> tuple[str, ...]:
+    return tuple(select(b, x, dim, i) for i in range(b.shape(x)[dimension(b, x, dim)]))
+
+
+@handles("tril")
+def _tril(b: GraphBuilder, x: str, diagonal: int = 0) -> str:
+    return b.op("where", b.op("le", *_positions(b, x, diagonal)), x, b.scalar(0, b.types[x].dtype))
+
+
+@handles("triu")
+def _triu(b: GraphBuilder, x: str, diagonal: int = 0) -> str:
+    return b.op("where", b.op("ge", *_positions(b, x, diagonal)), x, b.scalar(0, b.types[x].dtype))
+
+
+def _positions(b: GraphBuilder, x: str, diagonal: int) -> tuple[str, str]:
+    """The number of each column, and that of the column in which the diagonal meets each row."""
+    height, width = b.shape(x)[-2:]
+    columns = b.op("arange", start=0, stop=width, step=1, dtype="int64")
+    meets = b.op("arange", start=diagonal, stop=height + diagonal, step=1, dtype="int64")
+    return reshape(b, columns, (1, width)), reshape(b, meets, (height, 1))
+
+
+# ---- joins ----
+
+
+@handles("cat")
+def cat(b: GraphBuilder, xs: Sequence[str], dim: int = 0) -> str:
+    """Joined along a dimension. Tensors of shape [0] fit everywhere, as they always did in torch."""
+    rank = max(len(b.shape(x)) for x in xs)
+    kept = [x for x in xs if rank == 1 or b.shape(x) != (0,)]
+    dtypes = {b.types[x].dtype for x in xs}
+    require(len(kept) == len(xs) or len(dtypes) == 1)
+    return b.op("concat", *kept, dim=dimension(b, kept[0], dim)) if len(kept) > 1 else kept[0]
+
+
+@handles("stack")
+def _stack(b: GraphBuilder, xs: Sequence[str], dim: int = 0) -> str:
+    dim = dimension(b, xs[0], dim, 1)
+    return cat(b, [unsqueeze(b, x, dim) for x in xs], dim)
+
+
+@handles("roll")
+def _roll(b: GraphBuilder, x: str, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> str:
+    """What is pushed out at the end comes in at the front."""
+    distances, order = ([n] if isinstance(n, int) else n for n in (shifts, dims))
+    require(len(distances) == len(order))
+    for shift, dim in zip(distances, dimensions(b, x, order), strict=True):
+        extent = b.shape(x)[dim]
+        if cutting := -shift % max(extent, 1):
+            x = cat(b, [part(b, x, dim, cutting, extent), part(b, x, dim, 0, cutting)], dim)
+    return x
+
+
+@handles("slice_scatter")
+def _slice_scatter(
+    b: GraphBuilder, x: str, src: str, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1
+) -> str:
+    dim = dimension(b, x, dim)
+    extent = b.shape(x)[dim]
+    begin, end, step = slice(start, stop, step).indices(extent)
+    require(step == 1)
+    if end <= begin:
+        return x
+    before = [part(b, x, dim, 0, begin)] if begin else []
+    after = [part(b, x, dim, end, extent)] if end < extent else []
+    return cat(b, [*before, cast(b, src, b.types[x].dtype), *after], dim)
+
+
+@handles("select_scatter")
+def _select_scatter(b: GraphBuilder, x: str, src: str, dim: int, index: int) -> str:
+    dim = dimension(b, x, dim)
+    index %= b.shape(x)[dim]
+    return _slice_scatter(b, x, unsqueeze(b, src, dim), dim, index, index + 1)
+
+
+@handles("constant_pad_nd")
+def _constant_pad(b: GraphBuilder, x: str, pads: Sequence[int], value: Any = 0) -> str:
+    """`pads` lists what goes before and after each dimension, from the last; to pad by less than nothing is to cut."""
+    rank = len(b.shape(x))
+    pairs = [(0, 0)] * (rank - len(pads) // 2) + [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)][::-1]
+    for dim, (before, after) in enumerate(pairs):
+        extent = b.shape(x)[dim]
+        if before < 0 or after < 0:
+            x = part(b, x, dim, max(-before, 0), extent + min(after, 0))
+    full = tuple(max(n, 0) for before_after in pairs for n in before_after)
+    if not any(full):
+        return x
+    return b.op("pad", x, pads=full, value=value if is_float(b.types[x].dtype) else int(value))

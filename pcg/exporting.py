@@ -1,0 +1,161 @@
+"""`torch.export`, without the gradients that it would lose, and what to say where it fails.
+
+Composite operators (einsum, concatenate, group_norm, …) are decomposed unless they have a handler, as autograd does it.
+What runs under `torch.no_grad()` is exported as a region of its own, and decomposition forgets that no gradient leaves
+it: the region's operands are detached here first. A backward of the user's own (an `autograd.Function`, a hook on a
+tensor) is not exported at all: such a model is refused.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import Function
+
+from shardwright.pcg.aten import find_handler
+from shardwright.pcg.errors import CaptureError
+
+_SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+
+
+class LostGradientError(Exception):
+    """A backward that `torch.export` does not see."""
+
+
+def export(
+    wrapper: nn.Module, model: nn.Module, tensors: Mapping[str, Any], mode: FakeTensorMode | None
+) -> torch.export.ExportedProgram:
+    """`wrapper(**tensors)` in functional ATen operators. `model`, inside the wrapper, is what errors are about.
+
+    Raises `CaptureError` naming the module and source line where tracing failed, and what usually helps.
+    """
+    if any(p.device.type == "meta" for p in model.parameters()):
+        raise CaptureError(
+            f"{type(model).__name__} is on device 'meta', where gradients can get lost silently; build it under "
+            "torch._subclasses.FakeTensorMode() on device 'cpu' instead"
+        )
+    try:
+        with warnings.catch_warnings(), _own_backwards_refused():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(wrapper, (), dict(tensors), strict=False)
+            _cut_gradients(exported.graph_module)
+            with mode or nullcontext():
+                return exported.run_decompositions(dict(_decompositions()))
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(_explain(model, error)) from error
+
+
+@cache
+def _decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
+    """How torch itself composes the operators that have no handler."""
+    table = torch.export.default_decompositions()
+    return {
+        op: decompose
+        for op, decompose in table.items()
+        if isinstance(op, torch._ops.OpOverload) and op._can_decompose() and find_handler(str(op)) is None
+    }
+
+
+# ---- gradients ----
+
+
+def _cut_gradients(module: fx.GraphModule) -> None:
+    """No gradient enters the regions in which gradients are disabled."""
+    for node in module.graph.nodes:
+        if node.target is _SET_GRAD and node.args[0] is False:
+            _detach_operands(getattr(module, node.args[1].target))
+    for child in module.children():
+        if isinstance(child, fx.GraphModule):
+            _cut_gradients(child)
+
+
+def _detach_operands(region: fx.GraphModule) -> None:
+    """Everything in the region reads its operands detached, but for the regions inside it that enable gradients."""
+    operands = [node for node in region.graph.nodes if node.op == "placeholder"]
+    for operand in operands:
+        value = operand.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        with region.graph.inserting_after(operands[-1]):
+            detached = region.graph.call_function(torch.ops.aten.detach.default, (operand,))
+        detached.meta = dict(operand.meta)
+        for reader in list(operand.users):
+            if reader is not detached and reader.op != "output" and not _enables(reader):
+                reader.replace_input_with(operand, detached)
+    region.recompile()
+
+
+def _enables(node: fx.Node) -> bool:
+    return node.target is _SET_GRAD and node.args[0] is True
+
+
+@contextmanager
+def _own_backwards_refused() -> Generator[None]:
+    """An `autograd.Function` that is not torch's own, or a hook on a gradient, is an error."""
+    apply = Function.__dict__["apply"].__func__
+
+    def checked(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        if not cls.__module__.startswith("torch."):
+            raise LostGradientError(f"{cls.__name__} is an autograd.Function with a backward of its own")
+        return apply(cls, *args, **kwargs)
+
+    def refused(tensor: torch.Tensor, hook: object) -> Any:
+        raise LostGradientError("a hook is registered on the gradient of a tensor")
+
+    backward = mock.patch.object(Function, "apply", classmethod(checked))
+    with backward, mock.patch.object(torch.Tensor, "register_hook", refused):
+        yield
+
+
+# ---- errors ----
+
+
+def _explain(model: nn.Module, error: BaseException) -> str:
+    """Where in the user's model tracing failed, why, and what usually helps."""
+    names = {id(m): name for name, m in model.named_modules()}
+    module, line = "", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names and frame.f_code.co_name != "_call_impl":
+            module = names[id(owner)] or type(owner).__name__
+            if not is_library(frame.f_code.co_filename):
+                line = f"{Path(frame.f_code.co_filename).name}:{number}"
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return (
+        f"{type(model).__name__} could not be captured: in module {module or type(model).__name__!r}"
+        + (f" ({line})" if line else "")
+        + f": {type(error).__name__}: {reason}. {_remedy(error)}"
+    )
+
+
+def _remedy(error: BaseException) -> str:
+    if isinstance(error, LostGradientError):
+        return (
+            "Capture would lose it: write it in differentiable operators (x + (f(x) - x).detach() passes gradients "
+            "straight through), or make it an operator with torch.library.custom_op and register_autograd"
+        )
+    if "DataDependent" in type(error).__name__ or "data-dependent" in str(error):
+        return (
+            "Capture needs a forward without data-dependent control flow: use torch.where instead of `if` on tensor "
+            "values"
+        )
+    if "pytree" in str(error) or "Cache" in str(error):
+        return "Capture needs plain tensors going in and out (transformers models: pass use_cache=False)"
+    return "Check that the model runs on this batch outside Shardwright"
+
+
+def is_library(filename: str) -> bool:
+    """Whether a source file is torch's."""
+    return str(Path(torch.__file__).parent) in filename
