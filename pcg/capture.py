@@ -121,6 +121,7 @@ def capture(model: nn.Module, batch: Mapping[str, Any], args: Sequence[Any] = ()
         raise CaptureError(
             f"{type(model).__name__}: the batch holds no tensor; pass example inputs, e.g. kwargs=dict(input_ids=...)"
         )
+    tensors = _told_apart(tensors)
     mode = _fake_mode(model)
     if mode is not None:
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
@@ -129,6 +130,19 @@ def capture(model: nn.Module, batch: Mapping[str, Any], args: Sequence[Any] = ()
     if strict:
         _refuse_opaque(graph)
     return Captured(graph, tied_names(model), constants, options)
+
+
+def _told_apart(tensors: dict[str, Any]) -> dict[str, Any]:
+    """No tensor twice: export takes arguments that are one object, as ids and labels may be, for one argument."""
+    seen: set[int] = set()
+
+    def fresh(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in seen:
+            return tensor.clone()
+        seen.add(id(tensor))
+        return tensor
+
+    return tree_map_only(torch.Tensor, fresh, tensors)
 
 
 def _fake_mode(model: nn.Module) -> FakeTensorMode | None:
