@@ -21,7 +21,7 @@ from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.errors import BatchError, DistributedError, PlanError, ShardwrightError
 from shardwright.pcg.layout import Layouts, R, S
 from shardwright.pcg.mesh import Mesh
-from tests.lowering.runs import Case, whole
+from tests.lowering.runs import Case, assert_trains_as_serial, whole
 from tests.lowering.test_training import DATA, FUSED, GRID, MEGATRON, TWO, VOCAB_SPLIT, ZERO3, Convolutions, Net, both
 
 TENSOR = MEGATRON | FUSED | VOCAB_SPLIT
@@ -282,6 +282,13 @@ def test_a_rank_may_pass_its_own_shard(net: Case) -> None:
         assert torch.equal(parallel(**part), expected)
 
     net.on_ranks(net.graph(TWO, DATA, data_axes=(0,)), body)
+
+
+def test_one_tensor_under_two_names_is_two_inputs(net: Case) -> None:
+    """Labels are often the ids themselves when a model is captured, and something else later."""
+    ids = net.batch["ids"]
+    case = Case(net.model, {"ids": ids, "labels": ids})
+    assert_trains_as_serial(Case(net.model, dict(net.batch)), case.graph(TWO, {}))
 
 
 def test_batch_errors(net: Case) -> None:
