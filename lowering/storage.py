@@ -115,7 +115,13 @@ def _meta(value: Tensor) -> Tensor:
 
 
 def check_model(shapes: Mapping[str, tuple[Any, ...]], values: Mapping[str, Tensor], mesh: Mesh) -> None:
-    """Raise a `PlanError` unless the model has every leaf of the graph, in its shape."""
+    """Raise a `PlanError` unless the model has every leaf of the graph, in its shape and with data."""
+    hollow = next((n for n, v in values.items() if v.device.type == "meta" or isinstance(v, private.FakeTensor)), None)
+    if hollow is not None:
+        raise PlanError(
+            f"{hollow}: the model has no data (it is on fake tensors or on device meta), so that it can be planned but "
+            "not trained; build it with real tensors, or load a checkpoint into it"
+        )
     for name, shape in shapes.items():
         if name not in values:
             raise PlanError(f"the plan has a parameter or buffer {name!r} that the model does not; plan for this model")

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.tensor import DTensor
@@ -336,6 +337,15 @@ def test_a_plan_of_another_model_is_refused(net: Case) -> None:
     other.up = nn.Linear(16, 28)
     with pytest.raises(DistributedError, match=r"up.weight: the plan has shape \[24, 16\], the model \[28, 16\]"):
         run_ranks(lambda: body(other), 1, 30)
+
+
+@pytest.mark.parametrize("make", [FakeTensorMode, lambda: torch.device("meta")], ids=["fake", "meta"])
+def test_a_model_without_data_cannot_be_trained(net: Case, make: Any) -> None:
+    with make():
+        hollow = Net()
+    graph = net.graph(Mesh.of(dp=1), {})
+    with pytest.raises(DistributedError, match=r"tok\.weight: the model has no data.*build it with real tensors"):
+        run_ranks(lambda: lower(graph, hollow, timeout_s=30), 1, 30)
 
 
 @pytest.mark.parametrize("storage", [DATA, TENSOR], ids=["data", "tensor"])
