@@ -173,7 +173,11 @@ class Planner:
         rewrites = LeafSearch(builder, eliminator, list(self.rules.values())).improve(*best.solved)
         if not rewrites:
             return best, ()
-        rewritten = self.solve(replay(graph, rewrites, self.rules), best.graph.mesh, roles, best.name)
+        new = replay(graph, rewrites, self.rules)
+        _, solution, price = best.solved
+        if eliminator.solve(builder.build(new), price).objective >= solution.objective:
+            return best, ()
+        rewritten = self.solve(new, best.graph.mesh, roles, best.name, best.prediction.step_s)
         self.progress(f"after {len(rewrites)} rewrites: {rewritten.prediction.step_s * 1e3:.1f} ms")
         return (rewritten, rewrites) if _rank(rewritten) < _rank(best) else (best, ())
 

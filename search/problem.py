@@ -296,7 +296,9 @@ class _Build:
         readers = [(self.problem.variables[v].domain, position) for v, position in uses]
         key = ("layouts", id(made), self._handed_on(name), *((id(d), position) for d, position in readers))
         per_axis = self.b.interner.get(key, lambda: self._layouts(made, readers, self._handed_on(name)))
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, self.graph.by_name[name].op == "parameter")
+        root = self.graph.by_name[self.roots[name]]
+        stored, view = root.name == name and root.op == "parameter", root.name != name and root.op == "parameter"
+        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, view)
         key = ("closure", tensor, per_axis)
         return self.b.interner.get(
             key, lambda: close(tensor, valid_states(kind.shape, per_axis, self.sizes), self.b.costs)

@@ -44,12 +44,17 @@ _MOVES: dict[tuple[str, str], tuple[tuple[str, ...], str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorClass:
-    """Tensors that move alike: shape, dtype, whether a gradient flows, whether it is a stored parameter."""
+    """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
+
+    A `stored` parameter is gathered for each use and again in backward, and the gathered weight is not kept. A `view` of
+    one is not gathered itself: the parameter is, before the view is taken.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     grad: bool
     stored: bool = False
+    view: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,8 @@ class MoveCosts:
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
         num_bytes = prod(tensor.shape) * ITEM_BYTES[tensor.dtype] / others
         forward, backward = move.collectives()
+        if tensor.view and forward in ("all_gather", "all_to_all"):
+            return INFINITY
         cost = self.collective_s(forward, move.axis, num_bytes)
         if tensor.grad:
             cost += self.collective_s(backward, move.axis, num_bytes)
