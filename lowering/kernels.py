@@ -119,23 +119,20 @@ def dropout(x: Tensor, p: float, shard: Shard | None) -> Tensor:
     """Dropout whose mask is the single process's.
 
     Every rank draws the mask of the whole tensor from the default generator and keeps its own shard of it, so masks and
-    generator state are bitwise those of `native_dropout` in a single process. A dense tensor that is stored permuted
-    is drawn in the order of its memory, as torch does.
+    generator state are bitwise those of `native_dropout` in a single process. The mask is drawn in the order of the
+    dimensions, however this rank happens to store `x`: a tensor that the single process stores permuted, and draws in
+    the order of its memory, is permuted in the graph (`pcg.capture`).
     """
-    if shard is None:
+    if shard is None and x.is_contiguous():
         return torch.native_dropout(x, p, True)[0]
-    order = tuple(range(x.dim()))
-    if not x.is_contiguous() and torch.ops.aten.is_non_overlapping_and_dense(x):
-        order = tuple(sorted(order, key=lambda d: (-x.stride(d), d)))
-    return drop(x, p, draw(shard.shape, p, x.device, order), shard)
+    return drop(x, p, draw(x.shape if shard is None else shard.shape, p, x.device), shard)
 
 
-def draw(shape: Sequence[int], p: float, device: torch.device, order: Sequence[int] | None = None) -> Tensor:
-    """The keep-mask of a tensor of `shape`, as `native_dropout` draws it; `order`: of its dimensions in memory."""
-    order = tuple(range(len(shape))) if order is None else tuple(order)
+def draw(shape: Sequence[int], p: float, device: torch.device) -> Tensor:
+    """The keep-mask of a contiguous tensor of `shape`, as `native_dropout` draws it."""
     if device.type == "cpu":
-        return torch.empty_permuted(tuple(shape), order, dtype=torch.bool).bernoulli_(1 - p)
-    return torch.native_dropout(torch.empty_permuted(tuple(shape), order, device=device).fill_(1.0), p, True)[1]
+        return torch.empty(tuple(shape), dtype=torch.bool).bernoulli_(1 - p)
+    return torch.native_dropout(torch.ones(tuple(shape), device=device), p, True)[1]
 
 
 def drop(x: Tensor, p: float, mask: Tensor, shard: Shard | None) -> Tensor:

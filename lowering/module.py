@@ -14,6 +14,7 @@ from shardwright.lowering import private
 from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import Share
+from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.collectives import reduce, start_sum
 from shardwright.lowering.emit import emit, find_outside
 from shardwright.lowering.late import LOSS, sink_reductions
@@ -189,6 +190,10 @@ class ParallelModule(nn.Module):
         return f"mesh={self.graph.mesh}, rank={dist.get_rank()}, device={self.ranks.device}"
 
     # ---- state ----
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """By the model's own names; ready for `torch.distributed.checkpoint`, which reshards into any other plan."""
+        return make_checkpointable(super().state_dict(*args, **kwargs))
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

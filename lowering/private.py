@@ -26,8 +26,10 @@ __all__ = [
     "after_backward",
     "copy_all",
     "default_device",
+    "is_strided",
     "make_spec",
     "norms",
+    "num_blocks",
     "scale_",
     "spec_of",
     "strided_shard",
@@ -39,6 +41,16 @@ __all__ = [
 def strided_shard(dim: int, blocks: int) -> Placement:
     """DTensor's placement for a dimension of `blocks` blocks of which each rank holds its slice."""
     return _StridedShard(dim, split_factor=blocks)
+
+
+def is_strided(placement: Placement) -> bool:
+    """Whether a placement is one that `strided_shard` made."""
+    return isinstance(placement, _StridedShard)
+
+
+def num_blocks(placement: Placement) -> int:
+    """The blocks that a sharding placement sees in what the axes before it leave."""
+    return int(placement.split_factor) if isinstance(placement, _StridedShard) else 1
 
 
 def make_spec(mesh: DeviceMesh, placements: tuple[Placement, ...], like: Tensor) -> DTensorSpec:

@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.tensor import DTensor
 
+from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.errors import BatchError, DistributedError, PlanError, ShardwrightError
@@ -210,32 +212,60 @@ def test_clip_norms(net: Case, order: float) -> None:
     )
 
 
-def test_state_dicts_load_from_a_single_process_and_from_another_layout(net: Case, tmp_path: Path) -> None:
+LAYOUTS = {
+    "tensor": (TWO, TENSOR),
+    "nested": (GRID, both({"up.weight": (S(0, 2),), "down.weight": (S(0),)}, MEGATRON | VOCAB_SPLIT)),
+    "blocked": (GRID, both({"qkv.weight": (S(0, 4),), "down.weight": (S(1, 2),)}, {"qkv.weight": (S(0, 2),)})),
+    "zero3": (Mesh.of(dp=4), ZERO3),
+}
+
+
+@pytest.mark.parametrize(
+    "names", [("tensor", "zero3"), ("zero3", "blocked"), ("blocked", "nested"), ("nested", "tensor")]
+)
+def test_checkpoints_move_between_layouts(net: Case, tmp_path: Path, names: tuple[str, str]) -> None:
+    """A single process's state is loaded, trained on, saved with its optimizer, and loaded under another layout."""
     torch.manual_seed(5)
     other = Net().double().state_dict()
+    expected = copy.deepcopy(net.model)
+    expected.load_state_dict(other)
+    optimizer = torch.optim.AdamW(expected.parameters())
+
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        torch.manual_seed(1)
+        module(**net.batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
     def save(parallel: ParallelModule) -> None:
         parallel.load_state_dict(other)
         for name, value in parallel.state_dict().items():
             assert torch.equal(whole(value), other[name]), name
-        torch.manual_seed(1)
-        reference = copy.deepcopy(net.model)
-        reference.load_state_dict(other)
-        expected = reference(**net.batch)
-        torch.manual_seed(1)
-        torch.testing.assert_close(parallel(**net.batch), expected)
-        save_checkpoint({"model": parallel.state_dict()}, checkpoint_id=tmp_path)
+        optimizer = torch.optim.AdamW(parallel.parameters())
+        step(parallel, optimizer)
+        state = make_checkpointable(get_optimizer_state_dict(parallel, optimizer))
+        save_checkpoint({"model": parallel.state_dict(), "optimizer": state}, checkpoint_id=tmp_path)
 
     def load(parallel: ParallelModule) -> None:
-        state = parallel.state_dict()
-        load_checkpoint({"model": state}, checkpoint_id=tmp_path)
-        parallel.load_state_dict(state)
+        optimizer = torch.optim.AdamW(parallel.parameters())
+        step(parallel, optimizer)  # whatever it has made of them, the checkpoint replaces it
+        state = {
+            "model": parallel.state_dict(),
+            "optimizer": make_checkpointable(get_optimizer_state_dict(parallel, optimizer)),
+        }
+        load_checkpoint(state, checkpoint_id=tmp_path)
+        parallel.load_state_dict(state["model"])
+        set_optimizer_state_dict(parallel, optimizer, state["optimizer"])
+        step(parallel, optimizer)
         for name, value in parallel.state_dict().items():
-            assert torch.equal(whole(value), other[name]), name
+            torch.testing.assert_close(whole(value), after[name], msg=name)
 
-    # without blocked shards: torch's checkpoints cannot hold a part that is not contiguous
-    net.on_ranks(net.graph(GRID, both({"up.weight": (S(0, 2),), "down.weight": (S(0),)}, MEGATRON | VOCAB_SPLIT)), save)
-    net.on_ranks(net.graph(Mesh.of(dp=4), ZERO3), load)
+    for _ in range(2):
+        step(expected, optimizer)
+    after = expected.state_dict()
+    (mesh, storage), (other_mesh, other_storage) = (LAYOUTS[name] for name in names)
+    net.on_ranks(net.graph(mesh, storage), save)
+    net.on_ranks(net.graph(other_mesh, other_storage), load)
 
 
 def test_load_state_dict_errors(net: Case) -> None:
