@@ -37,23 +37,31 @@ def expand(graph: Graph, rules: Sequence[Equation]) -> Iterator[tuple[tuple[str,
 
 def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equation]) -> Graph:
     """The graph after the rewrites. Raises `PlanError` where a step does not apply or its rule is not certified."""
-    for rewrite in rewrites:
-        part = extract(graph, rewrite.start, rewrite.end) if rewrite.end in graph.by_name else None
-        if part is None:
+    parts = [_part(graph, rewrite) for rewrite in rewrites]
+    for part, rewrite in zip(parts, rewrites, strict=True):
+        graph = transplant(graph, part, _rewritten(part.graph, rewrite, rules))
+    return graph.validate()
+
+
+def _part(graph: Graph, rewrite: Rewrite) -> Leaf:
+    known = rewrite.end in graph.by_name and (not rewrite.start or rewrite.start in graph.by_name)
+    part = extract(graph, rewrite.start, rewrite.end) if known else None
+    if part is None:
+        where = f"{rewrite.start!r} .. {rewrite.end!r}"
+        raise PlanError(f"rewrite of {where}: the model has no such part; make the plan again")
+    return part
+
+
+def _rewritten(graph: Graph, rewrite: Rewrite, rules: Mapping[str, Equation]) -> Graph:
+    for name, number in rewrite.steps:
+        if name not in rules:
+            raise PlanError(f"rewrite of {rewrite.end!r}: rule {name!r} is not certified here; make the plan again")
+        found = matches(rules[name], graph)
+        if number >= len(found):
             raise PlanError(
-                f"rewrite of {rewrite.start!r} .. {rewrite.end!r}: the model has no such part; make the plan again"
+                f"rewrite of {rewrite.end!r}: rule {name!r} has no match number {number}; make the plan again"
             )
-        new = part.graph
-        for name, number in rewrite.steps:
-            if name not in rules:
-                raise PlanError(f"rewrite of {rewrite.end!r}: rule {name!r} is not certified here; make the plan again")
-            found = matches(rules[name], new)
-            if number >= len(found):
-                raise PlanError(
-                    f"rewrite of {rewrite.end!r}: rule {name!r} has no match number {number}; make the plan again"
-                )
-            new = apply(rules[name], new, found[number])
-        graph = transplant(graph, part, new)
+        graph = apply(rules[name], graph, found[number])
     return graph
 
 

@@ -46,7 +46,7 @@ _MOVES: dict[tuple[str, str], tuple[tuple[str, ...], str, str]] = {
 class TensorClass:
     """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
 
-    A `stored` parameter is gathered for each use and again in backward, and the gathered weight is not kept. A `view` of
+    A `stored` parameter is gathered for each use and again in backward; the gathered weight is not kept. A `view` of
     one is not gathered itself: the parameter is, before the view is taken.
     """
 
