@@ -24,7 +24,7 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import matches
 
 ALPHA = 1.05
-BUDGET = 60
+BUDGET = 32
 """Candidates costed per distinct leaf."""
 
 

@@ -10,13 +10,14 @@ from shardwright.cost.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.search.blocks import blocked_choices
 from shardwright.search.domain import Certified
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.materialize import materialize
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint
 from shardwright.search.predict import Prediction, predict
-from shardwright.search.problem import Problem, ProblemBuilder
+from shardwright.search.problem import Problem, ProblemBuilder, constant_nodes
 from shardwright.search.reshard import INFINITY
 from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO, role_restriction
 from shardwright.substitutions.equations import Equation
@@ -73,7 +74,8 @@ class Planner:
         self.cluster, self.certified, self.rules = cluster, certified, rules or {}
         self.progress = progress or (lambda message: None)
         self.limit_bytes = int(cluster.device.memory_bytes * MEMORY_FRACTION)
-        self._builders: dict[Mesh, tuple[ProblemBuilder, Eliminator]] = {}
+        self._builders: dict[tuple[int, ...], tuple[ProblemBuilder, Eliminator]] = {}
+        self._blocked: dict[int, tuple[Graph, Mapping[str, tuple[str, ...]]]] = {}
 
     def solve(self, graph: Graph, mesh: Mesh, roles: Sequence[str], name: str, cutoff_s: float = INFINITY) -> Candidate:
         """The best plan on one mesh whose axes keep to their roles, within memory if any choice found fits.
@@ -90,7 +92,8 @@ class Planner:
             )
         builder, eliminator = self._builder(mesh)
         restrict = None if set(roles) == {FREE} else role_restriction(graph, roles, mesh.sizes)
-        problem = builder.build(graph, restrict)
+        problem = builder.build(graph, restrict, blocked=self._blocked_choices(graph))
+        problem.mesh = mesh
         limit = self.limit_bytes
         tries = 0
         while True:
@@ -102,10 +105,17 @@ class Planner:
             limit -= found.prediction.memory.total_bytes - self.limit_bytes  # what only the finished graph shows
 
     def _builder(self, mesh: Mesh) -> tuple[ProblemBuilder, Eliminator]:
-        if mesh not in self._builders:
+        """One for all meshes of these sizes: the names of the axes play no part."""
+        if mesh.sizes not in self._builders:
             builder = ProblemBuilder(self.cluster, mesh, self.certified)
-            self._builders[mesh] = (builder, Eliminator(builder.interner))
-        return self._builders[mesh]
+            self._builders[mesh.sizes] = (builder, Eliminator(builder.interner))
+        return self._builders[mesh.sizes]
+
+    def _blocked_choices(self, graph: Graph) -> Mapping[str, tuple[str, ...]]:
+        """Once per graph; the graph is kept, so that its identity stays its own."""
+        if id(graph) not in self._blocked:
+            self._blocked[id(graph)] = (graph, blocked_choices(graph, constant_nodes(graph)))
+        return self._blocked[id(graph)][1]
 
     def _finish(self, problem: Problem, solution: Solution, name: str, bound_s: float, price: float) -> Candidate:
         graph = materialize(problem, solution, self.certified)
@@ -167,7 +177,7 @@ class Planner:
     ) -> tuple[Candidate, Sequence[Rewrite]]:
         """The best plan after backtracking over algebraic rules on its leaves, if that is better."""
         roles = roles or (FREE,) * len(best.graph.mesh)
-        if not self.rules or set(roles) != {FREE} or best.graph.mesh not in self._builders:
+        if not self.rules or set(roles) != {FREE} or best.graph.mesh.sizes not in self._builders:
             return best, ()
         builder, eliminator = self._builder(best.graph.mesh)
         rewrites = LeafSearch(builder, eliminator, list(self.rules.values())).improve(*best.solved)
@@ -175,7 +185,10 @@ class Planner:
             return best, ()
         new = replay(graph, rewrites, self.rules)
         _, solution, price = best.solved
-        if eliminator.solve(builder.build(new), price).objective >= solution.objective:
+        if (
+            eliminator.solve(builder.build(new, blocked=self._blocked_choices(new)), price).objective
+            >= solution.objective
+        ):
             return best, ()
         rewritten = self.solve(new, best.graph.mesh, roles, best.name, best.prediction.step_s)
         self.progress(f"after {len(rewrites)} rewrites: {rewritten.prediction.step_s * 1e3:.1f} ms")

@@ -106,24 +106,35 @@ class ProblemBuilder:
         self.interner = Interner()
 
     def build(
-        self, graph: Graph, restrict: Restrict | None = None, boundary: Mapping[str, Layouts] | None = None
+        self,
+        graph: Graph,
+        restrict: Restrict | None = None,
+        boundary: Mapping[str, Layouts] | None = None,
+        blocked: Mapping[str, tuple[str, ...]] | None = None,
     ) -> Problem:
         """The problem of a serial graph. What cannot be split stays whole.
 
         For a part of a graph, `boundary` gives the layouts in which it reads its inputs and hands on its result.
+        `blocked` is what `blocked_choices` says of the graph, where that is known already.
         """
-        return _Build(self, graph, restrict, boundary or {}).run()
+        if blocked is None:
+            blocked = blocked_choices(graph, constant_nodes(graph))
+        return _Build(self, graph, restrict, boundary or {}, blocked).run()
 
 
 class _Build:
     def __init__(
-        self, builder: ProblemBuilder, graph: Graph, restrict: Restrict | None, boundary: Mapping[str, Layouts]
+        self,
+        builder: ProblemBuilder,
+        graph: Graph,
+        restrict: Restrict | None,
+        boundary: Mapping[str, Layouts],
+        blocked: Mapping[str, tuple[str, ...]],
     ) -> None:
-        self.b, self.graph, self.restrict, self.boundary = builder, graph, restrict, boundary
+        self.b, self.graph, self.restrict, self.boundary, self.blocked = builder, graph, restrict, boundary, blocked
         self.sizes = builder.mesh.sizes
         self.types = graph.types
         self.constants = constant_nodes(graph)
-        self.blocked = blocked_choices(graph, self.constants)
         self.problem = Problem(graph, builder.mesh)
         self.charged: set[str] = set()
         self.roots: dict[str, str] = {}
