@@ -266,7 +266,14 @@ class _Importer:
             args = [self._argument(a) for a in node.args]
             kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
             types = [_result_type(v) for v in (value if several else [value])]
+            order = _order_of_draws(node)
+            if order is not None:
+                args[0] = Ref(self.builder.op("permute", args[0], dims=order))
+                types = [kind and (tuple(kind[0][d] for d in order), kind[1]) for kind in types]
             names = lift(self.builder, str(node.target), args, kwargs, types, read)
+            if order is not None:
+                back = tuple(order.index(d) for d in range(len(order)))
+                names = tuple(name and self.builder.op("permute", name, dims=back) for name in names)
         except GraphError as error:
             raise CaptureError(f"{source}: {node.target} could not be lifted: {error}") from error
         self.values[node] = names if several else names[0]
@@ -285,12 +292,27 @@ class _Importer:
                 raise CaptureError(f"the model mutates its {what} {target!r} in place; clone it first")
 
 
+def _order_of_draws(node: torch.fx.Node) -> tuple[int, ...] | None:
+    """The order in which dropout draws for the dimensions of its operand, that of its memory; None where it is theirs.
+
+    A graph does not say how tensors are stored, so there dropout draws in the order of the dimensions.
+    """
+    if _operator_name(node) != "native_dropout" or not isinstance(node.args[0], torch.fx.Node):
+        return None
+    strides = torch.empty_like(node.args[0].meta["val"], device="meta").stride()
+    order = tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
+    return None if order == tuple(range(len(order))) else order
+
+
 def _result_type(value: Any) -> tuple[tuple[int, ...], str] | None:
     """Shape and dtype of one result; operators may leave out some of theirs."""
     if value is None:
         return None
     if not isinstance(value, torch.Tensor):
-        raise GraphError(f"it gives {type(value).__name__} {value}; expected tensors")
+        raise GraphError(
+            f"it gives the number {value}, which depends on data; keep it a tensor (x.index_select(0, i.reshape(1)) "
+            "instead of x[i] for a tensor i of no dimensions)"
+        )
     return tuple(value.shape), dtype_name(value.dtype)
 
 
