@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from shardwright.lowering import private
 from shardwright.lowering.movement import Axis, all_sum, exchange, gather, sum_scatter, take
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -132,23 +132,15 @@ def reduce_copy(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
     return _ReduceCopy.apply(x, axis, inplace)
 
 
-class Pending:
-    """A sum that has been launched and not waited for."""
-
-    def __init__(self, x: Tensor, axis: Axis) -> None:
-        self.x = x.detach().clone()
-        self.work = dist.all_reduce(self.x, group=axis.group, async_op=True) if axis.size > 1 else None
-
-    def wait(self) -> Tensor:
-        """The sum, once it is there."""
-        if self.work is not None:
-            self.work.wait()
-        return self.x
+def start_sum(x: Tensor, axis: Axis) -> Tensor:
+    """P → R for what no gradient flows through, without waiting: `finish_sum` gives the sum."""
+    x = x.detach()
+    return x if axis.group is None else private.start_all_reduce(x, axis.group)
 
 
-def start_sum(x: Tensor, axis: Axis) -> Pending:
-    """P → R for what no gradient flows through, without waiting."""
-    return Pending(x, axis)
+def finish_sum(x: Tensor) -> Tensor:
+    """The sum that `start_sum` launched, once it is there."""
+    return private.wait(x)
 
 
 def partition(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:

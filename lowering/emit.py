@@ -33,6 +33,7 @@ from shardwright.lowering import kernels as rt
 from shardwright.lowering.collectives import (
     all_to_all,
     combine,
+    finish_sum,
     gather_copy,
     partition,
     reduce,
@@ -44,7 +45,7 @@ from shardwright.lowering.collectives import (
 '''
 
 _RESERVED = frozenset({
-    "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "device", "forward", "float",
+    "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "device", "forward", "float", "finish_sum",
     "all_to_all", "combine", "gather_copy", "partition", "reduce", "reduce_copy", "reduce_scatter", "replicate",
     "start_sum",
 })  # fmt: skip
@@ -139,9 +140,10 @@ class _Emitter:
         if line.kind == "constant":
             yield f"{name} = constant[{node.name!r}]  # {comment}"
         elif line.kind == "draw":
-            yield f"{mask_name(node)} = rt.draw({self.graph.types[node.name].shape}, {node.attr('p')}, device)"
+            kind = self.graph.types[node.name]
+            yield f"{mask_name(node)} = rt.draw({kind.shape}, {node.attr('p')}, torch.{kind.dtype}, device)"
         elif line.kind == "wait":
-            yield f"{name} = {name}.wait()  # {comment}"
+            yield f"{name} = finish_sum({name})  # {comment}"
         elif line.kind == "start":
             yield f"{name} = start_sum({self.code.operand(node.inputs[0])}, {node.attr('axis')})"
         else:

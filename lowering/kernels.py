@@ -125,14 +125,14 @@ def dropout(x: Tensor, p: float, shard: Shard | None) -> Tensor:
     """
     if shard is None and x.is_contiguous():
         return torch.native_dropout(x, p, True)[0]
-    return drop(x, p, draw(x.shape if shard is None else shard.shape, p, x.device), shard)
+    return drop(x, p, draw(x.shape if shard is None else shard.shape, p, x.dtype, x.device), shard)
 
 
-def draw(shape: Sequence[int], p: float, device: torch.device) -> Tensor:
-    """The keep-mask of a contiguous tensor of `shape`, as `native_dropout` draws it."""
+def draw(shape: Sequence[int], p: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The keep-mask of a contiguous tensor, as `native_dropout` draws it; on a GPU the draw depends on the dtype."""
     if device.type == "cpu":
         return torch.empty(tuple(shape), dtype=torch.bool).bernoulli_(1 - p)
-    return torch.native_dropout(torch.ones(tuple(shape), device=device), p, True)[1]
+    return torch.native_dropout(torch.ones(tuple(shape), dtype=dtype, device=device), p, True)[1]
 
 
 def drop(x: Tensor, p: float, mask: Tensor, shard: Shard | None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import Share
 from shardwright.lowering.checkpoint import make_checkpointable
-from shardwright.lowering.collectives import reduce, start_sum
+from shardwright.lowering.collectives import finish_sum, reduce, start_sum
 from shardwright.lowering.emit import emit, find_outside
 from shardwright.lowering.late import LOSS, sink_reductions
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
@@ -134,7 +135,7 @@ class ParallelModule(nn.Module):
         try:
             total = None if self._loss_axis is None else start_sum(summand, self._loss_axis)
             summand.backward()
-            return summand.detach() if total is None else total.wait()
+            return summand.detach() if total is None else finish_sum(total)
         except RuntimeError as error:
             raise _blame(error, "backward") from error
 
@@ -220,6 +221,15 @@ class ParallelModule(nn.Module):
                 f"call model.{want}() and compile again for {want} mode"
             )
         return self
+
+    def compile(self, **options: Any) -> None:
+        """Run the program through `torch.compile` with these options; what lies around it stays as it is."""
+        if self._blocks.items:
+            raise ShardwrightError(
+                "a program that gathers blocks of sharded parameters cannot be compiled; choose a plan that stores "
+                "parameters whole or split as they are used"
+            )
+        self.program = replace(self.program, forward=torch.compile(self.program.forward, **options))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ParallelModule:
         raise ShardwrightError(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, HashStore
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Variable
+from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -32,8 +33,10 @@ __all__ = [
     "num_blocks",
     "scale_",
     "spec_of",
+    "start_all_reduce",
     "strided_shard",
     "unwrap",
+    "wait",
     "wrap",
 ]
 
@@ -78,6 +81,16 @@ def spec_of(tensor: Tensor) -> DTensorSpec:
     """The metadata of a DTensor: mesh, placements, logical shape."""
     assert isinstance(tensor, DTensor)
     return tensor._spec
+
+
+def start_all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over the group, launched and not waited for. Its backward would be wrong: only for what needs none."""
+    return functional_collectives.all_reduce(x, "sum", group)
+
+
+def wait(x: Tensor) -> Tensor:
+    """Wait for a functional collective; other tensors are returned as they are."""
+    return functional_collectives.wait_tensor(x)
 
 
 def after_backward(callback: Callable[[], None]) -> None:

@@ -215,7 +215,7 @@ def test_the_count_is_summed_first_and_the_loss_last(net: Case) -> None:
     graph = sink_reductions(net.graph(TWO, DATA, data_axes=(0,))).validate()
     text = text_of(graph)
     assert text.index("start_sum(") < text.index("rt.embedding(")
-    assert text.index(".wait()") > text.index("rt.cross_entropy_sum(")
+    assert text.index("finish_sum(") > text.index("rt.cross_entropy_sum(")
     assert " reduce(" not in text
     name, sums = summand_of_loss(graph)
     assert [node.op for node in sums] == ["reduce"]

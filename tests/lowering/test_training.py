@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.types import TensorType
-from tests.lowering.runs import Case, assert_trains_as_serial
+from tests.lowering.runs import Case, assert_same_step, assert_trains_as_serial, parallel_step, serial_step
 
 BATCH, VOCAB, HIDDEN, FFN, SEQ = 8, 20, 16, 24, 12
 
@@ -169,3 +171,24 @@ def net_source(case: Case, graph: Graph) -> str:
 )
 def test_convolutions(convolutions: Case, storage: dict[str, Layouts], data_axes: tuple[int, ...]) -> None:
     assert_trains_as_serial(convolutions, convolutions.graph(TWO, storage, data_axes=data_axes), 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
+@pytest.mark.parametrize("storage", [DATA, MEGATRON | VOCAB_SPLIT], ids=["data", "tensor"])
+def test_programs_compile_without_graph_breaks(net: Case, storage: dict[str, Layouts]) -> None:
+    expected = serial_step(net)
+
+    def body(parallel: ParallelModule) -> None:
+        parallel.compile(backend="aot_eager", fullgraph=True)
+        assert_same_step(parallel_step(parallel, net.batch), expected, 1e-11)
+
+    net.on_ranks(net.graph(TWO, storage, data_axes=(0,) if storage is DATA else ()), body)
+
+
+def test_programs_with_gathered_blocks_say_that_they_do_not_compile(net: Case) -> None:
+    def body(parallel: ParallelModule) -> None:
+        with pytest.raises(ShardwrightError, match="cannot be compiled; choose a plan"):
+            parallel.compile()
+
+    net.on_ranks(net.graph(TWO, DATA | ZERO3, data_axes=(0,)), body)
