@@ -26,7 +26,7 @@ from shardwright.pcg.layout import Layout, Layouts, R
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.search.blocks import blocked_choices
-from shardwright.search.domain import Certified, Domain, node_domain, storage_domain
+from shardwright.search.domain import Certified, Domain, is_whole, node_domain, storage_domain
 from shardwright.search.reshard import Closure, MoveCosts, TensorClass, close, replicated, valid_states
 
 Restrict = Callable[[Node, int, str], bool]
@@ -203,9 +203,16 @@ class _Build:
         if node.op not in ROWS:
             return (frozenset({"R"}),) * len(self.sizes)
         certified = self.b.certified(node, operands, self.blocked.get(node.name, ()))
+        certified = frozenset(c for c in certified if not self._sums_constants(node, c))
         if self.restrict is None:
             return (certified,) * len(self.sizes)
-        return tuple(frozenset(c for c in certified if self.restrict(node, a, c)) for a in range(len(self.sizes)))
+        left = (frozenset(c for c in certified if self.restrict(node, a, c)) for a in range(len(self.sizes)))
+        return tuple(choices or certified & {"R"} for choices in left)
+
+    def _sums_constants(self, node: Node, choice: str) -> bool:
+        """Whether a choice asks for partial sums of what no parameter reaches: nothing makes them."""
+        partial = map(int, choice[1:].split(",")) if is_whole(choice) and choice[0] == "P" else ()
+        return any(node.inputs[i] in self.constants for i in partial)
 
     def _charges(self, node: Node, saves: Sequence[int | str]) -> list[int | str]:
         """What this node is the first to keep for backward: views share storage with what they look at."""
