@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import signal
@@ -59,6 +60,7 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
     """Initialise the process group from torchrun's environment, or one of a single rank, unless there is one."""
     if dist.is_initialized():
         return
+    atexit.register(_leave)  # threads of gloo that outlive the interpreter end it with an abort
     timeout = timedelta(seconds=timeout_s)
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         dist.init_process_group("gloo", store=private.HashStore(), rank=0, world_size=1, timeout=timeout)
@@ -68,6 +70,11 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
     if use_cuda:
         torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl" if use_cuda else "gloo", timeout=timeout)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S) -> Ranks:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.lowering import private
+from shardwright.lowering.agreement import share_values
 from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import Share
@@ -87,7 +88,8 @@ class ParallelModule(nn.Module):
         layouts = {name: graph.types[node.name].layouts for name, node in leaves.items()}
         whole = (R,) * len(graph.mesh)
         values = {**dict(model.named_parameters(remove_duplicate=False)), **_buffers(model)}
-        check_model({name: graph.types[node.name].shape for name, node in leaves.items()}, values, graph.mesh)
+        check_model({name: graph.types[node.name].shape for name, node in leaves.items()}, values)
+        share_values(values, self.ranks)
         for name, names in tied_names(model).items():
             used = next((n for n in names if n in layouts), name)
             self._keep(hold_parameter(values[name], names, layouts.get(used, whole), self.ranks), used)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +113,7 @@ def _meta(value: Tensor) -> Tensor:
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
-def check_model(shapes: Mapping[str, tuple[Any, ...]], values: Mapping[str, Tensor], mesh: Mesh) -> None:
+def check_model(shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Tensor]) -> None:
     """Raise a `PlanError` unless the model has every leaf of the graph, in its shape and with data."""
     hollow = next((n for n, v in values.items() if v.device.type == "meta" or isinstance(v, private.FakeTensor)), None)
     if hollow is not None:

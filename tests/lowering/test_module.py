@@ -40,6 +40,22 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
     return {name: whole(p.grad).clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
+def test_models_of_different_seeds_become_rank_0s(net: Case) -> None:
+    graph = net.graph(TWO, TENSOR)
+
+    def body() -> None:
+        torch.manual_seed(dist.get_rank())
+        model = Net().double()
+        parallel = lower(graph, model, timeout_s=30)
+        torch.manual_seed(0)
+        expected = Net().double()
+        for name, value in expected.state_dict().items():
+            assert torch.equal(whole(parallel.state_dict()[name]), value), name
+            assert torch.equal(model.state_dict()[name], value), name
+
+    run_ranks(body, 2, 30)
+
+
 def test_names_shapes_and_ties_are_the_models(net: Case) -> None:
     def body(parallel: ParallelModule) -> dict[str, tuple[int, ...]]:
         state = parallel.state_dict()
