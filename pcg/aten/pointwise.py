@@ -113,8 +113,11 @@ def _addcmul(b: GraphBuilder, x: str, y: str, z: str, *, value: float = 1) -> st
 
 @handles("div")
 def _div(b: GraphBuilder, x: str, y: Any, rounding_mode: str | None = None) -> str:
+    """Rounded down, the quotient is a step function: its gradient is zero, while `floor_divide` refuses to have one."""
     require(rounding_mode in (None, "floor"))
-    return b.op("div" if rounding_mode is None else "floor_divide", x, y)
+    if rounding_mode is None:
+        return b.op("div", x, y)
+    return b.op("floor_divide", b.op("detach", x), b.op("detach", y) if isinstance(y, str) else y)
 
 
 @handles("gelu")
@@ -174,7 +177,7 @@ def _to_copy(b: GraphBuilder, x: str, *, dtype: Any = None) -> str:
     return cast(b, x, dtype)
 
 
-@handles("clone", "alias", "lift_fresh_copy")
+@handles("clone", "alias")
 def _same(b: GraphBuilder, x: str) -> str:
     return x
 

@@ -41,7 +41,7 @@ def _mean(b: GraphBuilder, x: str, dims: Dims = None, keepdim: bool = False, *, 
     return mean(b, cast(b, x, dtype), dims, keepdim)
 
 
-@handles("var")
+@handles("var.correction")
 def _var(b: GraphBuilder, x: str, dims: Dims = None, *, correction: float | None = 1, keepdim: bool = False) -> str:
     count = math.prod(b.shape(x)[d] for d in reduced(b, x, dims))
     freedom = count - (1 if correction is None else correction)

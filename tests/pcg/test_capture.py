@@ -1,4 +1,4 @@
-"""Import from torch: what becomes of parameters, buffers, losses and options, and every way in which capture can fail."""
+"""Import from torch: what becomes of parameters, buffers, losses, options and gradients, and how capture can fail."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from examples.zoo import ZOO
-from shardwright.pcg.capture import capture, find_loss
+from shardwright.pcg.capture import Captured, capture, find_loss
 from shardwright.pcg.errors import CaptureError, UnsupportedOperatorError
 from shardwright.pcg.graph import OPAQUE
 from shardwright.pcg.interpret import run_serial
+from tests.pcg.run_torch import run_torch
 
 
 class Small(nn.Module):
@@ -35,10 +37,15 @@ class Small(nn.Module):
 BATCH = {"x": torch.arange(8.0).reshape(2, 4)}
 
 
+def values_by_target(model: nn.Module, captured: Captured, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors that the leaves of a captured graph stand for."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers()), **captured.constants, **batch}
+
+
 def numpy_loss(model: nn.Module, batch: Mapping[str, Any]) -> float:
     """The captured graph's loss by the NumPy interpreter, on the model's own values."""
     captured = capture(model, batch)
-    values = dict(model.named_parameters()) | dict(model.named_buffers()) | captured.constants | dict(batch)
+    values = values_by_target(model, captured, batch)
     leaves = {n.name: values[str(n.attr("target"))].detach().numpy() for n in captured.graph.nodes if n.is_leaf}
     return float(run_serial(captured.graph, leaves)[dict(captured.graph.outputs)["loss"]])
 
@@ -148,11 +155,11 @@ def test_options_are_baked_in_and_positional_arguments_are_named() -> None:
 
 def test_nested_batches_are_named_by_their_path() -> None:
     class Nested(Small):
-        def forward(self, batch: Any) -> Any:
-            return self.inner(batch["x"][0]).sum()
+        def forward(self, x: Any) -> Any:
+            return self.inner(x["pixels"][0]).sum()
 
-    captured = capture(Nested(), {"batch": {"x": [BATCH["x"]]}})
-    assert [n.attr("target") for n in captured.graph.leaves("input")] == ["batch.x.0"]
+    captured = capture(Nested(), {"x": {"pixels": [BATCH["x"]]}})
+    assert [n.attr("target") for n in captured.graph.leaves("input")] == ["x.pixels.0"]
 
 
 def test_models_on_fake_tensors_are_captured_without_data() -> None:
@@ -166,6 +173,213 @@ def test_sources_name_module_and_line() -> None:
     linear = next(n for n in capture(Small(), BATCH).graph.nodes if n.op == "linear")
     assert linear.source.module == "inner"
     assert linear.source.line.startswith("test_capture.py:")
+
+
+# ---- gradients ----
+
+
+def gradients_agree(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether the captured graph's loss and gradients, by the rows' torch expressions, are the model's."""
+    captured = capture(model, batch)
+    values = values_by_target(model, captured, batch)
+    leaves = {n.name: values[str(n.attr("target"))].clone() for n in captured.graph.nodes if n.is_leaf}
+    loss = run_torch(captured.graph, leaves)[dict(captured.graph.outputs)["loss"]]
+    expected = find_loss(model(**batch))
+    assert expected is not None
+    parameters = list(model.parameters())
+    got = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    want = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
+    return torch.allclose(loss, expected) and all(map(torch.allclose, got, want))
+
+
+def test_no_gradient_leaves_a_region_without_gradients() -> None:
+    class Frozen(Small):
+        def forward(self, x: Tensor) -> Any:
+            h = self.inner(x)
+            with torch.no_grad():
+                scale = h.abs().mean() + self.inner.weight.sum()
+            return (h * scale).sum()
+
+    assert gradients_agree(Frozen(), BATCH)
+
+
+def test_a_decorator_disables_gradients_too() -> None:
+    class Frozen(Small):
+        @torch.no_grad()
+        def target(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+        def forward(self, x: Tensor) -> Any:
+            return ((self.inner(2 * x) - self.target(x)) ** 2).mean()
+
+    assert gradients_agree(Frozen(), BATCH)
+
+
+def test_gradients_enabled_inside_a_region_without_them() -> None:
+    class Nested(Small):
+        def forward(self, x: Tensor) -> Any:
+            with torch.no_grad():
+                h = self.inner(x)
+                with torch.enable_grad():
+                    loss = (self.inner(x) * h).sum()
+            return loss
+
+    assert gradients_agree(Nested(), BATCH)
+
+
+def test_what_a_region_without_gradients_passes_on_keeps_its_gradient() -> None:
+    class Passed(Small):
+        def forward(self, x: Tensor) -> Any:
+            with torch.no_grad():
+                y, z = x * 2, self.inner.bias
+            return (self.inner(y) * z).sum()
+
+    assert gradients_agree(Passed(), BATCH)
+
+
+def test_statistics_updated_without_gradients() -> None:
+    class Averaging(Small):
+        average: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("average", torch.ones(3))
+
+        def forward(self, x: Tensor) -> Any:
+            h = self.inner(x)
+            with torch.no_grad():
+                self.average.mul_(0.9).add_(h.mean(0), alpha=0.1)
+            return (h / self.average).sum()
+
+    model = Averaging()
+    graph = capture(model, BATCH).graph
+    assert {key for key, _ in graph.outputs} == {"loss", "average"}
+    assert not graph.types[dict(graph.outputs)["average"]].grad
+    assert gradients_agree(model, BATCH)
+
+
+def test_regions_without_parameters_are_not_detached() -> None:
+    class Positions(Small):
+        def forward(self, x: Tensor) -> Any:
+            with torch.no_grad():
+                positions = torch.arange(4.0) * x.detach()
+            return self.inner(x + positions).sum()
+
+    assert "detach" not in {n.op for n in capture(Positions(), BATCH).graph.nodes}
+
+
+def test_a_backward_of_ones_own_is_refused() -> None:
+    class Straight(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.round()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0]
+
+    class Rounded(Small):
+        def forward(self, x: Tensor) -> Any:
+            return Straight.apply(self.inner(x)).sum()
+
+    with pytest.raises(CaptureError) as error:
+        capture(Rounded(), BATCH)
+    message = str(error.value)
+    assert message.startswith("Rounded could not be captured: in module 'Rounded' (test_capture.py:")
+    assert "Straight is an autograd.Function with a backward of its own. Capture would lose it: write it in" in message
+    assert Straight.apply(torch.tensor([0.6], requires_grad=True)).requires_grad  # and works again afterwards
+
+
+def test_a_hook_on_a_gradient_is_refused() -> None:
+    class Hooked(Small):
+        def forward(self, x: Tensor) -> Any:
+            h = self.inner(x)
+            h.register_hook(lambda grad: grad * 2)
+            return h.sum()
+
+    with pytest.raises(CaptureError, match="a hook is registered on the gradient of a tensor"):
+        capture(Hooked(), BATCH)
+
+
+def test_checkpointed_modules_are_captured_as_they_are() -> None:
+    class Checkpointed(Small):
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.inner, x, use_reentrant=False).pow(2).sum()
+
+    assert gradients_agree(Checkpointed(), BATCH)
+
+
+# ---- operators ----
+
+
+class InPlace(Small):
+    """Writes into what it computed, through views."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.inner(x)
+        h[:, 1:].mul_(2)
+        h[0] += 1
+        h[h > 3] = 0.5
+        h[:, -1].fill_(3.0)
+        h.clamp_(min=-1).add_(1).relu_()
+        y = torch.zeros_like(h)
+        y[1:] = h[:-1]
+        y.transpose(0, 1)[0].copy_(h[:, 2])
+        return (y * h).sum()
+
+
+def test_in_place_operators() -> None:
+    model = InPlace()
+    assert capture(model, BATCH, strict=True)
+    assert gradients_agree(model, BATCH)
+    assert numpy_loss(model, BATCH) == pytest.approx(model(**BATCH).item(), rel=1e-5)
+
+
+class Composite(Small):
+    """Composite operators without a handler, and other names of operators that have one."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.einsum("bi,oi->bo", x, self.inner.weight)
+        h = torch.cat([torch.hstack([h, h]), torch.concat([h, -h], 1)])
+        h = torch.clip(torch.subtract(h, torch.absolute(h)), -2, 2) + torch.outer(h[:, 0], h[0])
+        h = F.group_norm(h, 2) + F.conv1d(h[None], torch.ones(4, 4, 1))[0]
+        return F.l1_loss(F.leaky_relu(h), F.relu6(h))
+
+
+def test_composite_operators_are_decomposed() -> None:
+    assert capture(Composite(), BATCH, strict=True)
+    assert gradients_agree(Composite(), BATCH)
+
+
+def test_random_operators_without_a_row_are_drawn_each_time() -> None:
+    class Noisy(Small):
+        def forward(self, x: Tensor) -> Any:
+            return (self.inner(x).sum(1, keepdim=True) * (torch.rand_like(x) - torch.rand_like(x))).sum()
+
+    graph = capture(Noisy(), BATCH).graph
+    assert [n.attr("target") for n in graph.nodes if n.op == OPAQUE] == ["aten.rand_like.default"] * 2
+
+
+def test_the_default_dtype_is_that_of_the_program() -> None:
+    class Filled(Small):
+        def forward(self, x: Tensor) -> Any:
+            return (self.inner(x.double()) * torch.full((), 0.1) + torch.arange(3) * 0.1).sum()
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        graph = capture(Filled(), BATCH).graph
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {graph.types[n.name].dtype for n in graph.nodes if n.op == "full"} == {"float64"}
+
+
+def test_numbers_beside_tensors_in_a_nest_are_baked_in() -> None:
+    class Nested(Small):
+        def forward(self, x: Any) -> Any:
+            return self.inner(x["pixels"]).sum() * x["scale"]
+
+    captured = capture(Nested(), {"x": {"scale": 3.0, "pixels": BATCH["x"]}})
+    assert [n.attr("target") for n in captured.graph.leaves("input")] == ["x.pixels"]
 
 
 # ---- errors ----
@@ -251,6 +465,61 @@ def test_mutated_inputs_are_refused() -> None:
 
     with pytest.raises(CaptureError, match="the model mutates its input 'x' in place; clone it first"):
         capture(Mutating(), {"x": BATCH["x"].clone()})
+
+
+def test_mutated_parameters_are_refused() -> None:
+    class Renormed(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(6, 4, max_norm=1.0)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.inner(self.tokens(x.long() % 6)).sum()
+
+    with pytest.raises(CaptureError, match=r"mutates its parameter 'tokens\.weight' in place; clone it first"):
+        capture(Renormed(), BATCH)
+
+
+def test_operators_with_graphs_of_their_own_are_refused() -> None:
+    class Conditional(Small):
+        def forward(self, x: Tensor) -> Any:
+            return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (self.inner(x),)).sum()
+
+    with pytest.raises(
+        CaptureError, match=r"cond could not be lifted: .* have no rows; use torch.where for torch.cond"
+    ):
+        capture(Conditional(), BATCH)
+
+
+def test_numbers_that_depend_on_data_are_refused() -> None:
+    class Indexed(Small):
+        def forward(self, x: Tensor) -> Any:
+            return self.inner(x)[x[0, 0].long()].sum()
+
+    with pytest.raises(CaptureError, match=r"it gives the number \w+, which depends on data; keep it a tensor"):
+        capture(Indexed(), BATCH)
+
+
+def test_cumulative_averages_of_statistics_are_refused() -> None:
+    class Cumulative(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4, momentum=None)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.inner(self.norm(x)).sum()
+
+    with pytest.raises(CaptureError, match="in module 'norm'"):
+        capture(Cumulative(), BATCH)
+
+
+def test_complex_numbers_are_refused() -> None:
+    class Rotated(Small):
+        def forward(self, x: Tensor) -> Any:
+            return torch.fft.rfft(self.inner(x)).abs().sum()
+
+    with pytest.raises(CaptureError, match=r"fft.* could not be lifted: a result is complex64; expected one of bool"):
+        capture(Rotated(), BATCH)
 
 
 class Unknown(Small):
