@@ -148,10 +148,10 @@ MOVES = [
              "slice(concat(x, y, dim=0), dim=0, start=i, stop=i + j, step=1)", "y", moves=True),
     equation("rows_of_concat", {"x": "i n", "y": "j n"},
              "slice(concat(x, y, dim=0), dim=0, start=s, stop=t, step=1)",
-             "slice(x, dim=0, start=s, stop=t, step=1)", guard=("t <= i",), moves=True),
+             "slice(x, dim=0, start=s, stop=t, step=1)", guard=("s <= t", "t <= i"), moves=True),
     equation("rows_of_last_concat", {"x": "i n", "y": "j n"},
              "slice(concat(x, y, dim=0), dim=0, start=s, stop=t, step=1)",
-             "slice(y, dim=0, start=s - i, stop=t - i, step=1)", guard=("i <= s",), moves=True),
+             "slice(y, dim=0, start=s - i, stop=t - i, step=1)", guard=("i <= s", "s <= t"), moves=True),
     *_both(
         equation("rows_of_three", {"x": "i n", "y": "j n", "z": "k n"}, "concat(x, y, z, dim=0)",
                  "concat(concat(x, y, dim=0), z, dim=0)", moves=True),

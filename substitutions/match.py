@@ -136,7 +136,8 @@ def _finish(state: _State) -> Match | None:
     for name in nodes.difference(roots):
         if name in outside or not nodes.issuperset(graph.users[name]):
             return None
-    if not _in_order(graph, rule, roots) or _reaches(graph, roots, set(state.variables.values())):
+    variables = set(state.variables.values())
+    if nodes & variables or not _in_order(graph, rule, roots) or _reaches(graph, roots, variables):
         return None
     match = Match(roots, nodes, dict(state.variables), dict(state.sizes))
     return match if _keeps_types(graph, rule, match) else None

@@ -95,7 +95,9 @@ class Dims:
         return cls(names)
 
     def bind(self, shape: tuple[int, ...]) -> dict[str, int | tuple[int, ...]] | None:
-        """The sizes that `shape` gives these names; None where it does not fit."""
+        """The sizes that `shape` gives these names; None where it does not fit or is empty."""
+        if 0 in shape:
+            return None
         splice = next((i for i, name in enumerate(self.names) if name.startswith("*")), None)
         if splice is None:
             return dict(zip(self.names, shape, strict=True)) if len(shape) == len(self.names) else None

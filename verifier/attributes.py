@@ -7,6 +7,7 @@ the factors' sizes. The same function at the local sizes is what the local opera
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
@@ -112,16 +113,19 @@ def _result_shape(pattern: Pattern, sizes: Sizes, path: Path) -> dict[str, Any]:
 
 
 def _groups(pattern: Pattern, sizes: Sizes, path: Path) -> dict[str, Any]:
-    return {"groups": Sym(sizes[pattern.operands[0][1][0]], path)}
+    """The factors that the channels of the input and of the result begin with together."""
+    pairs = zip(pattern.operands[0][1], pattern.operands[1][0], strict=False)
+    common = tuple(before for before, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return {"groups": _extents((common,), sizes, path)[0]}
 
 
 def _slice(pattern: Pattern, sizes: Sizes, path: Path) -> dict[str, Any]:
     """Block number q of equal blocks `(q! o) -> o`, or any fixed slice `x! -> y!`."""
     pairs = zip(pattern.operands[0], pattern.result, strict=True)
     dim = next((d for d, (before, after) in enumerate(pairs) if before != after), 0)
-    if len(pattern.operands[0][dim]) == 2:
-        block, inside = z3.Int("q"), sizes[pattern.operands[0][dim][1]]
-        return {"dim": dim, "start": Sym(block * inside, path), "stop": Sym((block + 1) * inside, path)}
+    if pattern.operands[0][dim][1:] == pattern.result[dim]:
+        block, (inside,) = z3.Int("q"), _extents((pattern.result[dim],), sizes, path)
+        return {"dim": dim, "start": Sym(block * inside.expr, path), "stop": Sym((block + 1) * inside.expr, path)}
     return {"dim": dim, "start": Sym(z3.Int("start"), path), "stop": Sym(z3.Int("stop"), path)}
 
 

@@ -7,7 +7,7 @@ certified.reason(node, operands, "i")                       why a choice is miss
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.pcg.errors import GraphError, RuleError
@@ -70,7 +70,8 @@ class Certified:
         """The certificate of one choice, if it has one."""
         if node.op == OPAQUE or self.reason(node, operands, choice) is not None:
             return None
-        found = self._certify(node.op, *_pattern(node, operands, choice))
+        site = _Site.of(node, operands, choice)
+        found = self._certify(node.op, site.pattern, site.letter(choice))
         return found if isinstance(found, Certificate) else None
 
     def equations(self, names: Iterable[str] = SEARCHED) -> tuple[Equation, ...]:
@@ -98,29 +99,24 @@ class Certified:
         return self._nodes[key]
 
     def _judge(self, node: Node, operands: Sequence[TensorType]) -> dict[str, str]:
-        row, attrs = ROWS[node.op], dict(node.attrs)
-        signature = row.signature([t.shape for t in operands], attrs)
-        pattern, names = pattern_of(signature)
-        sizes = {names[i]: f.size for i, f in enumerate(signature.factors)}
-        real_names = {names[i]: f.name for i, f in enumerate(signature.factors)}
-        dtypes = [t.dtype for t in operands]
-        context = _Context(sizes, row.result_dtype(dtypes, attrs), row.partial_sets(dtypes, attrs))
-        outcomes: dict[str, str] = {}
-        for choice in choices(row, pattern):
-            found = self._certify(node.op, pattern, choice)
-            reason = found if isinstance(found, str) else context.violated(found.guard)
-            outcomes[real_names.get(choice, choice)] = reason
-        return outcomes
+        site = _Site.of(node, operands)
+        names = {letter: name for name, letter in site.letters.items()}
+        found = choices(ROWS[node.op], site.pattern)
+        return {names.get(choice, choice): self._reason(node, site, choice) for choice in found}
 
     def _judge_blocked(self, node: Node, operands: Sequence[TensorType], choice: str) -> str:
         """Why a split within blocks is not certified, or "": the rule of the factor string with that factor refined."""
         if (row := ROWS[node.op]).random or row.offset is not None:
             return f"{node.op} needs consecutive parts; it is not split in blocks"
         try:
-            found = self._certify(node.op, *_pattern(node, operands, choice))
+            site = _Site.of(node, operands, choice)
         except GraphError as error:
             return str(error)
-        return "" if isinstance(found, Certificate) else found
+        return self._reason(node, site, site.letter(choice))
+
+    def _reason(self, node: Node, site: _Site, choice: str) -> str:
+        found = self._certify(node.op, site.pattern, choice)
+        return found if isinstance(found, str) else site.violated(found.guard)
 
     def _certify(self, row: str, pattern: Pattern, choice: str) -> Certificate | str:
         """From the store, or proven now; nothing unproven comes out of here."""
@@ -141,18 +137,38 @@ class Certified:
 
 
 @dataclass(frozen=True, slots=True)
-class _Context:
-    """What guards speak about, at one node."""
+class _Site:
+    """One operator as rules see it: its pattern, the pattern's letter for each factor, and what guards speak about."""
 
-    sizes: dict[str, int]
+    pattern: Pattern
+    letters: Mapping[str, str]
+    sizes: Mapping[str, int]
     dtype: str
     partial_sets: tuple[tuple[int, ...], ...]
 
+    @classmethod
+    def of(cls, node: Node, operands: Sequence[TensorType], choice: str = "") -> _Site:
+        """The site of a node; a choice such as "o/3" refines the factor that it splits."""
+        row, attrs = ROWS[node.op], dict(node.attrs)
+        signature = row.signature([t.shape for t in operands], attrs)
+        name, blocks = parse_choice(choice)
+        if blocks > 1 and (factor := signature.index(name)) is not None:
+            signature = signature.refined(factor, blocks)
+        pattern, names = pattern_of(signature)
+        letters = {f.name: letter for f, letter in zip(signature.factors, names, strict=True)}
+        sizes = {letter: f.size for f, letter in zip(signature.factors, names, strict=True)}
+        dtypes = [t.dtype for t in operands]
+        return cls(pattern, letters, sizes, row.result_dtype(dtypes, attrs), row.partial_sets(dtypes, attrs))
+
+    def letter(self, choice: str) -> str:
+        """The choice in the pattern's letters."""
+        return self.letters.get(parse_choice(choice)[0], choice)
+
     def violated(self, guard: Sequence[str]) -> str:
-        """The first guard that this node cannot satisfy at any degree, in words; "" if there is none."""
+        """The first guard that this operator cannot satisfy at any degree, in words; "" if there is none."""
         for condition in guard:
-            if condition.startswith("k | ") and self.sizes[condition[4:]] < 1:
-                return f"guard {condition!r}: the factor has size {self.sizes[condition[4:]]}"
+            if condition.startswith("k | ") and min(self.sizes.values()) < 1:
+                return f"guard {condition!r}: a factor has size 0"
             if condition == "numeric" and self.dtype == "bool":
                 return "guard 'numeric': the result is of bools, which are not summed"
             if condition.startswith("additive "):
@@ -164,14 +180,5 @@ class _Context:
 
 def rule_of(node: Node, operands: Sequence[TensorType], choice: str) -> RowRule:
     """The rule behind a choice of a node, in the names of `Node.split`."""
-    return derive(node.op, *_pattern(node, operands, choice))
-
-
-def _pattern(node: Node, operands: Sequence[TensorType], choice: str) -> tuple[Pattern, str]:
-    """The pattern that a choice is a rule of, and the choice in the pattern's letters."""
-    signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
-    name, blocks = parse_choice(choice)
-    if blocks > 1 and (factor := signature.index(name)) is not None:
-        signature = signature.refined(factor, blocks)
-    pattern, letters = pattern_of(signature)
-    return pattern, {f.name: letters[i] for i, f in enumerate(signature.factors)}.get(name, choice)
+    site = _Site.of(node, operands, choice)
+    return derive(node.op, site.pattern, site.letter(choice))

@@ -25,10 +25,10 @@ BASIC = (
     "linear_of_sum", "linear_by_sum", "linear_of_scaled", "linear_by_scaled", "linear_of_neg", "linear_of_linear",
     "sum_of_linear", "matmul_associates", "matmul_of_scaled", "matmul_by_scaled", "slice_of_linear",
     "concat_of_linears", "linear_of_concat", "first_slice_of_concat", "last_slice_of_concat", "first_rows_of_concat",
-    "last_rows_of_concat", "rows_of_concat", "rows_of_last_concat", "rows_of_three", "concat_of_slices", "slice_of_slice",
-    "slice_of_sum", "slice_of_biased", "scale_of_sum", "scale_of_scaled", "sub_as_add", "neg_of_neg", "relu_of_relu",
-    "reshape_of_reshape", "permute_of_permute", "permute_of_none", "permute_of_neg", "permute_of_relu", "permute_of_silu",
-    "permute_of_sum", "reshape_of_neg", "reshape_of_relu", "reshape_of_silu", "reshape_of_sum",
+    "last_rows_of_concat", "rows_of_concat", "rows_of_last_concat", "rows_of_three", "concat_of_slices",
+    "slice_of_slice", "slice_of_sum", "slice_of_biased", "scale_of_sum", "scale_of_scaled", "sub_as_add", "neg_of_neg",
+    "relu_of_relu", "reshape_of_reshape", "permute_of_permute", "permute_of_none", "permute_of_neg", "permute_of_relu",
+    "permute_of_silu", "permute_of_sum", "reshape_of_neg", "reshape_of_relu", "reshape_of_silu", "reshape_of_sum",
 )  # fmt: skip
 ARITHMETIC = ("add_commutes", "add_associates", "bias_last", "mul_commutes", "mul_associates", "mul_of_sum")
 AXIOMS = (*BASIC, *ARITHMETIC)

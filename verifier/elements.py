@@ -43,11 +43,10 @@ class Tensor:
 
 @dataclass
 class Evaluator:
-    """Evaluates terms of one rule. `given` collects what well-formed operators imply, `needs` what must be shown."""
+    """Evaluates terms of one rule. `needs` collects what makes the operators well-formed."""
 
     rule: Equation
     symbols: Symbols
-    given: list[Formula] = field(default_factory=list)
     needs: list[tuple[str, Formula]] = field(default_factory=list)
     shifts: list[Number] = field(default_factory=list)
     _made: dict[Term, Tensor] = field(default_factory=dict)
@@ -70,10 +69,9 @@ class Evaluator:
             raise RuleError(f"{term.op} has no index semantics for algebraic rules; add them in verifier/elements.py")
         return SEMANTICS[term.op](self, term, operands)
 
-    def fresh(self, size: Number) -> Number:
+    def fresh(self) -> Number:
         """A new bound index."""
         self._count += 1
-        self.given.append(size >= 1)
         return z3.Int(f"j{self._count}")
 
     def rank(self, x: Tensor) -> int:
@@ -147,7 +145,7 @@ def _linear(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     size = _size(term, w.dims[1])
 
     def element(index: Index) -> Normal:
-        i = run.fresh(size)
+        i = run.fresh()
         return summed(times(x.element((*index[:-1], i)), w.element((index[-1], i))), i, size)
 
     return Tensor((*x.dims[:-1], w.dims[0]), element)
@@ -162,7 +160,7 @@ def _matmul(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     size = _size(term, x.dims[-1])
 
     def element(index: Index) -> Normal:
-        k = run.fresh(size)
+        k = run.fresh()
         lead = index[: len(y.dims) - 2]
         return summed(times(x.element((*index[:-1], k)), y.element((*lead, k, index[-1]))), k, size)
 
@@ -173,9 +171,11 @@ def _slice(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     (x,), attrs = operands, dict(term.attrs)
     at = run.position(x.dims, attrs["dim"])
     start, stop, step = (run.symbols.number(attrs[key]) for key in ("start", "stop", "step"))
-    run.require(f"{term}: within bounds", z3.And(start >= 0, start <= stop, stop <= _size(term, x.dims[at]), step == 1))
+    extent = _size(term, x.dims[at])
+    bounds = [start >= 0, start <= extent, stop >= 0, stop <= extent, step == 1]
+    run.require(f"{term}: within bounds", z3.And(bounds))
     run.shifts += [start, -start]
-    dims = (*x.dims[:at], Dim(stop - start), *x.dims[at + 1 :])
+    dims = (*x.dims[:at], Dim(z3.If(start <= stop, stop - start, 0)), *x.dims[at + 1 :])
     return Tensor(dims, lambda index: x.element((*index[:at], start + index[at], *index[at + 1 :])))
 
 
@@ -229,7 +229,7 @@ def _sum(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     size = _size(term, x.dims[0])
 
     def element(index: Index) -> Normal:
-        m = run.fresh(size)
+        m = run.fresh()
         return summed(x.element((m, *index)), m, size)
 
     return Tensor(x.dims[1:], element)

@@ -19,6 +19,7 @@ from shardwright.pcg.interpret import scatter
 from shardwright.pcg.layout import Layout, local_shape
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, LocalShapes
+from shardwright.pcg.types import is_float
 from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, offset_factor
@@ -66,6 +67,9 @@ class _Trial:
         return {name: signature.factors[i].size for i, name in enumerate(names)}
 
     def run(self, arrays: Sequence[Array], attrs: Mapping[str, Any]) -> Array:
+        """The row's NumPy semantics; floats are float64 throughout, as close to the reals as NumPy gets."""
+        if is_float(str(attrs.get("dtype", ""))):
+            attrs = {**attrs, "dtype": "float64"}
         with np.errstate(all="ignore"):
             return np.asarray(ROWS[self.rule.row].numpy(*arrays, **attrs))
 

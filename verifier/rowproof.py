@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.optable import ROWS, keep_attrs
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.verifier.attributes import attribute_claims
@@ -82,21 +84,29 @@ def _failed_term(rule: RowRule, term: Term, used: set[str]) -> Failure | None:
         used.update(INDEX_LEMMAS)
         if rule.factor in term.pattern.summed:
             used.add("split-sum")
-    encoding = Encoding(term.pattern, rule.factor)
-    for title, formula in _claims(rule, term, encoding):
+    told = "offset" in rule.local or "shard" in rule.local
+    localizes = ROWS[rule.row].localize is not keep_attrs and term.title == "forward"
+    return _broken_claim(term, rule.factor, told, rule.row if localizes else "", "attrs" in rule.local)
+
+
+@lru_cache(maxsize=65536)
+def _broken_claim(term: Term, factor: str | None, told: bool, localizing: str, localized: bool) -> Failure | None:
+    """The first claim that does not hold. Rows with equal patterns and bodies share the answer."""
+    encoding = Encoding(term.pattern, factor)
+    for title, formula in _claims(term, encoding, told, localizing, localized):
         if not is_valid(formula, encoding.given):
             return refute(f"{term.title}: {title}", formula, encoding.given, encoding.sizes)
     return None
 
 
-def _claims(rule: RowRule, term: Term, encoding: Encoding) -> Iterator[Claim]:
-    if term.title == "forward":
-        yield from attribute_claims(rule.row, encoding, "attrs" in rule.local)
+def _claims(term: Term, encoding: Encoding, told: bool, localizing: str, localized: bool) -> Iterator[Claim]:
+    if localizing:
+        yield from attribute_claims(localizing, encoding, localized)
     for number, (dims, placement) in enumerate(zip(term.pattern.operands, term.operands, strict=True)):
         yield from tensor_claims(encoding, f"operand {number}", dims, placement)
     yield from tensor_claims(encoding, "the result", term.pattern.result, term.result)
     yield sum_claim(encoding, term)
-    yield body_claim(encoding, term, "offset" in rule.local or "shard" in rule.local)
+    yield body_claim(encoding, term, told)
 
 
 def _linearity(rule: RowRule, term: Term, used: set[str]) -> Failure | None:

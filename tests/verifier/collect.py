@@ -1,0 +1,66 @@
+"""Writes the shipped store of certificates; run it after a change to the prover or to a row.
+
+The store holds every rule that the model zoo and the op table's samples need, and the catalogue:
+
+    python -m tests.verifier.collect
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+
+from shardwright.pcg.graph import Graph
+from shardwright.search.blocks import blocked_choices
+from shardwright.search.problem import constant_nodes
+from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.verifier.certificates import SHIPPED, Certificate, Store, certify
+from shardwright.verifier.choices import Certified
+from tests.samples import SAMPLES
+from tests.verifier.catalogue import cases
+
+
+def zoo_graphs(*only: str) -> dict[str, Graph]:
+    """The serial graphs of these models of the zoo, or of all."""
+    import torch
+
+    from examples import zoo
+    from shardwright.pcg.capture import capture
+
+    graphs: dict[str, Graph] = {}
+    for name, make in vars(zoo).items():
+        if (
+            inspect.isfunction(make)
+            and make.__module__ == zoo.__name__
+            and not name.startswith("_")
+            and (not only or name in only)
+        ):
+            torch.manual_seed(0)
+            model, batch = make()
+            graphs[name] = capture(model, batch).graph
+    return graphs
+
+
+def collect() -> Store:
+    """Prove everything anew."""
+    certified = Certified(Store())
+    for graph in zoo_graphs().values():
+        blocked = blocked_choices(graph, constant_nodes(graph))
+        for node in graph.nodes:
+            if not node.is_leaf:
+                certified(node, [graph.types[name] for name in node.inputs], blocked.get(node.name, ()))
+    for case in (case for row in SAMPLES for case in cases(row)):
+        proven = certify(case.rule)
+        if isinstance(proven, Certificate):
+            certified.store.add(case.rule, proven)
+    certified.equations(CATALOGUE)
+    certified.steps()
+    return certified.store
+
+
+if __name__ == "__main__":
+    start = time.perf_counter()
+    store = collect()
+    store.save(SHIPPED)
+    print(f"{len(store.rules)} certificates in {time.perf_counter() - start:.1f} s", file=sys.stderr)

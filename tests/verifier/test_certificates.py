@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardwright.pcg.errors import RuleError
+from shardwright.pcg.graph import Node, make_attrs
+from shardwright.pcg.types import TensorType
+from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
+from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.rowrules import derive
+from shardwright.substitutions.steps import STEP_RULES
+from shardwright.verifier import certificates, choices
+from shardwright.verifier.certificates import SCOPE, Certificate, Store, certify, reprove
+from shardwright.verifier.choices import Certified, rule_of
+from shardwright.verifier.solver import version
+
+LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
+
+
+def tensor(*shape: int, dtype: str = "float32") -> TensorType:
+    return TensorType(shape, dtype, (), dtype.startswith("float"))
+
+
+def node(op: str, **attrs: object) -> Node:
+    return Node("n", op, (), make_attrs(**attrs))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def certified() -> Certified:
+    return Certified(Store())
+
+
+# ---- the store ----
+
+
+def test_a_certificate_names_rule_axioms_guard_scope_and_solver() -> None:
+    found = certify(LINEAR)
+    assert isinstance(found, Certificate)
+    assert (found.rule, found.name) == (LINEAR.hash, "linear [a b, c b -> a c] by b")
+    assert {"digits", "split-sum", "chain-rule"} <= set(found.axioms)
+    assert found.guard == ("k | b", "numeric")
+    assert (found.scope, found.solver) == (SCOPE, version())
+
+
+@pytest.mark.parametrize(
+    "rule", [LINEAR, CATALOGUE["fuse_two_linears"], STEP_RULES["all_to_all"]], ids=lambda r: r.name
+)
+def test_a_store_keeps_every_kind_of_rule(tmp_path: Path, rule: object) -> None:
+    store, path = Store(), tmp_path / "store.json"
+    found = certify(rule)  # type: ignore[arg-type]
+    assert isinstance(found, Certificate)
+    store.add(rule, found)  # type: ignore[arg-type]
+    store.save(path)
+    again = Store.load(path)
+    assert again.certificates == store.certificates
+    assert again.rules == store.rules
+
+
+def test_certificates_can_be_proven_again() -> None:
+    outcomes = dict(reprove([CATALOGUE["linear_of_sum"], STEP_RULES["reduce_scatter"]]))
+    assert all(isinstance(outcome, Certificate) for outcome in outcomes.values())
+
+
+def test_a_store_of_another_prover_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store.json"
+    store = Store()
+    store.add(LINEAR, certify(LINEAR))  # type: ignore[arg-type]
+    store.save(path)
+    monkeypatch.setattr(certificates, "prover_digest", lambda: "another")
+    assert not Store.load(path).certificates
+
+
+def test_a_missing_store_is_empty(tmp_path: Path) -> None:
+    assert not Store.load(tmp_path / "none.json").certificates
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not a store of certificates: Expecting property name"),
+        ("[]", "not a store of certificates: no field 'certificates'"),
+        ('{"version": 1, "prover": "", "certificates": []}', "not a store of certificates: no field 'solver'"),
+        ('{"version": 9, "prover": "", "solver": [], "certificates": []}',
+         "store version 9, expected 1; delete it to prove anew"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_store_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "store.json"
+    path.write_text(text)
+    with pytest.raises(RuleError, match=message):
+        Store.load(path)
+
+
+def test_the_shipped_store_fits_this_prover_and_holds_the_catalogue() -> None:
+    store = Store.load()
+    assert store.certificates, "the shipped store is of another prover: run `python -m tests.verifier.collect`"
+    assert all(rule.hash in store.certificates for rule in (*CATALOGUE.values(), *STEP_RULES.values()))
+
+
+def test_a_warm_store_answers_without_loading_z3_or_torch() -> None:
+    code = (
+        "import sys\n"
+        "from shardwright.verifier.choices import Certified\n"
+        "certified = Certified()\n"
+        "assert certified.equations() and certified.steps()\n"
+        "assert 'z3' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+# ---- choices ----
+
+
+def test_a_linear_layer_has_its_four_splits_and_its_pass_throughs(certified: Certified) -> None:
+    choices = certified(node("linear"), [tensor(8, 12, 16), tensor(20, 16)])
+    assert choices == {"R", "C", "P0", "P1", "_0", "_1", "i", "o"}
+
+
+def test_every_choice_has_a_certificate_that_is_remembered(certified: Certified) -> None:
+    operands = [tensor(8, 16), tensor(20, 16)]
+    found = certified.certificate(node("linear"), operands, "i")
+    assert found is not None
+    assert found.rule == rule_of(node("linear"), operands, "i").hash
+    assert certified.used[found.rule] == found
+
+
+def test_sizes_and_names_do_not_matter(certified: Certified) -> None:
+    small, large = ([tensor(n, 2 * n), tensor(3 * n, 2 * n)] for n in (4, 512))
+    assert rule_of(node("linear"), small, "o") == rule_of(node("linear"), large, "o")
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "operands", "choice", "reason"),
+    [
+        ("cast", {"dtype": "int64"}, [tensor(8)], "P0", "guard 'additive 0': bools or rounding among the dtypes"),
+        ("expand", {"shape": (4, 8)}, [tensor(8, dtype="bool")], "P0",
+         "guard 'additive 0': bools or rounding among the dtypes"),
+        ("matmul", {}, [tensor(4, 8, dtype="bool"), tensor(8, 4, dtype="bool")], "k",
+         "guard 'numeric': the result is of bools, which are not summed"),
+        ("relu", {}, [tensor(0, 4)], "_1", "guard 'k | b': a factor has size 0"),
+        ("softmax", {"dim": 1}, [tensor(4, 8)], "d1",
+         "softmax does not offer the choice 'd1'; it has ['C', 'R', 'd0']"),
+        ("opaque", {}, [tensor(4)], "x", "opaque: an operator without a row runs on whole tensors only"),
+    ],
+)  # fmt: skip
+def test_what_is_not_certified_has_a_reason(
+    certified: Certified, op: str, attrs: dict[str, object], operands: list[TensorType], choice: str, reason: str
+) -> None:
+    assert choice not in certified(node(op, **attrs), operands)
+    assert certified.reason(node(op, **attrs), operands, choice) == reason
+    assert certified.certificate(node(op, **attrs), operands, choice) is None
+
+
+def test_what_is_certified_has_no_reason_against_it(certified: Certified) -> None:
+    assert certified.reason(node("softmax", dim=1), [tensor(4, 8)], "d0") is None
+    assert certified.reason(node("opaque"), [tensor(4)], "R") is None
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "operands", "choice"),
+    [
+        ("linear", {}, [tensor(8, 16), tensor(48, 16)], "o/3"),
+        ("add", {}, [tensor(8, 48), tensor(48)], "_1/3"),
+        ("slice", {"dim": 1, "start": 24, "stop": 48, "step": 1}, [tensor(8, 48)], "o/3"),
+        ("reshape", {"shape": (8, 6, 8)}, [tensor(8, 48)], "b/2"),
+        ("conv2d", {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 4},
+         [tensor(2, 8, 6, 6), tensor(12, 2, 3, 3)], "g/2"),
+    ],
+)  # fmt: skip
+def test_splits_within_blocks_are_proven_when_asked_for(
+    certified: Certified, op: str, attrs: dict[str, object], operands: list[TensorType], choice: str
+) -> None:
+    assert choice not in certified(node(op, **attrs), operands)
+    assert certified.reason(node(op, **attrs), operands, choice) is None
+    assert choice in certified(node(op, **attrs), operands, [choice])
+    found = certified.certificate(node(op, **attrs), operands, choice)
+    assert found is not None
+    assert found.rule == rule_of(node(op, **attrs), operands, choice).hash
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "operands", "choice", "reason"),
+    [
+        ("linear", {}, [tensor(8, 16), tensor(48, 16)], "o/5",
+         "factor 'o' has size 48, which does not fall into 5 blocks"),
+        ("linear", {}, [tensor(8, 16), tensor(48, 16)], "z/3", "linear cannot be split along 'z/3'"),
+        ("softmax", {"dim": 1}, [tensor(4, 8)], "d1/2", "softmax cannot be split along"),
+        ("embedding", {"padding_idx": None}, [tensor(8, 4), tensor(3, dtype="int64")], "v/2",
+         "embedding needs consecutive parts; it is not split in blocks"),
+        ("matmul", {}, [tensor(4, 8, dtype="bool"), tensor(8, 4, dtype="bool")], "k/2",
+         "guard 'numeric': the result is of bools, which are not summed"),
+    ],
+)  # fmt: skip
+def test_splits_within_blocks_that_are_not_certified_have_a_reason(
+    certified: Certified, op: str, attrs: dict[str, object], operands: list[TensorType], choice: str, reason: str
+) -> None:
+    assert choice not in certified(node(op, **attrs), operands, [choice])
+    assert reason in str(certified.reason(node(op, **attrs), operands, choice))
+
+
+def test_an_operator_without_a_row_runs_replicated(certified: Certified) -> None:
+    assert certified(node("opaque"), [tensor(4)]) == {"R"}
+
+
+def test_a_rule_that_fails_its_proof_never_becomes_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "certify", lambda rule: "made to fail")
+    certified = Certified(Store())
+    assert certified(node("relu"), [tensor(4)]) == frozenset()
+    assert certified.reason(node("relu"), [tensor(4)], "R") == "made to fail"
+    assert certified.equations() == ()
+    assert certified.steps() == ()
+
+
+def test_the_search_gets_rules_by_name(certified: Certified) -> None:
+    assert [rule.name for rule in certified.equations(["linear_of_sum"])] == ["linear_of_sum"]
+    assert {rule.name for rule in certified.equations()} == set(SEARCHED)
+    assert {rule.name for rule in certified.steps()} == set(STEP_RULES)

@@ -1,0 +1,116 @@
+"""Algebraic rules: proven twice, not falsified; and their wrong twins: refuted."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.equations import Equation, equation
+from shardwright.verifier.derivation import AXIOMS, INDEX_ONLY, derives
+from shardwright.verifier.falsify_serial import falsify_equation
+from shardwright.verifier.serialproof import prove_equation
+from shardwright.verifier.twins import equation_twins
+
+DERIVED = [name for name in CATALOGUE if name not in (*AXIOMS, *INDEX_ONLY)]
+ROW = {"x": "*b i", "w": "o i"}
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_rule_is_proven_by_index_semantics(name: str) -> None:
+    assert prove_equation(CATALOGUE[name]) is None
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_no_rule_is_falsified_on_small_tensors(name: str) -> None:
+    assert falsify_equation(CATALOGUE[name], trials=20) is None
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_every_rule_that_is_no_axiom_follows_from_the_axioms(name: str) -> None:
+    """The two encodings agree: an audit of each by the other."""
+    assert derives(CATALOGUE[name])
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_wrong_twin_is_refuted_with_a_counterexample(name: str) -> None:
+    for what, twin in equation_twins(CATALOGUE[name]):
+        found = falsify_equation(twin, trials=12)
+        if prove_equation(twin) is None:  # a true variant, as x + y for y + x
+            assert found is None, f"{what}: certified, but {found}"
+        else:
+            assert found is not None, f"{twin.equation} ({what}): neither proven nor refuted"
+
+
+@pytest.mark.parametrize("name", ["fuse_two_linears", "linear_by_sum", "sum_of_muls"])
+def test_no_false_twin_follows_from_the_axioms(name: str) -> None:
+    for what, twin in equation_twins(CATALOGUE[name]):
+        if falsify_equation(twin, trials=12) is not None:
+            assert not derives(twin), f"{twin.equation} ({what}) is false"
+
+
+WRONG = [
+    ("reduce_bias", {"x": "*b i", "w": "o i", "c": "o"}, "add(linear(x, w), c)", "linear(x, add(w, c))"),
+    ("square_of_sum", {"x": "*b", "y": "*b"}, "mul(add(x, y), add(x, y))", "add(mul(x, x), mul(y, y))"),
+    ("relu_of_sum", {"x": "*b", "y": "*b"}, "relu(add(x, y))", "add(relu(x), relu(y))"),
+    ("transposed_twice", {"x": "n m"}, "permute(x, dims=(1, 0))", "x"),
+    ("first_half", {"x": "*b i", "y": "*b j"},
+     "slice(concat(x, y, dim=len(b)), dim=len(b), start=0, stop=s, step=1)", "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "variables", "left", "right"), WRONG)
+def test_well_known_mistakes_are_refuted(name: str, variables: dict[str, str], left: str, right: str) -> None:
+    wrong = equation(name, variables, left, right)
+    assert prove_equation(wrong) is not None
+    assert falsify_equation(wrong, trials=20) is not None
+
+
+def test_a_guard_on_ranks_is_needed_and_found() -> None:
+    """Without a leading dimension, x wᵀ is no matrix product: the falsifier found this one."""
+    true = CATALOGUE["linear_as_matmul"]
+    wrong = Equation("unguarded", true.variables, true.left, true.right)
+    assert prove_equation(wrong) is not None
+    assert "b = ()" in str(falsify_equation(wrong, trials=20))
+
+
+def test_a_mismatch_prints_its_tensors() -> None:
+    found = falsify_equation(equation("wrong", {"x": "n"}, "neg(x)", "x"), seed=1)
+    assert found is not None
+    first, tensor, left, right = str(found).splitlines()
+    assert first.startswith("wrong is false for n = ")
+    assert tensor.startswith("  x [")
+    assert left.startswith("  left [")
+    assert right.startswith("  right = ")
+
+
+def test_a_rule_beyond_the_index_semantics_is_unknown_not_certified() -> None:
+    failure = prove_equation(equation("soft", {"x": "*b i"}, "exp(x)", "exp(x)"))
+    assert failure is not None
+    assert (
+        str(failure) == "exp has no index semantics for algebraic rules; add them in verifier/elements.py: not proven"
+    )
+    assert not failure.refuted
+
+
+def test_a_rule_that_no_small_sizes_fit_cannot_be_falsified() -> None:
+    never = equation("never", {"x": "n"}, "neg(x)", "x", guard=("n < 0",))
+    with pytest.raises(RuleError, match="rule 'never': no small sizes satisfy its left side and guard"):
+        falsify_equation(never)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "guard", "message"),
+    [
+        ("linear(x, w)", "linear(w, x)", (), "dimension 0 is a splice on one side only"),
+        ("sum(x, dims=(1,), keepdim=False)", "x", (), "beyond the index semantics"),
+        ("linear(x, w)", "linear(x, w)", ("o % 2 == 0",), r"only integers, names, \+, - and \* are understood"),
+        ("slice(x, dim=s, start=0, stop=1, step=1)", "x", (), "s does not name one dimension"),
+    ],
+)
+def test_what_proofs_do_not_understand_is_named(left: str, right: str, guard: tuple[str, ...], message: str) -> None:
+    failure = prove_equation(equation("odd", ROW if "w" in left else {"x": "*b i"}, left, right, guard=guard))
+    assert failure is not None
+    assert re.search(message, failure.claim), failure.claim
