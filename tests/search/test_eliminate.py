@@ -48,10 +48,10 @@ def integer_program(problem: Problem, price: float = 0.0) -> float:
         for column, value in row.items():
             matrix[r, column] = value
     integrality = np.concatenate([np.ones(start[-1]), np.zeros(len(cost) - start[-1])])
-    scale = 1e6
+    scale, sides = 1e6, (np.array(right), np.array(right))
     result = milp(
         cost * scale,
-        constraints=LinearConstraint(matrix.tocsr(), np.array(right), np.array(right)),
+        constraints=LinearConstraint(matrix.tocsr(), *sides),  # type: ignore[arg-type]  # its stubs want floats
         integrality=integrality,
         bounds=(0, upper),
     )
