@@ -35,14 +35,13 @@ class Value:
 def prove_steps(rule: StepRule) -> Failure | None:
     """None if both chains lead to the same layouts and values on every device, and denote what they started from."""
     try:
-        ends = rule.end(rule.left), rule.end(rule.right)
+        ends, digits = (rule.end(rule.left), rule.end(rule.right)), _digits(rule)
     except RuleError as error:
         return Failure(str(error), ill_typed=True)
     if ends[0] != ends[1]:
         shown = [", ".join(f"{a}: {p}" for a, p in end.items()) for end in ends]
         return Failure(f"the left side ends in {shown[0]}, the right side in {shown[1]}", ill_typed=True)
     require("digits")
-    digits = _digits(rule)
     start = Value(dict(rule.start), _start(rule, digits))
     left, right = (_run(start, moves) for moves in (rule.left, rule.right))
     where, given = _everywhere(rule, digits)

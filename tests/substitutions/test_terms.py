@@ -50,6 +50,8 @@ def test_an_expression_without_a_value_is_an_error() -> None:
         expression("o + n").evaluate({"n": 1})
     with pytest.raises(RuleError, match="expression 'n // 0' has no value for"):
         expression("n // 0").evaluate({"n": 1})
+    with pytest.raises(RuleError, match=r"\*b cannot be evaluated here"):
+        expression("len(*b)").evaluate({"b": (1, 2)})
 
 
 @pytest.mark.parametrize(

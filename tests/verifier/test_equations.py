@@ -101,16 +101,33 @@ def test_a_rule_that_no_small_sizes_fit_cannot_be_falsified() -> None:
         falsify_equation(never)
 
 
+CUT = "slice(x, dim=len(b), start={0}, stop=i, step=1)"
+
+
 @pytest.mark.parametrize(
     ("left", "right", "guard", "message"),
     [
-        ("linear(x, w)", "linear(w, x)", (), "dimension 0 is a splice on one side only"),
-        ("sum(x, dims=(1,), keepdim=False)", "x", (), "beyond the index semantics"),
-        ("linear(x, w)", "linear(x, w)", ("o % 2 == 0",), r"only integers, names, \+, - and \* are understood"),
+        ("linear(x, w)", "linear(w, x)", (), "root 0: dimension 0 is a splice on one side only"),
+        ("linear(x, w)", "linear(w, w)", (), r"root 0: dimension 0 is a splice on one side only"),
+        ("add(x, w)", "add(x, w)", (), r"add\(x, w\): dimensions agree: dimension b against o"),
+        ("sum(x, dims=(1,), keepdim=False)", "x", (), "beyond the index semantics of verifier/elements.py"),
+        ("sum(x, dims=(0,), keepdim=False)", "x", (), "beyond the index semantics of verifier/elements.py"),
         ("slice(x, dim=s, start=0, stop=1, step=1)", "x", (), "s does not name one dimension"),
+        ("reshape(x, shape=(2, 3))", "x", (), "beyond the index semantics of verifier/elements.py"),
+        (CUT.format("True"), "x", (), "True is not a number"),
+        (CUT.format("i % 2"), "x", (), r"i % 2: only integers, names, \+, - and \* are understood in proofs"),
+        ("relu(x)", "x", ("i == len(b)",), r"len\(b\): not a permutation or shape that proofs understand"),
+        ("relu(x)", "x", ("i",), "guard i is not a comparison"),
     ],
 )
 def test_what_proofs_do_not_understand_is_named(left: str, right: str, guard: tuple[str, ...], message: str) -> None:
     failure = prove_equation(equation("odd", ROW if "w" in left else {"x": "*b i"}, left, right, guard=guard))
     assert failure is not None
     assert re.search(message, failure.claim), failure.claim
+    assert not failure.refuted
+
+
+def test_a_matrix_whose_rows_are_a_splice_cannot_be_multiplied_over_them() -> None:
+    failure = prove_equation(equation("odd", {"x": "i *b", "w": "o i"}, "linear(x, w)", "linear(x, w)"))
+    assert failure is not None
+    assert "summed dimensions agree: dimension b against i" in failure.claim

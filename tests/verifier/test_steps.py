@@ -54,6 +54,13 @@ def test_two_axes_on_one_dimension_are_left_to_their_order() -> None:
     assert "two axes shard dimension d; the order matters then" in failure.claim
 
 
+def test_a_dimension_that_each_side_shards_along_another_axis_is_not_judged() -> None:
+    left, right = "partition(d, n, a); combine(a)", "partition(d, n, b); combine(b)"
+    failure = prove_steps(steps("odd", {"a": "R", "b": "R"}, left, right))
+    assert failure is not None
+    assert failure.claim == "rule 'odd': dimension d is sharded by two axes"
+
+
 @pytest.mark.parametrize(
     ("op", "before"), [("partition", R), ("combine", S(0)), ("replicate", R), ("reduce", P)], ids=list(ADJOINT)
 )
