@@ -87,14 +87,15 @@ class _Materializer:
         """The value of a serial node in the layouts that a reader needs."""
         if name in self.constants:
             return self._constant(name, tuple(R if x.kind == "C" else x for x in need))
+        closure = self.problem.closures[name]
+        need = closure.plain(need)
         if (name, need) in self.made:
             return self.made[name, need]
-        closure = self.problem.closures[name]
         start = self._produced(name)
-        hub = self._choice("hub", name)
-        if hub is not None and closure.states[hub] != start:
-            self._walk(name, closure, start, closure.states[hub])
-            start = closure.states[hub]
+        if (hub := self._choice("hub", name)) is not None:
+            shared = closure.plain(closure.states[hub])
+            self._walk(name, closure, start, shared)
+            start = shared
         return self._walk(name, closure, start, need)
 
     def _produced(self, name: str) -> Layouts:

@@ -122,21 +122,26 @@ class MoveCosts:
 
 @dataclass(frozen=True)
 class Closure:
-    """The cheapest paths among the states of one tensor class. `cost[i, j]` is in seconds."""
+    """The cheapest paths among the states of one tensor class. `cost[i, j]` is in seconds; `grad` as in the class."""
 
     states: tuple[Layouts, ...]
     index: dict[Layouts, int]
     cost: np.ndarray
     next_state: np.ndarray
+    grad: bool
+
+    def plain(self, state: Layouts) -> Layouts:
+        """The state with R for C where no gradient flows: there the two are the same thing."""
+        return state if self.grad else tuple(R if x.kind == "C" else x for x in state)
 
     def path(self, start: Layouts, end: Layouts) -> list[Move]:
-        """The moves from one state to another, without those that only relabel R and C where no gradient flows."""
+        """The moves between plain states, which lead through plain states."""
         i, j = self.index[start], self.index[end]
         moves: list[Move] = []
         while i != j:
             k = int(self.next_state[i, j])
-            changed = [(a, x, y) for a, (x, y) in enumerate(zip(self.states[i], self.states[k], strict=True)) if x != y]
-            moves += [Move(a, x, y) for a, x, y in changed if (x.kind, y.kind) in _MOVES]
+            before, after = self.plain(self.states[i]), self.plain(self.states[k])
+            moves += [Move(a, x, y) for a, (x, y) in enumerate(zip(before, after, strict=True)) if x != y]
             i = k
         return moves
 
@@ -174,7 +179,7 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
         better = through < cost - 1e-15
         cost = np.where(better, through, cost)
         following = np.where(better, following[:, k, None], following)
-    return Closure(states, index, cost, following)
+    return Closure(states, index, cost, following, tensor.grad)
 
 
 def _neighbours(
