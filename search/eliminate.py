@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
-from shardwright.search.problem import Interner, Problem
+from shardwright.search.problem import Interner, Order, Problem
+from shardwright.search.pruning import lower_bounds, undominated
 
 
 @dataclass(frozen=True)
@@ -39,78 +41,161 @@ class _Eliminated:
     best: np.ndarray
 
 
+LARGE_TABLE = 2**20
+"""Entries from which a table is worth dropping choices by bounds first; below, equal blocks sharing tables wins."""
+_ROUNDS = 3
+_BEAM = 4
+_TOLERANCE = 1e-9
+"""Relative to the costs that bounds are made of: far above their rounding, far below what matters."""
+
+
 class Eliminator:
-    """Solves problems that share interned tables."""
+    """Solves problems that share interned tables. Problems must come from builders that use the same interner."""
 
     def __init__(self, interner: Interner) -> None:
         self.interner = interner
 
     def solve(self, problem: Problem, price_per_byte: float = 0.0) -> Solution:
         """The exact minimum of time + price · kept bytes."""
-        return _Run(self.interner, problem, price_per_byte).run()
+        model = _Model.of(problem, price_per_byte, self.interner)
+        for _ in range(2):
+            model.drop_dominated()
+        if problem.order is None:
+            problem.order = model.min_fill()
+        if problem.order.largest_table < LARGE_TABLE:
+            return _Elimination(model).run(problem.order.variables)
+        model = _within_bounds(model)
+        return _Elimination(model).run(model.min_fill().variables)
 
 
-class _Run:
-    def __init__(self, interner: Interner, problem: Problem, price: float) -> None:
-        self.interner, self.problem = interner, problem
-        self.unary = [self._priced(t, b, price) for t, b in zip(problem.time_s, problem.kept_bytes, strict=True)]
-        self.edges = dict(problem.edges)
-        self.kept: list[np.ndarray] = [self._made(("all", len(u)), lambda u=u: np.arange(len(u))) for u in self.unary]
-        self.neighbours: dict[int, set[int]] = defaultdict(set)
-        for i, j in self.edges:
+class _Model:
+    """Own costs and edge tables; `kept[v]` are the choices that are left of a variable."""
+
+    def __init__(
+        self,
+        interner: Interner,
+        unary: list[np.ndarray],
+        edges: dict[tuple[int, int], np.ndarray],
+        kept: list[np.ndarray],
+    ) -> None:
+        self.interner, self.unary, self.edges, self.kept = interner, unary, edges, kept
+        self.neighbours: list[set[int]] = [set() for _ in unary]
+        for i, j in edges:
             self.neighbours[i].add(j)
             self.neighbours[j].add(i)
-        self.factors: dict[int, _Factor] = {}
-        self.touching: dict[int, set[int]] = defaultdict(set)
-        self.num_factors = 0
-        self.constant = 0.0
 
-    def _made(self, key: Hashable, make: object) -> np.ndarray:
-        return self.interner.get(key, make)  # type: ignore[arg-type]
+    @classmethod
+    def of(cls, problem: Problem, price: float, interner: Interner) -> _Model:
+        def priced(time_s: np.ndarray, kept: np.ndarray) -> np.ndarray:
+            if price == 0.0:
+                return time_s
+            return interner.get(("priced", id(time_s), id(kept), price), lambda: time_s + price * kept)
 
-    def _priced(self, time_s: np.ndarray, kept: np.ndarray, price: float) -> np.ndarray:
-        if price == 0.0:
-            return time_s
-        return self._made(("priced", id(time_s), id(kept), price), lambda: time_s + price * kept)
+        unary = [priced(t, b) for t, b in zip(problem.time_s, problem.kept_bytes, strict=True)]
+        kept = [interner.get(("all", len(u)), lambda u=u: np.arange(len(u))) for u in unary]
+        return cls(interner, unary, dict(problem.edges), kept)
 
-    def run(self) -> Solution:
-        for _ in range(2):
-            self._drop_dominated()
-        for (i, j), table in self.edges.items():
-            self._add_factor(_Factor((i, j), table))
-        if self.problem.order is None:
-            self.problem.order = self._min_fill()
-        return self._decode([self._eliminate(v) for v in self.problem.order])
+    def drop_dominated(self) -> None:
+        """Drop choices that another choice of the same variable beats whatever the neighbours do."""
+        for v in range(len(self.unary)):
+            around = sorted(self.neighbours[v])
+            tables = [(self.edges[min(v, n), max(v, n)], v < n) for n in around]
+            key = ("undominated", id(self.unary[v]), *((id(t), first) for t, first in tables))
+            keep = self.interner.get(
+                key, lambda v=v, tables=tables: undominated(self.unary[v], [t if f else t.T for t, f in tables])
+            )
+            self.keep(v, keep)
 
-    def _min_fill(self) -> tuple[int, ...]:
-        """An elimination order, decided once per problem: next is always the variable whose table spans the fewest."""
-        around = {v: set(n) for v, n in self.neighbours.items()}
-        heap = [(self._fill(around, v), v) for v in range(len(self.unary))]
+    def keep(self, v: int, choices: np.ndarray) -> None:
+        """Keep only these of a variable's choices; `choices` is interned."""
+        if len(choices) == len(self.unary[v]):
+            return
+        self.unary[v] = self._cut(self.unary[v], choices, 0)
+        self.kept[v] = self._cut(self.kept[v], choices, 0)
+        for n in self.neighbours[v]:
+            edge = (min(v, n), max(v, n))
+            self.edges[edge] = self._cut(self.edges[edge], choices, 0 if v < n else 1)
+
+    def _cut(self, table: np.ndarray, keep: np.ndarray, axis: int) -> np.ndarray:
+        key = ("cut", id(table), id(keep), axis)
+        return self.interner.get(key, lambda: np.ascontiguousarray(np.take(table, keep, axis)))
+
+    def left_with(self, keep: Sequence[np.ndarray]) -> _Model:
+        """This model with fewer choices."""
+        model = _Model(self.interner, list(self.unary), dict(self.edges), list(self.kept))
+        for v, choices in enumerate(keep):
+            model.keep(v, self.interner.get(("keep", choices.tobytes()), lambda choices=choices: choices))
+        return model
+
+    def min_fill(self) -> Order:
+        """The order in which next is always the variable whose table spans the fewest others."""
+        around = [set(n) for n in self.neighbours]
+        heap = [(self._fill(around[v], v), v) for v in range(len(around))]
         heapq.heapify(heap)
         order: list[int] = []
+        largest = 0
         done: set[int] = set()
         while heap:
             fill, v = heapq.heappop(heap)
             if v in done:
                 continue
-            if fill != (now := self._fill(around, v)):
+            if fill != (now := self._fill(around[v], v)):
                 heapq.heappush(heap, (now, v))
                 continue
             done.add(v)
             order.append(v)
-            scope = around.pop(v, set())
-            for n in scope:
-                around[n] |= scope
+            largest = max(largest, fill[1])
+            for n in around[v]:
+                around[n] |= around[v]
                 around[n] -= {v, n}
-                heapq.heappush(heap, (self._fill(around, n), n))
-        return tuple(order)
+                heapq.heappush(heap, (self._fill(around[n], n), n))
+        return Order(tuple(order), largest)
 
-    def _fill(self, around: dict[int, set[int]], v: int) -> tuple[int, int]:
-        scope = around.get(v, set())
-        entries = len(self.unary[v])
-        for n in scope:
-            entries *= len(self.unary[n])
-        return (len(scope), entries)
+    def _fill(self, around: set[int], v: int) -> tuple[int, int]:
+        return (len(around), prod(len(self.unary[n]) for n in (v, *around)))
+
+
+def _within_bounds(model: _Model) -> _Model:
+    """The model without the choices whose lower bound exceeds the cost of a solution.
+
+    That solution is the best one that holds the few choices of lowest bound at every variable.
+    """
+    best = float("inf")
+    clip = _some_scale(model)
+    for round_ in range(_ROUNDS):
+        bounds = lower_bounds(model.unary, model.edges, clip)
+        beam = _BEAM << round_
+        few = model.left_with([np.sort(np.argsort(b, kind="stable")[:beam]) for b in bounds])
+        best = min(best, _Elimination(few).run(few.min_fill().variables).objective)
+        if not np.isfinite(best):
+            continue
+        model = model.left_with([np.flatnonzero(b <= best + _TOLERANCE * max(best, clip)) for b in bounds])
+        if model.min_fill().largest_table < LARGE_TABLE:
+            break
+        clip = 1.5 * best
+    return model
+
+
+def _some_scale(model: _Model) -> float:
+    """A cost of about the size of a solution's, where none is known yet."""
+    least = sum(float(u.min()) for u in model.unary)
+    largest = max((float(t.max(where=np.isfinite(t), initial=0.0)) for t in model.edges.values()), default=0.0)
+    return 2 * least + largest
+
+
+class _Elimination:
+    def __init__(self, model: _Model) -> None:
+        self.interner, self.kept = model.interner, model.kept
+        self.unary = list(model.unary)
+        self.factors: dict[int, _Factor] = {}
+        self.touching: dict[int, set[int]] = defaultdict(set)
+        self.num_factors = 0
+        self.constant = 0.0
+        for scope, table in model.edges.items():
+            self._add_factor(_Factor(scope, table))
+
+    def run(self, order: Sequence[int]) -> Solution:
+        return self._decode([self._eliminate(v) for v in order])
 
     def _scope(self, v: int) -> list[int]:
         return sorted({n for f in self.touching[v] for n in self.factors[f].scope} - {v})
@@ -146,7 +231,7 @@ class _Run:
         return _Eliminated(v, tuple(scope), best)
 
     def _plus(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return self._made(("plus", id(a), id(b)), lambda: a + b)
+        return self.interner.get(("plus", id(a), id(b)), lambda: a + b)
 
     def _merge(self, scope: tuple[int, ...], table: np.ndarray) -> None:
         """Add a table to a factor that spans the same variables, if there is one."""
@@ -179,39 +264,3 @@ class _Run:
             chosen[step.variable] = int(step.best[tuple(chosen[n] for n in step.scope)])
         choices = tuple(int(self.kept[v][chosen[v]]) for v in range(len(self.unary)))
         return Solution(choices, self.constant)
-
-    # ---- dominated choices ----
-
-    def _drop_dominated(self) -> None:
-        """Drop choices that another choice of the same variable beats whatever the neighbours do. Exact."""
-        for v in range(len(self.unary)):
-            around = sorted(self.neighbours[v])
-            tables = [(self.edges[min(v, n), max(v, n)], v < n) for n in around]
-            key = ("undominated", id(self.unary[v]), *((id(t), first) for t, first in tables))
-            keep = self._made(
-                key, lambda v=v, tables=tables: _undominated(self.unary[v], [t if f else t.T for t, f in tables])
-            )
-            if len(keep) == len(self.unary[v]):
-                continue
-            self.unary[v] = self._cut(self.unary[v], keep, 0)
-            self.kept[v] = self._cut(self.kept[v], keep, 0)
-            for n in around:
-                edge = (min(v, n), max(v, n))
-                self.edges[edge] = self._cut(self.edges[edge], keep, 0 if v < n else 1)
-
-    def _cut(self, table: np.ndarray, keep: np.ndarray, axis: int) -> np.ndarray:
-        return self._made(("cut", id(table), id(keep), axis), lambda: np.ascontiguousarray(np.take(table, keep, axis)))
-
-
-def _undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
-    """The choices that no other choice beats or equals everywhere; of equal ones the first stays."""
-    rows = np.concatenate([unary[:, None], *tables], axis=1)
-    keep = np.flatnonzero(np.isfinite(unary))
-    order = keep[np.argsort(rows[keep].sum(1, where=np.isfinite(rows[keep])), kind="stable")]
-    winners: list[int] = []
-    for i in order:
-        if not np.isfinite(rows[i]).any():
-            continue
-        if not winners or not np.any(np.all(rows[winners] <= rows[i][None, :], axis=1)):
-            winners.append(int(i))
-    return np.array(sorted(winners))

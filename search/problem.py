@@ -53,6 +53,14 @@ class Interner:
         return sum(1 for key in self._made if isinstance(key, tuple) and key[0] == kind)
 
 
+@dataclass(frozen=True)
+class Order:
+    """The order in which variables are eliminated, and the entries of the largest table on the way."""
+
+    variables: tuple[int, ...]
+    largest_table: int
+
+
 @dataclass
 class Variable:
     """One choice to make. `kind` is "node", "storage" or "hub"; `name` the node or tensor it belongs to."""
@@ -79,7 +87,7 @@ class Problem:
     edges: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     closures: dict[str, Closure] = field(default_factory=dict)
     index: dict[tuple[str, str], int] = field(default_factory=dict)
-    order: tuple[int, ...] | None = None
+    order: Order | None = None
 
 
 def constant_nodes(graph: Graph) -> frozenset[str]:

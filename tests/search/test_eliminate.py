@@ -11,8 +11,10 @@ from scipy.sparse import lil_matrix
 
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.search import eliminate
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.problem import Interner, Problem, ProblemBuilder
+from shardwright.search.pruning import lower_bounds
 from tests.search.graphs import cluster, every_choice, mlp
 
 
@@ -95,8 +97,13 @@ def random_problem(rng: np.random.Generator, sizes: list[int], density: float) -
     return problem
 
 
+@pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("seed", range(30))
-def test_random_models_are_solved_as_by_brute_force(seed: int) -> None:
+def test_random_models_are_solved_as_by_brute_force(seed: int, bounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By elimination alone, and after dropping choices by bounds, from beams of one choice on."""
+    if bounded:
+        monkeypatch.setattr(eliminate, "LARGE_TABLE", 1)
+        monkeypatch.setattr(eliminate, "_BEAM", 1)
     rng = np.random.default_rng(seed)
     sizes = list(rng.integers(2, 4, size=7))
     problem = random_problem(rng, [int(s) for s in sizes], rng.choice([0.2, 0.5, 0.9]))
@@ -105,6 +112,44 @@ def test_random_models_are_solved_as_by_brute_force(seed: int) -> None:
     solution = Eliminator(Interner()).solve(problem, price)
     assert solution.objective == pytest.approx(best)
     assert objective(problem, solution.choices, price) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("clip", [1.5, 4.0, 100.0])
+@pytest.mark.parametrize("seed", range(10))
+def test_bounds_are_below_every_solution(seed: int, clip: float) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, [3] * 6, 0.6)
+    bounds = lower_bounds(problem.time_s, problem.edges, clip)
+    for choices in product(range(3), repeat=6):
+        value = objective(problem, choices)
+        assert all(bounds[v][c] <= value + 1e-12 for v, c in enumerate(choices))
+
+
+def test_bounds_are_tight_on_a_chain() -> None:
+    """What sweeps compute on a chain is the dynamic program's least cost through every choice."""
+    rng = np.random.default_rng(0)
+    problem = random_problem(rng, [4] * 5, 0.0)
+    problem.edges = {(v, v + 1): rng.random((4, 4)) for v in range(4)}
+    bounds = lower_bounds(problem.time_s, problem.edges, 100.0)
+    every = [(objective(problem, c), c) for c in product(range(4), repeat=5)]
+    for v in range(5):
+        through = [min(value for value, c in every if c[v] == x) for x in range(4)]
+        assert max(bounds[v] - through) < 1e-12
+        assert bounds[v].min() == pytest.approx(min(through))
+
+
+def test_many_neighbours_do_not_make_large_tables() -> None:
+    """Five hubs of 30 states, each read by all of 8 operators: 30^5 entries without bounds."""
+    rng = np.random.default_rng(0)
+    problem = random_problem(rng, [30] * 13, 0.0)
+    for hub, operator in product(range(5), range(5, 13)):
+        problem.edges[hub, operator] = rng.random((30, 30)) * 0.02
+    eliminator = Eliminator(Interner())
+    solution = eliminator.solve(problem)
+    assert problem.order is not None
+    assert problem.order.largest_table >= 30**6
+    assert objective(problem, solution.choices) == pytest.approx(solution.objective)
+    assert solution.objective == pytest.approx(integer_program(problem), rel=1e-6)
 
 
 def test_repeated_blocks_are_eliminated_once() -> None:
