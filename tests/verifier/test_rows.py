@@ -14,8 +14,12 @@ from shardwright.pcg.types import is_float
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.verifier import attributes, rowproof
+from shardwright.verifier.claims import Encoding, tensor_claims
 from shardwright.verifier.falsify import Counterexample, falsify
+from shardwright.verifier.logic import z3
 from shardwright.verifier.rowproof import prove
+from shardwright.verifier.semantics import adjoint, forward
+from shardwright.verifier.solver import refute
 from shardwright.verifier.twins import fixed_twins, row_twins
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import DEGREES, Case, admits, cases
@@ -175,3 +179,13 @@ def test_a_counterexample_prints_its_tensors() -> None:
         == "linear [a b, c b -> a c] by a is false for degree 2: device 0 (C) has shape [4, 16], expected [8, 16]"
     )
     assert lines[1].startswith("  x0 [8, 12] = ")
+
+
+@pytest.mark.parametrize("row", ["linear", "reshape", "sdpa", "conv2d", "embedding"])
+def test_no_claim_holds_because_its_hypotheses_contradict_each_other(row: str) -> None:
+    for case in cases(row):
+        for term in (forward(case.rule), *(adjoint(case.rule, j) for j in range(len(case.rule.operands)))):
+            encoding = Encoding(term.pattern, case.rule.factor)
+            for number, (dims, placement) in enumerate(zip(term.pattern.operands, term.operands, strict=True)):
+                list(tensor_claims(encoding, str(number), dims, placement))
+            assert refute("nothing", z3.BoolVal(False), encoding.given, encoding.sizes).model is not None
