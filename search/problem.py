@@ -157,17 +157,18 @@ class _Build:
             for position, name in enumerate(node.inputs):
                 if name not in self.constants:
                     readers[name].append((variable, position))
+        outputs = dict.fromkeys(name for _, name in self.graph.outputs)
+        for name in outputs:
+            if name not in self.constants:
+                readers.setdefault(name, [])
         for node in self.graph.leaves("parameter"):
             if node.name in readers:
                 self._add("storage", node.name, self._storage(node, readers[node.name]))
         for node in self.graph.leaves("input"):
             if node.name in readers:
                 self._add("storage", node.name, self._held(node))
-        outputs = {name for _, name in self.graph.outputs}
         for name, uses in readers.items():
             self._connect(name, uses, name in outputs)
-        for name in outputs - set(readers) - self.constants:
-            self._connect(name, [], True)
         return self.problem
 
     def _add(self, kind: str, name: str, domain: Domain | None, closure: Closure | None = None, size: int = 0) -> int:
@@ -199,12 +200,11 @@ class _Build:
         kept: tuple[int | str, ...],
         copies: bool,
     ) -> Domain:
-        everything = frozenset[str]().union(*allowed) if allowed else frozenset[str]()
+        everything = frozenset({"R"}).union(*allowed)
         domain = node_domain(
             node, operands, self.types[node.name], self.sizes, everything, self.b.compute, kept, copies
         )
-        keep = [i for i, s in enumerate(domain.splits) if all(c in allowed[a] for a, c in enumerate(s))]
-        return domain if len(keep) == len(domain) else _subset(domain, keep)
+        return _restricted(domain, allowed)
 
     def _allowed(self, node: Node, operands: Sequence[Any]) -> tuple[frozenset[str], ...]:
         """Per axis, the certified choices that the restriction leaves."""
@@ -256,13 +256,9 @@ class _Build:
         kind = self.types[node.name]
         key = ("storage", kind, per_axis, allowed)
 
-        def make() -> Domain:
-            domain = storage_domain(kind, per_axis, self.sizes, self.b.compute)
-            return _subset(
-                domain, [i for i, s in enumerate(domain.splits) if all(c in allowed[a] for a, c in enumerate(s))]
-            )
-
-        return self.b.interner.get(key, make)
+        return self.b.interner.get(
+            key, lambda: _restricted(storage_domain(kind, per_axis, self.sizes, self.b.compute), allowed)
+        )
 
     def _connect(self, name: str, uses: Sequence[tuple[int, int]], is_output: bool) -> None:
         """Edges from a tensor's producer to its readers, through a hub where there are several."""
@@ -346,6 +342,16 @@ def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list
     from shardwright.pcg.layout import S
 
     return [R, *(x for x in used if x.is_shard), *(S(d) for d, extent in enumerate(shape) if extent % size == 0)]
+
+
+def _restricted(domain: Domain, allowed: Sequence[frozenset[str]]) -> Domain:
+    """The choices that every axis allows. Where they do not divide the sizes together, the last axes stay whole."""
+    for num_axes in range(len(allowed), -1, -1):
+        axes = [*allowed[:num_axes], *([frozenset({"R"})] * (len(allowed) - num_axes))]
+        keep = [i for i, split in enumerate(domain.splits) if all(c in a for c, a in zip(split, axes, strict=True))]
+        if keep:
+            return domain if len(keep) == len(domain) else _subset(domain, keep)
+    raise AssertionError("an operator can always run whole, and a parameter be stored whole")
 
 
 def _subset(domain: Domain, keep: Sequence[int]) -> Domain:

@@ -6,8 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.search.check import check_plan
 from shardwright.search.planner import Planner, meshes
 from shardwright.search.predict import node_costs, predict
 from shardwright.search.problem import constant_nodes
@@ -85,6 +87,49 @@ def test_odd_sizes_give_a_plan_that_works(sizes: tuple[int, int, int]) -> None:
     for roles in ("data", "zero", "tensor", "free"):
         candidate = planner(4, link_bytes_per_s=FAST).solve(graph, Mesh.of(x=4), (roles,), roles)
         candidate.graph.validate()
+
+
+@pytest.mark.parametrize("roles", [("data", "data"), ("zero", "zero"), ("data", "zero"), ("tensor", "data")])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 6, 6), (6, 2, 6)])
+def test_axes_that_do_not_divide_a_size_together_leave_it_to_the_first(
+    sizes: tuple[int, int, int], roles: tuple[str, str]
+) -> None:
+    graph = mlp(*sizes)
+    plan = planner(4).plan(graph, mesh=Mesh.of(x=2, y=2), roles=roles)
+    check_plan(plan, graph)
+    if roles[0] == "data" and sizes[0] == 2:
+        assert {n.split for n in plan.graph.nodes if n.op == "linear"} == {("_0", "R")}
+
+
+@pytest.mark.parametrize("name", ["v", "w"])
+def test_a_parameter_may_be_an_output(name: str) -> None:
+    """A buffer that follows a weight; "v" is read by nobody else."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (8, 4), "float32", "x")
+    w, v = (b.leaf(n, "parameter", (4, 4), "float32", n, grad=True) for n in "wv")
+    loss = b.op("sum", b.op("linear", x, w), dims=(0, 1), keepdim=False)
+    graph = b.graph([("loss", loss), ("buffer", {"w": w, "v": v}[name])])
+    for roles in ("zero", "tensor", "free"):
+        plan = planner(2).plan(graph, mesh=Mesh.of(x=2), roles=(roles,))
+        check_plan(plan, graph)
+
+
+def test_outputs_without_gradient_leave_whole() -> None:
+    b = GraphBuilder()
+    x, w = b.leaf("x", "input", (8, 4), "float32", "x"), b.leaf("w", "parameter", (4, 4), "float32", "w", grad=True)
+    h = b.op("linear", x, w)
+    mask, still = b.op("cast", b.op("gt", h, 0), dtype="float32"), b.op("detach", h)
+    loss = b.op("sum", b.op("mul", b.op("mul", h, mask), still), dims=(0, 1), keepdim=False)
+    graph = b.graph([("loss", loss), ("buffer", still), ("mask", mask)])
+    for mesh in meshes(4):
+        check_plan(planner(4, link_bytes_per_s=FAST).plan(graph, mesh=mesh), graph)
+
+
+def test_a_loss_that_no_parameter_reaches_has_a_plan() -> None:
+    b = GraphBuilder()
+    x, w = b.leaf("x", "input", (8, 4), "float32", "x"), b.leaf("w", "parameter", (4, 4), "float32", "w", grad=True)
+    graph = b.graph([("loss", b.op("sum", x, dims=(0, 1), keepdim=False)), ("buffer", b.op("linear", x, w))])
+    check_plan(planner(4, link_bytes_per_s=FAST).plan(graph), graph)
 
 
 def test_data_parallel_splits_the_batch_and_reduces_every_gradient() -> None:
