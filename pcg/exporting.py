@@ -25,6 +25,8 @@ from torch.autograd import Function
 from shardwright.pcg.aten import find_handler
 from shardwright.pcg.errors import CaptureError
 
+# Decomposed, a recurrent layer would be a copy of its cell for every position of the sequence.
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
@@ -60,11 +62,13 @@ def export(
 @cache
 def _decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
     """How torch itself composes the operators that have no handler."""
-    table = torch.export.default_decompositions()
     return {
         op: decompose
-        for op, decompose in table.items()
-        if isinstance(op, torch._ops.OpOverload) and op._can_decompose() and find_handler(str(op)) is None
+        for op, decompose in torch.export.default_decompositions().items()
+        if isinstance(op, torch._ops.OpOverload)
+        and op._can_decompose()
+        and find_handler(str(op)) is None
+        and op._opname not in _RECURRENT
     }
 
 

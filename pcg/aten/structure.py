@@ -118,7 +118,7 @@ def select(b: GraphBuilder, x: str, dim: int, index: int) -> str:
     return reshape(b, piece, (*shape[:dim], *shape[dim + 1 :]))
 
 
-@handles("split", "split_with_sizes")
+@handles("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
 def split(b: GraphBuilder, x: str, sizes: int | Sequence[int], dim: int = 0) -> tuple[str, ...]:
     """Pieces of these sizes, or of one size with what remains at the end."""
     dim = dimension(b, x, dim)

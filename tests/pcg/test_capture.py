@@ -351,6 +351,19 @@ def test_composite_operators_are_decomposed() -> None:
     assert gradients_agree(Composite(), BATCH)
 
 
+def test_recurrent_layers_are_not_unrolled() -> None:
+    class Recurrent(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.cell = nn.LSTM(4, 3), nn.LSTMCell(3, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.cell(self.inner(x)[0])[0].sum()
+
+    graph = capture(Recurrent(), BATCH).graph
+    assert [n.attr("target") for n in graph.nodes if n.op == OPAQUE] == ["aten.lstm.input"]
+
+
 def test_random_operators_without_a_row_are_drawn_each_time() -> None:
     class Noisy(Small):
         def forward(self, x: Tensor) -> Any:

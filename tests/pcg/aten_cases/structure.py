@@ -104,6 +104,8 @@ STRUCTURE: dict[str, list[Case]] = {
         case(lambda x: x.chunk(5), real(3)),
         case(lambda x: x.split(3), real(0, 2)),
     ],
+    "unsafe_split": [case(lambda x: x.unsafe_split(2), real(5, 3)), case(lambda x: x.unsafe_chunk(2, -1), real(2, 4))],
+    "unsafe_split_with_sizes": [case(lambda x: x.unsafe_split_with_sizes([1, 3, 1]), real(5, 3))],
     "split_with_sizes": [
         case(lambda x: x.split([1, 3, 1]), real(5, 3)),
         case(lambda x: x.split([2, 0, 2], -1), real(3, 4)),
