@@ -70,6 +70,8 @@ def quality(plan: Plan) -> str:
     """How far the plan can be from the best one, as proven by the search for plans without rewrites."""
     report = plan.report
     searched = f"by the cost model; {plural(report.num_meshes, 'mesh', 'meshes')} searched in {seconds(report.seconds)}"
+    if not fits(plan):
+        return f"no plan within memory was found; this is the smallest, {searched}"
     if report.bound_s <= 0:
         return f"no bound was proven; {searched}"
     gap = plan.prediction.step_s / report.bound_s - 1

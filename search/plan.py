@@ -47,7 +47,8 @@ class Rewrite:
 class SearchReport:
     """How the plan was found.
 
-    `bound_s` is a proven lower bound of the step time of every plan without rewrites over the space that was searched.
+    `bound_s` is a proven lower bound of the step time of every plan within memory and without rewrites over the space
+    that was searched, as the search's model has it (`search.problem`).
     """
 
     seconds: float

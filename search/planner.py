@@ -94,15 +94,20 @@ class Planner:
         restrict = None if set(roles) == {FREE} else role_restriction(graph, roles, mesh.sizes)
         problem = builder.build(graph, restrict, blocked=self._blocked_choices(graph))
         problem.mesh = mesh
-        limit = self.limit_bytes
-        tries = 0
-        while True:
+        best: Candidate | None = None
+        limit: float = self.limit_bytes
+        for _ in range(_MEMORY_TRIES):
             solution, bound_s, feasible, price = _within_memory(problem, eliminator, limit, cutoff_s)
+            if best is not None:
+                bound_s = best.bound_s  # that of the true limit
             found = self._finish(problem, solution, name, bound_s, price)
-            tries += 1
-            if found.fits or not feasible or bound_s >= cutoff_s or tries == _MEMORY_TRIES:
-                return found
-            limit -= found.prediction.memory.total_bytes - self.limit_bytes  # what only the finished graph shows
+            best = found if best is None else min(best, found, key=_rank)
+            only_in_the_graph = found.prediction.memory.total_bytes - _kept_bytes(problem, solution)
+            limit = self.limit_bytes - only_in_the_graph
+            if best.fits or not feasible or bound_s >= cutoff_s or limit <= 0:
+                break
+        assert best is not None
+        return best
 
     def _builder(self, mesh: Mesh) -> tuple[ProblemBuilder, Eliminator]:
         """One for all meshes of these sizes: the names of the axes play no part."""
@@ -158,11 +163,12 @@ class Planner:
             found.append(self.solve(graph, candidate_mesh, own_roles, name, min(known, default=INFINITY)))
             self.progress(f"mesh {candidate_mesh}: {found[-1].prediction.step_s * 1e3:.1f} ms")
         pool = found if roles is not None or mesh is not None else [*found, *alternatives]
-        best, rewrites = self._rewritten(graph, min(pool, key=_rank), roles)
+        plain = min(pool, key=_rank)
+        best, rewrites = self._rewritten(graph, plain, roles)
         report = SearchReport(
             round(time.perf_counter() - start, 3),
             len(tried),
-            min(c.bound_s for c in found),
+            min(plain.prediction.step_s, *(c.bound_s for c in found)),
             self.limit_bytes,
             tuple(rewrites),
         )

@@ -2,10 +2,11 @@
 
     operator ──result──▶ [hub] ──resharding──▶ operator ...        parameter's storage ──▶ operator
 
-One variable per operator and per stored parameter; a *hub* variable per tensor with several readers, so that a shared
-resharding is paid once. The sum of own costs and of edge costs is the plan's cost: the model is exact for it. Nodes
-that no parameter reaches (masks, positions) are not variables: they are computed in whatever layout their readers
-want.
+One variable per operator and per stored parameter; a *hub* variable per tensor with several readers, so that a
+resharding that they share is paid once. The sum of own costs and of edge costs is the plan's cost, with one exception:
+where several readers want the same layout and it is not the hub's, the model pays for it once each, the plan once in
+all. Nodes that no parameter reaches (masks, positions) are not variables: they are computed in whatever layout their
+readers want.
 
 Everything is interned by what it depends on, so equal blocks share their tables, and work done on one is done for all.
 """

@@ -8,9 +8,11 @@ import pytest
 
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
-from shardwright.search.planner import Planner, meshes
+from shardwright.search.explain import quality
+from shardwright.search.planner import Planner, _within_memory, meshes
 from shardwright.search.predict import node_costs, predict
 from shardwright.search.problem import constant_nodes
 from tests.search.graphs import cluster, every_choice, mlp
@@ -87,6 +89,56 @@ def test_odd_sizes_give_a_plan_that_works(sizes: tuple[int, int, int]) -> None:
     for roles in ("data", "zero", "tensor", "free"):
         candidate = planner(4, link_bytes_per_s=FAST).solve(graph, Mesh.of(x=4), (roles,), roles)
         candidate.graph.validate()
+
+
+def with_buffer(num_elements: int) -> Graph:
+    """An MLP whose input is scaled by the sum of a buffer, which the solver does not count: only the graph shows it."""
+    b = GraphBuilder()
+    x, table = b.leaf("x", "input", (64, 64), "float32", "x"), b.leaf("t", "buffer", (num_elements,), "float32", "t")
+    x = b.op("mul", x, b.op("sum", table, dims=(0,), keepdim=False))
+    for i in range(3):
+        x = b.op("relu", b.op("linear", x, b.leaf(f"w{i}", "parameter", (64, 64), "float32", f"w{i}", grad=True)))
+    return b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False))])
+
+
+def test_what_only_the_finished_graph_shows_is_made_room_for() -> None:
+    """And the bound stays that of the true limit."""
+    graph = with_buffer(20_000)
+    needed = planner(4, link_bytes_per_s=SLOW).plan(graph).prediction.memory.total_bytes
+    tight = planner(4, link_bytes_per_s=SLOW, memory_bytes=int(needed * 0.95))
+    candidate = tight.solve(graph, Mesh.of(x=4), ("free",), "test")
+    assert candidate.fits
+    problem, _, _ = candidate.solved
+    _, eliminator = tight._builder(Mesh.of(x=4))
+    limit = tight.limit_bytes
+    assert candidate.bound_s == _within_memory(problem, eliminator, limit, float("inf"))[1]
+
+
+def test_where_buffers_alone_are_too_large_the_smallest_plan_is_returned() -> None:
+    graph = with_buffer(10**6)
+    small = planner(4, link_bytes_per_s=SLOW, memory_bytes=10**6).plan(graph)
+    free = planner(4, link_bytes_per_s=SLOW).plan(graph)
+    assert small.prediction.memory.total_bytes > small.report.limit_bytes
+    assert small.prediction.memory.total_bytes <= free.prediction.memory.total_bytes
+    assert small.report.bound_s <= small.prediction.step_s
+    assert quality(small).startswith("no plan within memory was found; this is the smallest")
+
+
+def test_a_bound_is_never_above_a_plan_that_shares_more_than_the_model_knows() -> None:
+    """Two readers want the shard, two the whole: the model pays for one of them twice, the plan once."""
+    b = GraphBuilder()
+    x, w = b.leaf("x", "input", (8, 8), "float32", "x"), b.leaf("w", "parameter", (8, 8), "float32", "w", grad=True)
+
+    def opaque(name: str) -> str:
+        return b.op("opaque", name, target="my.op", shape=(8, 8), dtype="float32")
+
+    h = b.op("linear", x, w)
+    h = b.op("add", b.op("add", b.op("exp", h), b.op("tanh", h)), b.op("add", opaque(h), opaque(h)))
+    graph = b.graph([("loss", b.op("sum", h, dims=(0, 1), keepdim=False))])
+    search = planner(4, link_bytes_per_s=1e6)
+    assert (one := search.solve(graph, Mesh.of(x=4), ("data",), "")).bound_s > one.prediction.step_s
+    plan = search.plan(graph, mesh=Mesh.of(x=4), roles=("data",))
+    assert plan.report.bound_s == plan.prediction.step_s
 
 
 @pytest.mark.parametrize("roles", [("data", "data"), ("zero", "zero"), ("data", "zero"), ("tensor", "data")])
