@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.cost.compute import Compute
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts
-from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, local_shape, shard_order
+from shardwright.pcg.layout import Layout, Layouts, R, S, local_shape, shard_order
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
@@ -130,6 +130,10 @@ def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) ->
     return prod(local_shape(tensor.shape, layouts, sizes)) * ITEM_BYTES[tensor.dtype]
 
 
+LOOKUPS = ("embedding", "embedding_bag", "index", "gather")
+"""Operators that pick some of a table's entries, whatever the size of the table."""
+
+
 class NodeCost:
     """Time and kept bytes of one operator under each of its choices."""
 
@@ -146,12 +150,11 @@ class NodeCost:
         self.operands, self.result, self.sizes = operands, result, sizes
         self.compute, self.kept = compute, kept
         self.row = ROWS[node.op] if node.op != OPAQUE else None
-        attrs = dict(node.attrs)
-        self.flops = (
-            self.row.flops(self.row.signature([t.shape for t in operands], attrs))
-            if self.row
-            else float(result.num_elements)
-        )
+        self.is_lookup = self.row is not None and self.row.name in LOOKUPS
+        if self.row is None or self.is_lookup:
+            self.flops = float(result.num_elements)
+        else:
+            self.flops = self.row.flops(self.row.signature([t.shape for t in operands], dict(node.attrs)))
         self.moves_data = self.row is None or not self.row.view or copies
         floats = [t.dtype for t in (*operands, result) if is_float(t.dtype)]
         self.dtype = floats[-1] if floats else "float32"
@@ -163,18 +166,16 @@ class NodeCost:
         if not self.moves_data:
             return passes * self.compute.device.op_overhead_s / 2
         degree = prod(size for size, choice in zip(self.sizes, split, strict=True) if not is_whole(choice))
-        num_bytes = local_bytes(self.result, result, self.sizes)
-        num_bytes += sum(self._read_bytes(t, n) for t, n in zip(self.operands, needs, strict=True))
+        returned = local_bytes(self.result, result, self.sizes)
+        num_bytes = returned + sum(self._read_bytes(t, n, returned) for t, n in zip(self.operands, needs, strict=True))
         if self.row and self.row.random:  # every device draws the mask of the whole tensor
             degree, num_bytes = 1, num_bytes + 2 * self.result.num_bytes
         return passes * float(self.compute.time_s(self.flops / degree, num_bytes, self.dtype))
 
-    def _read_bytes(self, operand: TensorType, layouts: Layouts) -> float:
+    def _read_bytes(self, operand: TensorType, layouts: Layouts, returned: float) -> float:
         """A lookup reads what it returns, not its whole table."""
         read = local_bytes(operand, layouts, self.sizes)
-        if self.row and self.row.name in ("embedding", "embedding_bag", "index", "gather"):
-            return min(read, float(self.result.num_bytes))
-        return read
+        return min(read, returned) if self.is_lookup else read
 
     def kept_bytes(self, needs: tuple[Layouts, ...], result: Layouts) -> float:
         total = 0.0
@@ -213,6 +214,3 @@ def storage_domain(
         trained * ADAM_TRAFFIC_PER_BYTE / compute.device.memory_bytes_per_s,
         sharded + trained * (ADAM_BYTES_PER_BYTE - 1),
     )
-
-
-__all__ = ["C", "Certified", "Domain", "P", "axis_options", "local_bytes", "node_domain", "storage_domain"]

@@ -6,10 +6,9 @@ a node is the same node of sliced operands wherever its factor string allows, do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwright.pcg.graph import OPAQUE, Graph, Node, fits, infer, make_attrs
+from shardwright.pcg.graph import OPAQUE, Graph, Node, infer, make_attrs
 from shardwright.pcg.layout import C, Layout, Layouts, R, innermost, shard_order
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARTITION
@@ -202,8 +201,3 @@ def _can_slice(have: Layouts, need: Layouts) -> bool:
 
 def _with_layouts(node: Node, layouts: Layouts) -> Node:
     return replace(node, attrs=tuple((k, tuple(map(str, layouts)) if k == "layouts" else v) for k, v in node.attrs))
-
-
-def readable(operand: TensorType, needs: Sequence[Layout]) -> bool:
-    """Whether an operand can be read in these layouts as it is."""
-    return all(fits(operand, axis, need) for axis, need in enumerate(needs))

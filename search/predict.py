@@ -17,7 +17,7 @@ from shardwright.cost.memory import Memory, adam_bytes
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
 from shardwright.search.domain import ADAM_TRAFFIC_PER_BYTE, NodeCost
-from shardwright.search.problem import constant_nodes, copies_data
+from shardwright.search.problem import constant_nodes, copies_data, saved_by
 from shardwright.search.reshard import Move, MoveCosts, TensorClass, is_move
 
 
@@ -184,9 +184,9 @@ def _kept_activations(graph: Graph) -> int:
         row = ROWS.get(node.op)
         aliases = node.op == "replicate" or (row is not None and row.view and not copies_data(graph, node))
         roots[node.name] = roots[node.inputs[0]] if aliases else node.name
-        if row is None or not graph.types[node.name].grad:
+        if node.is_leaf or node.is_parallel or not graph.types[node.name].grad:
             continue
-        for item in row.saves:
+        for item in saved_by(node):
             name = roots[node.inputs[item]] if isinstance(item, int) else node.name
             if name in constants or name in stored or graph.by_name[name].is_leaf:
                 continue

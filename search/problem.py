@@ -23,7 +23,7 @@ import numpy as np
 from shardwright.cost.cluster import Cluster
 from shardwright.cost.compute import Compute
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.layout import Layout, Layouts, R
+from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.search.blocks import blocked_choices
@@ -101,8 +101,19 @@ def constant_nodes(graph: Graph) -> frozenset[str]:
 
 
 def copies_data(graph: Graph, node: Node) -> bool:
-    """Whether a view has to copy: a reshape of something that is not contiguous."""
-    return node.op == "reshape" and graph.by_name[node.inputs[0]].op in ("permute", "expand", "slice")
+    """Whether a view has to copy: a reshape of something that is not contiguous, moved or not in between."""
+    if node.op != "reshape":
+        return False
+    source = graph.by_name[node.inputs[0]]
+    while source.is_parallel:
+        source = graph.by_name[source.inputs[0]]
+    return source.op in ("permute", "expand", "slice")
+
+
+def saved_by(node: Node) -> tuple[int | str, ...]:
+    """What a differentiated operator keeps for backward, as `Row.saves`; one that is not known, everything it sees."""
+    row = ROWS.get(node.op)
+    return row.saves if row is not None else (*range(len(node.inputs)), "result")
 
 
 class ProblemBuilder:
@@ -187,7 +198,7 @@ class _Build:
         copies = copies_data(self.graph, node)
         view = row is not None and row.view and not copies
         self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
-        kept = tuple(self._charges(node, row.saves if row and self.types[node.name].grad else ()))
+        kept = tuple(self._charges(node, saved_by(node) if self.types[node.name].grad else ()))
         allowed = self._allowed(node, operands)
         attrs = tuple(a for a in node.attrs if a[0] != "seed")
         key = ("domain", node.op, attrs, tuple(operands), kept, copies, allowed)
@@ -340,8 +351,6 @@ class _Build:
 
 
 def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list[Layout]:
-    from shardwright.pcg.layout import S
-
     return [R, *(x for x in used if x.is_shard), *(S(d) for d, extent in enumerate(shape) if extent % size == 0)]
 
 

@@ -1,0 +1,58 @@
+"""What operators cost and keep, from parallel graphs written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.text import parse_graph
+from shardwright.search.planner import Planner
+from shardwright.search.predict import node_costs, predict_memory
+from tests.search.graphs import cluster, every_choice
+
+
+def test_reshaping_what_was_transposed_copies_wherever_it_was_in_between() -> None:
+    graph = parse_graph("""
+    mesh [x=2]
+    %w = parameter() {dtype='float32', grad=True, layouts=('S(0)',), shape=(8, 4, 6), target='w'}
+    %t = permute(%w) split(x=d0) {dims=(1, 0, 2)}
+    %m = combine(%t) {axis='x'}
+    %r = reshape(%m) split(x=R) {shape=(32, 6)}
+    %s = sum(%r) split(x=R) {dims=(0, 1), keepdim=False}
+    outputs loss=%s
+    """).validate()
+    device = cluster(2).device
+    copied_s = 2 * (2 * 8 * 4 * 6 * 4 / device.memory_bytes_per_s + device.op_overhead_s)
+    assert node_costs(graph, cluster(2))["r"].compute_s == pytest.approx(copied_s)
+
+
+def with_opaque() -> Graph:
+    b = GraphBuilder()
+    x, w = b.leaf("x", "input", (8, 4), "float32", "x"), b.leaf("w", "parameter", (4, 4), "float32", "w", grad=True)
+    odd = b.op("opaque", b.op("linear", x, w), target="my.op", shape=(8, 4), dtype="float32")
+    return b.graph([("loss", b.op("sum", odd, dims=(0, 1), keepdim=False))])
+
+
+def test_an_unknown_operator_keeps_what_it_reads_and_gives() -> None:
+    candidate = Planner(cluster(1), every_choice).solve(with_opaque(), Mesh.of(x=1), ("free",), "test")
+    problem, solution, _ = candidate.solved
+    kept = problem.kept_bytes[problem.index["node", next(n.name for n in problem.graph.nodes if n.op == "opaque")]]
+    assert kept[solution.choices[0]] == 2 * 8 * 4 * 4
+    assert predict_memory(candidate.graph).activations_bytes == 2 * 8 * 4 * 4
+
+
+def test_a_lookup_costs_what_it_returns_whatever_its_table() -> None:
+    b = GraphBuilder()
+    ids = b.leaf("ids", "input", (8, 4), "int64", "ids")
+    table = b.leaf("table", "parameter", (1024, 64), "float32", "table", grad=True)
+    h = b.op("embedding", table, ids, padding_idx=-1)
+    graph = b.graph([("loss", b.op("sum", h, dims=(0, 1, 2), keepdim=False))])
+    name = next(n.name for n in graph.nodes if n.op == "embedding")
+    for size in (1, 4):
+        search = Planner(cluster(size), every_choice)
+        planned = search.solve(graph, Mesh.of(dp=size), ("data",), "test").graph
+        device, returned, ids_bytes = search.cluster.device, 8 * 4 * 64 * 4 / size, 8 * 4 * 8 / size
+        expected_s = 2 * ((2 * returned + ids_bytes) / device.memory_bytes_per_s + device.op_overhead_s)
+        assert node_costs(planned, search.cluster)[name].compute_s == pytest.approx(expected_s)
