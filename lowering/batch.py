@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path
 
+from shardwright.lowering import private
 from shardwright.lowering.launch import Ranks
-from shardwright.lowering.storage import local_part
+from shardwright.lowering.movement import take
+from shardwright.lowering.storage import slices
 from shardwright.pcg.errors import BatchError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, format_layouts
@@ -50,7 +51,7 @@ def flatten(batch: Mapping[str, Any]) -> dict[str, Any]:
     """The batch's leaves by dotted key."""
     return {
         ".".join(str(getattr(p, "key", getattr(p, "idx", p))) for p in path): value
-        for path, value in tree_flatten_with_path(dict(batch))[0]
+        for path, value in private.tree_flatten_with_path(dict(batch))[0]
     }
 
 
@@ -60,6 +61,8 @@ class BatchCheck:
     def __init__(self, inputs: Mapping[str, Input], options: Mapping[str, Any], ranks: Ranks) -> None:
         self.inputs = {item.key: item.type for item in inputs.values()}
         self.options, self.ranks = dict(options), ranks
+        self.slices = {key: slices(kind.shape, kind.layouts, ranks) for key, kind in self.inputs.items()}
+        self.dtypes: dict[str, torch.dtype] = {key: getattr(torch, kind.dtype) for key, kind in self.inputs.items()}
 
     @property
     def layouts(self) -> dict[str, Layouts]:
@@ -90,15 +93,16 @@ class BatchCheck:
         return batch
 
     def _part(self, key: str, kind: TensorType, value: object) -> Tensor:
-        mesh = self.ranks.mesh
+        mesh, dtype = self.ranks.mesh, self.dtypes[key]
         if not isinstance(value, Tensor):
             raise BatchError(f"batch: {key!r} is a {type(value).__name__}, expected a tensor {kind.erased()}")
-        dtype = getattr(torch, kind.dtype)
         if value.dtype != dtype:
             raise BatchError(f"batch: {key!r} has dtype {value.dtype}, expected {dtype}; cast it with .to({dtype})")
-        if tuple(value.shape) == kind.shape:
-            return local_part(value.to(self.ranks.device, non_blocking=True), kind.layouts, self.ranks)
-        if tuple(value.shape) == kind.local_shape(mesh):
+        if value.shape == kind.shape:
+            for axis, dim, blocks in self.slices[key]:
+                value = take(value, axis, dim, blocks)
+            return value.to(self.ranks.device, non_blocking=True)
+        if value.shape == kind.local_shape(mesh):
             return value.to(self.ranks.device, non_blocking=True)
         own = f", or this rank's shard {list(kind.local_shape(mesh))} ({format_layouts(kind.layouts, mesh)})"
         raise BatchError(

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_iter
 
 from shardwright.lowering import private
 
@@ -28,7 +27,7 @@ Run = tuple[int, int, int]
 
 def make_checkpointable(state: State) -> State:
     """Prepare a state dict, of a model or of its optimizer, for `torch.distributed.checkpoint`; returns it."""
-    for value in tree_iter(state):
+    for value in private.tree_iter(state):
         if isinstance(value, DTensor) and any(private.is_strided(p) for p in value.placements):
             _attach(value)
     return state

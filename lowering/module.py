@@ -17,7 +17,7 @@ from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import Share
 from shardwright.lowering.checkpoint import make_checkpointable
-from shardwright.lowering.collectives import finish_sum, reduce, start_sum
+from shardwright.lowering.collectives import reduce
 from shardwright.lowering.emit import emit, find_outside
 from shardwright.lowering.late import LOSS, sink_reductions
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
@@ -135,11 +135,16 @@ class ParallelModule(nn.Module):
         """
         summand = self._forward(batch)
         try:
-            total = None if self._loss_axis is None else start_sum(summand, self._loss_axis)
+            total, work = summand.detach(), None
+            if self._loss_axis is not None and self._loss_axis.group is not None:
+                total = total.clone()
+                work = dist.all_reduce(total, group=self._loss_axis.group, async_op=True)
             summand.backward()
-            return summand.detach() if total is None else finish_sum(total)
+            if work is not None:
+                work.wait()
         except RuntimeError as error:
             raise _blame(error, "backward") from error
+        return total
 
     def _forward(self, batch: Mapping[str, Any]) -> Tensor:
         """The loss, or this rank's summand of it."""

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
+from torch.utils._pytree import tree_flatten_with_path, tree_iter
 
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
@@ -35,6 +36,8 @@ __all__ = [
     "spec_of",
     "start_all_reduce",
     "strided_shard",
+    "tree_flatten_with_path",
+    "tree_iter",
     "unwrap",
     "wait",
     "wrap",

@@ -41,6 +41,8 @@ class _Unit:
         self.axis, self.members = axis, list(members)
         self.packed = len(self.members) > 1 or _num_bytes(self.members[0]) < LARGE_BYTES
         self.home = self._flat() if self.packed else None
+        views = self.home[1] if self.home is not None else []
+        self.at_home = [held.wrap(view) for held, view in zip(self.members, views, strict=bool(views))]
         self.reset()
 
     def reset(self) -> None:
@@ -71,9 +73,10 @@ class _Unit:
 
     def finish(self) -> None:
         self.work.wait()
-        for held, gradient, arrived in zip(self.members, self.views, self.arrived, strict=True):
+        own = self.at_home if self.home is not None and self.buffer is self.home[0] else [None] * len(self.members)
+        for held, gradient, wrapped, arrived in zip(self.members, self.views, own, self.arrived, strict=True):
             if arrived:
-                held.accept_gradient(gradient)
+                held.accept_gradient(gradient, wrapped)
 
     def _pack(self, gradients: Sequence[Tensor | None]) -> None:
         """Into the bucket's own memory, unless gradients that the user still holds lie in it."""
@@ -114,9 +117,10 @@ class Reducer:
 
     def watch(self, loss: Tensor) -> None:
         """Be told when the backward from `loss` begins; forget one that did not end."""
-        self._forget()
-        for held in self.held.values():
-            held.inside.grad = None
+        if self.running:
+            self._forget()
+            for held in self.held.values():
+                held.inside.grad = None
         if loss.requires_grad:
             loss.register_hook(lambda gradient: self._begin())
 

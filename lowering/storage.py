@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard as ShardPlacement
 
 from shardwright.lowering import private
 from shardwright.lowering.launch import Ranks
-from shardwright.lowering.movement import take
+from shardwright.lowering.movement import Axis, take
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.layout import Layouts, format_layouts, local_shape, shard_order
 from shardwright.pcg.mesh import Mesh
@@ -37,12 +37,17 @@ def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:
     return tuple(found) or (Replicate(),)
 
 
+def slices(shape: tuple[int, ...], layouts: Layouts, ranks: Ranks) -> list[tuple[Axis, int, int]]:
+    """The slices (axis, dim, blocks) that lead from a logical tensor of this shape to this rank's part."""
+    steps = shard_order(shape, layouts, ranks.mesh.sizes)
+    assert not isinstance(steps, str), steps
+    return [(ranks.axes[axis], dim, blocks) for axis, dim, blocks in steps]
+
+
 def local_part(whole: Tensor, layouts: Layouts, ranks: Ranks) -> Tensor:
     """This rank's part of a logical tensor."""
-    steps = shard_order(tuple(whole.shape), layouts, ranks.mesh.sizes)
-    assert not isinstance(steps, str), steps
-    for axis, dim, blocks in steps:
-        whole = take(whole, ranks.axes[axis], dim, blocks)
+    for axis, dim, blocks in slices(tuple(whole.shape), layouts, ranks):
+        whole = take(whole, axis, dim, blocks)
     return whole
 
 
@@ -75,14 +80,18 @@ class Held:
         with torch.no_grad():
             self.inside.detach().copy_(local_part(value, self.layouts, ranks))
 
-    def accept_gradient(self, gradient: Tensor) -> None:
-        """Add this rank's part of the gradient to `outside.grad`, laid out as the parameter is."""
-        if gradient.shape != self.inside.shape:
-            raise AssertionError(f"{self.name}: gradient part {list(gradient.shape)} of {list(self.inside.shape)}")
+    def wrap(self, part: Tensor) -> Tensor:
+        """A part of this parameter's shape as a DTensor that is laid out as the parameter is."""
+        if part.shape != self.inside.shape:
+            raise AssertionError(f"{self.name}: a part {list(part.shape)}, expected {list(self.inside.shape)}")
+        return private.wrap(part, private.spec_of(self.outside))
+
+    def accept_gradient(self, part: Tensor, wrapped: Tensor | None = None) -> None:
+        """Add this rank's part of the gradient to `outside.grad`; `wrapped`, if given, is the same as a DTensor."""
         if self.outside.grad is None:
-            self.outside.grad = private.wrap(gradient, private.spec_of(self.outside))
+            self.outside.grad = self.wrap(part) if wrapped is None else wrapped
         else:
-            private.unwrap(self.outside.grad).add_(gradient)
+            private.unwrap(self.outside.grad).add_(part)
 
 
 def hold_parameter(value: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
