@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import Share
 from shardwright.lowering.checkpoint import make_checkpointable
+from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.emit import emit, find_outside
 from shardwright.lowering.late import LOSS, sink_reductions
@@ -175,12 +176,7 @@ class ParallelModule(nn.Module):
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; returns the norm that they had."""
-        held = [h for h in _unique(self._held.values()) if h.outside.grad is not None]
-        gradients = [private.unwrap(h.outside.grad) for h in held if h.outside.grad is not None]
-        total = _global_norm(held, gradients, norm_type, self.ranks)
-        if gradients:
-            private.scale_(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
-        return total
+        return clip_gradients(list({id(h): h for h in self._held.values()}.values()), self.ranks, max_norm, norm_type)
 
     # ---- what users look at ----
 
@@ -255,25 +251,6 @@ def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
         f"rank {dist.get_rank()} of {dist.get_world_size()}: a collective failed in {phase}: {text.strip()}; "
         "another rank has probably failed or is stuck, see its output"
     )
-
-
-def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ranks: Ranks) -> Tensor:
-    """The norm over all elements of all gradients; each shard counts once, however many ranks hold a copy."""
-    if not gradients:
-        return torch.zeros((), device=ranks.device)
-    norms = private.norms(gradients, norm_type).float()
-    if norm_type == float("inf"):
-        total = norms.max()
-        dist.all_reduce(total, dist.ReduceOp.MAX)
-        return total
-    mine = [all(x.is_shard or axis.rank == 0 for x, axis in zip(h.layouts, ranks.axes, strict=True)) for h in held]
-    total = (norms**norm_type * torch.tensor(mine, device=norms.device)).sum()
-    dist.all_reduce(total)
-    return total ** (1.0 / norm_type)
-
-
-def _unique(held: Iterable[Held]) -> list[Held]:
-    return list({id(h): h for h in held}.values())
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

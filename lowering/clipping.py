@@ -1,0 +1,38 @@
+"""Clipping by the global norm, on the ranks' own parts: a DTensor operation for each gradient would cost far more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.lowering import private
+from shardwright.lowering.launch import Ranks
+from shardwright.lowering.storage import Held
+
+
+def clip_gradients(parameters: Sequence[Held], ranks: Ranks, max_norm: float, norm_type: float) -> Tensor:
+    """Scale all gradients so that their global norm is at most `max_norm`; returns the norm that they had."""
+    held = [h for h in parameters if h.outside.grad is not None]
+    gradients = [private.unwrap(h.outside.grad) for h in held if h.outside.grad is not None]
+    total = _global_norm(held, gradients, norm_type, ranks)
+    if gradients:
+        private.scale_(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
+    return total
+
+
+def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ranks: Ranks) -> Tensor:
+    """The norm over all elements of all gradients; each shard counts once, however many ranks hold a copy."""
+    if not gradients:
+        return torch.zeros((), device=ranks.device)
+    norms = private.norms(gradients, norm_type).float()
+    if norm_type == float("inf"):
+        total = norms.max()
+        dist.all_reduce(total, dist.ReduceOp.MAX)
+        return total
+    mine = [all(x.is_shard or axis.rank == 0 for x, axis in zip(h.layouts, ranks.axes, strict=True)) for h in held]
+    total = (norms**norm_type * torch.tensor(mine, device=norms.device)).sum()
+    dist.all_reduce(total)
+    return total ** (1.0 / norm_type)
