@@ -74,6 +74,13 @@ def test_another_models_plan_names_both_fingerprints_and_the_difference() -> Non
         assert part in str(error.value)
 
 
+def test_the_same_computation_under_other_names_is_told() -> None:
+    graph = mlp()
+    renamed = tuple(replace(n, name=f"n.{n.name}", inputs=tuple(f"n.{i}" for i in n.inputs)) for n in graph.nodes)
+    with pytest.raises(PlanError, match="which computes the same in another order or under other names; plan for"):
+        check_plan(planned(graph), Graph(renamed, (("loss", f"n.{graph.outputs[0][1]}"),)))
+
+
 def test_a_parameter_frozen_since_is_told() -> None:
     graph = mlp()
     frozen = replace(
