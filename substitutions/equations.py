@@ -1,26 +1,36 @@
-"""Algebraic rules: named equations between serial terms, as data.
+"""Equations: rules that say that two terms are equal, as data.
 
     [slice_of_linear]
     slice(linear(x, w), dim=len(b), start=s, stop=t, step=1) = linear(x, slice(w, dim=0, start=s, stop=t, step=1))
         for x: *b i, w: o i
 
 A rule is used from left to right; its converse is another rule where it is useful. Several roots (separated by `;`)
-are replaced together. Sizes are symbolic; `where` conditions must hold besides. What a rule says is proven in
-`verifier/equations.py`; the catalogue is in `substitutions/catalogue.py`.
+are replaced together. Sizes are symbolic; `where` conditions must hold besides.
+
+A **serial** rule has no mesh axes. A **placement** rule has: every variable has a layout per axis, and its terms hold
+parallel operators. Both sides then have one type and one erasure:
+
+    [split_the_sum]
+    linear(combine(x, axis=a), combine(w, axis=a)) = reduce(linear(x, w), axis=a)
+        for x: m i in S(1), w: o i in S(1)
+
+Attributes are those of the logical operator; what a device computes with follows from its row (`Row.localize`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.parallel import PARALLEL_OPS, PARTITION
 from shardwright.substitutions.expressions import Expression, expression
-from shardwright.substitutions.terms import Apply, Dims, Term, Variable, parse_term, subterms
+from shardwright.substitutions.placement import Placement
+from shardwright.substitutions.terms import Apply, Dims, Term, Variable, erase, parse_term, subterms
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,9 @@ class Equation:
     right       what each root is replaced by
     guard       conditions on sizes and attributes
     moves       only data moves: both sides are equal bit for bit, not just over the reals
+    axes        the mesh axes of a placement rule; none for a serial rule
+    layouts     the layouts of every variable of a placement rule, one per axis
+    parameters  sizes that the left side does not bind: whoever applies the rule chooses them, as the guard allows
     """
 
     name: str
@@ -41,9 +54,13 @@ class Equation:
     right: tuple[Term, ...]
     guard: tuple[Expression, ...] = ()
     moves: bool = False
+    axes: tuple[str, ...] = ()
+    layouts: tuple[tuple[str, tuple[Placement, ...]], ...] = ()
+    parameters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"rule {self.name!r}"
+        self._check_layouts(where)
         if len(self.left) != len(self.right) or not self.left:
             raise RuleError(
                 f"{where}: {len(self.left)} roots on the left, {len(self.right)} on the right; give as many"
@@ -58,21 +75,62 @@ class Equation:
             if side == "left" and declared - used:
                 raise RuleError(f"{where}: variable {min(declared - used)!r} does not occur on the left")
         free = self._names(self.right) | {name for g in self.guard for name in g.names}
-        unbound = free - self.bound
+        unbound = free - self.bound - set(self.parameters)
         if unbound:
             raise RuleError(f"{where}: {min(unbound)!r} is not bound by the left side")
+
+    def _check_layouts(self, where: str) -> None:
+        """Every variable has a layout for every axis, and parallel operators move along these axes."""
+        given, declared = dict(self.layouts), {name for name, _ in self.variables}
+        if self.axes and declared != set(given):
+            odd = min(declared ^ set(given))
+            raise RuleError(f"{where}: layouts: {odd!r} has {'no layout' if odd in declared else 'no dims'}")
+        for name, placements in self.layouts:
+            if len(placements) != len(self.axes):
+                raise RuleError(
+                    f"{where}: layouts: {name!r} has {len(placements)} for the axes ({', '.join(self.axes)}); "
+                    "give one per axis"
+                )
+        for term in (t for root in (*self.left, *self.right) for t in subterms(root)):
+            if isinstance(term, Apply) and term.op in PARALLEL_OPS:
+                self._check_parallel(where, term)
+
+    def _check_parallel(self, where: str, term: Apply) -> None:
+        attrs, wanted = dict(term.attrs), {"axis"} | ({"dim"} if term.op == PARTITION else set())
+        if not wanted <= set(attrs) <= wanted | ({"blocks"} if term.op == PARTITION else set()):
+            raise RuleError(f"{where}: {term}: expected the attributes {', '.join(sorted(wanted))}")
+        if str(attrs["axis"]) not in self.axes:
+            raise RuleError(f"{where}: {term} moves along {attrs['axis']}, which is not among axes {list(self.axes)}")
+        if len(term.operands) != 1:
+            raise RuleError(f"{where}: {term}: a parallel operator has one operand, got {len(term.operands)}")
 
     @staticmethod
     def _names(roots: tuple[Term, ...]) -> set[str]:
         applied = [t for root in roots for t in subterms(root) if isinstance(t, Apply)]
-        return {name for term in applied for _, value in term.attrs for name in value.names}
+        return {name for term in applied for key, value in term.attrs if key != "axis" for name in value.names}
 
     @property
     def bound(self) -> frozenset[str]:
         """The sizes and attributes that a match binds."""
         sizes = {name.removeprefix("*") for _, dims in self.variables for name in dims.names}
         applied = [t for root in self.left for t in subterms(root) if isinstance(t, Apply)]
-        return frozenset(sizes | {value.name for t in applied for _, value in t.attrs if value.name is not None})
+        alone = {value.name for t in applied for key, value in t.attrs if key != "axis" and value.name is not None}
+        return frozenset(sizes | alone)
+
+    @property
+    def erased(self) -> Equation | None:
+        """The serial rule that this one is when parallel operators are dropped; None where its sides are then equal."""
+        left, right = (tuple(map(erase, side)) for side in (self.left, self.right))
+        pairs = [(a, b) for a, b in zip(left, right, strict=True) if a != b]
+        if not pairs:
+            return None
+        oriented = [(b, a) if isinstance(a, Variable) else (a, b) for a, b in pairs]
+        used = {t.name for pair in oriented for root in pair for t in subterms(root) if isinstance(t, Variable)}
+        variables = tuple((name, dims) for name, dims in self.variables if name in used)
+        return Equation(
+            self.name, variables, tuple(a for a, _ in oriented), tuple(b for _, b in oriented), self.guard, self.moves,
+            parameters=self.parameters,
+        )  # fmt: skip
 
     @cached_property
     def dims(self) -> Mapping[str, Dims]:
@@ -83,11 +141,13 @@ class Equation:
         """The rule as one line."""
         left, right = ("; ".join(map(str, roots)) for roots in (self.left, self.right))
         where = f" where {', '.join(map(str, self.guard))}" if self.guard else ""
-        return f"{left} = {right} for {', '.join(f'{n}: {d}' for n, d in self.variables)}{where}"
+        places = {name: f" in {' '.join(map(str, layouts))}" for name, layouts in self.layouts}
+        variables = ", ".join(f"{name}: {dims}{places.get(name, '')}" for name, dims in self.variables)
+        return f"{left} = {right} for {variables}{where}"
 
     def to_json(self) -> dict[str, Any]:
         """The documented JSON form (docs/proofs.md)."""
-        return {
+        data: dict[str, Any] = {
             "form": "equation",
             "name": self.name,
             "variables": {name: str(dims) for name, dims in self.variables},
@@ -96,6 +156,12 @@ class Equation:
             "guard": [str(condition) for condition in self.guard],
             "moves": self.moves,
         }
+        if self.axes:
+            data["axes"] = list(self.axes)
+            data["layouts"] = {name: [str(p) for p in placements] for name, placements in self.layouts}
+        if self.parameters:
+            data["parameters"] = list(self.parameters)
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Equation:
@@ -107,6 +173,8 @@ class Equation:
         return equation(
             name, data["variables"], ";".join(data["left"]), ";".join(data["right"]),
             guard=tuple(data.get("guard", ())), moves=bool(data.get("moves", False)),
+            axes=tuple(data.get("axes", ())), layouts=data.get("layouts", {}),
+            parameters=tuple(data.get("parameters", ())),
         )  # fmt: skip
 
     @property
@@ -117,11 +185,19 @@ class Equation:
 
     def converse(self, name: str) -> Equation:
         """The rule from right to left."""
-        return Equation(name, self.variables, self.right, self.left, self.guard, self.moves)
+        return replace(self, name=name, left=self.right, right=self.left)
 
 
 def equation(
-    name: str, variables: Mapping[str, str], left: str, right: str, guard: tuple[str, ...] = (), moves: bool = False
+    name: str,
+    variables: Mapping[str, str],
+    left: str,
+    right: str,
+    guard: tuple[str, ...] = (),
+    moves: bool = False,
+    axes: tuple[str, ...] = (),
+    layouts: Mapping[str, Sequence[str]] | None = None,
+    parameters: tuple[str, ...] = (),
 ) -> Equation:
     """A rule from its text; roots are separated by `;`."""
     try:
@@ -132,6 +208,9 @@ def equation(
             tuple(parse_term(root.strip()) for root in right.split(";")),
             tuple(map(expression, guard)),
             moves,
+            axes,
+            tuple((v, tuple(map(Placement.parse, places))) for v, places in (layouts or {}).items()),
+            parameters,
         )
     except RuleError as error:
         text = str(error)

@@ -2,8 +2,11 @@
 
     slice(linear(x, w), dim=len(b), start=s, stop=t, step=1)
 
-A term is a variable or an op-table row applied to terms, with attributes that are expressions over sizes. A variable
-has dims, written like a factor string's side: `*b i` is any number of leading dimensions, called b, and a last one, i.
+A term is a variable, or an op-table row or a parallel operator applied to terms, with attributes that are expressions
+over sizes. A variable has dims, written like a factor string's side: `*b i` is any number of leading dimensions, called
+b, and a last one, i. Parallel operators name their mesh axis, and `partition` what it cuts:
+
+    reduce(linear(partition(x, axis=a, dim=1), partition(w, axis=a, dim=1)), axis=a)
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.parallel import PARALLEL_OPS
 from shardwright.substitutions.expressions import Expression, expression
 
 
@@ -29,7 +33,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """A row of the op table applied to terms."""
+    """A row of the op table, or a parallel operator, applied to terms."""
 
     op: str
     operands: tuple[Term, ...]
@@ -41,6 +45,15 @@ class Apply:
 
 
 Term = Variable | Apply
+
+
+def erase(term: Term) -> Term:
+    """The serial term that is left when the parallel operators, which denote the identity, are dropped."""
+    if isinstance(term, Variable):
+        return term
+    if term.op in PARALLEL_OPS:
+        return erase(term.operands[0])
+    return Apply(term.op, tuple(map(erase, term.operands)), term.attrs)
 
 
 def subterms(term: Term) -> Iterator[Term]:
@@ -65,7 +78,7 @@ def _term(tree: ast.expr, text: str) -> Term:
         case ast.Name(id=name):
             return Variable(name)
         case ast.Call(func=ast.Name(id=op), args=args, keywords=keywords):
-            if op not in ROWS:
+            if op not in ROWS and op not in PARALLEL_OPS:
                 raise RuleError(f"term {text!r}: operator {op!r} has no row in the op table")
             named = [(k.arg, k.value) for k in keywords]
             if any(key is None for key, _ in named):
