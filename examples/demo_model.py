@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 VOCAB = 256
 MAX_SEQ = 256
-BATCH = 16
+BATCH = 8
 SEQ = 128
 
 _MIN_CORPUS_BYTES = 1 << 20
