@@ -4,7 +4,7 @@
 
 A term is a variable, or an op-table row or a parallel operator applied to terms, with attributes that are expressions
 over sizes. A variable has dims, written like a factor string's side: `*b i` is any number of leading dimensions, called
-b, and a last one, i. Parallel operators name their mesh axis, and `partition` what it cuts:
+b, and a last one, i; `(h d)` is one dimension of size h·d, and `1` one of size 1. Parallel operators name their mesh axis, and `partition` what it cuts:
 
     reduce(linear(partition(x, axis=a, dim=1), partition(w, axis=a, dim=1)), axis=a)
 """
@@ -12,8 +12,11 @@ b, and a last one, i. Parallel operators name their mesh axis, and `partition` w
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.optable import ROWS
@@ -45,6 +48,19 @@ class Apply:
 
 
 Term = Variable | Apply
+
+
+INDEX_OPERANDS: Mapping[str, Mapping[int, tuple[int, int]]] = {
+    "embedding": {1: (0, 0)},
+    "cross_entropy_sum": {1: (0, 1)},
+    "gather": {1: (0, -1)},
+    "index": {1: (0, -1)},
+}
+"""op -> operand -> (operand, dimension) that it indexes into; dimension -1 is the one that the attribute `dim` names.
+
+A variable at an index operand holds integers in [0, size of that dimension). Logits without a batch have their classes
+in dimension 0.
+"""
 
 
 def erase(term: Term) -> Term:
@@ -91,35 +107,105 @@ def _term(tree: ast.expr, text: str) -> Term:
             )
 
 
+_DIM = re.compile(r"\([^()]*\)|[^\s()]+|[()]")
+Sizes = dict[str, int | tuple[int, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """The dims of a variable: names of sizes, of which one may be a splice `*b`."""
+    """The dims of a variable, one entry each: names of sizes whose product is the dimension.
 
-    names: tuple[str, ...]
+        m             ("m",)         one size
+        (h d)         ("h", "d")     a product, major first
+        1             ()             the literal 1: what NumPy broadcasts
+        *b            ("*b",)        any number of dimensions; at most one entry is such a splice
+    """
+
+    entries: tuple[tuple[str, ...], ...]
 
     @classmethod
     def parse(cls, text: str) -> Dims:
-        """Read dims; a `RuleError` for anything but names with at most one splice."""
-        names = tuple(text.split())
-        if any(not name.removeprefix("*").isidentifier() for name in names):
-            raise RuleError(f"dims {text!r}: expected names such as 'm i' or '*b i'")
-        if sum(name.startswith("*") for name in names) > 1 or len(set(names)) < len(names):
+        """Read dims; a `RuleError` for anything but names, products and 1 with at most one splice."""
+        entries = tuple(_entry(token, text) for token in _DIM.findall(text))
+        names = [name.removeprefix("*") for entry in entries for name in entry]
+        if sum(name.startswith("*") for entry in entries for name in entry) > 1 or len(set(names)) < len(names):
             raise RuleError(f"dims {text!r}: at most one splice, and every name once")
-        return cls(names)
+        return cls(entries)
 
-    def bind(self, shape: tuple[int, ...]) -> dict[str, int | tuple[int, ...]] | None:
-        """The sizes that `shape` gives these names; None where it does not fit or is empty."""
-        if 0 in shape:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name, in order; a splice with its star."""
+        return tuple(name for entry in self.entries for name in entry)
+
+    @property
+    def splice(self) -> int | None:
+        """Which entry is a splice."""
+        return next((i for i, entry in enumerate(self.entries) if is_splice(entry)), None)
+
+    def split(self, shape: tuple[int, ...]) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...] | None:
+        """Each entry with the extents that it stands for; None where the rank does not fit or an extent is 0."""
+        at = len(self.entries) if self.splice is None else self.splice
+        tail = max(len(self.entries) - at - 1, 0)
+        spare = len(shape) - (len(self.entries) - (self.splice is not None))
+        if 0 in shape or spare < 0 or (spare > 0 and self.splice is None):
             return None
-        splice = next((i for i, name in enumerate(self.names) if name.startswith("*")), None)
-        if splice is None:
-            return dict(zip(self.names, shape, strict=True)) if len(shape) == len(self.names) else None
-        tail = len(self.names) - splice - 1
-        if len(shape) < splice + tail:
+        lead, middle, last = shape[:at], shape[at : len(shape) - tail], shape[len(shape) - tail :]
+        parts = [(n,) for n in lead] + ([middle] if self.splice is not None else []) + [(n,) for n in last]
+        return tuple(zip(self.entries, parts, strict=True))
+
+    def bind(self, shape: tuple[int, ...]) -> Sizes | None:
+        """The sizes that `shape` gives the names that stand alone; None where it does not fit or is empty.
+
+        A product leaves its factors open: other variables or attributes bind them (`factored` then checks).
+        """
+        if (parts := self.split(shape)) is None or any(not e and extents != (1,) for e, extents in parts):
             return None
-        env: dict[str, int | tuple[int, ...]] = dict(zip(self.names[:splice], shape[:splice], strict=True))
-        env[self.names[splice][1:]] = shape[splice : len(shape) - tail]
-        return env | dict(zip(self.names[splice + 1 :], shape[len(shape) - tail :], strict=True))
+        sizes: Sizes = {e[0]: extents[0] for e, extents in parts if len(e) == 1 and not is_splice(e)}
+        return sizes | {e[0][1:]: extents for e, extents in parts if is_splice(e)}
+
+    def factored(self, shape: tuple[int, ...], sizes: Mapping[str, Any]) -> Sizes | None:
+        """What products of `shape` add to `sizes`: the one factor of a product that is not known yet.
+
+        None where a product is not the one of its factors; a product with two unknown factors adds nothing.
+        """
+        found: Sizes = {}
+        for entry, extents in self.split(shape) or ():
+            if len(entry) < 2:
+                continue
+            known = {**sizes, **found}
+            unknown = [name for name in entry if name not in known]
+            rest = prod(known[name] for name in entry if name in known)
+            if len(unknown) > 1:
+                continue
+            if rest < 1 or extents[0] % rest or (not unknown and extents[0] != rest):
+                return None
+            found |= {name: extents[0] // rest for name in unknown}
+        return found
+
+    def shape(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
+        """The shape at these sizes; a `RuleError` for a name that has none."""
+        missing = [name for name in self.names if name.removeprefix("*") not in sizes]
+        if missing:
+            raise RuleError(f"dims {str(self)!r}: no size for {missing[0]!r}")
+        parts = (tuple(sizes[e[0][1:]]) if is_splice(e) else (prod(sizes[n] for n in e),) for e in self.entries)
+        return tuple(extent for part in parts for extent in part)
 
     def __str__(self) -> str:
-        return " ".join(self.names)
+        return " ".join("1" if not e else e[0] if len(e) == 1 else f"({' '.join(e)})" for e in self.entries)
+
+
+def is_splice(entry: tuple[str, ...]) -> bool:
+    """Whether an entry of dims stands for any number of dimensions."""
+    return len(entry) == 1 and entry[0].startswith("*")
+
+
+def _entry(token: str, text: str) -> tuple[str, ...]:
+    """The names of one dimension."""
+    if token == "1":
+        return ()
+    names = tuple(token[1:-1].split()) if token.startswith("(") and token != "(" else (token,)
+    if token.startswith("(") and (len(names) < 2 or not all(name.isidentifier() for name in names)):
+        raise RuleError(f"dims {text!r}: a product has two or more names, as in '(h d)'; got {token!r}")
+    if any(not name.removeprefix("*").isidentifier() for name in names):
+        raise RuleError(f"dims {text!r}: expected names such as 'm i', '*b i', '(h d)' or the literal 1")
+    return names
