@@ -8,7 +8,7 @@ best is dropped; so is one seen before. The rewritten graph is then solved whole
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from shardwright.pcg.errors import GraphError, PlanError
@@ -66,10 +66,14 @@ def _rewritten(graph: Graph, rewrite: Rewrite, rules: Mapping[str, Equation]) ->
 
 
 class LeafSearch:
-    """Looks for rewrites of a solved problem's leaves that make the plan cheaper."""
+    """Looks for rewrites of a solved problem's leaves that make the plan cheaper.
+
+    `places` counts, by rule, the places that were found in the graphs that it came by.
+    """
 
     def __init__(self, builder: ProblemBuilder, eliminator: Eliminator, rules: Sequence[Equation]) -> None:
         self.builder, self.eliminator, self.rules = builder, eliminator, rules
+        self.places: Counter[str] = Counter()
 
     def improve(self, problem: Problem, solution: Solution, price: float) -> list[Rewrite]:
         """Rewrites that lower the cost of their leaf at this price of a byte, for every copy of the leaf."""
@@ -101,6 +105,7 @@ class LeafSearch:
             if value > ALPHA * best:
                 break
             for step, new in expand(current, self.rules):
+                self.places[step[0]] += 1
                 if _key(new) in seen or costed >= BUDGET:
                     continue
                 seen.add(_key(new))

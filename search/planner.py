@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,7 +63,10 @@ def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:
 
 
 class Planner:
-    """Searches plans for serial graphs on one cluster. Only certified choices and certified `rules` enter."""
+    """Searches plans for serial graphs on one cluster. Only certified choices and certified `rules` enter.
+
+    `places` counts, by rule, the places that backtracking found: what the coverage report (`search.coverage`) asks for.
+    """
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Planner:
         self.cluster, self.certified, self.rules = cluster, certified, rules or {}
         self.progress = progress or (lambda message: None)
         self.limit_bytes = int(cluster.device.memory_bytes * MEMORY_FRACTION)
+        self.places: Counter[str] = Counter()
         self._builders: dict[tuple[int, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._blocked: dict[int, tuple[Graph, Mapping[str, tuple[str, ...]]]] = {}
 
@@ -186,7 +191,9 @@ class Planner:
         if not self.rules or set(roles) != {FREE} or best.graph.mesh.sizes not in self._builders:
             return best, ()
         builder, eliminator = self._builder(best.graph.mesh)
-        rewrites = LeafSearch(builder, eliminator, list(self.rules.values())).improve(*best.solved)
+        leaf_search = LeafSearch(builder, eliminator, list(self.rules.values()))
+        rewrites = leaf_search.improve(*best.solved)
+        self.places.update(leaf_search.places)
         if not rewrites:
             return best, ()
         new = replay(graph, rewrites, self.rules)

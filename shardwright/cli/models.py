@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -62,16 +63,26 @@ def load_model(spec: str) -> Loaded:
     module = _import_file(Path(path), spec)
     function = getattr(module, name, None)
     if not callable(function):
-        offered = [
-            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and callable(v)
-        ]
-        listed = ", ".join(n for n in offered if not n.startswith("_"))
+        listed = ", ".join(_offered(module, callable))
         raise ShardwrightError(f"model {spec!r}: {path} has no function {name!r}; it has {listed or 'none'}")
     try:
         returned = function()
     except Exception as error:
         raise ShardwrightError(f"model {spec!r}: {_where(error, path)}") from error
     return _unpack(returned, spec)
+
+
+def functions(path: str) -> list[str]:
+    """The public functions that a file defines; a `ShardwrightError` where there are none."""
+    found = _offered(_import_file(Path(path), path), inspect.isfunction)
+    if not found:
+        raise ShardwrightError(f"model {path!r}: the file has no function that could return (model, batch)")
+    return found
+
+
+def _offered(module: ModuleType, kind: Callable[[object], bool]) -> list[str]:
+    own = (n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and kind(v))
+    return [n for n in own if not n.startswith("_")]
 
 
 def _import_file(path: Path, spec: str) -> ModuleType:

@@ -1,0 +1,268 @@
+"""Which rules of a catalogue the search used: loaded → matched → fired.
+
+    form       matched                                            fired
+    row        offered as a certified choice to an operator       chosen for an operator of the plan, per mesh axis
+    steps      a tensor's producer and a reader can ask for it    in the plan, one step directly after the other
+    equation   backtracking found a place for it in a leaf        among the plan's rewrites
+    placement  its left side without parallel operators occurs    a side with parallel operators occurs in the plan
+
+Everything is derived from the captured graph and the finished plan, and from the places that backtracking counts as it
+goes (`Planner.places`); the search does nothing for the report.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.cost.cluster import Cluster
+from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
+from shardwright.search.blocks import blocked_choices
+from shardwright.search.occurrences import Occurrences
+from shardwright.search.plan import Plan
+from shardwright.search.planner import Planner
+from shardwright.search.problem import constant_nodes
+from shardwright.search.sections import Explanation, Section, Table
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.placement import Placement
+from shardwright.substitutions.rowrules import RowRule
+from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.steps import StepRule
+from shardwright.verifier.choices import Certified, rule_of
+
+FORMS = ("row", "steps", "equation", "placement")
+_FUSED = {
+    (REDUCE, PARTITION): "reduce_scatter",
+    (COMBINE, REPLICATE): "gather_copy",
+    (REDUCE, REPLICATE): "reduce_copy",
+    (COMBINE, PARTITION): "all_to_all",
+}
+_OPERATORS = {
+    ("R", "S"): (PARTITION,),
+    ("S", "R"): (COMBINE,),
+    ("R", "C"): (REPLICATE,),
+    ("P", "R"): (REDUCE,),
+    ("P", "S"): (REDUCE, PARTITION),
+    ("S", "C"): (COMBINE, REPLICATE),
+    ("P", "C"): (REDUCE, REPLICATE),
+    ("S", "S"): (COMBINE, PARTITION),
+}
+
+
+@dataclass
+class Tally:
+    """One rule: whether the catalogue holds it (or it was proven on demand), how often it matched and fired."""
+
+    form: str
+    name: str
+    loaded: bool
+    matched: int = 0
+    fired: int = 0
+
+
+def form_of(rule: Rule) -> str:
+    """The form under which a rule is counted."""
+    if isinstance(rule, RowRule):
+        return "row"
+    if isinstance(rule, StepRule):
+        return "steps"
+    return "placement" if rule.axes else "equation"
+
+
+@dataclass
+class Coverage:
+    """What became of every rule, over all plans that were added; `tallies` is by rule hash."""
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    plans: list[str] = field(default_factory=list)
+    _named: dict[tuple[str, str], str] = field(default_factory=dict)
+    _placements: dict[str, Equation] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rules: Iterable[Rule]) -> Coverage:
+        """A catalogue, of which nothing was used yet."""
+        coverage = cls()
+        for rule in rules:
+            coverage._load(rule, loaded=True)
+        return coverage
+
+    def _load(self, rule: Rule, loaded: bool) -> Tally:
+        form = form_of(rule)
+        if rule.hash not in self.tallies:
+            self.tallies[rule.hash] = Tally(form, rule.name, loaded)
+            self._named[form, rule.name] = rule.hash
+            if isinstance(rule, Equation) and rule.axes:
+                self._placements[rule.hash] = rule
+        return self.tallies[rule.hash]
+
+    def _at(self, form: str, name: str) -> Tally | None:
+        found = self._named.get((form, name))
+        return None if found is None else self.tallies[found]
+
+    def plan(
+        self, model: str, graph: Graph, cluster: Cluster, certified: Certified, rules: Mapping[str, Equation]
+    ) -> Plan:
+        """Search a plan and count what it used."""
+        planner = Planner(cluster, certified, None, rules)
+        found = planner.plan(graph, model)
+        self.add(model, graph, found, certified, planner.places)
+        return found
+
+    def add(self, model: str, graph: Graph, plan: Plan, certified: Certified, places: Mapping[str, int]) -> None:
+        """Count what the search of one plan used; `places` is the planner's count of matches of serial rules."""
+        self.plans.append(f"{model} on {plan.cluster.name} ({plan.cluster.num_devices} devices): {plan.mesh}")
+        self._count_rows(graph, plan.graph, certified)
+        self._count_steps(graph, plan.graph, certified)
+        self._count("equation", places, _rewrites(plan))
+        serial, parallel = Occurrences(graph), Occurrences(plan.graph)
+        for key, rule in self._placements.items():
+            tally = self.tallies[key]
+            tally.matched += serial.erased(rule)
+            tally.fired += parallel.of(rule)
+
+    def _count(self, form: str, matched: Mapping[str, int], fired: Mapping[str, int]) -> None:
+        for name in {*matched, *fired}:
+            if (tally := self._at(form, name)) is not None:
+                tally.matched += matched.get(name, 0)
+                tally.fired += fired.get(name, 0)
+
+    def _count_rows(self, graph: Graph, planned: Graph, certified: Certified) -> None:
+        rules = _RowRules(certified)
+        blocked = blocked_choices(graph, constant_nodes(graph))
+        for node in graph.nodes:
+            for rule in rules.offered(graph, node, blocked.get(node.name, ())):
+                self._load(rule, loaded=False).matched += 1
+        for node in planned.nodes:
+            for choice in node.split:
+                self._load(rules.rule(planned, node, choice), loaded=False).fired += 1
+
+    def _count_steps(self, graph: Graph, planned: Graph, certified: Certified) -> None:
+        rules = _RowRules(certified)
+        two_axes = len(planned.mesh) > 1
+        self._count("steps", Counter(_offered_steps(graph, rules, two_axes)), Counter(_taken_steps(planned)))
+
+    # ---- what comes out ----
+
+    def by_form(self) -> dict[str, dict[str, int]]:
+        """Per form, the numbers of rules: loaded, those of them that matched and that fired; and proven on demand."""
+        found = {form: {"loaded": 0, "matched": 0, "fired": 0, "on_demand": 0} for form in FORMS}
+        for tally in self.tallies.values():
+            counts = found[tally.form]
+            if tally.loaded:
+                counts["loaded"] += 1
+                counts["matched"] += tally.matched > 0
+                counts["fired"] += tally.fired > 0
+            else:
+                counts["on_demand"] += 1
+        return found
+
+    def ranked(self) -> list[Tally]:
+        """Rules by form, those that fired most first."""
+        return sorted(self.tallies.values(), key=lambda t: (FORMS.index(t.form), -t.fired, -t.matched, t.name))
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole report as plain data."""
+        rules = [
+            {"form": t.form, "name": t.name, "loaded": t.loaded, "matched": t.matched, "fired": t.fired}
+            for t in self.ranked()
+        ]
+        return {"plans": self.plans, "forms": self.by_form(), "rules": rules}
+
+    def report(self, most: int = 12) -> Explanation:
+        """Text: the totals by form, and per form the rules that fired most and those that never did."""
+        rows = tuple(
+            (form, *(str(counts[key]) for key in ("loaded", "matched", "fired", "on_demand")))
+            for form, counts in self.by_form().items()
+            if any(counts.values())
+        )
+        columns = (("form", False), ("loaded", True), ("matched", True), ("fired", True), ("on demand", True))
+        totals = Section("Rules that the search used", tuple(self.plans), Table(columns, rows))
+        return Explanation((totals, *(s for form in FORMS if (s := self._section(form, most)))))
+
+    def _section(self, form: str, most: int) -> Section | None:
+        tallies = [t for t in self.ranked() if t.form == form]
+        fired = [t for t in tallies if t.fired]
+        if not tallies:
+            return None
+        lines = []
+        if form == "steps" or (form == "equation" and len(tallies) < 100):
+            lines = [f"never fired: {', '.join(t.name for t in tallies if not t.fired) or 'none'}"]
+        table = Table(
+            (("rule", False), ("matched", True), ("fired", True)),
+            tuple((t.name, str(t.matched), str(t.fired)) for t in fired[:most]),
+        )
+        shown = f", the {most} most frequent" if len(fired) > most else ""
+        return Section(f"{form}: {len(fired)} fired{shown}", tuple(lines), table if fired else None)
+
+
+def _rewrites(plan: Plan) -> Counter[str]:
+    return Counter(name for rewrite in plan.report.rewrites for name, _ in rewrite.steps)
+
+
+class _RowRules:
+    """The row rules behind choices, each derived once."""
+
+    def __init__(self, certified: Certified) -> None:
+        self.certified = certified
+        self._rules: dict[Hashable, RowRule] = {}
+
+    def offered(self, graph: Graph, node: Node, blocked: Iterable[str]) -> list[RowRule]:
+        """The rules of a node's certified choices; none for leaves, parallel and opaque operators."""
+        if node.is_leaf or node.is_parallel or node.op == OPAQUE:
+            return []
+        operands = [graph.types[name] for name in node.inputs]
+        return [self.rule(graph, node, choice) for choice in self.certified(node, operands, tuple(blocked))]
+
+    def rule(self, graph: Graph, node: Node, choice: str) -> RowRule:
+        operands = [graph.types[name] for name in node.inputs]
+        key = (node.op, node.attrs, tuple((t.shape, t.dtype) for t in operands), choice)
+        if key not in self._rules:
+            self._rules[key] = rule_of(node, operands, choice)
+        return self._rules[key]
+
+
+# ---- parallel operators ----
+
+
+def _offered_steps(graph: Graph, rules: _RowRules, two_axes: bool) -> Iterator[str]:
+    """The step rules that some layouts of each tensor's producer and of one of its readers ask for."""
+    constants = constant_nodes(graph)
+    made: dict[str, set[Placement]] = {}
+    wanted: dict[str, set[Placement]] = {name: {Placement("R")} for name in dict(graph.outputs).values()}
+    for node in graph.nodes:
+        if node.op == "parameter":
+            rank = len(graph.types[node.name].shape)
+            made[node.name] = {Placement("R"), *(Placement("S", dim) for dim in range(rank))}
+        for rule in rules.offered(graph, node, ()):
+            made.setdefault(node.name, set()).add(rule.result)
+            for name, placement in zip(node.inputs, rule.operands, strict=True):
+                wanted.setdefault(name, set()).add(placement)
+    for name in made.keys() - constants:
+        pairs = {(x, y) for x in made[name] for y in wanted.get(name, ()) if x != y}
+        chains = {_OPERATORS[x.kind, y.kind] for x, y in pairs if (x.kind, y.kind) in _OPERATORS}
+        yield from (_FUSED[chain] for chain in chains if len(chain) == 2)
+        single = sorted({op for chain in chains for op in chain})
+        yield from (f"{first}_then_{second}" for first in single for second in single if two_axes)
+
+
+def _taken_steps(planned: Graph) -> Iterator[str]:
+    """The step rules of a plan: two parallel operators, the second the only reader of the first."""
+    for node in planned.nodes:
+        before = planned.by_name[node.inputs[0]] if node.is_parallel else None
+        if before is None or not before.is_parallel or planned.users[before.name] != (node.name,):
+            continue
+        if before.attr("axis") != node.attr("axis"):
+            yield f"{before.op}_then_{node.op}"
+        elif (before.op, node.op) in _FUSED and not _stays(planned, before, node):
+            yield _FUSED[before.op, node.op]
+
+
+def _stays(planned: Graph, combined: Node, node: Node) -> bool:
+    """Whether a combine is followed by a partition of the same dimension, in other blocks: no all-to-all."""
+    if (combined.op, node.op) != (COMBINE, PARTITION):
+        return False
+    axis = planned.mesh.index(str(node.attr("axis")))
+    return planned.types[combined.inputs[0]].layouts[axis].dim == node.attr("dim")

@@ -1,0 +1,67 @@
+"""`shardwright rules coverage`: which rules of a catalogue the search used on some models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardwright.cli import terminal
+from shardwright.cli.options import CLUSTER_HELP, format_option, parse_cluster
+from shardwright.cost.cluster import Cluster
+
+if TYPE_CHECKING:
+    from shardwright.pcg.graph import Graph
+
+_EPILOG = """\
+\b
+Examples:
+  shardwright rules coverage --models examples/zoo.py --cluster local:4
+  shardwright rules coverage --models examples/zoo.py:gpt2 --models train.py:make --cluster preset:dgx-h100
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "--models", "specs", multiple=True, required=True, metavar="FILE.py[:FUNCTION]",
+    help="A function that returns (model, batch), or a file with such functions only. May be repeated.",
+)  # fmt: skip
+@click.option("--cluster", "clusters", multiple=True, metavar="CLUSTER", default=["local:2"], show_default=True,
+              help=CLUSTER_HELP + " May be repeated.")  # fmt: skip
+@click.option("--most", type=click.IntRange(1), default=12, show_default=True, help="Rules to show of each form.")
+@format_option
+def coverage(specs: tuple[str, ...], clusters: tuple[str, ...], most: int, form: str) -> None:
+    """Say which certified rules the search used: loaded, matched somewhere, fired in a plan.
+
+    Every model is planned for every cluster; nothing is run.
+    """
+    places = list(map(parse_cluster, clusters))
+    from shardwright.api import certified_choices, certified_rules
+    from shardwright.search.coverage import Coverage
+
+    with terminal.progress("coverage") as progress:
+        certified, rules = certified_choices(), certified_rules()
+        found = Coverage.of([*certified.store.rules.values(), *rules.values(), *certified.steps()])
+        for name, graph in _graphs(specs, progress):
+            for cluster in places:
+                progress(f"planning {name} for {cluster.name}")
+                found.plan(name, graph, cluster, certified, rules)
+    if form == "json":
+        terminal.show_json(found.to_json())
+        return
+    terminal.show(found.report(most))
+
+
+def _graphs(specs: tuple[str, ...], progress: terminal.Progress) -> Iterator[tuple[str, Graph]]:
+    """The captured graph of every model that was asked for."""
+    from shardwright.cli.models import functions, load_model
+    from shardwright.pcg.capture import capture
+
+    for spec in specs:
+        names = [spec] if ":" in spec else [f"{spec}:{name}" for name in functions(spec)]
+        for name in names:
+            progress(f"capturing {name}")
+            loaded = load_model(name)
+            yield name.rpartition(":")[2], capture(loaded.model, loaded.kwargs, loaded.args).graph
