@@ -114,8 +114,8 @@ class Equation:
         """The sizes and attributes that a match binds."""
         sizes = {name.removeprefix("*") for _, dims in self.variables for name in dims.names}
         applied = [t for root in self.left for t in subterms(root) if isinstance(t, Apply)]
-        alone = {value.name for t in applied for key, value in t.attrs if key != "axis" and value.name is not None}
-        return frozenset(sizes | alone)
+        read = {name for t in applied for key, value in t.attrs if key != "axis" for name in value.binds}
+        return frozenset(sizes | read)
 
     @property
     def erased(self) -> Equation | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -59,6 +59,26 @@ class Expression:
         found = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         return frozenset(found - set(_FUNCTIONS))
 
+    @property
+    def binds(self) -> frozenset[str]:
+        """The names that a value of the expression determines: itself a name, or a tuple with names in it."""
+        items = self.tree.elts if isinstance(self.tree, ast.Tuple) else [self.tree]
+        return frozenset(name for name, _ in _slots(items) if name)
+
+    def read(self, value: Value) -> dict[str, Value]:
+        """What those names are, given the value: `(m, h, d)` of (4, 2, 3) gives m, h and d. Nothing is checked."""
+        if not isinstance(self.tree, ast.Tuple):
+            return {self.tree.id: value} if isinstance(self.tree, ast.Name) else {}
+        slots = list(_slots(self.tree.elts))
+        starred = [i for i, (_, star) in enumerate(slots) if star]
+        if not isinstance(value, tuple) or len(starred) > 1 or (not starred and len(value) != len(slots)):
+            return {}
+        at, spare = (starred[0] if starred else len(slots)), len(value) - len(slots) + 1
+        if spare < 0:
+            return {}
+        parts = [*value[:at], *([value[at : at + spare]] if starred else []), *value[at + spare if starred else at :]]
+        return {name: part for (name, _), part in zip(slots, parts, strict=True) if name}
+
     def evaluate(self, env: Env) -> Value:
         """The value under these names. Raises `RuleError` for a name that is not bound."""
         try:
@@ -68,6 +88,13 @@ class Expression:
 
     def __str__(self) -> str:
         return self.text
+
+
+def _slots(items: Sequence[ast.expr]) -> Iterator[tuple[str, bool]]:
+    """Each item's name, "" where it is no bare name, and whether it is a splice."""
+    for item in items:
+        inner = item.value if isinstance(item, ast.Starred) else item
+        yield inner.id if isinstance(inner, ast.Name) else "", isinstance(item, ast.Starred)
 
 
 def expression(text: str) -> Expression:

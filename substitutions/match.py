@@ -75,28 +75,40 @@ class _State:
         self.sizes.update(found)
         return True
 
-    def solved(self) -> bool:
-        """Whether attributes and guards hold; binds the names that stand alone as an attribute."""
+    def _bound(self) -> bool:
+        """Bind what attributes name (alone or in a tuple), then the factors of products that follow; False: no fit."""
         for want, have in self.attrs:
-            if want.name is not None:
-                self.sizes.setdefault(want.name, have)
+            self.sizes = {**want.read(have), **self.sizes}
+        shapes = [(self.rule.dims[v], self.graph.types[name].shape) for v, name in self.variables.items()]
+        for _ in shapes:  # a factor found in one product may be what another one lacks
+            for dims, shape in shapes:
+                if (found := dims.factored(shape, self.sizes)) is None:
+                    return False
+                self.sizes.update(found)
+        sizes = {name for dims, _ in shapes for name in dims.names if not name.startswith("*")}
+        return all(self.sizes.get(name, 1) >= 1 for name in sizes)
+
+    def solved(self) -> bool:
+        """Whether sizes, attributes and guards hold, after binding what attributes name."""
         try:
+            if not self._bound():
+                return False
             return all(want.evaluate(self.sizes) == have for want, have in self.attrs) and all(
                 condition.evaluate(self.sizes) is True for condition in self.rule.guard
             )
-        except RuleError:
+        except (RuleError, TypeError):  # a name bound to a tuple where a size is needed
             return False
 
 
-def matches(rule: Equation, graph: Graph) -> list[Match]:
-    """Every place in a serial graph where the rule applies, in graph order.
+def matches(rule: Equation, graph: Graph, parameters: Mapping[str, int] | None = None) -> list[Match]:
+    """Every place in a serial graph where the rule applies, in graph order. `parameters` gives the rule's own sizes.
 
     Raises `RuleError` for a parallel graph: algebraic rules are used before layouts are chosen.
     """
     if len(graph.mesh):
         raise RuleError(f"rule {rule.name!r} applies to serial graphs; this one is on the mesh {graph.mesh}")
     found: list[Match] = []
-    for state in _roots(_State(graph, rule), rule.left):
+    for state in _roots(_State(graph, rule, sizes=dict(parameters or {})), rule.left):
         match = _finish(state)
         if match is not None and match not in found:
             found.append(match)

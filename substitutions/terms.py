@@ -4,7 +4,8 @@
 
 A term is a variable, or an op-table row or a parallel operator applied to terms, with attributes that are expressions
 over sizes. A variable has dims, written like a factor string's side: `*b i` is any number of leading dimensions, called
-b, and a last one, i; `(h d)` is one dimension of size h·d, and `1` one of size 1. Parallel operators name their mesh axis, and `partition` what it cuts:
+b, and a last one, i; `(h d)` is one dimension of size h·d, and `1` one of size 1. Parallel operators name their mesh
+axis, and `partition` what it cuts:
 
     reduce(linear(partition(x, axis=a, dim=1), partition(w, axis=a, dim=1)), axis=a)
 """
@@ -115,10 +116,10 @@ Sizes = dict[str, int | tuple[int, ...]]
 class Dims:
     """The dims of a variable, one entry each: names of sizes whose product is the dimension.
 
-        m             ("m",)         one size
-        (h d)         ("h", "d")     a product, major first
-        1             ()             the literal 1: what NumPy broadcasts
-        *b            ("*b",)        any number of dimensions; at most one entry is such a splice
+    m        ("m",)        one size
+    (h d)    ("h", "d")    a product, major first
+    1        ()            the literal 1: what NumPy broadcasts
+    *b       ("*b",)       any number of dimensions; at most one entry is such a splice
     """
 
     entries: tuple[tuple[str, ...], ...]
@@ -168,7 +169,7 @@ class Dims:
 
         None where a product is not the one of its factors; a product with two unknown factors adds nothing.
         """
-        found: Sizes = {}
+        found: dict[str, Any] = {}
         for entry, extents in self.split(shape) or ():
             if len(entry) < 2:
                 continue
@@ -179,7 +180,7 @@ class Dims:
                 continue
             if rest < 1 or extents[0] % rest or (not unknown and extents[0] != rest):
                 return None
-            found |= {name: extents[0] // rest for name in unknown}
+            found |= dict.fromkeys(unknown, extents[0] // rest)
         return found
 
     def shape(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:

@@ -59,7 +59,10 @@ class Evaluator:
         return self._made[term]
 
     def _variable(self, variable: Variable) -> Tensor:
-        names = self.rule.dims[variable.name].names
+        entries = self.rule.dims[variable.name].entries
+        if any(len(entry) != 1 for entry in entries):
+            raise RuleError(f"variable {variable} has products or 1 among its dims")
+        names = [entry[0] for entry in entries]
         dims = tuple(Dim(None, n[1:]) if n.startswith("*") else Dim(self.symbols.size(n)) for n in names)
         return Tensor(dims, lambda index: (Monomial(atoms=(Cell(variable.name, index),)),))
 

@@ -108,10 +108,7 @@ def _left_graph(rule: Equation, sizes: Mapping[str, Any]) -> tuple[Graph, Match]
     nodes: list[Node] = []
     variables = {name: f"v_{name}" for name, _ in rule.variables}
     for name, dims in rule.variables:
-        shape: tuple[int, ...] = ()
-        for d in dims.names:
-            shape += sizes[d[1:]] if d.startswith("*") else (sizes[d],)
-        nodes.append(leaf(variables[name], "input", shape, "float64", name, grad=True))
+        nodes.append(leaf(variables[name], "input", dims.shape(sizes), "float64", name, grad=True))
     placed: dict[Term, str] = {}
 
     def build(term: Term) -> str:

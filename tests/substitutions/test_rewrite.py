@@ -187,3 +187,46 @@ def rewritten_ok(name: str, before: Graph) -> None:
     for (_, new), (_, old) in zip(after.outputs, before.outputs, strict=True):
         np.testing.assert_allclose(values[new], expected[old], atol=1e-9)
         assert after.types[new].erased() == before.types[old].erased()
+
+
+# ---- products and literal dims ----
+
+SPLIT = equation("split", {"x": "m (h d)"}, "relu(reshape(x, shape=(m, h, d)))", "reshape(relu(x), shape=(m, h, d))")
+
+
+def test_a_product_is_bound_by_the_attribute_that_splits_it() -> None:
+    before = graph("x[4, 6]\n%y = reshape(%x) {shape=(4, 2, 3)}\n%z = relu(%y)", outputs="z")
+    (match,) = matches(SPLIT, before)
+    assert match.sizes == {"m": 4, "h": 2, "d": 3}
+    after = print_graph(apply(SPLIT, before, match), types=False)
+    assert "%z = reshape(%z_relu) {shape=(4, 2, 3)}" in after
+
+
+def test_a_reshape_that_mixes_digits_is_no_split() -> None:
+    before = graph("x[4, 6]\n%y = reshape(%x) {shape=(2, 4, 3)}\n%z = relu(%y)", outputs="z")
+    assert matches(SPLIT, before) == []
+
+
+def test_a_factor_follows_from_the_product_and_a_parameter() -> None:
+    rule = equation(
+        "blocks", {"x": "m (n c)"}, "relu(x)", "reshape(relu(reshape(x, shape=(m, n, c))), shape=(m, n * c))",
+        parameters=("n",),
+    )  # fmt: skip
+    before = graph("x[4, 6]\n%y = relu(%x)", outputs="y")
+    (match,) = matches(rule, before, {"n": 3})
+    assert match.sizes == {"m": 4, "n": 3, "c": 2}
+    assert matches(rule, before, {"n": 4}) == []
+
+
+def test_a_literal_1_is_a_dimension_of_size_1() -> None:
+    rule = equation("row", {"x": "m n", "r": "1 n"}, "add(x, r)", "add(r, x)")
+    assert len(matches(rule, graph("x[4, 6]\nr[1, 6]\n%y = add(%x, %r)", outputs="y"))) == 1
+    assert matches(rule, graph("x[4, 6]\nr[4, 6]\n%y = add(%x, %r)", outputs="y")) == []
+
+
+def test_a_size_bound_twice_must_agree() -> None:
+    before = graph("x[4, 6]\n%y = reshape(%x) {shape=(4, 2, 3)}\n%z = reshape(%y) {shape=(4, 6)}", outputs="z")
+    rule = equation("back", {"x": "m (h d)"}, "reshape(reshape(x, shape=(m, h, d)), shape=(m, h * d))", "x")
+    assert len(matches(rule, before)) == 1
+    mixed = graph("x[4, 6]\n%y = reshape(%x) {shape=(4, 2, 3)}\n%z = reshape(%y) {shape=(6, 4)}", outputs="z")
+    assert matches(rule, mixed) == []

@@ -79,6 +79,10 @@ def test_what_is_not_a_term_is_an_error(text: str, message: str) -> None:
         ("o i", (4,), None),
         ("*b i", (), None),
         ("*b", (0, 4), None),
+        ("m (h d)", (4, 6), {"m": 4}),
+        ("*b 1 n", (4, 1, 6), {"b": (4,), "n": 6}),
+        ("*b 1 n", (4, 2, 6), None),
+        ("1", (1,), {}),
     ],
 )
 def test_dims_bind_sizes(dims: str, shape: tuple[int, ...], sizes: dict[str, object] | None) -> None:
@@ -86,11 +90,66 @@ def test_dims_bind_sizes(dims: str, shape: tuple[int, ...], sizes: dict[str, obj
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("*a *b", "at most one splice"), ("n n", "every name once"), ("2", "expected names")]
+    ("text", "message"),
+    [
+        ("*a *b", "at most one splice"),
+        ("n n", "every name once"),
+        ("n (h n)", "every name once"),
+        ("2", "dims '2': expected names such as 'm i', '\\*b i', '\\(h d\\)' or the literal 1"),
+        ("(h)", "a product has two or more names, as in '\\(h d\\)'; got '\\(h\\)'"),
+        ("(h *b)", "a product has two or more names"),
+        ("(h 1)", "a product has two or more names"),
+        ("(h d", "a product has two or more names, as in '\\(h d\\)'; got '\\('"),
+        ("h d)", "expected names"),
+    ],
 )
 def test_dims_that_cannot_be_read_are_an_error(text: str, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         Dims.parse(text)
+
+
+@pytest.mark.parametrize("text", ["m i", "*b i", "m (h d)", "*b 1 n", "1", ""])
+def test_dims_print_as_they_are_read(text: str) -> None:
+    assert str(Dims.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("shape", "known", "found"),
+    [
+        ((4, 6), {"h": 2}, {"d": 3}),
+        ((4, 6), {}, {}),
+        ((4, 6), {"h": 4}, None),
+        ((4, 6), {"h": 2, "d": 4}, None),
+        ((4, 6), {"h": 0}, None),
+    ],
+)
+def test_a_product_gives_the_factor_that_is_not_known(
+    shape: tuple[int, ...], known: dict[str, int], found: dict[str, int] | None
+) -> None:
+    assert Dims.parse("m (h d)").factored(shape, known) == found
+
+
+def test_dims_have_a_shape_at_sizes() -> None:
+    dims = Dims.parse("*b 1 (h d)")
+    assert dims.shape({"b": (4, 5), "h": 2, "d": 3}) == (4, 5, 1, 6)
+    with pytest.raises(RuleError, match=r"dims '\*b 1 \(h d\)': no size for 'd'"):
+        dims.shape({"b": (), "h": 2})
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "names"),
+    [
+        ("s", (4, 5), {"s": (4, 5)}),
+        ("(m, h, d)", (4, 2, 3), {"m": 4, "h": 2, "d": 3}),
+        ("(*b, 3, d)", (4, 5, 3, 7), {"b": (4, 5), "d": 7}),
+        ("(m, 2 * h)", (4, 6), {"m": 4}),
+        ("(m, h)", (4,), {}),
+        ("(m, *b, h)", (4,), {}),
+        ("m + 1", 4, {}),
+    ],
+)
+def test_attributes_bind_the_names_they_hold(text: str, value: object, names: dict[str, object]) -> None:
+    assert expression(text).read(value) == names
 
 
 # ---- equations ----
