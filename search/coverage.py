@@ -131,10 +131,11 @@ class Coverage:
 
     def _count_rows(self, graph: Graph, planned: Graph, certified: Certified) -> None:
         rules = _RowRules(certified)
-        blocked = blocked_choices(graph, constant_nodes(graph))
-        for node in graph.nodes:
-            for rule in rules.offered(graph, node, blocked.get(node.name, ())):
-                self._load(rule, loaded=False).matched += 1
+        for serial, nodes in ((graph, graph.nodes), _rewritten(graph, planned)):
+            blocked = blocked_choices(serial, constant_nodes(serial)) if nodes else {}
+            for node in nodes:
+                for rule in rules.offered(serial, node, blocked.get(node.name, ())):
+                    self._load(rule, loaded=False).matched += 1
         for node in planned.nodes:
             for choice in node.split:
                 self._load(rules.rule(planned, node, choice), loaded=False).fired += 1
@@ -196,6 +197,13 @@ class Coverage:
         )
         shown = f", the {most} most frequent" if len(fired) > most else ""
         return Section(f"{form}: {len(fired)} fired{shown}", tuple(lines), table if fired else None)
+
+
+def _rewritten(graph: Graph, planned: Graph) -> tuple[Graph, list[Node]]:
+    """The serial graph of a plan, and its operators that rewrites brought in."""
+    erased = planned.erased()
+    kept = {(node.op, node.name.partition(".")[0]) for node in graph.nodes}
+    return erased, [node for node in erased.nodes if (node.op, node.name.partition(".")[0]) not in kept]
 
 
 def _rewrites(plan: Plan) -> Counter[str]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import CLUSTER_HELP, format_option, parse_cluster
-from shardwright.cost.cluster import Cluster
 
 if TYPE_CHECKING:
     from shardwright.pcg.graph import Graph
