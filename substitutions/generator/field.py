@@ -1,0 +1,374 @@
+"""Fingerprint arithmetic: every operator of the rules on elements that are tuples of residues.
+
+A chain of primes p > q > r, each twice the next and one, holds one real number x as (x mod p, x mod q, x mod r). Sums and
+products act on each part. The exponential takes part i + 1 into part i, so that exp(x + y) = exp(x) · exp(y) holds
+exactly, and the last part of its result is lost: values have as many parts as are known, the first always. Where no part
+is left to take an exponential of, it is a function without laws of the first part, so that equal arguments still give
+equal results. The logarithm takes part i into part i + 1; what becomes of its first part has no law. (Wu et al., Mirage,
+2024, verify exponentials with such a pair of fields.)
+
+Arrays have a leading batch axis, of terms or of devices, before the tensor's own dimensions. An index tensor has one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from shardwright.substitutions.generator.rings import Array, Ring, ring
+
+Parts = tuple[Array, ...]
+CHAINS = ((2029439, 1014719, 507359), (2297759, 1148879, 574439))
+"""Cunningham chains, every prime but the last 7 modulo 8."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A real attribute (an ε, a scale): its residues."""
+
+    parts: tuple[int, ...]
+
+
+Number = Constant | int | float | None
+
+
+class Field:
+    """The arithmetic of one chain of primes."""
+
+    def __init__(self, chain: Sequence[int] = CHAINS[0]) -> None:
+        self.rings: tuple[Ring, ...] = tuple(ring(p) for p in chain)
+
+    def random(self, rng: np.random.Generator, shape: Sequence[int], parts: int = 1) -> Parts:
+        """A batch of one random tensor without zeros."""
+        return tuple(rng.integers(1, r.p, (1, *shape), np.int64) for r in self.rings[:parts])
+
+    def constant(self, rng: np.random.Generator) -> Constant:
+        """A random real attribute."""
+        return Constant(tuple(int(rng.integers(1, r.p)) for r in self.rings))
+
+    def of(self, values: Array, parts: int = 1) -> Parts:
+        """A tensor of integers."""
+        return tuple(r.reduce(np.asarray(values, np.int64)) for r in self.rings[:parts])
+
+    def number(self, value: Number, part: int) -> int:
+        """A real attribute in one ring."""
+        if isinstance(value, Constant):
+            return value.parts[part]
+        fraction = Fraction(0 if value is None else value).limit_denominator(10**6)
+        return self.rings[part].number(fraction.numerator, fraction.denominator)
+
+    def evaluate(self, op: str, operands: Sequence[Parts], attrs: Mapping[str, Any]) -> Parts:
+        """The operator on a batch. Raises `KeyError` for an operator without stand-in."""
+        return OPERATORS[op](self, *operands, **attrs)
+
+
+Operator = Callable[..., Parts]
+
+
+def _each(function: Callable[..., Array]) -> Operator:
+    """An operator that acts on each part: function(ring, *arrays, **attrs)."""
+
+    def operator(field: Field, *operands: Parts, **attrs: Any) -> Parts:
+        known = min(map(len, operands))
+        return tuple(function(field.rings[i], *(x[i] for x in operands), **attrs) for i in range(known))
+
+    return operator
+
+
+def _moved(function: Callable[..., Array]) -> Operator:
+    """An operator that only moves elements: of index tensors too."""
+    return _each(lambda ring, *arrays, **attrs: function(*arrays, **attrs))
+
+
+def _aligned(*arrays: Array) -> list[Array]:
+    """Broadcasting aligns dimensions at the end; the batch axis stays first."""
+    rank = max(x.ndim for x in arrays)
+    return [x.reshape(x.shape[:1] + (1,) * (rank - x.ndim) + x.shape[1:]) for x in arrays]
+
+
+# ---- pointwise ----
+
+
+def _add(ring: Ring, x: Array, y: Array) -> Array:
+    x, y = _aligned(x, y)
+    return ring.reduce(x + y)
+
+
+def _sub(ring: Ring, x: Array, y: Array) -> Array:
+    x, y = _aligned(x, y)
+    return ring.reduce(x - y)
+
+
+def _mul(ring: Ring, x: Array, y: Array) -> Array:
+    x, y = _aligned(x, y)
+    return ring.reduce(x * y)
+
+
+def _div(ring: Ring, x: Array, y: Array) -> Array:
+    return _mul(ring, x, ring.inverse(y))
+
+
+def _maximum(ring: Ring, x: Array, y: Array) -> Array:
+    return ring.maximum(*np.broadcast_arrays(*_aligned(x, y)))
+
+
+def _neg(ring: Ring, x: Array) -> Array:
+    return ring.reduce(-x)
+
+
+def _exp(field: Field, x: Parts) -> Parts:
+    if len(x) == 1:
+        return (field.rings[0].positive(x[0], 1),)
+    return tuple(field.rings[i].exponential(x[i + 1]) for i in range(len(x) - 1))
+
+
+def _log(field: Field, x: Parts) -> Parts:
+    known = zip(field.rings, x, strict=False)
+    parts = (field.rings[0].hashed(x[0], 2), *(r.logarithm(part) for r, part in known))
+    return parts[: len(field.rings)]
+
+
+def _sigmoid(field: Field, x: Parts) -> Parts:
+    """1 / (1 + exp(-x))"""
+    e = _exp(field, _each(_neg)(field, x))
+    return tuple(field.rings[i].inverse(field.rings[i].reduce(part + 1)) for i, part in enumerate(e))
+
+
+def _tanh(field: Field, x: Parts) -> Parts:
+    """2 / (1 + exp(-2x)) - 1"""
+    s = _sigmoid(field, _each(_add)(field, x, x))
+    return tuple(field.rings[i].reduce(2 * part - 1) for i, part in enumerate(s))
+
+
+def _silu(field: Field, x: Parts) -> Parts:
+    return _each(_mul)(field, x, _sigmoid(field, x))
+
+
+def _gelu(field: Field, x: Parts, approximate: str = "none") -> Parts:
+    """x (1 + f(x)) / 2 with a fixed odd f."""
+
+    def part(ring: Ring, x: Array) -> Array:
+        return ring.reduce(ring.reduce(x * (1 + ring.odd(x, 3 if approximate == "none" else 4))) * ring.number(1, 2))
+
+    return _each(part)(field, x)
+
+
+# ---- reductions and norms ----
+
+
+def _after_batch(dims: Sequence[int]) -> tuple[int, ...]:
+    return tuple(d + 1 for d in dims)
+
+
+def _sum(ring: Ring, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
+    return ring.reduce(x.sum(_after_batch(dims), keepdims=keepdim))
+
+
+def _amax(ring: Ring, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
+    """A symmetric function of the elements."""
+    return ring.hashed(ring.reduce(ring.hashed(x, 5).sum(_after_batch(dims), keepdims=keepdim)), 6)
+
+
+def _mean(ring: Ring, x: Array, dims: Sequence[int]) -> Array:
+    count = int(np.prod([x.shape[d + 1] for d in dims]))
+    return ring.reduce(_sum(ring, x, dims, True) * ring.number(1, count))
+
+
+def _softmax(field: Field, x: Parts, dim: int) -> Parts:
+    def part(ring: Ring, e: Array) -> Array:
+        return ring.reduce(e * ring.inverse(_sum(ring, e, (dim,), True)))
+
+    return _each(part)(field, _exp(field, x))
+
+
+def _log_softmax(field: Field, x: Parts, dim: int) -> Parts:
+    total = _each(_sum)(field, _exp(field, x), dims=(dim,), keepdim=True)
+    return _each(_sub)(field, x, _log(field, total))
+
+
+def _trailing(x: Parts, normalized_dims: int) -> tuple[int, ...]:
+    rank = x[0].ndim - 1
+    return tuple(range(rank - normalized_dims, rank))
+
+
+def _normalized(field: Field, x: Parts, dims: tuple[int, ...], eps: Number) -> Parts:
+    """x / sqrt(mean(x²) + ε)"""
+    scaled: list[Array] = []
+    for i, part in enumerate(x):
+        ring = field.rings[i]
+        square = _mean(ring, ring.reduce(part * part), dims)
+        scaled.append(ring.reduce(part * ring.inverse(ring.root(ring.reduce(square + field.number(eps, i))))))
+    return tuple(scaled)
+
+
+def _affine(field: Field, y: Parts, affine: Sequence[Parts]) -> Parts:
+    for op, operand in zip((_mul, _add), affine, strict=False):
+        y = _each(op)(field, y, operand)
+    return y
+
+
+def _layer_norm(field: Field, x: Parts, *affine: Parts, normalized_dims: int, eps: Number) -> Parts:
+    dims = _trailing(x, normalized_dims)
+    centred = tuple(r.reduce(part - _mean(r, part, dims)) for r, part in zip(field.rings, x, strict=False))
+    return _affine(field, _normalized(field, centred, dims, eps), affine)
+
+
+def _rms_norm(field: Field, x: Parts, *affine: Parts, normalized_dims: int, eps: Number) -> Parts:
+    return _affine(field, _normalized(field, x, _trailing(x, normalized_dims), eps), affine)
+
+
+# ---- contractions ----
+
+
+def _linear(ring: Ring, x: Array, w: Array) -> Array:
+    flat = x.reshape(x.shape[0], -1, x.shape[-1])
+    return ring.matmul(flat, w.swapaxes(1, 2)).reshape(*x.shape[:-1], w.shape[1])
+
+
+def _matmul(ring: Ring, x: Array, y: Array) -> Array:
+    return ring.matmul(*_aligned(x, y))
+
+
+def _conv2d(
+    ring: Ring, x: Array, w: Array, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> Array:
+    x = np.pad(x, [(0, 0)] * 3 + [(n, n) for n in padding])
+    reach = [d * (k - 1) + 1 for k, d in zip(w.shape[-2:], dilation, strict=True)]
+    v = np.lib.stride_tricks.sliding_window_view(x, reach, axis=(3, 4))
+    v = v[:, :, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
+    n, b, _, height, width, kh, kw = v.shape
+    v = v.reshape(n, b, groups, -1, height, width, kh, kw)
+    w = w.reshape(w.shape[0], groups, -1, *w.shape[2:])
+    return ring.reduce(np.einsum("nbgcyxpq,ngocpq->nbgoyx", v, w).reshape(n, b, -1, height, width))
+
+
+def _sdpa(field: Field, q: Parts, k: Parts, v: Parts, *mask: Parts, causal: bool, scale: Number) -> Parts:
+    """softmax(q kᵀ · scale + mask) v; query heads share key heads in equal groups."""
+    repeat = q[0].shape[-3] // k[0].shape[-3]
+    keys, values = (tuple(np.repeat(part, repeat, -3) for part in parts) for parts in (k, v))
+    scores = _each(lambda r, q, k: r.matmul(q, k.swapaxes(-1, -2)))(field, q, keys)
+    scaled: list[Array] = []
+    for i, part in enumerate(scores):
+        ring = field.rings[i]
+        factor = int(ring.inverse(ring.root(np.array(q[0].shape[-1])))) if scale is None else field.number(scale, i)
+        scaled.append(ring.reduce(part * factor))
+    scores = tuple(scaled)
+    for m in mask:
+        scores = _each(_add)(field, scores, m)
+    weights = _exp(field, scores)
+    if causal:
+        weights = tuple(np.tril(part) for part in weights)
+
+    def part(ring: Ring, e: Array, v: Array) -> Array:
+        return ring.matmul(ring.reduce(e * ring.inverse(ring.reduce(e.sum(-1, keepdims=True)))), v)
+
+    return _each(part)(field, weights, values)
+
+
+# ---- lookups ----
+
+
+def _batched(w: Array, index: Array) -> tuple[Array, Array, Array]:
+    """Table and index of one batch size, and the batch's own positions."""
+    n = max(len(w), len(index))
+    w, index = (x if len(x) == n else np.broadcast_to(x, (n, *x.shape[1:])) for x in (w, index))
+    return w, index, np.arange(n).reshape(-1, *(1,) * (index.ndim - 1))
+
+
+def _embedding(field: Field, w: Parts, index: Parts, padding_idx: object = None, offset: int = 0) -> Parts:
+    """Rows of w; indices outside this table's rows give zeros."""
+
+    def part(ring: Ring, w: Array) -> Array:
+        w, at, batch = _batched(w, index[0] - offset)
+        inside = (at >= 0) & (at < w.shape[1])
+        return np.where(inside[..., None], w[batch, np.clip(at, 0, w.shape[1] - 1)], 0)
+
+    return _each(part)(field, w)
+
+
+def _gather(field: Field, x: Parts, index: Parts, dim: int) -> Parts:
+    def part(ring: Ring, x: Array) -> Array:
+        x, at, _ = _batched(x, index[0])
+        cut = tuple(slice(None) if i in (0, dim + 1) else slice(n) for i, n in enumerate(at.shape))
+        return np.take_along_axis(x[cut], at, dim + 1)
+
+    return _each(part)(field, x)
+
+
+def _cross_entropy_sum(
+    field: Field, logits: Parts, target: Parts, ignore_index: Number, label_smoothing: Number
+) -> Parts:
+    """Σ log Σ exp(x) - (1 - s) x[target] - s mean(x); no target is the ignored one."""
+    dim = 1 if target[0].ndim > 1 else 0
+    logp = _log_softmax(field, logits, dim)
+    picked = _each(lambda r, x: x)(field, _gather(field, logp, (np.expand_dims(target[0], dim + 1),), dim))
+    sums: list[Array] = []
+    for i, (one, every) in enumerate(zip(picked, logp, strict=True)):
+        ring, s = field.rings[i], field.number(label_smoothing, i)
+        mean = _mean(ring, every, (dim,))
+        loss = ring.reduce(-(1 - s) * one) - ring.reduce(s * mean)
+        sums.append(ring.reduce(loss.reshape(len(loss), -1).sum(1)))
+    return tuple(sums)
+
+
+# ---- movement ----
+
+
+def _slice(x: Array, dim: int, start: int, stop: int, step: int) -> Array:
+    return x[(slice(None),) * (dim + 1) + (slice(start, stop, step),)]
+
+
+def _concat(*arrays: Array, dim: int) -> Array:
+    n = max(map(len, arrays))
+    return np.concatenate([np.broadcast_to(x, (n, *x.shape[1:])) for x in arrays], dim + 1)
+
+
+def _expand(x: Array, shape: Sequence[int]) -> Array:
+    (x, _) = _aligned(x, np.empty((1, *(1 for _ in shape))))
+    return np.broadcast_to(x, (len(x), *shape))
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "add": _each(_add),
+    "sub": _each(_sub),
+    "mul": _each(_mul),
+    "div": _each(_div),
+    "maximum": _each(_maximum),
+    "neg": _each(_neg),
+    "abs": _each(Ring.absolute),
+    "sign": _each(lambda ring, x: ring.reduce(ring.sign(x))),
+    "relu": _each(Ring.relu),
+    "sqrt": _each(Ring.root),
+    "rsqrt": _each(lambda ring, x: ring.inverse(ring.root(x))),
+    "reciprocal": _each(Ring.inverse),
+    "exp": _exp,
+    "log": _log,
+    "sigmoid": _sigmoid,
+    "tanh": _tanh,
+    "silu": _silu,
+    "gelu": _gelu,
+    "sum": _each(_sum),
+    "amax": _each(_amax),
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "linear": _each(_linear),
+    "matmul": _each(_matmul),
+    "conv2d": _each(_conv2d),
+    "sdpa": _sdpa,
+    "embedding": _embedding,
+    "gather": _gather,
+    "cross_entropy_sum": _cross_entropy_sum,
+    "reshape": _moved(lambda x, shape: x.reshape(len(x), *shape)),
+    "permute": _moved(lambda x, dims: x.transpose(0, *_after_batch(dims))),
+    "expand": _moved(_expand),
+    "slice": _moved(_slice),
+    "concat": _moved(_concat),
+    "contiguous": _moved(lambda x: x),
+}
+"""The operators that fingerprints know. `f(field, *operands, **attrs)`; dimensions are counted without the batch axis."""
