@@ -21,16 +21,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.parallel import PARALLEL_OPS, PARTITION
+from shardwright.substitutions import fields
 from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.terms import Apply, Dims, Term, Variable, erase, parse_term, subterms
+from shardwright.substitutions.wellformed import check_equation
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class Equation:
         return f"{left} = {right} for {variables}{where}"
 
     def to_json(self) -> dict[str, Any]:
-        """The documented JSON form (docs/proofs.md)."""
+        """The documented JSON form (docs/rules.md)."""
         data: dict[str, Any] = {
             "form": "equation",
             "name": self.name,
@@ -165,17 +167,23 @@ class Equation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Equation:
-        """Read the JSON form; a `RuleError` names the rule and what is wrong."""
-        name = str(data.get("name", "?"))
-        missing = [key for key in ("name", "variables", "left", "right") if key not in data]
-        if missing:
-            raise RuleError(f"rule {name!r}: field {missing[0]!r} is missing")
-        return equation(
-            name, data["variables"], ";".join(data["left"]), ";".join(data["right"]),
-            guard=tuple(data.get("guard", ())), moves=bool(data.get("moves", False)),
-            axes=tuple(data.get("axes", ())), layouts=data.get("layouts", {}),
-            parameters=tuple(data.get("parameters", ())),
-        )  # fmt: skip
+        """Read the JSON form; a `RuleError` names the rule, the field and what is wrong."""
+        with fields.located(f"rule {fields.name_of(data)!r}"):
+            found = fields.record(data, _REQUIRED, _OPTIONAL)
+            layouts = fields.texts_map(found, "layouts")
+            rule = cls(
+                fields.text(found, "name"),
+                tuple(zip(found["variables"], _dims(fields.text_map(found, "variables")), strict=True)),
+                fields.each(fields.texts(found, "left"), "left", parse_term),
+                fields.each(fields.texts(found, "right"), "right", parse_term),
+                fields.each(fields.texts(found, "guard"), "guard", expression),
+                fields.flag(found, "moves"),
+                fields.texts(found, "axes"),
+                tuple((v, fields.each(places, f"layouts.{v}", Placement.parse)) for v, places in layouts.items()),
+                fields.texts(found, "parameters"),
+            )
+            check_equation(rule)
+        return rule
 
     @property
     def hash(self) -> str:
@@ -186,6 +194,16 @@ class Equation:
     def converse(self, name: str) -> Equation:
         """The rule from right to left."""
         return replace(self, name=name, left=self.right, right=self.left)
+
+
+_REQUIRED = ("name", "variables", "left", "right")
+_OPTIONAL = ("form", "guard", "moves", "axes", "layouts", "parameters")
+
+
+def _dims(variables: Mapping[str, str]) -> Iterator[Dims]:
+    for name, text in variables.items():
+        with fields.located(f"field 'variables.{name}'"):
+            yield Dims.parse(text)
 
 
 def equation(

@@ -3,7 +3,7 @@
 A fixed, small language in Python's notation, kept as text and parsed here; nothing of it is ever executed as Python:
 
     integers, names, True and False      start, o, 2
-    + - * // %                           o // 3
+    + - * // %                           o // 3, of numbers
     tuples, with splices                 (*b, 3, o)
     == != < <= > >=                      0 <= start < stop (guards only)
     len(b)  iota(n)  compose(p, q)       a tuple's length, (0, …, n-1), (p[q[0]], p[q[1]], …)
@@ -33,9 +33,26 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Value, Value], bool]] = {
 }  # fmt: skip
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "len": len,
-    "iota": lambda n: tuple(range(n)),
+    "iota": lambda n: tuple(range(_rank(n))),
     "compose": lambda p, q: tuple(p[i] for i in q),
 }
+RESERVED = frozenset(_FUNCTIONS)
+_MAX_RANK = 64
+
+
+def _rank(n: Value) -> int:
+    """A number of dimensions: what `iota` counts to."""
+    if not isinstance(n, int) or n > _MAX_RANK:
+        raise ValueError(f"iota({n}): no tensor has so many dimensions")
+    return n
+
+
+def _arithmetic(op: ast.operator, left: Value, right: Value) -> Value:
+    """Of numbers only: Python would repeat tuples and format text."""
+    for value in (left, right):
+        if isinstance(value, (tuple, str)):
+            raise TypeError(f"{value!r} is not a number")
+    return _BINARY[type(op)](left, right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +100,7 @@ class Expression:
         """The value under these names. Raises `RuleError` for a name that is not bound."""
         try:
             return _evaluate(self.tree, env)
-        except (TypeError, ValueError, ZeroDivisionError, IndexError) as error:
+        except (TypeError, ValueError, ArithmeticError, IndexError) as error:
             raise RuleError(f"expression {self.text!r} has no value for {dict(env)}: {error}") from None
 
     def __str__(self) -> str:
@@ -106,8 +123,11 @@ def expression(text: str) -> Expression:
 def _parse(text: str) -> ast.expr:
     try:
         tree = ast.parse(text, mode="eval").body
+        ast.unparse(tree)
     except (SyntaxError, ValueError) as error:
         raise RuleError(f"expression {text!r} cannot be read: {error}") from None
+    except (RecursionError, MemoryError):
+        raise RuleError(f"expression {text[:60]!r}... cannot be read: it is nested too deeply") from None
     check(tree, text)
     return tree
 
@@ -147,7 +167,7 @@ def _evaluate(tree: ast.expr, env: Env) -> Value:
         case ast.UnaryOp(operand=operand):
             return -_evaluate(operand, env)
         case ast.BinOp(left=left, op=op, right=right):
-            return _BINARY[type(op)](_evaluate(left, env), _evaluate(right, env))
+            return _arithmetic(op, _evaluate(left, env), _evaluate(right, env))
         case ast.Compare(left=left, ops=ops, comparators=rest):
             values = [_evaluate(part, env) for part in (left, *rest)]
             return all(_COMPARE[type(op)](values[i], values[i + 1]) for i, op in enumerate(ops))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +25,7 @@ from shardwright.pcg.errors import RuleError
 from shardwright.pcg.graph import required_layouts
 from shardwright.pcg.layout import Layout
 from shardwright.pcg.optable import ROWS, Row, keep_attrs
+from shardwright.substitutions import fields
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
 
@@ -77,7 +79,7 @@ class RowRule:
         return Pattern.parse(self.pattern, len(self.operands))
 
     def to_json(self) -> dict[str, Any]:
-        """The documented JSON form (docs/proofs.md)."""
+        """The documented JSON form (docs/rules.md)."""
         return {
             "form": "row", "row": self.row, "pattern": self.pattern, "choice": self.choice,
             "operands": [str(p) for p in self.operands], "result": str(self.result),
@@ -86,24 +88,60 @@ class RowRule:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RowRule:
-        """Read the JSON form; a `RuleError` names what is wrong."""
-        missing = [key for key in ("row", "pattern", "choice", "operands", "result") if key not in data]
-        if missing:
-            raise RuleError(f"row rule {data.get('row', '?')!r}: field {missing[0]!r} is missing")
-        if data["row"] not in ROWS:
-            raise RuleError(f"row rule: operator {data['row']!r} has no row in the op table")
-        rule = cls(
-            str(data["row"]), str(data["pattern"]), str(data["choice"]),
-            tuple(Placement.parse(str(p)) for p in data["operands"]), Placement.parse(str(data["result"])),
-            tuple(data.get("guard", ())), tuple(data.get("local", ())),
-        )  # fmt: skip
-        rule.shapes()
+        """Read the JSON form; a `RuleError` names the rule, the field and what is wrong."""
+        with fields.located(f"row rule {fields.name_of(data, 'row')!r}"):
+            found = fields.record(data, _REQUIRED, _OPTIONAL)
+            rule = cls(
+                fields.text(found, "row"), fields.text(found, "pattern"), fields.text(found, "choice"),
+                fields.each(fields.texts(found, "operands"), "operands", Placement.parse),
+                fields.one(fields.text(found, "result"), "result", Placement.parse),
+                fields.texts(found, "guard"), fields.texts(found, "local"),
+            )  # fmt: skip
+            _check(rule)
         return rule
 
     @property
     def hash(self) -> str:
         """Names the rule: SHA-256 over its JSON form."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+_REQUIRED = ("row", "pattern", "choice", "operands", "result")
+_OPTIONAL = ("form", "guard", "local")
+_CHOICE = re.compile(r"R|C|P\d+(,\d+)*|[a-z]\d*")
+_GUARD = re.compile(r"k \| [a-z]\d*|numeric|additive \d+(,\d+)*")
+_LOCAL = ("attrs", "offset", "shard")
+
+
+def _check(rule: RowRule) -> None:
+    """What a row rule that comes from outside must satisfy before anyone tries to prove it."""
+    if rule.row not in ROWS:
+        raise RuleError(f"field 'row': operator {rule.row!r} has no row in the op table")
+    with fields.located("field 'pattern'"):
+        pattern = rule.shapes()
+    if len(pattern.factors) > len(_PRIMES):
+        raise RuleError(f"field 'pattern': {len(pattern.factors)} factors; at most {len(_PRIMES)} are supported")
+    if not _CHOICE.fullmatch(rule.choice) or (rule.factor is not None and rule.factor not in pattern.factors):
+        raise RuleError(
+            f"field 'choice': {rule.choice!r} is none of R, C, P with operands (P0 or P0,1), or a factor of "
+            f"{rule.pattern!r}"
+        )
+    if any(i >= len(rule.operands) for i in rule.partial):
+        raise RuleError(f"field 'choice': {rule.choice!r} names operand {max(rule.partial)} of {len(rule.operands)}")
+    tensors = [*((f"operands[{i}]", p) for i, p in enumerate(rule.operands)), ("result", rule.result)]
+    for (key, placement), dims in zip(tensors, pattern.tensors, strict=True):
+        if placement.kind == "S" and placement.dim >= len(dims):
+            raise RuleError(f"field {key!r}: {placement} shards dimension {placement.dim} of {len(dims)}")
+        if odd := [name for name in placement.blocks if name not in pattern.factors]:
+            raise RuleError(f"field {key!r}: {placement}: {odd[0]!r} is not a factor of {rule.pattern!r}")
+    for key, values, good in (
+        ("guard", rule.guard, lambda g: _GUARD.fullmatch(g) is not None),
+        ("local", rule.local, lambda x: x in _LOCAL),
+    ):
+        for i, value in enumerate(values):
+            if not good(value):
+                wanted = "'k | a', 'numeric' or 'additive 0'" if key == "guard" else "attrs, offset or shard"
+                raise RuleError(f"field '{key}[{i}]': {value!r} is none of {wanted}")
 
 
 _PRIMES = (

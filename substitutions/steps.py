@@ -23,6 +23,7 @@ from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
+from shardwright.substitutions import fields
 
 FUSED = {
     "reduce_scatter": ("P", "S"),
@@ -125,7 +126,7 @@ class StepRule:
         return places
 
     def to_json(self) -> dict[str, Any]:
-        """The documented JSON form (docs/proofs.md)."""
+        """The documented JSON form (docs/rules.md)."""
         return {
             "form": "steps",
             "name": self.name,
@@ -136,12 +137,20 @@ class StepRule:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepRule:
-        """Read the JSON form; a `RuleError` names the rule and what is wrong."""
-        name = str(data.get("name", "?"))
-        missing = [key for key in ("name", "start", "left", "right") if key not in data]
-        if missing:
-            raise RuleError(f"rule {name!r}: field {missing[0]!r} is missing")
-        return steps(name, data["start"], "; ".join(data["left"]), "; ".join(data["right"]))
+        """Read the JSON form; a `RuleError` names the rule, the field and what is wrong."""
+        with fields.located(f"rule {fields.name_of(data)!r}"):
+            found = fields.record(data, ("name", "start", "left", "right"), ("form",))
+            start = fields.text_map(found, "start")
+            if not start or set(start) - {"a", "b"}:
+                raise RuleError(f"field 'start': expected layouts on the axes a and b, got {sorted(start)}")
+            places = tuple((axis, fields.one(text, f"start.{axis}", Place.parse)) for axis, text in start.items())
+            left, right = (fields.each(fields.texts(found, side), side, Move.parse) for side in ("left", "right"))
+            if not left:
+                raise RuleError("field 'left': no steps; an empty chain would match anything")
+            rule = cls(fields.text(found, "name"), places, left, right)
+            for moves in (left, right):
+                rule.end(moves)
+        return rule
 
     @property
     def hash(self) -> str:

@@ -85,9 +85,11 @@ def parse_term(text: str) -> Term:
     """Read a term; a `RuleError` says what is wrong with it."""
     try:
         tree = ast.parse(text, mode="eval").body
+        return _term(tree, text)
     except (SyntaxError, ValueError) as error:
         raise RuleError(f"term {text!r} cannot be read: {error}") from None
-    return _term(tree, text)
+    except (RecursionError, MemoryError):
+        raise RuleError(f"term {text[:60]!r}... cannot be read: it is nested too deeply") from None
 
 
 def _term(tree: ast.expr, text: str) -> Term:

@@ -151,7 +151,7 @@ def test_the_hash_names_the_rule() -> None:
             {"form": "other"},
             r"rule of form 'other'; expected an object whose 'form' is one of \['equation', 'row', 'steps'\]",
         ),
-        ({"row": "nothing"}, "row rule: operator 'nothing' has no row in the op table"),
+        ({"row": "nothing"}, "row rule 'nothing': field 'row': operator 'nothing' has no row in the op table"),
         ({"pattern": None}, "row rule 'linear': field 'pattern' is missing"),
         ({"pattern": "a ->"}, "expected 2 operands"),
         ({"result": "Q"}, "placement 'Q' is not one of"),

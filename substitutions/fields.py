@@ -1,0 +1,144 @@
+"""Checks of the JSON form of rules: every mistake is a `RuleError` that names the rule and the field.
+
+    rule 'fuse': field 'left[0]': expected text, got 3
+
+A rule is written by people and by other programs; nothing about it is taken for granted. Limits are far above what a
+rule needs, and keep a broken file from taking the machine down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from shardwright.pcg.errors import RuleError
+
+T = TypeVar("T")
+MAX_TEXT = 8_000
+"""Characters of one field."""
+MAX_ITEMS = 100
+"""Entries of one list or object: roots, variables, steps, conditions."""
+
+
+@contextmanager
+def located(place: str) -> Iterator[None]:
+    """Put the rule, or the rule and the field, before the message of an error."""
+    try:
+        yield
+    except RuleError as error:
+        text = str(error)
+        raise RuleError(text if text.startswith(place) else f"{place}: {text}") from None
+
+
+def shown(value: object) -> str:
+    """A value as errors show it."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply; an integer of too many digits
+        text = type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def record(data: object, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
+    """`data` as an object with every required field and none but those and the optional ones."""
+    if not isinstance(data, Mapping):
+        raise RuleError(f"expected an object with the fields {_names(required)}, got {shown(data)}")
+    missing = [key for key in required if key not in data]
+    if missing:
+        raise RuleError(f"field {missing[0]!r} is missing")
+    unknown = [key for key in data if key not in required and key not in optional]
+    if unknown:
+        raise RuleError(f"unknown field {shown(unknown[0])}; expected {_names([*required, *optional])}")
+    return dict(data)
+
+
+def text(data: Mapping[str, Any], key: str, *, empty: bool = False) -> str:
+    """A field that is text."""
+    return _text(data[key], key, empty)
+
+
+def texts(data: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A field that is a list of text; nothing where it is left out."""
+    return tuple(_text(item, f"{key}[{i}]") for i, item in enumerate(_list(data.get(key, []), key)))
+
+
+def text_map(data: Mapping[str, Any], key: str) -> dict[str, str]:
+    """A field that is an object of text; the text may be empty."""
+    return {name: _text(item, f"{key}.{name}", empty=True) for name, item in _object(data[key], key).items()}
+
+
+def texts_map(data: Mapping[str, Any], key: str) -> dict[str, tuple[str, ...]]:
+    """A field that is an object of lists of text; nothing where it is left out."""
+    found = _object(data.get(key, {}), key)
+    return {name: texts(found, name) for name in found} if _all_lists(found, key) else {}
+
+
+def flag(data: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    """A field that is true or false."""
+    value = data.get(key, default)
+    if not isinstance(value, bool):
+        raise RuleError(f"field {key!r}: expected true or false, got {shown(value)}")
+    return value
+
+
+def name_of(data: object, key: str = "name") -> str:
+    """What errors call a rule that may not be one."""
+    value = data.get(key) if isinstance(data, Mapping) else None
+    return value if isinstance(value, str) and 0 < len(value) <= MAX_TEXT else "?"
+
+
+def each(values: Collection[str], key: str, read: Callable[[str], T]) -> tuple[T, ...]:
+    """Every item, read; an error names the item."""
+    return tuple(one(item, f"{key}[{i}]", read) for i, item in enumerate(values))
+
+
+def one(value: str, key: str, read: Callable[[str], T]) -> T:
+    """One text, read; an error names its field."""
+    with located(f"field {key!r}"):
+        return read(value)
+
+
+def _text(value: object, where: str, empty: bool = False) -> str:
+    if not isinstance(value, str):
+        raise RuleError(f"field {where!r}: expected text, got {shown(value)}")
+    if not value.strip() and not empty:
+        raise RuleError(f"field {where!r}: expected text, got none")
+    if len(value) > MAX_TEXT:
+        raise RuleError(f"field {where!r}: {len(value)} characters; at most {MAX_TEXT} are read")
+    bad = next((c for c in value if not c.isprintable()), None)
+    if bad is not None:
+        raise RuleError(f"field {where!r}: the character {bad!r} does not belong in a rule")
+    return value
+
+
+def _list(value: object, where: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise RuleError(f"field {where!r}: expected a list of text, got {shown(value)}")
+    return list(_few(value, where))
+
+
+def _object(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RuleError(f"field {where!r}: expected an object, got {shown(value)}")
+    odd = [key for key in _few(value, where) if not isinstance(key, str) or not key.isidentifier()]
+    if odd:
+        raise RuleError(f"field {where!r}: {shown(odd[0])} is not a name")
+    return dict(value)
+
+
+def _all_lists(found: Mapping[str, Any], where: str) -> bool:
+    for name, value in found.items():
+        if not isinstance(value, (list, tuple)):
+            raise RuleError(f"field '{where}.{name}': expected a list of text, got {shown(value)}")
+    return True
+
+
+def _few(value: Collection[Any], where: str) -> Collection[Any]:
+    if len(value) > MAX_ITEMS:
+        raise RuleError(f"field {where!r}: {len(value)} entries; at most {MAX_ITEMS} are read")
+    return value
+
+
+def _names(keys: Collection[str]) -> str:
+    return ", ".join(f"'{key}'" for key in keys)
