@@ -152,7 +152,7 @@ class Expressions:
         return row.torch.replace("rt.device()", "device").format(*operands, **attrs)
 
     def _offset(self, node: Node, factor: str) -> str:
-        """Where this rank's rows of the table begin, or None where it holds the whole table."""
+        """Where this rank's part of the first operand begins along a factor, or None where it holds all of it."""
         mesh = self.graph.mesh
         axes = [a for a, choice in enumerate(node.split) if choice == factor and mesh.sizes[a] > 1]
         if not axes:
@@ -161,7 +161,9 @@ class Expressions:
         for a in axes:
             rank = f"{mesh.names[a]}.rank"
             position = f"({position} * {mesh.sizes[a]} + {rank})" if position else rank
-        return f"{position} * {self.graph.types[node.inputs[0]].local_shape(mesh)[0]}"
+        signature = self.graph.signature(node)
+        dim = signature.operands[0].index((signature.index(factor),))
+        return f"{position} * {self.graph.types[node.inputs[0]].local_shape(mesh)[dim]}"
 
     def _shard(self, kind: TensorType) -> str:
         steps = shard_order(kind.shape, kind.layouts, self.graph.mesh.sizes)

@@ -47,6 +47,15 @@ def embedding(weight: Tensor, index: Tensor, padding_idx: int | None, offset: in
     return rows.masked_fill_(outside.unsqueeze(-1), 0)
 
 
+def pick(x: Tensor, index: Tensor, offset: int | None) -> Tensor:
+    """`x[..., index]`; with an `offset`, `x` holds entries [offset, offset + len). Indices outside give zeros."""
+    local = index if offset is None else index - offset
+    outside = (local < 0) | (local >= x.shape[-1])
+    lead = torch.broadcast_shapes(x.shape[:-1], local.shape)
+    at = local.masked_fill(outside, 0).expand(lead).unsqueeze(-1)
+    return x.expand(*lead, x.shape[-1]).gather(-1, at).squeeze(-1).masked_fill(outside, 0)
+
+
 def index(x: Tensor, indices: Sequence[Tensor], dim: int) -> Tensor:
     """`x` indexed by integer tensors on neighbouring dimensions from `dim`."""
     return x[(builtins.slice(None),) * dim + tuple(indices)]

@@ -59,6 +59,7 @@ class Row:
     saves         what backward keeps: operand indices, "result" or "mask" (one byte an element)
     contraction   multiply-adds over the iteration space: 2 FLOPs a point and pass (else `flops_per_element` each)
     outside       factors that a contraction does not iterate over
+    lookup        picks entries of its first operand by indices: its work is what it returns, not the table
     """
 
     name: str
@@ -74,6 +75,7 @@ class Row:
     saves: tuple[int | str, ...] = ()
     contraction: bool = False
     outside: tuple[str, ...] = ()
+    lookup: bool = False
     passes: int = 1
     flops_per_element: float = 1.0
     doc: str = ""
@@ -102,6 +104,8 @@ class Row:
             return 2.0 * self.passes * prod(f.size for f in signature.factors if f.name not in self.outside)
         if self.view:
             return 0.0
+        if self.lookup:
+            return float(prod(signature.result_shape))
         largest = max((prod(f.size for f in signature.factors if f.role != "fixed"), prod(signature.result_shape)))
         return self.flops_per_element * largest
 

@@ -130,10 +130,6 @@ def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) ->
     return prod(local_shape(tensor.shape, layouts, sizes)) * ITEM_BYTES[tensor.dtype]
 
 
-LOOKUPS = ("embedding", "embedding_bag", "index", "gather")
-"""Operators that pick some of a table's entries, whatever the size of the table."""
-
-
 class NodeCost:
     """Time and kept bytes of one operator under each of its choices."""
 
@@ -150,8 +146,7 @@ class NodeCost:
         self.operands, self.result, self.sizes = operands, result, sizes
         self.compute, self.kept = compute, kept
         self.row = ROWS[node.op] if node.op != OPAQUE else None
-        self.is_lookup = self.row is not None and self.row.name in LOOKUPS
-        if self.row is None or self.is_lookup:
+        if self.row is None:
             self.flops = float(result.num_elements)
         else:
             self.flops = self.row.flops(self.row.signature([t.shape for t in operands], dict(node.attrs)))
@@ -175,7 +170,7 @@ class NodeCost:
     def _read_bytes(self, operand: TensorType, layouts: Layouts, returned: float) -> float:
         """A lookup reads what it returns, not its whole table."""
         read = local_bytes(operand, layouts, self.sizes)
-        return min(read, returned) if self.is_lookup else read
+        return min(read, returned) if self.row is not None and self.row.lookup else read
 
     def kept_bytes(self, needs: tuple[Layouts, ...], result: Layouts) -> float:
         total = 0.0

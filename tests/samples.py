@@ -263,6 +263,11 @@ INDEXING: dict[str, list[Sample]] = {
         sample(real(20, 16), below(20, 4, 8), padding_idx=None, offset=0),
         sample(real(20, 16), below(20, 12), padding_idx=None, offset=0),
     ],
+    "pick": [
+        sample(real(4, 8, 20), targets(20, -100, 4, 8), offset=0),
+        sample(real(8, 20), targets(20, 25, 8), offset=0),
+        sample(real(20), below(20), offset=0),
+    ],
     "index": [
         sample(real(20, 16), below(20, 4, 8), dim=0),
         sample(real(4, 20, 28, 16), below(20, 8, 12), below(28, 8, 12), dim=1),

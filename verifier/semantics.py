@@ -88,6 +88,6 @@ BODIES: dict[str, Callable[[Reals], Number]] = {
     "sub": lambda x: x[0] - x[1],
     "div": lambda x: x[0] / x[1],
     "where": lambda x: z3.If(x[0] != 0, x[1], x[2]),
-    "embedding": lambda x: z3.If(x[1] == z3.Real("position"), x[0], z3.RealVal(0)),
+    **dict.fromkeys(("embedding", "pick"), lambda x: z3.If(x[1] == z3.Real("position"), x[0], z3.RealVal(0))),
 }
 """Bodies that are written out, for cells that are numbers: their linearity is proven, not taken from the row."""

@@ -20,6 +20,16 @@ def _embedding(w: np.ndarray, index: np.ndarray, padding_idx: int | None = None,
     return np.where(inside[..., None], w[np.clip(local, 0, len(w) - 1)], 0)
 
 
+def _pick(x: np.ndarray, index: np.ndarray, offset: int = 0) -> np.ndarray:
+    """x[…, index] along the last dimension; as in `_embedding`, indices outside [offset, offset + size) give zeros."""
+    local = np.asarray(index - offset)
+    inside = (local >= 0) & (local < x.shape[-1])
+    at = np.clip(local, 0, x.shape[-1] - 1)[..., None]
+    lead = np.broadcast_shapes(x.shape[:-1], local.shape)
+    whole, at = np.broadcast_to(x, (*lead, x.shape[-1])), np.broadcast_to(at, (*lead, 1))
+    return np.where(inside, np.take_along_axis(whole, at, -1)[..., 0], 0)
+
+
 def _index(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
     """x indexed by integer tensors on neighbouring dimensions from `dim`; the indices broadcast together."""
     x, indices, dim = shapes[0], shapes[1:], dimension(attrs, "dim", len(shapes[0]))
@@ -74,13 +84,16 @@ def _np_embedding_bag(w: np.ndarray, index: np.ndarray, starts: np.ndarray, mode
 
 ROWS = [
     Row("embedding", "v h, ... -> ... h", _embedding, "rt.embedding({0}, {1}, {padding_idx}, {offset})",
-        dtype=lambda dtypes, attrs: dtypes[0], linear_in=((0,),), offset="v", saves=(1,)),
+        dtype=lambda dtypes, attrs: dtypes[0], linear_in=((0,),), offset="v", saves=(1,),
+        lookup=True),
+    Row("pick", "... v, ... -> ...", _pick, "rt.pick({0}, {1}, {offset})", dtype=lambda dtypes, attrs: dtypes[0],
+        linear_in=((0,),), offset="v", saves=(1,), doc="one entry along the last dimension, zero for indices outside"),
     Row("index", _index, _np_index, "rt.index({0}, [{*1}], {dim})",
-        dtype=lambda dtypes, attrs: dtypes[0], linear_in=((0,),), saves=(1,)),
+        dtype=lambda dtypes, attrs: dtypes[0], linear_in=((0,),), saves=(1,), lookup=True),
     Row("gather", _gather, _np_gather, "{0}.gather({dim}, {1})",
-        dtype=lambda dtypes, attrs: dtypes[0], linear_in=((0,),), saves=(1,)),
+        dtype=lambda dtypes, attrs: dtypes[0], linear_in=((0,),), saves=(1,), lookup=True),
     Row("index_put", _put_fixed, _np_index_put, "{0}.index_put(({1},), {2})", saves=(1,),
         dtype=lambda dtypes, attrs: dtypes[0]),
     Row("embedding_bag", "v! h, n!, b! -> b! h", _np_embedding_bag, "F.embedding_bag({1}, {0}, {2}, mode={mode!r})",
-        dtype=lambda dtypes, attrs: dtypes[0], linear_in=((0,),), saves=(1,)),
+        dtype=lambda dtypes, attrs: dtypes[0], linear_in=((0,),), saves=(1,), lookup=True),
 ]  # fmt: skip

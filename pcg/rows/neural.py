@@ -67,7 +67,8 @@ def _np_sdpa(
         scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
     for m in mask:
         scores = np.where(m, scores, -np.inf) if m.dtype == bool else scores + m
-    return _np_softmax(scores, -1) @ v
+    empty = np.isneginf(scores.max(axis=-1, keepdims=True))  # rows without a key give zeros
+    return np.where(empty, 0, _np_softmax(np.where(empty, 0, scores), -1)) @ v
 
 
 def _pool(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:

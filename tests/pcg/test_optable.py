@@ -44,6 +44,9 @@ def test_names_are_unique() -> None:
         ("add", [(4, 8), (8,)], {}, 32),
         ("sum", [(4, 8)], {"dims": (1,), "keepdim": False}, 32),
         ("gelu", [(4, 8)], {"approximate": "none"}, 12 * 32),
+        ("embedding", [(500, 8), (4, 6)], {"padding_idx": None, "offset": 0}, 4 * 6 * 8),
+        ("gather", [(4, 500), (4, 3)], {"dim": 1}, 4 * 3),
+        ("index", [(500, 8), (4, 6)], {"dim": 0}, 4 * 6 * 8),
         ("full", [], {"shape": (4, 8), "value": 1, "dtype": "float32"}, 32),
     ],
 )  # fmt: skip
