@@ -226,8 +226,9 @@ def offset_factor(row: Row, pattern: Pattern) -> str | None:
     sides = row.factors.partition("->")[0].split(",")
     for side, dims in zip(sides, pattern.operands, strict=True):
         tokens = side.split()
-        if row.offset in tokens and "..." not in tokens[: tokens.index(row.offset)]:
-            return dims[tokens.index(row.offset)][0]
+        if row.offset in tokens:
+            at = tokens.index(row.offset)
+            return dims[at - len(tokens) if "..." in tokens[:at] else at][0]
     return None
 
 
