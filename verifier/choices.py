@@ -21,7 +21,8 @@ from shardwright.substitutions.pattern import Pattern, pattern_of
 from shardwright.substitutions.rowrules import RowRule, choices, derive
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES, StepRule
-from shardwright.verifier.certificates import Certificate, Store, certify
+from shardwright.verifier.catalogue import Catalogue
+from shardwright.verifier.certificates import Certificate, certify
 
 Key = tuple[str, tuple[object, ...], tuple[tuple[tuple[int, ...], str], ...]]
 _RuleKey = tuple[str, Pattern, str]
@@ -34,7 +35,7 @@ class Certified:
     used    certificates that were given out, by rule hash: what a plan's proof refers to
     """
 
-    store: Store = field(default_factory=Store.load)
+    store: Catalogue = field(default_factory=Catalogue.load)
     used: dict[str, Certificate] = field(default_factory=dict)
     _nodes: dict[Key, dict[str, str]] = field(default_factory=dict)
     _rules: dict[_RuleKey, Certificate | str] = field(default_factory=dict)

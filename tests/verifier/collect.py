@@ -1,6 +1,6 @@
-"""Writes the shipped store of certificates; run it after a change to the prover or to a row.
+"""Writes the shipped catalogue, `verifier/rules.json`; run it after a change to the prover or to a row.
 
-The store holds every rule that the model zoo and the op table's samples need, and the catalogue:
+The catalogue holds every rule that the model zoo and the op table's samples need, and the hand-named ones:
 
     python -m tests.verifier.collect
 """
@@ -14,8 +14,9 @@ import time
 from shardwright.pcg.graph import Graph
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.problem import constant_nodes
-from shardwright.substitutions.catalogue import CATALOGUE
-from shardwright.verifier.certificates import SHIPPED, Certificate, Store, certify
+from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
+from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note
+from shardwright.verifier.certificates import Certificate, certify
 from shardwright.verifier.choices import Certified
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import cases
@@ -42,9 +43,9 @@ def zoo_graphs(*only: str) -> dict[str, Graph]:
     return graphs
 
 
-def collect() -> Store:
+def collect() -> Catalogue:
     """Prove everything anew."""
-    certified = Certified(Store())
+    certified = Certified(Catalogue())
     for graph in zoo_graphs().values():
         blocked = blocked_choices(graph, constant_nodes(graph))
         for node in graph.nodes:
@@ -56,6 +57,8 @@ def collect() -> Store:
             certified.store.add(case.rule, proven)
     certified.equations(CATALOGUE)
     certified.steps()
+    for name in set(CATALOGUE).difference(SEARCHED):
+        certified.store.notes[CATALOGUE[name].hash] = Note(search=False)
     return certified.store
 
 
@@ -63,4 +66,4 @@ if __name__ == "__main__":
     start = time.perf_counter()
     store = collect()
     store.save(SHIPPED)
-    print(f"{len(store.rules)} certificates in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    print(f"{len(store)} certificates in {time.perf_counter() - start:.1f} s", file=sys.stderr)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.pcg.errors import RuleError
 from shardwright.pcg.graph import Node, make_attrs
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import derive
 from shardwright.substitutions.steps import STEP_RULES
-from shardwright.verifier import certificates, choices
-from shardwright.verifier.certificates import SCOPE, Certificate, Store, certify, reprove
+from shardwright.verifier import choices
+from shardwright.verifier.catalogue import Catalogue
+from shardwright.verifier.certificates import SCOPE, Certificate, certify, reprove
 from shardwright.verifier.choices import Certified, rule_of
 from shardwright.verifier.solver import version
 
@@ -31,10 +31,10 @@ def node(op: str, **attrs: object) -> Node:
 
 @pytest.fixture(scope="module")
 def certified() -> Certified:
-    return Certified(Store())
+    return Certified(Catalogue())
 
 
-# ---- the store ----
+# ---- certificates ----
 
 
 def test_a_certificate_names_rule_axioms_guard_scope_and_solver() -> None:
@@ -46,59 +46,9 @@ def test_a_certificate_names_rule_axioms_guard_scope_and_solver() -> None:
     assert (found.scope, found.solver) == (SCOPE, version())
 
 
-@pytest.mark.parametrize(
-    "rule", [LINEAR, CATALOGUE["fuse_two_linears"], STEP_RULES["all_to_all"]], ids=lambda r: r.name
-)
-def test_a_store_keeps_every_kind_of_rule(tmp_path: Path, rule: object) -> None:
-    store, path = Store(), tmp_path / "store.json"
-    found = certify(rule)  # type: ignore[arg-type]
-    assert isinstance(found, Certificate)
-    store.add(rule, found)  # type: ignore[arg-type]
-    store.save(path)
-    again = Store.load(path)
-    assert again.certificates == store.certificates
-    assert again.rules == store.rules
-
-
 def test_certificates_can_be_proven_again() -> None:
     outcomes = dict(reprove([CATALOGUE["linear_of_sum"], STEP_RULES["reduce_scatter"]]))
     assert all(isinstance(outcome, Certificate) for outcome in outcomes.values())
-
-
-def test_a_store_of_another_prover_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "store.json"
-    store = Store()
-    store.add(LINEAR, certify(LINEAR))  # type: ignore[arg-type]
-    store.save(path)
-    monkeypatch.setattr(certificates, "prover_digest", lambda: "another")
-    assert not Store.load(path).certificates
-
-
-def test_a_missing_store_is_empty(tmp_path: Path) -> None:
-    assert not Store.load(tmp_path / "none.json").certificates
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not a store of certificates: Expecting property name"),
-        ("[]", "not a store of certificates: no field 'certificates'"),
-        ('{"version": 1, "prover": "", "certificates": []}', "not a store of certificates: no field 'solver'"),
-        ('{"version": 9, "prover": "", "solver": [], "certificates": []}',
-         "store version 9, expected 1; delete it to prove anew"),
-    ],
-)  # fmt: skip
-def test_a_file_that_is_no_store_is_an_error(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "store.json"
-    path.write_text(text)
-    with pytest.raises(RuleError, match=message):
-        Store.load(path)
-
-
-def test_the_shipped_store_fits_this_prover_and_holds_the_catalogue() -> None:
-    store = Store.load()
-    assert store.certificates, "the shipped store is of another prover: run `python -m tests.verifier.collect`"
-    assert all(rule.hash in store.certificates for rule in (*CATALOGUE.values(), *STEP_RULES.values()))
 
 
 def test_a_warm_store_answers_without_loading_z3_or_torch() -> None:
@@ -208,7 +158,7 @@ def test_an_operator_without_a_row_runs_replicated(certified: Certified) -> None
 
 def test_a_rule_that_fails_its_proof_never_becomes_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "certify", lambda rule: "made to fail")
-    certified = Certified(Store())
+    certified = Certified(Catalogue())
     assert certified(node("relu"), [tensor(4)]) == frozenset()
     assert certified.reason(node("relu"), [tensor(4)], "R") == "made to fail"
     assert certified.equations() == ()

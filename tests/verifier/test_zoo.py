@@ -10,7 +10,7 @@ from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.optable import ROWS
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.problem import constant_nodes
-from shardwright.verifier.certificates import Store
+from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.choices import Certified
 from tests.verifier.collect import zoo_graphs
 
@@ -19,7 +19,7 @@ from tests.verifier.collect import zoo_graphs
 @pytest.mark.parametrize("model", ["gpt", "llama", "dlrm", "resnext"])
 def test_the_shipped_store_covers_real_models(model: str) -> None:
     graph, certified = zoo_graphs(model)[model], Certified()
-    shipped = set(Store.load().certificates)
+    shipped = set(Catalogue.load().certificates)
     blocked = blocked_choices(graph, constant_nodes(graph))
     for node in graph.nodes:
         if not node.is_leaf:

@@ -1,0 +1,187 @@
+"""The catalogue file that we write: round trips, provers, what the search takes from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
+from shardwright.substitutions.equations import equation
+from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.rowrules import derive
+from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.steps import STEP_RULES
+from shardwright.verifier import catalogue
+from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note, hash_of
+from shardwright.verifier.certificates import Certificate, certify
+
+LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
+PLACED = equation(
+    "split_the_sum", {"x": "m i", "w": "o i"}, "linear(combine(x, axis=a), combine(w, axis=a))",
+    "reduce(linear(x, w), axis=a)", axes=("a",), layouts={"x": ("S(1)",), "w": ("S(1)",)},
+)  # fmt: skip
+EVERY_FORM = [LINEAR, CATALOGUE["fuse_two_linears"], STEP_RULES["all_to_all"], PLACED]
+
+
+def made_up(rule: Rule) -> Certificate:
+    return Certificate(rule.hash, rule.name, ("an axiom",), tuple(map(str, rule.guard)), "z3 0", "everywhere")
+
+
+@pytest.mark.parametrize("rule", EVERY_FORM, ids=lambda r: r.name)
+def test_a_catalogue_keeps_every_form_of_rule(tmp_path: Path, rule: Rule) -> None:
+    kept, path = Catalogue(generator={"max_ops": 3, "seed": 0}), tmp_path / "rules.json"
+    kept.add(rule, made_up(rule), Note(("linear_of_sum",), search=False))
+    kept.save(path)
+    again = Catalogue.load(path)
+    assert again.certificates == kept.certificates
+    assert again.rules == kept.rules == {rule.hash: rule}
+    assert again.notes == kept.notes
+    assert again.generator == kept.generator
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_certificates_are_kept_as_they_were_earned(tmp_path: Path) -> None:
+    kept, path = Catalogue(), tmp_path / "rules.json"
+    rules = [CATALOGUE["linear_of_sum"], STEP_RULES["reduce_scatter"]]
+    for rule in rules:
+        found = certify(rule)
+        assert isinstance(found, Certificate)
+        kept.add(rule, found)
+    kept.add(PLACED)
+    kept.save(path)
+    assert Catalogue.load(path).certificates == kept.certificates
+    assert PLACED.hash not in Catalogue.load(path).certificates
+    assert Catalogue.load(path).rule(PLACED.hash) == PLACED
+
+
+def test_saving_is_deterministic(tmp_path: Path) -> None:
+    for name, rules in (("one", EVERY_FORM), ("two", EVERY_FORM[::-1])):
+        kept = Catalogue()
+        for rule in rules:
+            kept.add(rule, made_up(rule))
+        kept.save(tmp_path / name)
+    assert (tmp_path / "one").read_text() == (tmp_path / "two").read_text()
+
+
+def test_a_catalogue_of_another_prover_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, kept = tmp_path / "rules.json", Catalogue()
+    kept.add(LINEAR, made_up(LINEAR))
+    kept.save(path)
+    monkeypatch.setattr(catalogue, "prover_digest", lambda: "another")
+    assert not len(Catalogue.load(path))
+
+
+def test_a_missing_catalogue_is_empty(tmp_path: Path) -> None:
+    assert not len(Catalogue.load(tmp_path / "none.json"))
+
+
+def test_a_certificate_belongs_to_the_very_rule(tmp_path: Path) -> None:
+    """A file whose rule was changed by hand has no certificate for what it says now."""
+    path, kept = tmp_path / "rules.json", Catalogue()
+    kept.add(CATALOGUE["sub_as_add"], made_up(CATALOGUE["sub_as_add"]))
+    kept.save(path)
+    path.write_text(path.read_text().replace("add(x, neg(y))", "add(neg(x), y)"))
+    changed = Catalogue.load(path)
+    assert CATALOGUE["sub_as_add"].hash not in changed.certificates
+
+
+@pytest.mark.parametrize("rule", EVERY_FORM, ids=lambda r: r.name)
+def test_a_hash_can_be_taken_without_reading_the_rule(rule: Rule) -> None:
+    assert hash_of(json.loads(json.dumps(rule.to_json()))) == rule.hash
+
+
+def test_the_search_takes_certified_serial_equations_that_nothing_implies() -> None:
+    kept = Catalogue()
+    one, two, three, four = (CATALOGUE[n] for n in ("linear_of_sum", "neg_of_neg", "mul_commutes", "relu_of_relu"))
+    kept.add(one, made_up(one))
+    kept.add(two, made_up(two), Note(implied_by=("linear_of_sum",)))
+    kept.add(three, made_up(three), Note(search=False))
+    kept.add(four)
+    kept.add(PLACED, made_up(PLACED))
+    kept.add(LINEAR, made_up(LINEAR))
+    assert kept.searched() == (one,)
+    assert kept.forms() == {"row", "equation"}
+
+
+def test_what_the_search_takes_survives_the_file(tmp_path: Path) -> None:
+    path, kept = tmp_path / "rules.json", Catalogue()
+    one, two = CATALOGUE["linear_of_sum"], CATALOGUE["neg_of_neg"]
+    kept.add(one, made_up(one))
+    kept.add(two, made_up(two), Note(search=False))
+    kept.add(PLACED, made_up(PLACED))
+    kept.save(path)
+    assert Catalogue.load(path).searched() == (one,)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty; expected rules"),
+        ("{", "line 1: expected JSON, got: Expecting property name"),
+        ('{"version": 1,\n "rules": [{"form": "row"', "line 2: expected JSON, got: Expecting ',' delimiter.*truncated"),
+        ("[]", r"expected an object with the fields 'version' and 'rules' \(docs/rules.md\), got \[\]"),
+        ('{"rules": []}', r"expected an object with the fields 'version' and 'rules'.*got the fields \['rules'\]"),
+        ('{"version": 9, "rules": []}', "version 9, expected 1; generate the file again"),
+        ('{"version": true, "rules": []}', "version True, expected 1"),
+        ('{"version": 1, "rules": {}}', r"field 'rules': expected a list of rules, got \{\}"),
+        ('{"version": 1, "rules": [], "prover": 3}', "field 'prover': expected an object, got 3"),
+        ('{"version": 1, "rules": [], "generator": []}', r"field 'generator': expected an object, got \[\]"),
+        ('{"version": 1, "rules": [], "rule": []}', "unknown field 'rule'"),
+        ('{"version": 1, "version": 1, "rules": []}', r"unknown field 'version \(given twice\)'"),
+        ("[" * 100_000, "JSON nested too deeply"),
+        ('{"version": ' + "1" * 5000 + "}", "a value that cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_catalogue_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rules.json"
+    path.write_text(text)
+    with pytest.raises(RuleError, match=message):
+        Catalogue.load(path)
+
+
+def test_what_is_no_text_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rules.json"
+    path.write_bytes(b'{"version": 1, "rules": ["\xff\xfe"]}')
+    with pytest.raises(RuleError, match="expected JSON text in UTF-8, got other bytes"):
+        Catalogue.load(path)
+    with pytest.raises(RuleError, match=r"cannot read the rule file \(Is a directory\)"):
+        Catalogue.load(tmp_path)
+    with pytest.raises(RuleError, match="there is no such rule file; check the path, or make one with"):
+        catalogue.read_head(tmp_path / "none.json")
+    monkeypatch.setattr(catalogue, "MAX_BYTES", 1 << 20)
+    path.write_bytes(b" " * (1 << 20) + b"{}")
+    with pytest.raises(RuleError, match="more than 1 MiB; is it a rule file"):
+        Catalogue.load(path)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "rules.json").mkdir()
+    with pytest.raises(RuleError, match=r"rules.json: cannot write the rules \(Is a directory\); check the path"):
+        Catalogue().save(tmp_path / "rules.json")
+    assert [p.name for p in tmp_path.iterdir()] == ["rules.json"]
+
+
+def test_other_solvers_and_scopes_are_named_with_their_certificate(tmp_path: Path) -> None:
+    path, kept = tmp_path / "rules.json", Catalogue()
+    for rule, solver in ((LINEAR, "z3 1"), (PLACED, "z3 2")):
+        kept.add(rule, replace(made_up(rule), solver=solver))
+    kept.save(path)
+    assert Catalogue.load(path).certificates == kept.certificates
+
+
+def test_the_shipped_catalogue_fits_this_prover_and_holds_the_hand_named_rules() -> None:
+    shipped = Catalogue.load()
+    assert len(shipped), "the shipped catalogue is of another prover: run `python -m tests.verifier.collect`"
+    assert all(rule.hash in shipped.certificates for rule in (*CATALOGUE.values(), *STEP_RULES.values()))
+    assert {CATALOGUE[name] for name in SEARCHED} <= set(shipped.searched())
+
+
+def test_the_shipped_catalogue_is_one_rule_a_line() -> None:
+    first, *lines, last = SHIPPED.read_text(encoding="utf-8").splitlines()
+    assert first.endswith('"rules": [')
+    assert last == "]}"
+    assert all(json.loads(line.rstrip(","))["form"] in ("row", "steps", "equation") for line in lines)

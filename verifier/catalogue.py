@@ -1,0 +1,256 @@
+"""The catalogue: the file of rules, with the certificates they earned (docs/rules.md).
+
+    {"version": 1, "prover": {…}, "generator": {…}, "rules": [
+    {"form": "equation", "name": "linear_of_sum", …, "certificate": {"axioms": […]}},
+    …]}
+
+One is shipped (`rules.json`, everything the model zoo needs); what it lacks is proven on demand, in milliseconds, and
+kept for the process. A catalogue names the prover that its certificates are from; after a change to the prover or to
+the semantics of a row, they are ignored as a whole and everything is proven anew.
+
+This reader is for files that we wrote: it hashes every rule and parses one when it is asked for. `rulefile` reads files
+of any origin, and says of each rule what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.fields import shown
+from shardwright.substitutions.rules import Rule, rule_from_json
+from shardwright.verifier.certificates import SCOPE, Certificate, prover_digest
+
+VERSION = 1
+SHIPPED = Path(__file__).with_name("rules.json")
+NOTES = ("certificate", "implied_by", "search")
+"""What an entry of a catalogue says about its rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a catalogue knows of a rule besides its proof.
+
+    implied_by    names of rules of the catalogue from which this one follows; the search needs only those
+    search        whether the search tries the rule; others are steps of proofs
+    """
+
+    implied_by: tuple[str, ...] = ()
+    search: bool = True
+
+
+PLAIN = Note()
+
+
+@dataclass
+class Catalogue:
+    """Rules and their certificates, by rule hash."""
+
+    certificates: dict[str, Certificate] = field(default_factory=dict)
+    generator: Mapping[str, Any] = field(default_factory=dict)
+    notes: dict[str, Note] = field(default_factory=dict)
+    _data: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _rules: dict[str, Rule] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._data.keys() | self._rules.keys())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._rules or key in self._data
+
+    @property
+    def rules(self) -> Mapping[str, Rule]:
+        """Every rule; those of a file are parsed now."""
+        return {key: self.rule(key) for key in self}
+
+    def __iter__(self) -> Iterator[str]:
+        yield from dict.fromkeys((*self._data, *self._rules))
+
+    def rule(self, key: str) -> Rule:
+        """The rule of this hash."""
+        if key not in self._rules:
+            self._rules[key] = rule_from_json(self._data[key])
+        return self._rules[key]
+
+    def note(self, key: str) -> Note:
+        """What else is known of the rule of this hash."""
+        return self.notes.get(key, PLAIN)
+
+    def add(self, rule: Rule, certificate: Certificate | None = None, note: Note = PLAIN) -> None:
+        """Keep a rule, with its certificate if it has one."""
+        key = rule.hash
+        self._rules[key] = rule
+        if certificate is not None:
+            self.certificates[key] = certificate
+        if note != PLAIN:
+            self.notes[key] = note
+
+    def searched(self) -> tuple[Equation, ...]:
+        """The certified serial equations that a search profits from: neither implied by others nor steps of proofs."""
+        wanted = (key for key in self if key in self.certificates and self.note(key) == PLAIN and self._is_serial(key))
+        return tuple(rule for rule in map(self.rule, wanted) if isinstance(rule, Equation))
+
+    def _is_serial(self, key: str) -> bool:
+        """Whether a rule is an equation without mesh axes; without parsing it."""
+        if key in self._rules:
+            rule = self._rules[key]
+            return isinstance(rule, Equation) and not rule.axes
+        return self._data[key].get("form") == "equation" and not self._data[key].get("axes")
+
+    def forms(self) -> frozenset[str]:
+        """The forms of rules that it holds."""
+        return frozenset(str(self.json(key)["form"]) for key in self)
+
+    def json(self, key: str) -> Mapping[str, Any]:
+        """The JSON form of a rule, without its certificate."""
+        return self._rules[key].to_json() if key in self._rules else self._data[key]
+
+    def save(self, path: Path) -> None:
+        """Write the catalogue, one rule a line."""
+        solvers = {c.solver for c in self.certificates.values()}
+        prover = {"digest": prover_digest(), "solver": ", ".join(sorted(solvers)), "scope": SCOPE}
+        lines = [json.dumps(self._entry(key, prover), ensure_ascii=False) for key in self.sorted()]
+        head = {"version": VERSION, "prover": prover, "generator": self.generator}
+        text = json.dumps(head, ensure_ascii=False)[:-1] + ', "rules": [\n' + ",\n".join(lines) + "\n]}\n"
+        write_text(path, text)
+
+    def sorted(self) -> list[str]:
+        """The hashes of all rules: rows, steps and equations, each by name."""
+        order = {"row": 0, "steps": 1, "equation": 2}
+
+        def place(key: str) -> tuple[int, str, str]:
+            data = self.json(key)
+            name = str(data.get("name") or f"{data['row']} [{data['pattern']}] {data['choice']}")
+            return order[str(data["form"])], name, key
+
+        return sorted(self, key=place)
+
+    def _entry(self, key: str, prover: Mapping[str, str]) -> dict[str, Any]:
+        entry, note = dict(self.json(key)), self.note(key)
+        found = self.certificates.get(key)
+        if found is not None:
+            odd = {"solver": found.solver, "scope": found.scope}
+            told = {name: value for name, value in odd.items() if value != prover[name]}
+            entry["certificate"] = {"axioms": list(found.axioms), **told}
+        if note.implied_by:
+            entry["implied_by"] = list(note.implied_by)
+        if not note.search:
+            entry["search"] = False
+        return entry
+
+    @classmethod
+    def load(cls, path: Path = SHIPPED) -> Catalogue:
+        """Read a catalogue that we wrote. It comes back empty where another prover made it, or where there is none.
+
+        Raises `RuleError` for a file that is not a catalogue, or of another version.
+        """
+        if not path.exists():
+            return cls()
+        data = read_head(path)
+        prover = data.get("prover") or {}
+        if prover.get("digest") != prover_digest():
+            return cls()
+        found = cls(generator=data.get("generator") or {})
+        for entry in data["rules"]:
+            key = found._take(entry)
+            if "certificate" in entry:
+                told = {**prover, **entry["certificate"]}
+                name = str(entry.get("name") or f"{entry['row']} [{entry['pattern']}] by {entry['choice']}")
+                guard = tuple(entry.get("guard", ()))
+                found.certificates[key] = Certificate(
+                    key, name, tuple(told["axioms"]), guard, str(told.get("solver")), str(told.get("scope"))
+                )
+        return found
+
+    def _take(self, entry: Mapping[str, Any]) -> str:
+        data = {name: value for name, value in entry.items() if name not in NOTES}
+        key = hash_of(data)
+        self._data[key] = data
+        if "implied_by" in entry or "search" in entry:
+            self.notes[key] = Note(tuple(entry.get("implied_by", ())), entry.get("search", True))
+        return key
+
+
+def hash_of(data: Mapping[str, Any]) -> str:
+    """The hash of a rule from its JSON form as we write it; another rule's, or nobody's, for any other text."""
+    named = {key: value for key, value in data.items() if key != "name"}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".new")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise RuleError(f"{path}: cannot write the rules ({error.strerror}); check the path") from error
+
+
+MAX_BYTES = 1 << 28
+
+
+def read_head(path: Path) -> Mapping[str, Any]:
+    """The JSON of a rule file, of which version and the list of rules are checked; nothing of the rules is.
+
+    A key that occurs twice in an object is renamed, so that whoever reads the object objects to it.
+    """
+    data = _parsed(path)
+    if not isinstance(data, dict) or not {"version", "rules"} <= data.keys():
+        got = f"the fields {sorted(data)[:8]}" if isinstance(data, dict) else shown(data)
+        raise RuleError(f"{path}: expected an object with the fields 'version' and 'rules' (docs/rules.md), got {got}")
+    if data["version"] != VERSION or isinstance(data["version"], bool):
+        raise RuleError(
+            f"{path}: version {shown(data['version'])}, expected {VERSION}; generate the file again, or use the "
+            "release of Shardwright that wrote it"
+        )
+    unknown = data.keys() - {"version", "rules", "prover", "generator"}
+    if unknown:
+        raise RuleError(f"{path}: unknown field {min(unknown)!r}; expected version, prover, generator and rules")
+    if not isinstance(data["rules"], list):
+        raise RuleError(f"{path}: field 'rules': expected a list of rules, got {shown(data['rules'])}")
+    for key in ("prover", "generator"):
+        if not isinstance(data.get(key, {}), dict):
+            raise RuleError(f"{path}: field {key!r}: expected an object, got {shown(data[key])}")
+    return data
+
+
+def _parsed(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        advice = "check the path, or make one with `shardwright rules generate`"
+        raise RuleError(f"{path}: there is no such rule file; {advice}") from None
+    except OSError as error:
+        raise RuleError(f"{path}: cannot read the rule file ({error.strerror}); check the path") from None
+    if len(content) > MAX_BYTES:
+        raise RuleError(f"{path}: more than {MAX_BYTES >> 20} MiB; is it a rule file?")
+    if not content.strip():
+        raise RuleError(f"{path}: the file is empty; expected rules (docs/rules.md)")
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=_object)
+    except UnicodeDecodeError:
+        raise RuleError(f"{path}: expected JSON text in UTF-8, got other bytes; is it a rule file?") from None
+    except json.JSONDecodeError as error:
+        advice = "the file is truncated or edited wrongly"
+        raise RuleError(f"{path}: line {error.lineno}: expected JSON, got: {error.msg}; {advice}") from None
+    except RecursionError:
+        raise RuleError(f"{path}: expected rules, got JSON nested too deeply") from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise RuleError(f"{path}: expected rules, got a value that cannot be read: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        found[f"{key} (given twice)" if key in found else key] = value
+    return found
