@@ -1,13 +1,14 @@
 """Fingerprint arithmetic: every operator of the rules on elements that are tuples of residues.
 
-A chain of primes p > q > r, each twice the next and one, holds one real number x as (x mod p, x mod q, x mod r). Sums and
-products act on each part. The exponential takes part i + 1 into part i, so that exp(x + y) = exp(x) · exp(y) holds
-exactly, and the last part of its result is lost: values have as many parts as are known, the first always. Where no part
-is left to take an exponential of, it is a function without laws of the first part, so that equal arguments still give
-equal results. The logarithm takes part i into part i + 1; what becomes of its first part has no law. (Wu et al., Mirage,
-2024, verify exponentials with such a pair of fields.)
+A chain of primes p > q > r, each twice the next and one, holds one real number x as (x mod p, x mod q, x mod r). Sums
+and products act on each part. The exponential takes part i + 1 into part i, so that exp(x + y) = exp(x) · exp(y) holds
+exactly, and the last part of its result is lost: values have as many parts as are known, the first always. Where no
+part is left to take an exponential of, it is a function without laws of the first part, so that equal arguments still
+give equal results. The logarithm takes part i into part i + 1; what becomes of its first part has no law. (Wu et al.,
+Mirage, 2024, verify exponentials with such a pair of fields.)
 
-Arrays have a leading batch axis, of terms or of devices, before the tensor's own dimensions. An index tensor has one part.
+Arrays have a leading batch axis, of terms or of devices, before the tensor's own dimensions. An index tensor has one
+part.
 """
 
 from __future__ import annotations
@@ -371,4 +372,4 @@ OPERATORS: Mapping[str, Operator] = {
     "concat": _moved(_concat),
     "contiguous": _moved(lambda x: x),
 }
-"""The operators that fingerprints know. `f(field, *operands, **attrs)`; dimensions are counted without the batch axis."""
+"""The operators that fingerprints know: f(field, *operands, **attrs). Dimensions count without the batch axis."""

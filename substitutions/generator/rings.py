@@ -108,11 +108,11 @@ class Ring:
         return self._roots[x].astype(np.int64)
 
     def exponential(self, x: Array) -> Array:
-        """ω^x for x modulo q: always a square, exponential(x + y) = exponential(x) · exponential(y)."""
+        """ω^x for x modulo q: a square; takes sums to products."""
         return self._exponentials[x].astype(np.int64)
 
     def logarithm(self, x: Array) -> Array:
-        """In integers modulo q: logarithm(x · y) = logarithm(x) + logarithm(y), logarithm(exponential(x)) = x."""
+        """The inverse of the exponential on squares, modulo q; takes products to sums."""
         return self._logarithms[x].astype(np.int64)
 
     def maximum(self, x: Array, y: Array) -> Array:

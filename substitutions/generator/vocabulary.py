@@ -1,0 +1,288 @@
+"""The operators that are enumerated: which attributes they take on operands of given types, and what type results.
+
+A type is a tensor's symbolic dimensions, and what it indexes into where it is an index tensor. Attributes are printed
+in the rule language (`dim=len(b)`). Real attributes (`eps`, `scale`, …) and the strides of a convolution are names that
+stand alone, so that a rule holds for all of them. A mean is a sum times a scalar variable, as the importer writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwright.substitutions.expressions import Expression, expression
+from shardwright.substitutions.generator.extents import minus, plus, times
+
+Dims = tuple[str, ...]
+Attrs = tuple[tuple[str, Expression], ...]
+
+
+class Type(NamedTuple):
+    """Symbolic dimensions; `into` is the extent that an index tensor's values stay below."""
+
+    dims: Dims
+    into: str = ""
+
+
+class Use(NamedTuple):
+    """An operator with its attributes, on operands of certain types."""
+
+    op: str
+    attrs: Attrs
+    result: Type
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a context lets structural operators do.
+
+    cuts     dimension -> the (start, stop) that slices take of it
+    splits   dimension -> the pairs of factors that a reshape splits it into, major first
+    extents  the dimensions that results may have
+    max_rank the most dimensions that a result may have
+    """
+
+    cuts: Mapping[str, tuple[tuple[str, str], ...]]
+    splits: Mapping[str, tuple[tuple[str, str], ...]]
+    extents: frozenset[str]
+    max_rank: int = 4
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One way of applying a row: how many operands, and its uses on operands of given types."""
+
+    name: str
+    arity: int
+    uses: Callable[[Sequence[Type], Reach], Iterator[Use]]
+
+
+def attributes(**attrs: str) -> Attrs:
+    """Attributes from texts, in the order of terms."""
+    return tuple((key, expression(attrs[key])) for key in sorted(attrs))
+
+
+def position(dims: Dims, index: int) -> str:
+    """How the rule language names dimension `index`: `len(b)` after a splice `*b`."""
+    splices = [f"len({d[1:]})" for d in dims[:index] if d.startswith("*")]
+    plain = index - len(splices)
+    return " + ".join([*splices, *([str(plain)] if plain or not splices else [])])
+
+
+def plain(dims: Dims) -> list[int]:
+    """The dimensions that are no splices."""
+    return [i for i, d in enumerate(dims) if not d.startswith("*")]
+
+
+def _real(types: Sequence[Type]) -> bool:
+    return not any(t.into for t in types)
+
+
+# ---- pointwise ----
+
+
+def pointwise(name: str, **attrs: str) -> Operator:
+    """A function of each element."""
+
+    def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+        if _real(types):
+            yield Use(name, attributes(**attrs), types[0])
+
+    return Operator(name, 1, uses)
+
+
+def broadcast(long: Dims, short: Dims) -> Dims | None:
+    """The dims of the result where `short` is aligned at the end of `long`, as NumPy broadcasts."""
+    if len(short) > len(long):
+        return None
+    lead, tail = long[: len(long) - len(short)], long[len(long) - len(short) :]
+    if any(a != b and "1" not in (a, b) for a, b in zip(tail, short, strict=True)):
+        return None
+    return lead + tuple(b if a == "1" else a for a, b in zip(tail, short, strict=True))
+
+
+def binary(name: str) -> Operator:
+    """A function of two elements, with broadcasting."""
+
+    def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+        (x, _), (y, _) = types
+        dims = broadcast(x, y) if len(x) >= len(y) else broadcast(y, x)
+        if dims is not None and _real(types):
+            yield Use(name, (), Type(dims))
+
+    return Operator(name, 2, uses)
+
+
+# ---- contractions ----
+
+
+def _linear(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    (x, _), (w, _) = types
+    if x and len(w) == 2 and x[-1] == w[1] and len(plain(w)) == 2 and _real(types):
+        yield Use("linear", (), Type((*x[:-1], w[0])))
+
+
+def _matmul(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    (x, _), (y, _) = types
+    fits = min(len(plain(x[-2:])), len(plain(y[-2:]))) == 2 and x[-1] == y[-2] and _real(types)
+    if fits and (len(y) == 2 or x[:-2] == y[:-2]):
+        yield Use("matmul", (), Type((*x[:-1], y[-1])))
+
+
+def _conv2d(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    """Strides, padding and dilation are free; the spatial sizes of the result are `y` and `x`, known to nobody else."""
+    (x, _), (w, _) = types
+    if len(x) == len(w) == 4 and x[1] == w[1] and x[2:] == ("h", "w") and w[2:] == ("p", "q"):
+        attrs = attributes(stride="stride", padding="padding", dilation="dilation", groups="1")
+        yield Use("conv2d", attrs, Type((x[0], w[0], "y", "x")))
+
+
+def _sdpa(causal: str) -> Operator:
+    def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+        q, k, v = (t.dims for t in types)
+        plains = all(len(d) >= 3 and len(plain(d[-3:])) == 3 for d in (q, k, v))
+        if plains and q[:-2] == k[:-2] == v[:-2] and q[-1] == k[-1] and k[-2] == v[-2] and _real(types):
+            yield Use("sdpa", attributes(causal=causal, scale="scale"), Type((*q[:-1], v[-1])))
+
+    return Operator("sdpa", 3, uses)
+
+
+# ---- reductions and norms ----
+
+
+def _sum(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    x = types[0].dims
+    for i in plain(x) if _real(types) else ():
+        yield Use("sum", attributes(dims=f"({position(x, i)},)", keepdim="False"), Type(x[:i] + x[i + 1 :]))
+
+
+def _sum_keep(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    x = types[0].dims
+    if x and plain(x[-1:]) and x[-1] != "1" and _real(types):
+        at = position(x, len(x) - 1)
+        yield Use("sum", attributes(dims=f"({at},)", keepdim="True"), Type((*x[:-1], "1")))
+
+
+def along(name: str) -> Operator:
+    """An operator along one plain dimension."""
+
+    def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+        x = types[0].dims
+        for i in plain(x) if _real(types) else ():
+            yield Use(name, attributes(dim=position(x, i)), types[0])
+
+    return Operator(name, 1, uses)
+
+
+def norm(name: str, arity: int) -> Operator:
+    """A norm over the last dimension, with up to two affine operands."""
+
+    def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+        x = types[0].dims
+        if x and plain(x[-1:]) and all(t.dims == x[-1:] for t in types[1:]) and _real(types):
+            yield Use(name, attributes(eps="eps", normalized_dims="1"), types[0])
+
+    return Operator(name, arity, uses)
+
+
+def _cross_entropy(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    (logits, _), target = types
+    if len(plain(logits)) == len(logits) == 2 and target == Type(logits[:1], logits[1]):
+        yield Use("cross_entropy_sum", attributes(ignore_index="ignore", label_smoothing="smoothing"), Type(()))
+
+
+# ---- lookups ----
+
+
+def _embedding(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    (w, _), (ids, into) = types
+    if len(plain(w)) == len(w) == 2 and into == w[0] and not types[0].into:
+        yield Use("embedding", attributes(padding_idx="padding"), Type((*ids, w[1])))
+
+
+# ---- movement ----
+
+
+def _transpose(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    """Neighbouring plain dimensions swapped."""
+    x = types[0].dims
+    for i in range(len(x) - 1):
+        if len(plain(x[i : i + 2])) == 2:
+            order = [*range(i), i + 1, i, *range(i + 2, len(x))]
+            result = Type(tuple(x[j] for j in order), types[0].into)
+            yield Use("permute", attributes(dims=f"({', '.join(_places(x, order))},)"), result)
+
+
+def _places(dims: Dims, order: Sequence[int]) -> list[str]:
+    return [f"*iota({dims[i].replace('*', 'len(')}))" if dims[i].startswith("*") else position(dims, i) for i in order]
+
+
+def _reshaped(x: Type, dims: Dims) -> Use:
+    return Use("reshape", attributes(shape=f"({', '.join(dims)},)" if dims else "()"), Type(dims, x.into))
+
+
+def _merge(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    """Neighbouring plain dimensions made one."""
+    x = types[0].dims
+    for i in range(len(x) - 1):
+        if len(plain(x[i : i + 2])) == 2:
+            merged = times(x[i], x[i + 1])
+            if merged in reach.extents:
+                yield _reshaped(types[0], (*x[:i], merged, *x[i + 2 :]))
+
+
+def _split(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    """A dimension made two."""
+    x = types[0].dims
+    for i in plain(x) if len(x) < reach.max_rank else ():
+        for major, minor in reach.splits.get(x[i], ()):
+            yield _reshaped(types[0], (*x[:i], major, minor, *x[i + 1 :]))
+
+
+def _slice(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    x = types[0].dims
+    for i in plain(x):
+        for start, stop in reach.cuts.get(x[i], ()):
+            attrs = attributes(dim=position(x, i), start=start, stop=stop, step="1")
+            yield Use("slice", attrs, Type((*x[:i], minus(stop, start), *x[i + 1 :]), types[0].into))
+
+
+def _concat(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    (x, into), (y, other) = types
+    if len(x) != len(y) or into != other:
+        return
+    for i in plain(x):
+        if len(plain(y[i : i + 1])) == 1 and x[:i] == y[:i] and x[i + 1 :] == y[i + 1 :]:
+            joined = plus(x[i], y[i])
+            if joined in reach.extents:
+                yield Use("concat", attributes(dim=position(x, i)), Type((*x[:i], joined, *x[i + 1 :]), into))
+
+
+VOCABULARY: Mapping[str, Operator] = {
+    **{name: pointwise(name) for name in ("neg", "relu", "exp", "sigmoid", "tanh", "silu")},
+    "gelu": pointwise("gelu", approximate="'none'"),
+    **{name: binary(name) for name in ("add", "sub", "mul", "div")},
+    "linear": Operator("linear", 2, _linear),
+    "matmul": Operator("matmul", 2, _matmul),
+    "conv2d": Operator("conv2d", 2, _conv2d),
+    "sdpa": _sdpa("False"),
+    "causal_sdpa": _sdpa("True"),
+    "sum": Operator("sum", 1, _sum),
+    "sum_keep": Operator("sum", 1, _sum_keep),
+    "softmax": along("softmax"),
+    "log_softmax": along("log_softmax"),
+    "layer_norm": norm("layer_norm", 1),
+    "layer_norm_scaled": norm("layer_norm", 2),
+    "layer_norm_affine": norm("layer_norm", 3),
+    "rms_norm": norm("rms_norm", 1),
+    "rms_norm_scaled": norm("rms_norm", 2),
+    "cross_entropy": Operator("cross_entropy_sum", 2, _cross_entropy),
+    "embedding": Operator("embedding", 2, _embedding),
+    "transpose": Operator("permute", 1, _transpose),
+    "merge": Operator("reshape", 1, _merge),
+    "split": Operator("reshape", 1, _split),
+    "slice": Operator("slice", 1, _slice),
+    "concat": Operator("concat", 2, _concat),
+}
+"""Every way of applying a row, by the name that contexts use."""
