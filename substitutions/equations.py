@@ -77,7 +77,7 @@ class Equation:
             if side == "left" and declared - used:
                 raise RuleError(f"{where}: variable {min(declared - used)!r} does not occur on the left")
         free = self._names(self.right) | {name for g in self.guard for name in g.names}
-        unbound = free - self.bound - set(self.parameters)
+        unbound = free - self.bound - set(self.parameters) - set(self.axes)  # an axis stands for its degree
         if unbound:
             raise RuleError(f"{where}: {min(unbound)!r} is not bound by the left side")
 
