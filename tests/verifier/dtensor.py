@@ -7,7 +7,7 @@ imported here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ REDISTRIBUTES, REFUSES = "redistributes", "refuses"
 
 
 @contextmanager
-def fake_mesh() -> Iterator[DeviceMesh]:
+def fake_mesh() -> Generator[DeviceMesh]:
     """A mesh of two ranks, of which this process is the first and the other does not exist."""
     dist.init_process_group("fake", rank=0, world_size=DEGREE, store=FakeStore())
     try:
@@ -51,7 +51,7 @@ def placed(layout: Layout) -> Placed:
 def layout_of(placement: Placed) -> Layout | None:
     """The layout of a placement, C for a replicated one; None for what has none, such as partial maxima."""
     if isinstance(placement, _StridedShard):
-        return S(placement.dim, placement.split_factor)
+        return S(placement.dim, int(placement.split_factor))
     if isinstance(placement, Shard):
         return S(placement.dim)
     if isinstance(placement, Partial):

@@ -41,10 +41,8 @@ class Difference:
 NO_PARTIAL = "DTensor does not know that the operator is linear in this operand and sums the partial values first"
 NO_OPERATOR = "DTensor has no strategy for the operator, or takes it apart into some without"
 TAKES_APART = "DTensor takes the product apart into views that it cannot keep sharded, because one operand is broadcast"
-WRONG_CONV = (
-    "DTensor's handler of convolutions looks at shards of the batch and of the width only; the placement that it "
-)
-WRONG_CONV += "names for the result is wrong"
+OWN_MASK = "DTensor marks the indices first, without communication; its partial sums then carry the mask of its own"
+WRONG_CONV = "DTensor's handler of convolutions looks at the batch and the width only: it names a wrong placement"
 
 DIFFERENCES = (
     Difference("where", "P1,2", REDISTRIBUTES, NO_PARTIAL),
@@ -52,8 +50,9 @@ DIFFERENCES = (
     Difference("gather", "P0", REDISTRIBUTES, NO_PARTIAL),
     Difference("adaptive_avg_pool2d", "P0", REDISTRIBUTES, NO_PARTIAL),
     Difference("embedding", "P0", REDISTRIBUTES, NO_PARTIAL),
-    Difference("embedding", "a", REDISTRIBUTES, "DTensor gathers a table that is sharded by vocabulary"),
-    Difference("pick", "P0 a b c", REDISTRIBUTES, "DTensor gathers what is indexed along a sharded dimension"),
+    Difference("embedding", "a", REDISTRIBUTES, OWN_MASK),
+    Difference("pick", "P0", REDISTRIBUTES, NO_PARTIAL),
+    Difference("pick", "a b c", REDISTRIBUTES, OWN_MASK),
     Difference("expand", "a b c", "R", "nothing is moved: DTensor keeps the whole result where the dimension is new"),
     Difference("matmul", "a P1", REDISTRIBUTES, TAKES_APART, "a b c d, b d e -> a b c e"),
     Difference("matmul", "d P0", REDISTRIBUTES, TAKES_APART, "a 1 b c, a d c e -> a d b e"),
@@ -63,8 +62,8 @@ DIFFERENCES = (
     Difference("conv2d", "b", REFUSES, "DTensor runs the shards with all groups, which the kernel refuses"),
     Difference("grouped_mm", "*", REFUSES, NO_OPERATOR),
     Difference("embedding_bag", "*", REFUSES, NO_OPERATOR),
-    Difference("sdpa", "*", REFUSES, "the kernel for grouped heads or partial values is taken apart; its views and sums "
-               "do not take these shards"),
+    Difference("sdpa", "*", REFUSES, "the kernel for grouped heads or partial values is taken apart into views and "
+               "sums that do not take these shards"),
     Difference("cross_entropy_sum", "R C", REFUSES, "a bug: the shape of a single target is taken for [1]", "a!,  ->"),
 )  # fmt: skip
 
