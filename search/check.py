@@ -39,7 +39,7 @@ def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None
             f"plan for {plan.model!r} has fingerprint {plan.fingerprint}, the captured model {digest}{what}; "
             "plan for this model, batch shape and train mode, or use the model that the plan was made for"
         )
-    found = difference(erased, replay(captured, plan.report.rewrites, rules or {}))
+    found = difference(erased, replay(captured, plan.report.rewrites, rules or {}, plan.mesh))
     if found:
         raise PlanError(f"plan for {plan.model!r}: its graph is not the captured one: {found}; make the plan again")
 

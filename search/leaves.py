@@ -14,32 +14,46 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
+from shardwright.pcg.mesh import Mesh
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.plan import Rewrite
-from shardwright.search.problem import Problem, ProblemBuilder
+from shardwright.search.problem import Problem, ProblemBuilder, Restrict
 from shardwright.search.reshard import replicated
 from shardwright.search.splits import Leaf, extract, leaves, transplant
 from shardwright.substitutions.apply import apply
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.match import matches
+from shardwright.substitutions.match import places
 
 ALPHA = 1.05
 BUDGET = 32
 """Candidates costed per distinct leaf."""
 
 
-def expand(graph: Graph, rules: Sequence[Equation]) -> Iterator[tuple[tuple[str, int], Graph]]:
-    """Every graph that is one rule application away."""
+def degrees(mesh: Mesh) -> tuple[int, ...]:
+    """Among how many devices axes of the mesh can divide something: what the parameters of a rule are chosen from."""
+    found = {1}
+    for size in mesh.sizes:
+        found |= {size * d for d in found}
+    return tuple(sorted(found - {1}))
+
+
+def expand(
+    graph: Graph, rules: Sequence[Equation], parameters: Sequence[int] = ()
+) -> Iterator[tuple[tuple[str, int], Graph]]:
+    """Every graph that is one rule application away, the parameters of rules being among these."""
     for rule in rules:
-        for number, match in enumerate(matches(rule, graph)):
+        for number, match in enumerate(places(rule, graph, parameters)):
             yield (rule.name, number), apply(rule, graph, match)
 
 
-def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equation]) -> Graph:
-    """The graph after the rewrites. Raises `PlanError` where a step does not apply or its rule is not certified."""
+def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equation], mesh: Mesh) -> Graph:
+    """The graph after the rewrites of a plan on this mesh.
+
+    Raises `PlanError` where a step does not apply or its rule is not certified.
+    """
     parts = [_part(graph, rewrite) for rewrite in rewrites]
     for part, rewrite in zip(parts, rewrites, strict=True):
-        graph = transplant(graph, part, _rewritten(part.graph, rewrite, rules))
+        graph = transplant(graph, part, _rewritten(part.graph, rewrite, rules, degrees(mesh)))
     return graph.validate()
 
 
@@ -52,11 +66,11 @@ def _part(graph: Graph, rewrite: Rewrite) -> Leaf:
     return part
 
 
-def _rewritten(graph: Graph, rewrite: Rewrite, rules: Mapping[str, Equation]) -> Graph:
+def _rewritten(graph: Graph, rewrite: Rewrite, rules: Mapping[str, Equation], parameters: Sequence[int]) -> Graph:
     for name, number in rewrite.steps:
         if name not in rules:
             raise PlanError(f"rewrite of {rewrite.end!r}: rule {name!r} is not certified here; make the plan again")
-        found = matches(rules[name], graph)
+        found = places(rules[name], graph, parameters)
         if number >= len(found):
             raise PlanError(
                 f"rewrite of {rewrite.end!r}: rule {name!r} has no match number {number}; make the plan again"
@@ -68,11 +82,19 @@ def _rewritten(graph: Graph, rewrite: Rewrite, rules: Mapping[str, Equation]) ->
 class LeafSearch:
     """Looks for rewrites of a solved problem's leaves that make the plan cheaper.
 
-    `places` counts, by rule, the places that were found in the graphs that it came by.
+    `restriction` says what the axes may do to a graph. `places` counts, by rule, the places that were found in the
+    graphs that it came by.
     """
 
-    def __init__(self, builder: ProblemBuilder, eliminator: Eliminator, rules: Sequence[Equation]) -> None:
-        self.builder, self.eliminator, self.rules = builder, eliminator, rules
+    def __init__(
+        self,
+        builder: ProblemBuilder,
+        eliminator: Eliminator,
+        rules: Sequence[Equation],
+        restriction: Callable[[Graph], Restrict | None] = lambda graph: None,
+    ) -> None:
+        self.builder, self.eliminator, self.rules, self.restriction = builder, eliminator, rules, restriction
+        self.degrees = degrees(builder.mesh)
         self.places: Counter[str] = Counter()
 
     def improve(self, problem: Problem, solution: Solution, price: float) -> list[Rewrite]:
@@ -92,7 +114,7 @@ class LeafSearch:
 
     def _cost(self, graph: Graph, boundary: Mapping[str, Layouts], end: Layouts, price: float) -> float:
         held = {**boundary, dict(graph.outputs)["loss"]: end}
-        return self.eliminator.solve(self.builder.build(graph, boundary=held), price).objective
+        return self.eliminator.solve(self.builder.build(graph, self.restriction(graph), held), price).objective
 
     def _best_first(self, graph: Graph, cost: Callable[[Graph], float]) -> tuple[tuple[str, int], ...]:
         """The steps to the cheapest graph found, none if the given one is."""
@@ -104,7 +126,7 @@ class LeafSearch:
             value, _, steps, current = heapq.heappop(queue)
             if value > ALPHA * best:
                 break
-            for step, new in expand(current, self.rules):
+            for step, new in expand(current, self.rules, self.degrees):
                 self.places[step[0]] += 1
                 if _key(new) in seen or costed >= BUDGET:
                     continue

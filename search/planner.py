@@ -18,7 +18,7 @@ from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.materialize import materialize
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint
 from shardwright.search.predict import Prediction, predict
-from shardwright.search.problem import Problem, ProblemBuilder, constant_nodes
+from shardwright.search.problem import Problem, ProblemBuilder, Restrict, constant_nodes
 from shardwright.search.reshard import INFINITY
 from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO, role_restriction
 from shardwright.substitutions.equations import Equation
@@ -96,8 +96,7 @@ class Planner:
                 f"{self.cluster.num_devices}"
             )
         builder, eliminator = self._builder(mesh)
-        restrict = None if set(roles) == {FREE} else role_restriction(graph, roles, mesh.sizes)
-        problem = builder.build(graph, restrict, blocked=self._blocked_choices(graph))
+        problem = builder.build(graph, _restriction(graph, roles, mesh), blocked=self._blocked_choices(graph))
         problem.mesh = mesh
         best: Candidate | None = None
         limit: float = self.limit_bytes
@@ -188,24 +187,29 @@ class Planner:
     ) -> tuple[Candidate, Sequence[Rewrite]]:
         """The best plan after backtracking over algebraic rules on its leaves, if that is better."""
         roles = roles or (FREE,) * len(best.graph.mesh)
-        if not self.rules or set(roles) != {FREE} or best.graph.mesh.sizes not in self._builders:
+        mesh = best.graph.mesh
+        if not self.rules or mesh.sizes not in self._builders:
             return best, ()
-        builder, eliminator = self._builder(best.graph.mesh)
-        leaf_search = LeafSearch(builder, eliminator, list(self.rules.values()))
+        builder, eliminator = self._builder(mesh)
+        leaf_search = LeafSearch(
+            builder, eliminator, list(self.rules.values()), lambda part: _restriction(part, roles, mesh)
+        )
         rewrites = leaf_search.improve(*best.solved)
         self.places.update(leaf_search.places)
         if not rewrites:
             return best, ()
-        new = replay(graph, rewrites, self.rules)
+        new = replay(graph, rewrites, self.rules, mesh)
         _, solution, price = best.solved
-        if (
-            eliminator.solve(builder.build(new, blocked=self._blocked_choices(new)), price).objective
-            >= solution.objective
-        ):
+        problem = builder.build(new, _restriction(new, roles, mesh), blocked=self._blocked_choices(new))
+        if eliminator.solve(problem, price).objective >= solution.objective:
             return best, ()
-        rewritten = self.solve(new, best.graph.mesh, roles, best.name, best.prediction.step_s)
+        rewritten = self.solve(new, mesh, roles, best.name, best.prediction.step_s)
         self.progress(f"after {len(rewrites)} rewrites: {rewritten.prediction.step_s * 1e3:.1f} ms")
         return (rewritten, rewrites) if _rank(rewritten) < _rank(best) else (best, ())
+
+
+def _restriction(graph: Graph, roles: Sequence[str], mesh: Mesh) -> Restrict | None:
+    return None if set(roles) == {FREE} else role_restriction(graph, roles, mesh.sizes)
 
 
 def _kept_bytes(problem: Problem, solution: Solution) -> float:

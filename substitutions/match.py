@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from shardwright.pcg.errors import GraphError, RuleError
@@ -113,6 +113,12 @@ def matches(rule: Equation, graph: Graph, parameters: Mapping[str, int] | None =
         if match is not None and match not in found:
             found.append(match)
     return found
+
+
+def places(rule: Equation, graph: Graph, degrees: Sequence[int] = ()) -> list[Match]:
+    """Every place where the rule applies, with each of `degrees` in the place of each of its parameters."""
+    chosen = product(degrees, repeat=len(rule.parameters))
+    return [m for values in chosen for m in matches(rule, graph, dict(zip(rule.parameters, values, strict=True)))]
 
 
 def _roots(state: _State, roots: Sequence[Term]) -> Iterator[_State]:

@@ -24,7 +24,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import Match, replacement
 from shardwright.substitutions.steps import Move, Place, StepRule
-from shardwright.substitutions.terms import Apply, Term, Variable, subterms
+from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, subterms
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SIZES = (2, 3, 4, 5, 6, 7)
@@ -80,6 +80,8 @@ def _instance(rule: Equation, rng: random.Random) -> tuple[Graph, Match] | None:
             splice = name.startswith("*")
             lead = tuple(rng.sample(SIZES[:3], rng.randint(0, 3)))
             sizes.setdefault(name.lstrip("*"), lead if splice else rng.choice(SIZES))
+    for name in rule.parameters:
+        sizes[name] = rng.choice(SIZES)
     applied = [t for root in rule.left for t in subterms(root) if isinstance(t, Apply)]
     for term in applied:
         for key, value in term.attrs:
@@ -101,14 +103,16 @@ def _attribute(key: str, sizes: Mapping[str, Any], rng: random.Random) -> int | 
     if key == "shape":
         flat = rng.sample(lead, len(lead))
         return tuple(flat) if len(flat) < 2 or rng.random() < 0.5 else (prod(flat[:2]), *flat[2:])
-    return rng.randint(0, 8)
+    return rng.randint(1 if key == "eps" else 0, 8)
 
 
 def _left_graph(rule: Equation, sizes: Mapping[str, Any]) -> tuple[Graph, Match]:
     nodes: list[Node] = []
     variables = {name: f"v_{name}" for name, _ in rule.variables}
+    indices = index_variables(rule)
     for name, dims in rule.variables:
-        nodes.append(leaf(variables[name], "input", dims.shape(sizes), "float64", name, grad=True))
+        dtype = "int64" if name in indices else "float64"
+        nodes.append(leaf(variables[name], "input", dims.shape(sizes), dtype, name, grad=name not in indices))
     placed: dict[Term, str] = {}
 
     def build(term: Term) -> str:
@@ -129,6 +133,8 @@ def _left_graph(rule: Equation, sizes: Mapping[str, Any]) -> tuple[Graph, Match]
 def _compare(rule: Equation, graph: Graph, match: Match, seed: int) -> Mismatch | None:
     rng = np.random.default_rng(seed)
     tensors = {n.name: rng.integers(-4, 5, graph.types[n.name].shape).astype(float) for n in graph.leaves("input")}
+    for name, bound in _bounds(rule, graph, match):
+        tensors[name] = rng.integers(0, bound, graph.types[name].shape)
     expected = run_serial(graph, tensors)
     shown = {name[2:]: array for name, array in tensors.items()}
     first = expected[match.roots[0]]
@@ -144,6 +150,26 @@ def _compare(rule: Equation, graph: Graph, match: Match, seed: int) -> Mismatch 
         if want.shape != have.shape or not np.allclose(want, have, rtol=1e-9, atol=1e-9):
             return Mismatch(rule.name, match.sizes, shown, want, have)
     return None
+
+
+def index_variables(rule: Equation) -> Mapping[str, tuple[Term, int]]:
+    """The variables that hold indices, with a term and its dimension (-1: the last) that they index into."""
+    found: dict[str, tuple[Term, int]] = {}
+    for term in (t for root in rule.left for t in subterms(root) if isinstance(t, Apply)):
+        for position, (into, dim) in INDEX_OPERANDS.get(term.op, {}).items():
+            at = dict(term.attrs).get("dim")
+            for operand in term.operands[position : position + 1]:
+                if isinstance(operand, Variable):
+                    exact = at is not None and dim == -1 and not at.names
+                    found[operand.name] = (term.operands[into], at.evaluate({}) if at and exact else dim)
+    return found
+
+
+def _bounds(rule: Equation, graph: Graph, match: Match) -> Iterator[tuple[str, int]]:
+    """Below what the indices in each leaf stay."""
+    for name, (into, dim) in index_variables(rule).items():
+        if isinstance(into, Variable):
+            yield match.variables[name], graph.types[match.variables[into.name]].shape[dim]
 
 
 # ---- chains of parallel operators ----

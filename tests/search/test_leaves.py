@@ -109,4 +109,4 @@ def test_rewrites_that_do_not_apply_are_refused(rewrite: Rewrite, message: str) 
     end = leaves(graph)[0].end
     where = Rewrite(rewrite.start, end if rewrite.end == "end" else rewrite.end, rewrite.steps)
     with pytest.raises(PlanError, match=message):
-        replay(graph, [where], CATALOGUE)
+        replay(graph, [where], CATALOGUE, Mesh.of(x=2))
