@@ -2,10 +2,10 @@
 
 A chain of primes p > q > r, each twice the next and one, holds one real number x as (x mod p, x mod q, x mod r). Sums
 and products act on each part. The exponential takes part i + 1 into part i, so that exp(x + y) = exp(x) · exp(y) holds
-exactly, and the last part of its result is lost: values have as many parts as are known, the first always. Where no
-part is left to take an exponential of, it is a function without laws of the first part, so that equal arguments still
-give equal results. The logarithm takes part i into part i + 1; what becomes of its first part has no law. (Wu et al.,
-Mirage, 2024, verify exponentials with such a pair of fields.)
+exactly, but for the last part of its result, for which there is nothing to take an exponential of. That one is a
+function without laws of the part before, so that equal arguments still give equal results. The logarithm takes part i
+into part i + 1; its first part is without laws likewise. (Wu et al., Mirage, 2024, verify exponentials with a pair of
+fields.)
 
 Arrays have a leading batch axis, of terms or of devices, before the tensor's own dimensions. An index tensor has one
 part.
@@ -122,15 +122,14 @@ def _neg(ring: Ring, x: Array) -> Array:
 
 
 def _exp(field: Field, x: Parts) -> Parts:
-    if len(x) == 1:
-        return (field.rings[0].positive(x[0], 1),)
-    return tuple(field.rings[i].exponential(x[i + 1]) for i in range(len(x) - 1))
+    parts = [field.rings[i].exponential(part) for i, part in enumerate(x[1:])]
+    last = len(x) - 1
+    return (*parts, field.rings[last].positive(parts[-1] if parts else x[0], 1))
 
 
 def _log(field: Field, x: Parts) -> Parts:
-    known = zip(field.rings, x, strict=False)
-    parts = (field.rings[0].hashed(x[0], 2), *(r.logarithm(part) for r, part in known))
-    return parts[: len(field.rings)]
+    below = [r.logarithm(part) for r, part in zip(field.rings, x[:-1], strict=False)]
+    return (field.rings[0].hashed(x[0], 2), *below)
 
 
 def _sigmoid(field: Field, x: Parts) -> Parts:
@@ -226,8 +225,8 @@ def _rms_norm(field: Field, x: Parts, *affine: Parts, normalized_dims: int, eps:
 
 
 def _linear(ring: Ring, x: Array, w: Array) -> Array:
-    flat = x.reshape(x.shape[0], -1, x.shape[-1])
-    return ring.matmul(flat, w.swapaxes(1, 2)).reshape(*x.shape[:-1], w.shape[1])
+    y = ring.matmul(x.reshape(x.shape[0], -1, x.shape[-1]), w.swapaxes(1, 2))
+    return y.reshape(len(y), *x.shape[1:-1], w.shape[1])
 
 
 def _matmul(ring: Ring, x: Array, y: Array) -> Array:

@@ -1,0 +1,120 @@
+"""Enumerates the serial terms of a context and yields the pairs that have one fingerprint.
+
+Terms grow by one operator at a time; operands are representatives, one for each class of terms with equal fingerprints,
+so that a pair is never implied by an equal pair of operands. All terms of one operator and one type of operands are
+computed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.substitutions.generator.field import Field
+from shardwright.substitutions.generator.pools import Node, Pool
+from shardwright.substitutions.generator.rings import Array
+from shardwright.substitutions.generator.universe import Context, instances
+from shardwright.substitutions.generator.vocabulary import Operator, Type, Use
+
+
+@dataclass
+class Counts:
+    """Progress: terms looked at, classes of terms, pairs with unbound variables, and candidates after pruning."""
+
+    graphs: int = 0
+    fingerprints: int = 0
+    noise: int = 0
+    candidates: int = 0
+
+
+Report = Callable[[str, Counts], None]
+
+
+class Pair(NamedTuple):
+    """Two terms of one type and fingerprint; the left one was met first."""
+
+    left: Node
+    right: Node
+
+
+class _Block(NamedTuple):
+    """Terms that are one use of an operator, a row of classes each."""
+
+    use: Use
+    operands: Array
+    prints: Array
+
+
+class Enumeration:
+    """All terms of a context up to a number of operators."""
+
+    def __init__(self, context: Context, seed: int, field: Field | None = None) -> None:
+        self.context, self.counts = context, Counts()
+        ranks = (1,) * context.samples
+        self.field = field or Field()
+        self.pool = Pool(self.field, list(instances(context, self.field, seed, ranks)), context.part)
+        self.pool.variables(context.types)
+        self._uses: dict[tuple[str, tuple[Type, ...]], tuple[Use, ...]] = {}
+
+    def pairs(self, max_ops: int) -> Iterator[Pair]:
+        """The pairs, smaller terms first."""
+        for ops in range(1, max_ops + 1):
+            blocks = self._level(ops)
+            for kind, found in blocks.items():
+                yield from self._classified(kind, found, grow=ops < max_ops)
+
+    def _level(self, ops: int) -> dict[Type, list[_Block]]:
+        """All terms with this many operators, by the type of their results."""
+        blocks: dict[Type, list[_Block]] = {}
+        kinds = list(self.pool.shelves)
+        for way in self.context.ways:
+            for operands in product(kinds, repeat=way.arity):
+                uses = self._uses_of(way, operands)
+                if not uses:
+                    continue
+                rows = self.pool.tuples(operands, ops - 1)
+                for use in uses if len(rows) else ():
+                    blocks.setdefault(use.result, []).append(_Block(use, rows, self.pool.prints(use, rows)))
+                    self.counts.graphs += len(rows)
+        return blocks
+
+    def _uses_of(self, way: Operator, operands: tuple[Type, ...]) -> tuple[Use, ...]:
+        key = (str(id(way)), operands)
+        if key not in self._uses:
+            self._uses[key] = tuple(way.uses(operands, self.context.reach))
+        return self._uses[key]
+
+    def _classified(self, kind: Type, blocks: list[_Block], grow: bool) -> Iterator[Pair]:
+        """Pairs of each term with its class's representative; terms of new classes join the pool if it may `grow`."""
+        prints = np.concatenate([block.prints for block in blocks])
+        unique, first, inverse = np.unique(prints, return_index=True, return_inverse=True)
+        known = self.pool.known.get(kind, {})
+        representative = np.asarray([known.get(p, -1) for p in unique.tolist()], np.int64)
+        starts = np.cumsum([0, *(len(block.prints) for block in blocks)])
+        fresh = np.sort(first[representative < 0])
+        self.counts.fingerprints += len(fresh)
+        if grow:
+            for block, start, stop in zip(blocks, starts, starts[1:], strict=False):
+                rows = fresh[(fresh >= start) & (fresh < stop)] - start
+                if len(rows):
+                    self.pool.grow(kind, block.use, block.operands[rows], block.prints[rows])
+        masks = np.concatenate([np.bitwise_or.reduce(np.asarray(self.pool.masks)[b.operands], 1) for b in blocks])
+        theirs = np.where(representative < 0, masks[first], np.asarray(self.pool.masks)[representative])
+        new = np.zeros(len(prints), bool)
+        new[fresh] = True
+        repeated = ~new
+        bound = repeated & (theirs[inverse] == masks)
+        self.counts.noise += int(repeated.sum() - bound.sum())
+
+        def node(row: int) -> Node:
+            block = int(np.searchsorted(starts, row, "right")) - 1
+            return Node(blocks[block].use, tuple(blocks[block].operands[row - starts[block]].tolist()))
+
+        for row in np.flatnonzero(bound).tolist():
+            group = inverse[row]
+            chosen = int(representative[group])
+            yield Pair(self.pool.nodes[chosen] if chosen >= 0 else node(int(first[group])), node(row))
