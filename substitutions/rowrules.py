@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from shardwright.pcg.errors import RuleError
+from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.graph import required_layouts
 from shardwright.pcg.layout import Layout
 from shardwright.pcg.optable import ROWS, Row, keep_attrs
 from shardwright.substitutions import fields
-from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.pattern import Pattern, pattern_of
 from shardwright.substitutions.placement import Placement
 
 
@@ -121,6 +121,7 @@ def _check(rule: RowRule) -> None:
         pattern = rule.shapes()
     if len(pattern.factors) > len(_PRIMES):
         raise RuleError(f"field 'pattern': {len(pattern.factors)} factors; at most {len(_PRIMES)} are supported")
+    _check_pattern(ROWS[rule.row], pattern, rule.pattern)
     if not _CHOICE.fullmatch(rule.choice) or (rule.factor is not None and rule.factor not in pattern.factors):
         raise RuleError(
             f"field 'choice': {rule.choice!r} is none of R, C, P with operands (P0 or P0,1), or a factor of "
@@ -142,6 +143,36 @@ def _check(rule: RowRule) -> None:
             if not good(value):
                 wanted = "'k | a', 'numeric' or 'additive 0'" if key == "guard" else "attrs, offset or shard"
                 raise RuleError(f"field '{key}[{i}]': {value!r} is none of {wanted}")
+
+
+def _check_pattern(row: Row, pattern: Pattern, text: str) -> None:
+    """Where the operands' shapes alone decide the row's factors, the pattern must be one that it has."""
+    if not isinstance(row.factors, str):
+        return
+    sizes = dict(zip(pattern.factors, _PRIMES, strict=False))
+    try:
+        own, _ = pattern_of(row.signature(pattern.shapes(sizes)[:-1], {}))
+    except GraphError as error:
+        raise RuleError(f"field 'pattern': {row.name} never has the pattern {text!r}: {error}") from None
+    if not _refines(pattern, own):
+        raise RuleError(f"field 'pattern': {row.name} never has the pattern {text!r}; on these operands it is '{own}'")
+
+
+def _refines(pattern: Pattern, own: Pattern) -> bool:
+    """Whether `pattern` is `own` with some factors written as products, and all that is fixed still fixed."""
+    parts: dict[str, tuple[str, ...]] = {}
+    for mine, dims in zip(pattern.tensors, own.tensors, strict=True):
+        if len(mine) != len(dims):
+            return False
+        for product, factors in zip(mine, dims, strict=True):
+            if (len(factors) > 1 and len(factors) != len(product)) or (not factors and product):
+                return False
+            split = [product] if len(factors) == 1 else [(name,) for name in product]
+            if any(parts.setdefault(factor, part) != part for factor, part in zip(factors, split, strict=True)):
+                return False
+    names = [name for part in parts.values() for name in part]
+    fixed = {name for factor, part in parts.items() if factor in own.fixed for name in part}
+    return len(set(names)) == len(names) and fixed <= pattern.fixed
 
 
 _PRIMES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.pcg.errors import RuleError
+from shardwright.substitutions import fields
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.steps import StepRule
@@ -20,7 +21,10 @@ _FORMS: Mapping[str, type[RowRule] | type[StepRule] | type[Equation]] = {
 
 def rule_from_json(data: object) -> Rule:
     """Read any rule; a `RuleError` names the rule and the field that is wrong."""
-    if not isinstance(data, dict) or data.get("form") not in _FORMS:
-        form = data.get("form") if isinstance(data, dict) else type(data).__name__
-        raise RuleError(f"rule of form {form!r}; expected an object whose 'form' is one of {sorted(_FORMS)}")
-    return _FORMS[data["form"]].from_json(data)
+    with fields.located(f"rule {fields.name_of(data)!r}"):
+        if not isinstance(data, dict):
+            raise RuleError(f"expected an object with the field 'form', got {fields.shown(data)}")
+        form = data.get("form")
+        if not isinstance(form, str) or form not in _FORMS:
+            raise RuleError(f"field 'form': expected one of {', '.join(map(repr, _FORMS))}, got {fields.shown(form)}")
+    return _FORMS[form].from_json(data)

@@ -136,7 +136,9 @@ class Catalogue:
         found = self.certificates.get(key)
         if found is not None:
             odd = {"solver": found.solver, "scope": found.scope}
-            told = {name: value for name, value in odd.items() if value != prover[name]}
+            told: dict[str, Any] = {name: value for name, value in odd.items() if value != prover[name]}
+            if found.guard != tuple(entry.get("guard", ())):
+                told["guard"] = list(found.guard)
             entry["certificate"] = {"axioms": list(found.axioms), **told}
         if note.implied_by:
             entry["implied_by"] = list(note.implied_by)
@@ -162,7 +164,7 @@ class Catalogue:
             if "certificate" in entry:
                 told = {**prover, **entry["certificate"]}
                 name = str(entry.get("name") or f"{entry['row']} [{entry['pattern']}] by {entry['choice']}")
-                guard = tuple(entry.get("guard", ()))
+                guard = tuple(told.get("guard", entry.get("guard", ())))
                 found.certificates[key] = Certificate(
                     key, name, tuple(told["axioms"]), guard, str(told.get("solver")), str(told.get("scope"))
                 )

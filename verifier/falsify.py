@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from shardwright.substitutions.rowrules import RowRule, offset_factor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _STEP = 1e-6
+_MAX_ELEMENTS = 200_000
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,25 @@ def falsify(rule: RowRule, arrays: Sequence[Array], attrs: Mapping[str, Any], de
     except (GraphError, ValueError, IndexError, TypeError, ZeroDivisionError) as error:
         what = f"the local operator is not defined: {error}"
     return Counterexample(rule.name, degree, what, tuple(arrays)) if what else None
+
+
+def falsify_row(rule: RowRule, degrees: Sequence[int] = (2, 3)) -> Counterexample | None:
+    """A counterexample on small operands made up here, for a row whose operands alone decide its pattern.
+
+    Raises `RuleError` where the row's operands do not have the rule's pattern.
+    """
+    if not isinstance(ROWS[rule.row].factors, str):
+        return None
+    pattern, rng = rule.shapes(), np.random.default_rng(5)
+    for degree in degrees:
+        sizes = {name: degree * (2 + i) for i, name in enumerate(pattern.factors)}
+        shapes = pattern.shapes(sizes)[:-1]
+        if sum(map(prod, shapes)) > _MAX_ELEMENTS:
+            return None
+        found = falsify(rule, [rng.integers(-4, 5, shape).astype(float) for shape in shapes], {}, degree)
+        if found is not None:
+            return found
+    return None
 
 
 def _differences(trial: _Trial, sizes: Mapping[str, int]) -> Iterator[str]:

@@ -149,7 +149,7 @@ def test_the_hash_names_the_rule() -> None:
     [
         (
             {"form": "other"},
-            r"rule of form 'other'; expected an object whose 'form' is one of \['equation', 'row', 'steps'\]",
+            "rule '\\?': field 'form': expected one of 'row', 'steps', 'equation', got 'other'",
         ),
         ({"row": "nothing"}, "row rule 'nothing': field 'row': operator 'nothing' has no row in the op table"),
         ({"pattern": None}, "row rule 'linear': field 'pattern' is missing"),
@@ -164,7 +164,7 @@ def test_a_malformed_row_rule_is_an_error(change: dict[str, object], message: st
 
 
 def test_something_else_than_an_object_is_no_rule() -> None:
-    with pytest.raises(RuleError, match="rule of form 'list'"):
+    with pytest.raises(RuleError, match=r"rule '\?': expected an object with the field 'form', got \[\]"):
         rule_from_json([])
 
 

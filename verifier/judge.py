@@ -1,0 +1,141 @@
+"""The judgement of one rule: certified, refuted with a counterexample, or unknown with the reason.
+
+Whatever a rule looks like, judging it ends: with a verdict, within a time limit, without an exception.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from types import FrameType
+from typing import Literal
+
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.optable import ROWS
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.rowrules import RowRule
+from shardwright.substitutions.rules import Rule
+from shardwright.verifier.catalogue import SHIPPED, read_head
+from shardwright.verifier.certificates import Certificate, prove, rule_guard
+
+LIMIT_S = 20.0
+"""Seconds for one rule; what takes longer is unknown."""
+Outcome = Literal["certified", "refuted", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a rule.
+
+    reason    what broke, where it is not certified: a counterexample as small tensors where one was found
+    hint      a guard under which a refuted rule is true, if one was found
+    """
+
+    outcome: Outcome
+    certificate: Certificate | None = None
+    reason: str = ""
+    hint: str = ""
+    time_s: float = 0.0
+
+
+class _Late(Exception):  # noqa: N818 - a signal, caught here
+    """The time is up."""
+
+
+def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Verdict:
+    """Prove the rule, or find out what is wrong with it. Without `explain`, no guard is looked for that mends it."""
+    start = time.perf_counter()
+    if isinstance(rule, RowRule) and not _occurs(rule):
+        return Verdict("unknown", None, f"no {rule.row} is known to have the pattern {rule.pattern!r}")
+    found = _prove(rule, limit_s)
+    if found.outcome != "certified":
+        counterexample = _counterexample(rule, limit_s)
+        if counterexample is not None:
+            found = Verdict("refuted", None, counterexample)
+        hint = _weakest_guard(rule, limit_s) if explain and found.outcome == "refuted" else ""
+        found = Verdict(found.outcome, None, found.reason, hint)
+    return Verdict(found.outcome, found.certificate, found.reason, found.hint, time.perf_counter() - start)
+
+
+def _occurs(rule: RowRule) -> bool:
+    """Whether the pattern is one of the row's: checked by shape when the rule is read, or seen by the shipped rules."""
+    return isinstance(ROWS[rule.row].factors, str) or (rule.row, rule.pattern) in _seen()
+
+
+@lru_cache(maxsize=1)
+def _seen() -> frozenset[tuple[str, str]]:
+    """The patterns of the shipped row rules, which were collected from operators of models, whoever proved them."""
+    entries = read_head(SHIPPED)["rules"] if SHIPPED.exists() else []
+    return frozenset((e["row"], e["pattern"]) for e in entries if e["form"] == "row")
+
+
+def _prove(rule: Rule, limit_s: float) -> Verdict:
+    from shardwright.verifier.solver import version
+
+    try:
+        with _limit(limit_s):
+            axioms, failure = prove(rule)
+    except _Late:
+        return Verdict("unknown", None, f"no proof within {limit_s:g} s")
+    except Exception as error:  # noqa: BLE001 - a rule that the prover stumbles over is not proven
+        return Verdict("unknown", None, f"the prover failed: {type(error).__name__}: {error}")
+    if failure is None:
+        return Verdict("certified", Certificate(rule.hash, rule.name, axioms, rule_guard(rule), version()))
+    return Verdict("refuted" if failure.refuted else "unknown", None, str(failure))
+
+
+def _counterexample(rule: Rule, limit_s: float) -> str | None:
+    """Small tensors for which the rule is false, as text, if the falsifiers find any."""
+    try:
+        with _limit(limit_s):
+            return _falsify(rule)
+    except _Late:
+        return None
+    except ShardwrightError:  # no sizes that fit, or operators that the falsifier cannot run
+        return None
+    except Exception:  # noqa: BLE001 - the same, said by NumPy
+        return None
+
+
+def _falsify(rule: Rule) -> str | None:
+    if isinstance(rule, RowRule):
+        from shardwright.verifier.falsify import falsify_row
+
+        found = falsify_row(rule)
+    elif isinstance(rule, Equation):
+        from shardwright.verifier.falsify_serial import falsify_equation
+
+        found = None if rule.axes else falsify_equation(rule)
+    else:
+        from shardwright.verifier.falsify_serial import falsify_steps
+
+        found = falsify_steps(rule)
+    return None if found is None else str(found)
+
+
+def _weakest_guard(rule: Rule, limit_s: float) -> str:
+    return ""
+
+
+@contextmanager
+def _limit(seconds: float) -> Generator[None]:
+    """Raise `_Late` when the time is up; only the main thread can be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Late
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
