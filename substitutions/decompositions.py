@@ -42,9 +42,10 @@ SOFTMAX = [
 
 
 def _cross_entropy() -> Equation:
-    """The loss of a target t is log Σ_v exp(x_v) - x_t, of shifted logits x; ignored targets weigh nothing."""
-    shifted = f"sub(x, {_maximum('detach(x)', 'm', 'v', '1')})"
-    losses = f"sub(log(sum(exp({shifted}), dims=(1,), keepdim=False)), pick({shifted}, t))"
+    """The loss of a target t is log Σ_v exp(x_v - m) - (x_t - m); targets that are ignored weigh nothing."""
+    maximum = _maximum("detach(x)", "m", "v", "1")
+    total = f"sum(exp(sub(x, {maximum})), dims=(1,), keepdim=False)"
+    losses = f"sub(log({total}), sub(pick(x, t), reshape({maximum}, shape=(m,))))"
     kept = "ne(t, full(shape=(), value=g, dtype='int64'))"
     return equation(
         "cross_entropy_in_parts", {"x": "m v", "t": "m"},
