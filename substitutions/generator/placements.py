@@ -1,0 +1,258 @@
+"""Enumerates placement rules: typed graphs over one context, grouped by what they denote.
+
+All parallel operators denote the identity, so two well-typed graphs are equal exactly when their variables have the same
+types, their results do, and their erasures are equal serially. A graph is therefore three numbers: the types of the
+variables that it uses, its own type, and the value of its erasure, found by fingerprint. Graphs are enumerated depth
+first by number of operators; operands are representatives, the smallest graphs of their class. A graph that falls into a
+class that exists already is a rule: it equals the representative.
+
+Dropped at once, and counted: pairs without parallel operators along every axis (serial rules, or rules of fewer axes), and
+pairs with a common subterm that may as well be a variable. Rules are named in canonical form, so that equal rules are found once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.generator.devices import recheck
+from shardwright.substitutions.generator.field import Field
+from shardwright.substitutions.generator.rendering import Renderer
+from shardwright.substitutions.generator.typed import PlacementContext, Shape, Step, Template, Typing
+from shardwright.substitutions.terms import Dims
+
+Parts = tuple[Any, ...]
+Report = Callable[[Mapping[str, int]], None]
+_BATCH, _EVERY = 16, 50_000
+_VARIABLE = -1
+
+
+class Values:
+    """Serial terms by fingerprint: equal ones have one number."""
+
+    def __init__(self, typing: Typing, seed: int) -> None:
+        self._typing, self._field, self._rng = typing, Field(), np.random.default_rng(seed)
+        self.data: list[Parts] = []
+        self._numbers: dict[bytes, int] = {}
+        self._known: dict[tuple[int, ...], int] = {}
+
+    def variable(self, name: str) -> int:
+        sizes, context = self._typing.sizes.small, self._typing.context
+        limit = sizes[dict(context.indices)[name]] if name in dict(context.indices) else None
+        return self._number(self._draw(Dims.parse(dict(context.variables)[name]).shape(sizes), limit))
+
+    def another(self, number: int, index: bool) -> Parts:
+        """A random tensor of the shape of this one."""
+        limits = [self._typing.sizes.small[size] for _, size in self._typing.context.indices]
+        return self._draw(self.data[number][0].shape[1:], min(limits) if index else None)
+
+    def _draw(self, shape: tuple[int, ...], limit: int | None) -> Parts:
+        """A batch of random tensors."""
+        if limit is not None:
+            return (self._rng.integers(0, limit, (_BATCH, *shape)),)
+        draws = [self._field.random(self._rng, shape, self._typing.context.parts) for _ in range(_BATCH)]
+        return tuple(np.concatenate(parts) for parts in zip(*draws, strict=True))
+
+    def apply(self, step: Step, operands: tuple[int, ...]) -> int:
+        """The number of what the operator makes of these values."""
+        key = (step.number, *operands)
+        if key not in self._known:
+            self._known[key] = self._number(self.evaluate(step, [self.data[v] for v in operands]))
+        return self._known[key]
+
+    def evaluate(self, step: Step, operands: Sequence[Parts]) -> Parts:
+        return self._field.evaluate(step.op, operands, step.values)
+
+    def _number(self, data: Parts) -> int:
+        digest = self.digest(data)
+        if digest not in self._numbers:
+            self._numbers[digest] = len(self.data)
+            self.data.append(data)
+        return self._numbers[digest]
+
+    @staticmethod
+    def digest(data: Parts) -> bytes:
+        """Only the first part is known of every value."""
+        first = np.ascontiguousarray(data[0])
+        return repr(first.shape).encode() + first.tobytes()
+
+
+class Enumeration:
+    """The classes of typed graphs of one context, up to a number of operators.
+
+    terms     of every class: (operator, operand classes); a variable is (-1, its number, its type)
+    pairs     graphs that fell into a class that existed: (operator, operand classes, that class)
+    """
+
+    def __init__(self, context: PlacementContext, seed: int) -> None:
+        self.context, self.typing = context, Typing(context)
+        self.values = Values(self.typing, seed)
+        self.terms: list[tuple[int, ...]] = []
+        self.pairs: list[tuple[tuple[int, ...], int]] = []
+        self.num_graphs = 0
+        self._uses: list[tuple[int, ...]] = []
+        self._use_numbers: dict[tuple[int, ...], int] = {}
+        self._merged: dict[tuple[int, int], int] = {}
+        self._classes: dict[tuple[int, int, int], int] = {}
+        self.value: list[int] = []
+        self.kind: list[int] = []
+        self._buckets: list[dict[int, dict[int, list[int]]]] = []
+        self._applied: set[tuple[int, tuple[Shape, ...]]] = set()
+        self.dims = {name: Dims.parse(dims) for name, dims in context.variables}
+        self._templates = [Template.parse(text) for text in context.operators]
+        self._operators: list[Step] = []
+
+    def run(self, max_ops: int, tick: Callable[[], None] = lambda: None) -> None:
+        """Enumerate every graph of up to `max_ops` operators; `tick` is called now and then."""
+        self._add_variables()
+        for size in range(1, max_ops + 1):
+            self._learn_shapes()
+            level: dict[int, dict[int, list[int]]] = {}
+            self._buckets.append(level)
+            self._parallel(size, level)
+            for step in self._operators:
+                self._apply(step, size, level)
+                tick()
+
+    def _add_variables(self) -> None:
+        level: dict[int, dict[int, list[int]]] = {}
+        self._buckets.append(level)
+        for number, (name, _) in enumerate(self.context.variables):
+            types = self.typing.variable(name)
+            value = self.values.variable(name)
+            for kind in types:
+                use = [-1] * len(self.context.variables)
+                use[number] = kind
+                self._found((_VARIABLE, number, kind), self._use(tuple(use)), kind, value, level)
+
+    def _use(self, use: tuple[int, ...]) -> int:
+        if use not in self._use_numbers:
+            self._use_numbers[use] = len(self._uses)
+            self._uses.append(use)
+        return self._use_numbers[use]
+
+    def _merge(self, left: int, right: int) -> int:
+        """The variables of both; -1 where one has two types."""
+        key = (left, right)
+        if key not in self._merged:
+            pairs = list(zip(self._uses[left], self._uses[right], strict=True))
+            clash = any(a != b and a >= 0 and b >= 0 for a, b in pairs)
+            self._merged[key] = -1 if clash else self._use(tuple(max(a, b) for a, b in pairs))
+        return self._merged[key]
+
+    def _found(self, term: tuple[int, ...], use: int, kind: int, value: int,
+               level: dict[int, dict[int, list[int]]]) -> None:  # fmt: skip
+        """A graph: the representative of a new class, or equal to the one of its class."""
+        self.num_graphs += 1
+        number = len(self.terms)
+        same = self._classes.setdefault((use, kind, value), number)
+        if same != number:
+            self.pairs.append((term, same))
+            return
+        self.terms.append(term)
+        self.value.append(value)
+        self.kind.append(kind)
+        level.setdefault(kind, {}).setdefault(use, []).append(number)
+
+    def _learn_shapes(self) -> None:
+        """Instantiate the operators on the shapes that exist by now."""
+        shapes = list(dict.fromkeys(self.typing.types[t].shape for level in self._buckets for t in level))
+        for number, template in enumerate(self._templates):
+            for operands in _tuples(shapes, template.arity):
+                if (number, operands) in self._applied:
+                    continue
+                self._applied.add((number, operands))
+                if (made := self.typing.apply(template, operands)) is not None:
+                    self._operators.append(made[0])
+
+    def _parallel(self, size: int, level: dict[int, dict[int, list[int]]]) -> None:
+        found, value = self._found, self.value
+        for kind, uses in list(self._buckets[size - 1].items()):
+            for step, after in self.typing.moves(kind):
+                for use, classes in uses.items():
+                    for number in classes:
+                        found((step, number), use, after, value[number], level)
+
+    def _apply(self, step: Step, size: int, level: dict[int, dict[int, list[int]]]) -> None:
+        for needs, result in step.rows:
+            for sizes in _compositions(size - 1, len(needs)):
+                heads: list[tuple[int, tuple[int, ...]]] = [(-1, ())]
+                for need, at in zip(needs[:-1], sizes[:-1], strict=True):
+                    heads = list(self._extended(heads, need, at))
+                if heads:
+                    self._last(step, heads, self._buckets[sizes[-1]].get(needs[-1], {}), result, level)
+
+    def _extended(self, heads: Sequence[tuple[int, tuple[int, ...]]], need: int, size: int
+                  ) -> Iterator[tuple[int, tuple[int, ...]]]:  # fmt: skip
+        for use, classes in list(self._buckets[size].get(need, {}).items()):
+            for head, operands in heads:
+                merged = use if head < 0 else self._merge(head, use)
+                if merged >= 0:
+                    yield from ((merged, (*operands, number)) for number in classes)
+
+    def _last(self, step: Step, heads: Sequence[tuple[int, tuple[int, ...]]], uses: Mapping[int, list[int]],
+              result: int, level: dict[int, dict[int, list[int]]]) -> None:  # fmt: skip
+        """The inner loop: the last operand."""
+        found, value, known, commutes = self._found, self.value, self.values.apply, step.commutes
+        for use, classes in list(uses.items()):
+            for head, operands in heads:
+                merged = use if head < 0 else self._merge(head, use)
+                if merged < 0:
+                    continue
+                values = tuple(value[c] for c in operands)
+                for number in classes:
+                    if commutes and number < operands[0]:
+                        continue
+                    found(
+                        (step.number, *operands, number), merged, result, known(step, (*values, value[number])), level
+                    )
+
+
+def _tuples(items: Sequence[Shape], length: int) -> Iterator[tuple[Shape, ...]]:
+    if length == 0:
+        yield ()
+        return
+    for head in items:
+        for rest in _tuples(items, length - 1):
+            yield (head, *rest)
+
+
+def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """The ways to write `total` as an ordered sum of `parts` numbers from 0."""
+    if parts == 1:
+        yield (total,)
+        return
+    for first in range(total + 1):
+        for rest in _compositions(total - first, parts - 1):
+            yield (first, *rest)
+
+
+def generate_placements(
+    context: PlacementContext, max_ops: int, seed: int, report: Report = lambda counts: None
+) -> list[Equation]:
+    """The placement rules of a context whose sides have up to `max_ops` operators, re-checked device by device.
+
+    `report` is given counts now and then, and at the end: graphs, fingerprints (classes), candidates, and what was dropped
+    as "serial", "fewer axes", "subterm", "duplicate", "refuted" (what the devices hold differs: there should be none).
+    """
+    enumeration, counts = Enumeration(context, seed), Counter[str]()
+
+    def tick() -> None:
+        if enumeration.num_graphs - counts["graphs"] > _EVERY:
+            counts.update(graphs=enumeration.num_graphs - counts["graphs"])
+            counts["fingerprints"] = len(enumeration.terms)
+            report(counts)
+
+    enumeration.run(min(max_ops, context.num_ops), tick)
+    counts["graphs"], counts["fingerprints"] = enumeration.num_graphs, len(enumeration.terms)
+    rules = Renderer(enumeration).rules(counts)
+    wrong = recheck(rules, seed)
+    counts["refuted"] = len(wrong)
+    rules = [rule for rule in rules if rule.name not in wrong]
+    counts["candidates"] = len(rules)
+    report(counts)
+    return rules

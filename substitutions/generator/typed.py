@@ -1,0 +1,322 @@
+"""Typing of the graphs that `placements.py` enumerates: operators as tables over small integers.
+
+A *type* is a shape with one layout per mesh axis. Whether an operator may be applied to operands of given types, and
+what it then gives, is what its row offers along each axis (`required_layouts`, as `derive` reads it); the four parallel
+operators step as `pcg/parallel.py` says. Both are looked up once per shape and kept as tables of type numbers.
+
+Sizes are symbolic: every size of a context stands for a prime, so that a number says which sizes it is the product of.
+Extents that are no products (i + j of a concatenation) are remembered with their expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.graph import required_layouts
+from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
+from shardwright.substitutions.expressions import Expression, expression
+from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Dims, parse_term
+
+COMMUTATIVE = frozenset({"add", "mul"})
+_ARITIES = {"concat": 2, "layer_norm": 3, "rms_norm": 2, "sdpa": 3, "cross_entropy_sum": 2, "conv2d": 2}
+CONSTANTS: Mapping[str, Any] = {
+    "eps": 1e-5, "scale": 0.5, "smoothing": 0.25, "ignore": -100, "pad": None,
+    "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
+}  # fmt: skip
+"""Attributes that a rule leaves free, and a value of each."""
+_FIRST_PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37)
+_BLOCKS_OF_CONCAT = (2, 3)
+
+
+@dataclass(frozen=True)
+class PlacementContext:
+    """What placement rules are made of: variables, and operators to apply to them along the axes.
+
+    name        of the context
+    variables   the dims of every variable
+    operators   operators with their attributes, as `softmax(dim=1)` or `linear`; each is applied wherever it fits
+    indices     integer variables, each with the size that they count up to
+    axes        the mesh axes
+    whole       sizes that are never sharded
+    sizes       the prime that a size stands for, where the choice matters
+    small       the size at which fingerprints are taken, where the choice matters
+    parts       of the numbers that fingerprints are made of: one, and one more for exponentials
+    num_ops     at most this many operators, however many are asked for
+    """
+
+    name: str
+    variables: tuple[tuple[str, str], ...]
+    operators: tuple[str, ...]
+    indices: tuple[tuple[str, str], ...] = ()
+    axes: tuple[str, ...] = ("a",)
+    whole: tuple[str, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    small: tuple[tuple[str, int], ...] = ()
+    parts: int = 2
+    num_ops: int = 99
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The extents of a value, and whether it holds indices."""
+
+    extents: tuple[int, ...]
+    index: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A shape in one layout per mesh axis."""
+
+    shape: Shape
+    layouts: Layouts
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """An operator of a context with its attributes."""
+
+    op: str
+    attrs: tuple[tuple[str, Expression], ...]
+
+    @property
+    def arity(self) -> int:
+        factors = ROWS[self.op].factors
+        return _ARITIES.get(self.op) or (factors.count(",") + 1 if isinstance(factors, str) else 1)
+
+    @classmethod
+    def parse(cls, text: str) -> Template:
+        term = parse_term(text if text.endswith(")") else f"{text}()")
+        if not isinstance(term, Apply) or term.operands:
+            raise RuleError(f"operator {text!r}: expected an operator with attributes, such as 'softmax(dim=1)'")
+        return cls(term.op, term.attrs)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An operator on operands of one shape each, and every way in which it may be run.
+
+    values  the attributes where fingerprints are taken
+    rows    (the types of the operands, the type of the result), one per choice of splits
+    """
+
+    number: int
+    op: str
+    attrs: tuple[tuple[str, Expression], ...]
+    values: Mapping[str, Any]
+    parallel: bool
+    rows: tuple[tuple[tuple[int, ...], int], ...]
+
+    @property
+    def commutes(self) -> bool:
+        return self.op in COMMUTATIVE
+
+
+class Sizes:
+    """The numbers that stand for symbolic sizes, and back."""
+
+    def __init__(self, context: PlacementContext) -> None:
+        named = [n for _, dims in context.variables for n in Dims.parse(dims).names]
+        given = dict(context.sizes)
+        free = iter(p for p in _FIRST_PRIMES if p not in given.values())
+        self.of: dict[str, Any] = {name: given.get(name) or next(free) for name in dict.fromkeys(named)}
+        self._primes = {value: name for name, value in self.of.items()} | {n: str(n) for n in _BLOCKS_OF_CONCAT}
+        small = dict(zip(self.of, range(2, 99), strict=False)) | dict(context.small)
+        self.of |= CONSTANTS
+        self.small: dict[str, Any] = small | CONSTANTS
+        self._texts: dict[int, str] = {1: "1"}
+        self._prefixes: dict[int, set[int]] = {}
+
+    def learn(self, factors: Sequence[int]) -> None:
+        """A dimension is the product of these factors, major first."""
+        value = prod(factors)
+        at = (prod(factors[:i]) for i in range(1, len(factors)))
+        self._prefixes.setdefault(value, set()).update(n for n in at if 1 < n < value)
+        if value not in self._texts and all(map(self._known, factors)):
+            self._texts[value] = " * ".join(self.text(n) for n in factors if n != 1)
+
+    def name(self, value: int, text: str) -> bool:
+        """Remember an extent that is no product; False where the number already stands for something else."""
+        plain = str(expression(text))
+        return self._texts.setdefault(value, plain) == plain and self._factors(value) is None
+
+    def prefixes(self, value: int) -> tuple[int, ...]:
+        """The numbers of blocks that a dimension of this size is naturally seen as."""
+        return (1, *sorted(self._prefixes.get(value, ())))
+
+    def text(self, value: int) -> str:
+        """The size as an expression."""
+        if value not in self._texts:
+            factors = self._factors(value)
+            if factors is None:
+                raise RuleError(f"no expression for the size {value}; sizes are {self.of}")
+            self._texts[value] = " * ".join(self._primes[p] for p in factors)
+        return self._texts[value]
+
+    def _known(self, value: int) -> bool:
+        return value in self._texts or self._factors(value) is not None
+
+    known = _known
+
+    def _factors(self, value: int) -> list[int] | None:
+        found: list[int] = []
+        for p in sorted(self._primes):
+            while value % p == 0:
+                found.append(p)
+                value //= p
+        return found if value == 1 else None
+
+
+class Typing:
+    """The types and operators of one context, made as they are met."""
+
+    def __init__(self, context: PlacementContext) -> None:
+        self.context, self.sizes = context, Sizes(context)
+        self.types: list[Type] = []
+        self.steps: list[Step] = []
+        self._numbers: dict[Type, int] = {}
+        self._moves: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._whole = {self.sizes.of[name] for name in context.whole}
+        self._limits = {name: self.sizes.of[size] for name, size in context.indices}
+
+    def number(self, kind: Type) -> int:
+        if kind not in self._numbers:
+            self._numbers[kind] = len(self.types)
+            self.types.append(kind)
+        return self._numbers[kind]
+
+    def variable(self, name: str) -> list[int]:
+        """Every type that a variable may have."""
+        dims, index = Dims.parse(dict(self.context.variables)[name]), name in self._limits
+        for entry in dims.entries:
+            self.sizes.learn([self.sizes.of[n] for n in entry])
+        shape = Shape(dims.shape(self.sizes.of), index)
+        plain = (R, C) if index else (R, C, P)
+        options = product(*[(*plain, *self._shards(shape)) for _ in self.context.axes])
+        return [self.number(Type(shape, layouts)) for layouts in options if _apart(layouts)]
+
+    def _shards(self, shape: Shape) -> Iterator[Layout]:
+        for dim, extent in enumerate(shape.extents):
+            if extent > 1 and extent not in self._whole:
+                yield from (S(dim, blocks) for blocks in self.sizes.prefixes(extent))
+
+    # ---- parallel operators ----
+
+    def moves(self, number: int) -> tuple[tuple[int, int], ...]:
+        """The parallel operators that step from a type: (operator, type after)."""
+        if number not in self._moves:
+            self._moves[number] = tuple(self._steps_from(number))
+        return self._moves[number]
+
+    def _steps_from(self, number: int) -> Iterator[tuple[int, int]]:
+        kind = self.types[number]
+        for axis, (name, layout) in enumerate(zip(self.context.axes, kind.layouts, strict=True)):
+            for op, after, attrs in self._single(kind.shape, layout):
+                layouts = (*kind.layouts[:axis], after, *kind.layouts[axis + 1 :])
+                if _apart(layouts):
+                    result = self.number(Type(kind.shape, layouts))
+                    texts = tuple(sorted((k, expression(v)) for k, v in {"axis": name, **attrs}.items()))
+                    self.steps.append(Step(len(self.steps), op, texts, {}, True, (((number,), result),)))
+                    yield self.steps[-1].number, result
+
+    def _single(self, shape: Shape, before: Layout) -> Iterator[tuple[str, Layout, dict[str, str]]]:
+        if before == R:
+            for after in self._shards(shape):
+                blocks = {} if after.blocks == 1 else {"blocks": self.sizes.text(after.blocks)}
+                yield PARTITION, after, {"dim": str(after.dim), **blocks}
+            yield REPLICATE, C, {}
+        elif before == P:
+            yield REDUCE, R, {}
+        elif before.is_shard:
+            yield COMBINE, R, {}
+
+    # ---- operators with a row ----
+
+    def apply(self, template: Template, shapes: Sequence[Shape]) -> tuple[Step, Shape] | None:
+        """The operator on operands of these shapes with the shape of its result; None where it does not fit."""
+        row, extents = ROWS[template.op], [shape.extents for shape in shapes]
+        if not self._indices_fit(template.op, shapes):
+            return None
+        try:
+            attrs = {key: value.evaluate(self.sizes.of) for key, value in template.attrs}
+            signature = row.signature(extents, attrs)
+        except (GraphError, ValueError, IndexError, TypeError, ZeroDivisionError, RuleError):
+            return None
+        result = signature.result_shape
+        large = [n for n in result if n != 1]
+        if any(n < 1 for n in result) or len(set(large)) < len(large) or not self._symbolic(template, extents, signature):
+            return None
+        shape = Shape(result)
+        rows = tuple(self._rows(template.op, signature, shapes, shape))
+        values = {key: value.evaluate(self.sizes.small) for key, value in template.attrs}
+        step = Step(len(self.steps), template.op, template.attrs, values, False, rows)
+        self.steps.append(step)
+        return step, shape
+
+    def _indices_fit(self, op: str, shapes: Sequence[Shape]) -> bool:
+        """Index variables stand at index operands, and count up to the dimension that they index into."""
+        places = INDEX_OPERANDS.get(op, {})
+        if [shape.index for shape in shapes] != [i in places for i in range(len(shapes))]:
+            return False
+        limits = set(self._limits.values())
+        return all(
+            0 <= dim < len(shapes[operand].extents) and shapes[operand].extents[dim] in limits
+            for operand, dim in places.values()
+        )
+
+    def _symbolic(self, template: Template, shapes: Sequence[tuple[int, ...]], signature: Signature) -> bool:
+        """Give every dimension of the result an expression; False for what has none, and for mixing reshapes."""
+        fixed = any(signature.factors[f].role == "fixed" for dim in signature.result for f in dim)
+        if template.op == "reshape" and fixed:
+            return False
+        for extent, text in self._sums(template, shapes, signature.result_shape):
+            if not self.sizes.name(extent, text):
+                return False
+        for dim in signature.result:
+            self.sizes.learn([signature.factors[f].size for f in dim])
+        return all(map(self.sizes.known, signature.result_shape))
+
+    def _sums(self, template: Template, shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]
+              ) -> Iterator[tuple[int, str]]:  # fmt: skip
+        """The extents of the result that are no products, with their expressions."""
+        attrs, text = dict(template.attrs), self.sizes.text
+        if template.op == "concat":
+            dim = int(attrs["dim"].text)
+            if len({shape[dim] for shape in shapes}) > 1:
+                yield result[dim], " + ".join(text(shape[dim]) for shape in shapes)
+        elif template.op == "slice" and not self.sizes.known(result[int(attrs["dim"].text)]):
+            yield result[int(attrs["dim"].text)], f"{attrs['stop']} - ({attrs['start']})"
+        elif template.op == "conv2d":
+            yield from zip(result[2:], "yx", strict=True)
+
+    def _rows(self, op: str, signature: Signature, shapes: Sequence[Shape], result: Shape
+              ) -> Iterator[tuple[tuple[int, ...], int]]:  # fmt: skip
+        """Every way to run the operator: one of the row's choices per axis."""
+        row, num_operands = ROWS[op], len(shapes)
+        factors = [f for f in signature.factors if f.role != "fixed" and f.size > 1]
+        splits = [f.name for f in factors]
+        if not row.offset and not row.random:
+            splits += [f"{f.name}/{n}" for f in factors for n in self.sizes.prefixes(f.size)[1:]]
+        partial = ["P" + ",".join(map(str, s)) for s in row.linear_in]
+        ways = [required_layouts(signature, choice, num_operands, row) for choice in ("R", "C", *partial, *splits)]
+        for along in product(ways, repeat=len(self.context.axes)):
+            needs = [tuple(way[0][i] for way in along) for i in range(num_operands)]
+            after = tuple(way[1] for way in along)
+            if all(map(_apart, (*needs, after))):
+                operands = (self.number(Type(s, layouts)) for s, layouts in zip(shapes, needs, strict=True))
+                yield tuple(operands), self.number(Type(result, after))
+
+
+def _apart(layouts: Layouts) -> bool:
+    """Whether no two axes shard one dimension: in which order they do would matter."""
+    dims = [x.dim for x in layouts if x.is_shard]
+    return len(set(dims)) == len(dims)
+
