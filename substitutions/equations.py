@@ -130,8 +130,8 @@ class Equation:
         used = {t.name for pair in oriented for root in pair for t in subterms(root) if isinstance(t, Variable)}
         variables = tuple((name, dims) for name, dims in self.variables if name in used)
         return Equation(
-            self.name, variables, tuple(a for a, _ in oriented), tuple(b for _, b in oriented), self.guard, self.moves,
-            parameters=self.parameters,
+            self.name, variables, tuple(a for a, _ in oriented), tuple(b for _, b in oriented),
+            tuple(g for g in self.guard if not g.names & set(self.axes)), self.moves, parameters=self.parameters,
         )  # fmt: skip
 
     @cached_property
