@@ -14,6 +14,7 @@ from shardwright import __version__
 from shardwright.cli.calibrate import calibrate
 from shardwright.cli.inspect import compare, explain, view
 from shardwright.cli.plan import plan
+from shardwright.cli.rules import rules
 from shardwright.cli.run import run
 from shardwright.cli.verify import verify
 from shardwright.pcg.errors import ShardwrightError
@@ -42,7 +43,7 @@ def cli() -> None:
     """
 
 
-for _command in (plan, explain, compare, view, verify, run, calibrate):
+for _command in (plan, explain, compare, view, verify, run, calibrate, rules):
     cli.add_command(_command)
 
 

@@ -1,0 +1,208 @@
+"""`shardwright rules`: generate, list, show and verify rules, and see which of them the search uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardwright.cli import terminal
+from shardwright.cli.coverage import coverage
+from shardwright.cli.options import format_option
+
+if TYPE_CHECKING:
+    from shardwright.rules import Judged, Report
+    from shardwright.search.sections import Explanation
+    from shardwright.verifier.rulefile import Entry, RuleFile
+
+_EPILOG = """\
+\b
+Examples:
+  shardwright rules generate --max-ops 3 -o rules.json
+  shardwright rules verify rules.json
+  shardwright rules list --form placement --operator linear
+  shardwright rules show fuse_two_linears
+  shardwright rules coverage --models examples/zoo.py --cluster local:4
+"""
+_FILE = click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
+
+
+@click.group(epilog=_EPILOG)
+def rules() -> None:
+    """Generate, list, show and verify rules.
+
+    A rule file is JSON, documented in docs/rules.md; without FILE the shipped catalogue is meant.
+    """
+
+
+def _jobs(context: click.Context, parameter: click.Parameter, value: int | None) -> int:
+    from shardwright.workers import num_cpus
+
+    return value or num_cpus()
+
+
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(1), callback=_jobs, metavar="N", help="Worker processes; by default one per core."
+)
+
+
+_VERIFY_EPILOG = """\
+\b
+Examples:
+  shardwright rules verify
+  shardwright rules verify rules.json --format json > verdicts.json
+  shardwright rules verify mine.json --no-base
+"""
+
+
+@rules.command(epilog=_VERIFY_EPILOG)
+@_FILE
+@click.option("--base/--no-base", default=True, show_default=True,
+              help="Prove the shipped rules and the lemmas anew as well, on which proofs rest.")  # fmt: skip
+@click.option("--limit", type=click.FloatRange(0, min_open=True), default=20.0, show_default=True, metavar="SECONDS",
+              help="For one rule; what takes longer is unknown.")  # fmt: skip
+@jobs_option
+@format_option
+def verify(file: Path | None, base: bool, limit: float, jobs: int, form: str) -> int:
+    """Judge every rule of a file: certified, refuted with a counterexample, unknown, or malformed.
+
+    Certificates in the file are not believed: everything is proven anew. Ends with status 1 where a rule is refuted or
+    malformed. Unknown alone is no failure, but the search does not use such a rule.
+    """
+    from shardwright.rules import verify as run
+
+    with terminal.progress("verify") as progress:
+        progress("reading the rules")
+        found = run(_read(file), jobs, progress, base=base, limit_s=limit)
+    if form == "json":
+        terminal.show_json(found.to_json())
+    else:
+        terminal.show(_report(found))
+    return 0 if found.passed else 1
+
+
+def _report(found: Report) -> Explanation:
+    from shardwright.rules import count, outcomes
+    from shardwright.search.sections import Explanation, Section
+
+    sections = [
+        Section(f"{_TITLES[outcome]}: {judged.entry.name}", tuple(_told(judged)))
+        for outcome in ("unknown", "malformed", "refuted")
+        for judged in (*found.rules, *found.base)
+        if judged.outcome == outcome
+    ]
+    broken = [f"lemma {name}: {problem}" for name, problem in found.lemmas.items() if problem]
+    lines = [outcomes(found.counts)]
+    if found.base:
+        lines.append(f"shipped rules that proofs rest on: {outcomes(count(found.base))}")
+    if found.lemmas:
+        lines.append(f"lemmas: {len(found.lemmas) - len(broken)} of {len(found.lemmas)} proven")
+    if found.counts["unknown"]:
+        lines.append(f"{found.counts['unknown']} UNKNOWN: neither proven nor refuted, and never used; reasons above")
+    verdict = "PASSED" if found.passed else "FAILED"
+    title = f"{verdict}: {found.path}, {len(found.rules)} rules in {found.time_s:.1f} s"
+    return Explanation((*sections, Section(title, (*lines, *broken))))
+
+
+_TITLES = {"refuted": "REFUTED", "unknown": "UNKNOWN", "malformed": "MALFORMED"}
+
+
+def _told(judged: Judged) -> list[str]:
+    entry, verdict = judged.entry, judged.verdict
+    if verdict is None:
+        return [f"rules[{entry.position}]: {entry.problem}"]
+    lines = [f"rules[{entry.position}]: {entry.rule.equation if entry.rule else ''}", *verdict.reason.splitlines()]
+    return [*lines, f"it is true where {verdict.hint}"] if verdict.hint else lines
+
+
+_LIST_EPILOG = """\
+\b
+Examples:
+  shardwright rules list --form serial
+  shardwright rules list rules.json --minimal --operator softmax
+  shardwright rules list --search concat --format json
+"""
+
+
+@rules.command("list", epilog=_LIST_EPILOG)
+@_FILE
+@click.option("--form", "kind", type=click.Choice(["row", "steps", "serial", "placement"]), help="Rules of this kind.")
+@click.option("--operator", "wanted", multiple=True, metavar="OP", help="That speak about it. May be repeated.")
+@click.option("--minimal", is_flag=True, help="Leave out rules that others imply.")
+@click.option("--search", "text", default="", metavar="TEXT", help="That have this in their name or equation.")
+@format_option
+def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minimal: bool, text: str, form: str) -> None:
+    """List the rules of a file, one a line."""
+    from shardwright.cli.ruletext import describe, form_of, line, operators
+    from shardwright.search.sections import Section, Table
+
+    found = _read(file)
+    _note_malformed(found)
+    chosen = [
+        (entry, rule)
+        for entry, rule in found.good
+        if (kind is None or form_of(rule) == kind)
+        and operators(rule).issuperset(wanted)
+        and not (minimal and entry.note.implied_by)
+        and text.lower() in f"{rule.name} {rule.equation}".lower()
+    ]
+    if form == "json":
+        terminal.show_json([describe(entry, rule) for entry, rule in chosen])
+        return
+    rows = tuple((rule.name, form_of(rule), _mark(entry), line(rule)) for entry, rule in chosen)
+    columns = (("name", False), ("form", False), ("proof", False), ("equation", False))
+    terminal.show(Section(f"{found.path}: {len(rows)} of {len(found.entries)} rules", (), Table(columns, rows)))
+
+
+def _mark(entry: Entry) -> str:
+    if entry.note.implied_by:
+        return "implied"
+    return "certified" if entry.certificate else "-"
+
+
+_SHOW_EPILOG = """\
+\b
+Examples:
+  shardwright rules show fuse_two_linears
+  shardwright rules show "linear [a b, c b -> a c] by b"
+  shardwright rules show my_rule mine.json --format json
+"""
+
+
+@rules.command(epilog=_SHOW_EPILOG)
+@click.argument("name")
+@_FILE
+@format_option
+def show(name: str, file: Path | None, form: str) -> None:
+    """Show one rule: its equation, both graphs, its guard and its proof.
+
+    NAME may be a part of the name that only one rule has.
+    """
+    from shardwright.cli.ruletext import describe, explain_rule
+    from shardwright.pcg.errors import RuleError
+
+    found = _read(file)
+    entry = found.named(name)
+    if entry.rule is None:
+        raise RuleError(f"{found.path}: {entry.where}: {entry.problem}")
+    if form == "json":
+        terminal.show_json(describe(entry, entry.rule))
+    else:
+        terminal.show(explain_rule(entry, entry.rule))
+
+
+def _read(file: Path | None) -> RuleFile:
+    from shardwright.verifier.catalogue import SHIPPED
+    from shardwright.verifier.rulefile import read_rules
+
+    return read_rules(file or SHIPPED)
+
+
+def _note_malformed(found: RuleFile) -> None:
+    for entry in found.malformed:
+        terminal.note(f"{found.path}: {entry.where}: {entry.problem}")
+
+
+rules.add_command(coverage)

@@ -1,0 +1,194 @@
+"""Rules as text: one line for a list, and sections with both graphs for `shardwright rules show`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from shardwright.search.sections import Explanation, Section, Table
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.rowrules import RowRule
+from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.steps import Move, StepRule
+from shardwright.substitutions.terms import Apply, Term, Variable, subterms
+from shardwright.verifier.rulefile import Entry
+
+TypeOf = Callable[[Term], str]
+
+
+def form_of(rule: Rule) -> str:
+    """row, steps, serial or placement."""
+    if isinstance(rule, Equation):
+        return "placement" if rule.axes else "serial"
+    return "row" if isinstance(rule, RowRule) else "steps"
+
+
+def operators(rule: Rule) -> frozenset[str]:
+    """The operators that a rule speaks about."""
+    if isinstance(rule, RowRule):
+        return frozenset([rule.row])
+    if isinstance(rule, StepRule):
+        return frozenset(move.op for move in (*rule.left, *rule.right))
+    terms = (term for root in (*rule.left, *rule.right) for term in subterms(root))
+    return frozenset(term.op for term in terms if isinstance(term, Apply))
+
+
+def line(rule: Rule) -> str:
+    """The rule as one line."""
+    return rule.equation
+
+
+def explain_rule(entry: Entry, rule: Rule) -> Explanation:
+    """Everything there is to say of a rule."""
+    title = f"{rule.name}: {_KINDS[form_of(rule)]}"
+    facts = [f"equation  {rule.equation}", f"guard     {', '.join(map(str, rule.guard)) or 'none'}"]
+    facts += [f"{key:<9} {value}" for key, value in _facts(rule).items()]
+    sections = [Section(title, tuple(facts))]
+    if isinstance(rule, Equation):
+        type_of = types(rule)
+        sections += [Section(side, tuple(_forest(roots, type_of))) for side, roots in _sides(rule)]
+    elif isinstance(rule, StepRule):
+        sections += [Section(side, tuple(_chain(rule, moves))) for side, moves in _chains(rule)]
+    else:
+        sections.append(Section("layouts along the axis", (), _layouts(rule)))
+    sections.append(Section("proof", tuple(_proof(entry))))
+    return Explanation(tuple(sections))
+
+
+_KINDS = {
+    "row": "an operator split along one mesh axis (row)",
+    "steps": "chains of parallel operators (steps)",
+    "serial": "serial terms (equation)",
+    "placement": "placements of terms on mesh axes (equation)",
+}
+
+
+def describe(entry: Entry, rule: Rule) -> dict[str, Any]:
+    """The same as plain data."""
+    certificate = entry.certificate
+    return {
+        **rule.to_json(),
+        "name": rule.name,
+        "kind": form_of(rule),
+        "equation": rule.equation,
+        "guard": list(map(str, rule.guard)),
+        "hash": rule.hash,
+        "operators": sorted(operators(rule)),
+        "certificate": None if certificate is None else {
+            "axioms": list(certificate.axioms), "solver": certificate.solver, "scope": certificate.scope,
+        },
+        "implied_by": list(entry.note.implied_by),
+        "search": entry.note.search,
+    }  # fmt: skip
+
+
+def _facts(rule: Rule) -> Mapping[str, str]:
+    if isinstance(rule, RowRule):
+        told = {"told": ", ".join(rule.local)} if rule.local else {}
+        return {"pattern": rule.pattern, "split": rule.factor or "nothing: passed through", **told}
+    if isinstance(rule, StepRule):
+        sums = any(move.op.startswith("reduce") for move in (*rule.left, *rule.right))
+        return {"values": "equal over the reals: sums over devices are taken" if sums else _EXACT}
+    given = {"values": _EXACT if rule.moves else "equal over the reals: sums and products are reordered"}
+    if rule.parameters:
+        given["chosen"] = f"{', '.join(rule.parameters)} by whoever applies the rule, as the guard allows"
+    if rule.axes:
+        given["serial"] = rule.erased.equation if rule.erased else "both sides are one serial term"
+    return given
+
+
+_EXACT = "equal bit for bit: only data moves"
+
+
+def _proof(entry: Entry) -> Iterator[str]:
+    found = entry.certificate
+    if found is None:
+        yield "no certificate of this prover in the file; `shardwright rules verify` judges the rule now"
+    else:
+        yield f"certified by {found.solver}, {found.scope}"
+        yield f"rests on {', '.join(found.axioms)}"
+    if entry.note.implied_by:
+        yield f"implied by {', '.join(entry.note.implied_by)}"
+    if not entry.note.search:
+        yield "not tried by the search: a step of proofs"
+
+
+def _sides(rule: Equation) -> Iterator[tuple[str, Sequence[Term]]]:
+    yield "left", rule.left
+    yield "right", rule.right
+
+
+def _chains(rule: StepRule) -> Iterator[tuple[str, Sequence[Move]]]:
+    yield "left", rule.left
+    yield "right", rule.right
+
+
+def _chain(rule: StepRule, moves: Sequence[Move]) -> Iterator[str]:
+    """The layouts at the start and after every step."""
+    yield "start".ljust(28) + _places(rule.end(()))
+    for i, move in enumerate(moves):
+        yield str(move).ljust(28) + _places(rule.end(tuple(moves[: i + 1])))
+
+
+def _places(places: Mapping[str, object]) -> str:
+    return ", ".join(f"{axis}: {place}" for axis, place in places.items())
+
+
+def _layouts(rule: RowRule) -> Table:
+    columns = (("", False), ("dims", False), ("layout", False), ("its gradient", False))
+    dims = [side.strip() for side in rule.pattern.replace("->", ",").split(",")]
+    rows = [(f"x{i}", side, str(p), str(p.dual)) for i, (side, p) in enumerate(zip(dims, rule.operands, strict=False))]
+    return Table(columns, (*rows, ("result", dims[-1], str(rule.result), str(rule.result.dual))))
+
+
+def _forest(roots: Sequence[Term], type_of: TypeOf) -> Iterator[str]:
+    """Graphs as indented trees; what was drawn before is referred to by its number."""
+    uses: dict[Term, int] = {}
+    for root in roots:
+        for term in _nodes(root):
+            uses[term] = uses.get(term, 0) + 1
+    numbers = {term: i + 1 for i, term in enumerate(t for t, n in uses.items() if n > 1 and isinstance(t, Apply))}
+    drawn: set[Term] = set()
+    lines = [item for root in roots for item in _tree(root, "", "", numbers, drawn)]
+    width = max(len(text) for text, _ in lines) + 2
+    for text, term in lines:
+        yield (text.ljust(width) + type_of(term)).rstrip()
+
+
+def _nodes(term: Term) -> Iterator[Term]:
+    yield term
+    for operand in term.operands if isinstance(term, Apply) else ():
+        yield from _nodes(operand)
+
+
+def _tree(
+    term: Term, here: str, below: str, numbers: Mapping[Term, int], drawn: set[Term]
+) -> Iterator[tuple[str, Term]]:
+    if isinstance(term, Variable):
+        yield here + term.name, term
+        return
+    mark = f" #{numbers[term]}" if term in numbers else ""
+    if term in drawn:
+        yield f"{here}{term.op}{mark}, as above", term
+        return
+    drawn.add(term)
+    attrs = ", ".join(f"{key}={value}" for key, value in term.attrs)
+    yield f"{here}{term.op}{f' {attrs}' if attrs else ''}{mark}", term
+    for i, operand in enumerate(term.operands):
+        last = i == len(term.operands) - 1
+        yield from _tree(
+            operand, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "), numbers, drawn
+        )
+
+
+def types(rule: Equation) -> TypeOf:
+    """What is known of the type of each term: dims and layouts of variables."""
+    layouts = dict(rule.layouts)
+
+    def type_of(term: Term) -> str:
+        if not isinstance(term, Variable):
+            return ""
+        places = " ".join(map(str, layouts.get(term.name, ())))
+        return f"[{rule.dims[term.name]}]" + (f" {places}" if places else "")
+
+    return type_of

@@ -1,0 +1,183 @@
+"""Judging rules on all cores: what `shardwright rules verify` and the end of `rules generate` do."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardwright.substitutions.rules import Rule
+from shardwright.verifier.catalogue import SHIPPED
+from shardwright.verifier.judge import LIMIT_S, Verdict, judge
+from shardwright.verifier.rulefile import Entry, RuleFile, read_rules
+from shardwright.workers import Event, Task, Workers, workers
+
+OUTCOMES = ("certified", "refuted", "unknown", "malformed")
+_CHUNK = 16
+_EVERY_S = 2.0
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A rule of a file and what became of it; no verdict for a malformed one."""
+
+    entry: Entry
+    verdict: Verdict | None = None
+
+    @property
+    def outcome(self) -> str:
+        return self.verdict.outcome if self.verdict else "malformed"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for `--format json`."""
+        data: dict[str, Any] = {"position": self.entry.position, "name": self.entry.name, "outcome": self.outcome}
+        if self.verdict is None:
+            return {**data, "reason": self.entry.problem}
+        found = {"equation": self.entry.rule.equation if self.entry.rule else "", "reason": self.verdict.reason,
+                 "true_under": self.verdict.hint}  # fmt: skip
+        axioms = list(self.verdict.certificate.axioms) if self.verdict.certificate else []
+        return {
+            **data,
+            **{k: v for k, v in found.items() if v},
+            "axioms": axioms,
+            "time_s": round(self.verdict.time_s, 4),
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """The judgement of a file, of the shipped rules that its proofs rest on, and of the lemmas under both."""
+
+    path: Path
+    rules: tuple[Judged, ...]
+    base: tuple[Judged, ...] = ()
+    lemmas: Mapping[str, str] = field(default_factory=dict)
+    time_s: float = 0.0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rules of the file had each outcome."""
+        return count(self.rules)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is refuted or malformed, and all lemmas are proven."""
+        bad = {"refuted", "malformed"} & {judged.outcome for judged in (*self.rules, *self.base)}
+        return not bad and not any(self.lemmas.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for `--format json`."""
+        return {
+            "file": str(self.path),
+            "passed": self.passed,
+            "counts": self.counts,
+            "base_counts": count(self.base),
+            "lemmas": {name: problem or "certified" for name, problem in self.lemmas.items()},
+            "time_s": round(self.time_s, 3),
+            "rules": [judged.to_json() for judged in self.rules],
+            "base": [judged.to_json() for judged in self.base if judged.outcome != "certified"],
+        }
+
+
+def count(rules: Iterable[Judged]) -> dict[str, int]:
+    """How many had each outcome."""
+    counts = Counter(judged.outcome for judged in rules)
+    return {outcome: counts[outcome] for outcome in OUTCOMES}
+
+
+def verify(file: RuleFile, num_jobs: int, progress: Progress, *, base: bool = True, limit_s: float = LIMIT_S) -> Report:
+    """Judge every rule of a file, and with `base` the shipped rules and lemmas that proofs rest on.
+
+    Raises `RuleError` where the shipped rules cannot be read.
+    """
+    start = time.perf_counter()
+    shipped = file if file.path == SHIPPED else read_rules(SHIPPED)
+    own = {rule.hash for _, rule in file.good}
+    foundations = [e for e, rule in shipped.good if rule.hash not in own] if base and shipped is not file else []
+    entries = [entry for entry, _ in file.good]
+    rules = [entry.rule for entry in (*entries, *foundations) if entry.rule is not None]
+    with workers(num_jobs) as pool:
+        if base:
+            pool.submit([Task("shardwright.rules:prove_lemmas", (), "lemmas")])
+        verdicts, lemmas = _judged(pool, rules, progress, limit_s)
+    by_place = dict(zip([e.position for e in entries], verdicts, strict=False))
+    judged = tuple(Judged(entry, by_place.get(entry.position)) for entry in file.entries)
+    rest = tuple(Judged(e, v) for e, v in zip(foundations, verdicts[len(entries) :], strict=True))
+    return Report(file.path, judged, rest, lemmas, time.perf_counter() - start)
+
+
+def _judged(
+    pool: Workers, rules: Sequence[Rule], progress: Progress, limit_s: float
+) -> tuple[list[Verdict], Mapping[str, str]]:
+    """The verdicts, in the order of the rules, and the lemmas that are not proven."""
+    found: dict[int, Verdict] = {}
+    lemmas: Mapping[str, str] = {}
+    counts: Counter[str] = Counter()
+    pool.submit(judging(range(len(rules)), rules, limit_s, pool.num_jobs))
+    told = time.perf_counter()
+    for event in pool.events():
+        if event.task.label == "lemmas":
+            lemmas = event.value if event.kind == "done" else {"all": f"the prover's process died ({event.value})"}
+            continue
+        for number, verdict in verdicts_of(event, pool):
+            found[number] = verdict
+            counts[verdict.outcome] += 1
+        if time.perf_counter() - told > _EVERY_S:
+            told = time.perf_counter()
+            progress(f"{len(found)} of {len(rules)} rules: " + outcomes(counts))
+    return [found[number] for number in range(len(rules))], lemmas
+
+
+def outcomes(counts: Mapping[str, int]) -> str:
+    """`12 certified, 1 refuted, 0 unknown`; malformed ones where there are any."""
+    told = [name for name in OUTCOMES if name != "malformed" or counts.get(name)]
+    return ", ".join(f"{counts.get(name, 0)} {name}" for name in told)
+
+
+def judging(labels: Iterable[Any], rules: Sequence[Rule], limit_s: float, num_jobs: int) -> Iterator[Task]:
+    """Tasks that judge rules, some rules each; neighbours share what the prover remembers."""
+    keys = list(labels)
+    size = max(1, min(_CHUNK, len(rules) // (8 * num_jobs)))
+    for at in range(0, len(rules), size):
+        yield _judge_task(keys[at : at + size], rules[at : at + size], limit_s)
+
+
+def _judge_task(labels: Sequence[Any], rules: Sequence[Rule], limit_s: float) -> Task:
+    return Task("shardwright.rules:judge_rules", (list(rules), limit_s), ("judge", tuple(labels)))
+
+
+def verdicts_of(event: Event, pool: Workers) -> Iterator[tuple[Any, Verdict]]:
+    """What an event says of a judging task: verdicts, by label. A rule that kills its worker is unknown."""
+    _, labels = event.task.label
+    rules, limit_s = event.task.arguments
+    if event.kind == "done":
+        yield from zip(labels, event.value, strict=True)
+    elif event.kind == "died" and len(labels) == 1:
+        yield labels[0], Verdict("unknown", None, f"the prover's process died ({event.value})")
+    elif event.kind == "died":
+        alone = [_judge_task([label], [rule], limit_s) for label, rule in zip(labels, rules, strict=True)]
+        pool.submit(alone, first=True)
+
+
+def judge_rules(rules: Sequence[Rule], limit_s: float, report: Callable[[object], None]) -> list[Verdict]:
+    """In a worker: judge some rules."""
+    return [judge(rule, limit_s) for rule in rules]
+
+
+def prove_lemmas(report: Callable[[object], None]) -> dict[str, str]:
+    """In a worker: prove the lemmas; what is wrong with each, or ""."""
+    from shardwright.pcg.errors import RuleError
+    from shardwright.verifier.lemmas import LEMMAS, require
+
+    def problem(name: str) -> str:
+        try:
+            require(name)
+        except RuleError as error:
+            return str(error)
+        return ""
+
+    return {name: problem(name) for name in LEMMAS}
