@@ -1,61 +1,117 @@
-"""Proves algebraic rules by index semantics: equal dims, and equal elements as sums of products."""
+"""Proves algebraic rules by index semantics: equal dims, and equal normal forms of all elements."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import product
+
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
-from shardwright.verifier.elements import Evaluator, Tensor
-from shardwright.verifier.logic import Formula, Number, z3
-from shardwright.verifier.normal import Equality
-from shardwright.verifier.solver import Failure, is_valid, refute
+from shardwright.verifier import polys
+from shardwright.verifier.elements import Digit, Dim, Evaluator, Index, Position, Tensor, Unproven, extent, spliced
+from shardwright.verifier.laws import Laws
+from shardwright.verifier.polys import poly
+from shardwright.verifier.solver import Failure
 from shardwright.verifier.symbols import Symbols
+
+MAX_ROUNDS = 6
 
 
 def prove_equation(rule: Equation) -> Failure | None:
     """None if the rule is proven for all sizes and ranks; otherwise what broke."""
     try:
-        return _failure(rule)
+        symbols = _solved(rule)
+        run = Evaluator(rule, symbols, Laws(symbols.is_positive))
+        failure = _failure(run)
+        if failure is not None and not failure.refuted and run.cuts:
+            again = Evaluator(rule, symbols, Laws(symbols.is_positive), cuts=run.cuts, use_cuts=True)
+            failure = _failure(again)
+        return failure
+    except Unproven as error:
+        return error.failure
     except RuleError as error:
         return Failure(str(error))
+    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RecursionError) as error:
+        return Failure(f"beyond these proofs: {type(error).__name__}: {error}")
 
 
-def _failure(rule: Equation) -> Failure | None:
+def known(rule: Equation) -> Symbols:
+    """What the rule's guard says about its sizes."""
     symbols = Symbols()
-    conditions = [symbols.condition(g) for g in rule.guard]
-    run = Evaluator(rule, symbols)
+    symbols.sizes |= {n for _, dims in rule.variables for n in dims.names if not n.startswith("*")}
+    symbols.sizes |= set(rule.parameters)
+    for condition in rule.guard:
+        symbols.assume(condition)
+    return symbols
+
+
+def _solved(rule: Equation) -> Symbols:
+    """As `known`, with the equations that make the left side well-formed used as substitutions."""
+    symbols = known(rule)
+    for _ in range(MAX_ROUNDS):
+        run = Evaluator(rule, symbols, Laws(symbols.is_positive))
+        for root in rule.left:
+            run.tensor(root)
+        before = dict(symbols.solved)
+        for left, right in run.equations:
+            _equate(symbols, left, right)
+        if symbols.solved == before:
+            return symbols
+    raise RuleError("the sizes of the left side do not settle")
+
+
+def _equate(symbols: Symbols, left: Dim, right: Dim) -> None:
+    for one, other in ((left, right), (right, left)):
+        if extent(one).name is not None:
+            symbols.equal(extent(one), extent(other), tuple(d.size for d in other))
+            return
+    symbols.equal(extent(left), extent(right))
+
+
+def _failure(run: Evaluator) -> Failure | None:
+    rule = run.rule
     left = [run.tensor(root) for root in rule.left]
-    given = [formula for _, formula in run.needs]  # the graph that is matched is well-formed
-    run.needs.clear()
+    run.assuming = False
     right = [run.tensor(root) for root in rule.right]
-    given += [size >= 1 for size in symbols.sizes.values()] + conditions
-    for what, formula in run.needs:
-        if not is_valid(formula, given):
-            return refute(what, formula, given, [])
     for number, (a, b) in enumerate(zip(left, right, strict=True)):
-        if (failure := _unequal(f"root {number}", a, b, run, given)) is not None:
+        if (failure := _unequal(f"root {number}", a, b, run)) is not None:
             return failure
     return None
 
 
-def _unequal(title: str, left: Tensor, right: Tensor, run: Evaluator, given: list[Formula]) -> Failure | None:
-    index: list[Number] = []
-    ranges: list[Formula] = []
+def _unequal(title: str, left: Tensor, right: Tensor, run: Evaluator) -> Failure | None:
     if len(left.dims) != len(right.dims):
         return Failure(f"{title}: {len(left.dims)} dimensions against {len(right.dims)}")
+    dims: list[Dim] = []
     for number, (a, b) in enumerate(zip(left.dims, right.dims, strict=True)):
-        index.append(z3.Int(f"y{number}"))
-        if a.splice or b.splice:
-            if not a.splice or not b.splice:
+        if spliced(a) or spliced(b):
+            if not spliced(a) or not spliced(b):
                 return Failure(f"{title}: dimension {number} is a splice on one side only")
+            if spliced(a) != spliced(b):
+                return Failure(f"{title}: dimension {number} is {spliced(a)} on one side, {spliced(b)} on the other")
+            dims.append(a)
             continue
-        if not is_valid(a.size == b.size, given):
-            return refute(f"{title}: size of dimension {number}", a.size == b.size, given, [])
-        ranges.append(z3.And(index[-1] >= 0, index[-1] < a.size))
-    ours, theirs = left.element(tuple(index)), right.element(tuple(index))
-    equal = Equality([*given, *run.symbols.laws(), *ranges], _distinct(run.shifts))
-    return None if equal.holds(ours, theirs) else Failure(f"{title}: elements differ")
+        if not run.symbols.equals(extent(a), extent(b)):
+            return run.symbols.failure(f"{title}: size of dimension {number}", "==", extent(a) - extent(b))
+        dims.append(run.common(f"{title}: dimension {number}", a, b))
+    for index in _cases(run, dims):
+        if left.element(index) != right.element(index):
+            return Failure(f"{title}: elements differ")
+    return None
 
 
-def _distinct(shifts: list[Number]) -> list[Number]:
-    """The offsets that bound indices may differ by, each once."""
-    return list({str(s): s for s in map(z3.simplify, shifts) if str(s) != "0"}.values())
+def _cases(run: Evaluator, dims: Sequence[Dim]) -> Iterator[Index]:
+    """A free index in every combination of segments."""
+    choices = [list(_dim_cases(run, number, dim)) for number, dim in enumerate(dims)]
+    yield from product(*choices)
+
+
+def _dim_cases(run: Evaluator, number: int, dim: Dim) -> Iterator[tuple[Position, ...]]:
+    options = [_digit_cases(run, f"@{number}.{at}", digit) for at, digit in enumerate(dim)]
+    yield from product(*options)
+
+
+def _digit_cases(run: Evaluator, name: str, digit: Digit) -> list[Position]:
+    if digit.splice:
+        return [Position(poly(name), polys.ZERO, polys.ZERO)]
+    return [Position(s + poly(name), s, s + n) for s, n in run.segments(digit)]

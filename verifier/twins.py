@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwright.pcg.errors import GraphError
-from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.substitutions.steps import Move, Place, StepRule
-from shardwright.substitutions.terms import Term, Variable
+from shardwright.verifier.termtwins import equation_twins, placement_twins, term_twins
 
 Twin = tuple[str, RowRule]
 
@@ -63,59 +61,6 @@ def fixed_twins(row: str, pattern: Pattern) -> Iterator[Twin]:
         yield f"{factor} is split though it is fixed", replace(rule, pattern=str(pattern))
 
 
-# ---- algebraic rules ----
-
-_OTHER_OP = {"add": "sub", "sub": "add", "mul": "add", "neg": "relu", "relu": "silu", "silu": "relu"}
-
-
-def equation_twins(rule: Equation) -> Iterator[tuple[str, Equation]]:
-    """Mutations of the right side and of the guard of an algebraic rule. Some are true variants."""
-    for at, root in enumerate(rule.right):
-        for what, wrong in _mutations(root, rule):
-            right = (*rule.right[:at], wrong, *rule.right[at + 1 :])
-            yield f"{what} in {root}", replace(rule, right=right)
-    if len(rule.right) > 1:
-        yield "roots swapped", replace(rule, right=rule.right[::-1])
-    for condition in rule.guard:
-        yield f"without guard {condition}", replace(rule, guard=tuple(g for g in rule.guard if g != condition))
-
-
-def _mutations(term: Term, rule: Equation) -> Iterator[tuple[str, Term]]:
-    """Every term that differs from this one in one place."""
-    if isinstance(term, Variable):
-        for other, dims in rule.variables:
-            if other != term.name and dims == rule.dims[term.name]:
-                yield f"{term} → {other}", Variable(other)
-        return
-    if term.op in _OTHER_OP:
-        yield f"{term.op} → {_OTHER_OP[term.op]}", replace(term, op=_OTHER_OP[term.op])
-    if len(term.operands) > 1 and term.operands[0] != term.operands[1]:
-        yield f"{term.op} of swapped operands", replace(term, operands=term.operands[::-1])
-    if len(term.operands) == 1:
-        yield f"{term.op} dropped", term.operands[0]
-    for at, (key, value) in enumerate(term.attrs):
-        for wrong in _wrong_attribute(key, value, rule):
-            attrs = (*term.attrs[:at], (key, wrong), *term.attrs[at + 1 :])
-            yield f"{key}={value} → {wrong}", replace(term, attrs=attrs)
-    for at, operand in enumerate(term.operands):
-        for what, wrong in _mutations(operand, rule):
-            yield what, replace(term, operands=(*term.operands[:at], wrong, *term.operands[at + 1 :]))
-
-
-def _wrong_attribute(key: str, value: Expression, rule: Equation) -> Iterator[Expression]:
-    if key in ("start", "stop"):
-        yield expression(f"{value} + 1")
-        yield expression(f"{value} - 1")
-    elif key == "dim":
-        yield expression("1" if str(value) == "0" else "0")
-    elif key == "dims" and str(value).startswith("compose"):
-        p, q = sorted(value.names)
-        yield expression(f"compose({q}, {p})")
-        yield expression(p)
-    elif key == "shape":
-        yield from (expression(name) for name in sorted({"s", "t"} & rule.bound) if name != str(value))
-
-
 # ---- rules of the parallel operators ----
 
 
@@ -143,3 +88,6 @@ def _wrong_move(move: Move) -> Iterator[tuple[Move, ...]]:
                "reduce_copy": "replicate"}  # fmt: skip
     if move.op in swapped:
         yield (replace(move, op=swapped[move.op]),)
+
+
+__all__ = ["equation_twins", "fixed_twins", "placement_twins", "row_twins", "step_twins", "term_twins"]

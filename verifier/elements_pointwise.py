@@ -1,0 +1,81 @@
+"""Index semantics of the rows that act on each element, with NumPy broadcasting over dimensions of the literal size 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.terms import Apply
+from shardwright.verifier.elements import Dim, Evaluator, Index, Rows, Semantics, Tensor, expect, shown, spliced
+from shardwright.verifier.normal import Normal
+
+Merge = Callable[[Evaluator, Normal, Normal], Normal]
+
+
+def broadcast(run: Evaluator, title: str, left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The dims that both have together, aligned at their ends."""
+    long, short = (left, right) if len(left) >= len(right) else (right, left)
+    lead = len(long) - len(short)
+    found = list(long[:lead])
+    for a, b in zip(long[lead:], short, strict=True):
+        if (not a and spliced(b)) or (not b and spliced(a)):
+            raise RuleError(f"{title}: dimension {shown(a)} against {shown(b)}")
+        found.append(a or b if not a or not b else run.proven_equal(f"{title}: dimensions agree", a, b))
+    return tuple(found)
+
+
+def read(x: Tensor, index: Index) -> Normal:
+    """The element of an operand that a result at this index is computed from."""
+    own = index[len(index) - len(x.dims) :]
+    return x.element(tuple(place if dim else () for dim, place in zip(x.dims, own, strict=True)))
+
+
+def binary(merge: Merge) -> Semantics:
+    def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+        expect(term, len(operands) == 2)
+        x, y = operands
+        dims = broadcast(run, str(term), x.dims, y.dims)
+        return Tensor(dims, lambda index: merge(run, read(x, index), read(y, index)))
+
+    return semantics
+
+
+def unary(name: str) -> Semantics:
+    def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+        (x,) = operands
+        title = " ".join([name, *(f"{key}={value}" for key, value in term.attrs)])
+        return Tensor(x.dims, lambda index: run.forms.function(title, x.element(index)))
+
+    return semantics
+
+
+def neg(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    (x,) = operands
+    return Tensor(x.dims, lambda index: run.forms.scaled(x.element(index), -1))
+
+
+def _maximum(run: Evaluator, x: Normal, y: Normal) -> Normal:
+    return run.forms.maximum([((), x), ((), y)])
+
+
+def _minimum(run: Evaluator, x: Normal, y: Normal) -> Normal:
+    forms = run.forms
+    return forms.scaled(forms.maximum([((), forms.scaled(x, -1)), ((), forms.scaled(y, -1))]), -1)
+
+
+_UNARY = (
+    "abs", "cos", "erf", "exp", "gelu", "log", "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "softplus",
+    "sqrt", "tanh",
+)  # fmt: skip
+POINTWISE: Rows = {
+    **{name: unary(name) for name in _UNARY},
+    "neg": neg,
+    "add": binary(lambda run, x, y: run.forms.add(x, y)),
+    "sub": binary(lambda run, x, y: run.forms.add(x, run.forms.scaled(y, -1))),
+    "mul": binary(lambda run, x, y: run.forms.times(x, y)),
+    "div": binary(lambda run, x, y: run.forms.times(x, run.forms.reciprocal(y))),
+    "pow": binary(lambda run, x, y: run.forms.function("pow", x, y)),
+    "maximum": binary(_maximum),
+    "minimum": binary(_minimum),
+}
+"""Nonlinear functions without laws are known by their arguments alone."""

@@ -1,0 +1,199 @@
+"""Integer polynomials: sizes, positions and bounds as proofs compute with them, without Z3.
+
+A polynomial is a sum of products of names and of opaque applications: `s + i`, `2·h·d`, `at(p, j)`, `ids[y]`. Equal
+polynomials are equal objects by value; what is not equal that way may still be equal under a rule's guard: Z3 decides.
+Names of indices begin with one of `@~#` (free, bound, bound in a closed form); all others are sizes and attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class App:
+    """An integer function of polynomials that proofs do not look into, or only by the laws of its name."""
+
+    name: str
+    args: tuple[Poly, ...]
+
+    @cached_property
+    def text(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.args))})"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Atom = str | App
+Product = tuple[Atom, ...]
+INDEX = ("@", "~", "#")
+
+
+@dataclass(frozen=True)
+class Poly:
+    """Σ coefficient · Π atoms, in one order."""
+
+    terms: tuple[tuple[Product, int], ...] = ()
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Every name in it, those inside applications included."""
+        found: set[str] = set()
+        for atoms, _ in self.terms:
+            for atom in atoms:
+                found.update({atom} if isinstance(atom, str) else set().union(*(p.names for p in atom.args)))
+        return frozenset(found)
+
+    @cached_property
+    def indices(self) -> frozenset[str]:
+        """The names of indices in it."""
+        return frozenset(name for name in self.names if name[0] in INDEX)
+
+    @property
+    def constant(self) -> int | None:
+        """The value of a polynomial without names."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+    @property
+    def name(self) -> str | None:
+        """The name that this polynomial is, if it is nothing else."""
+        if len(self.terms) != 1 or self.terms[0][1] != 1 or len(self.terms[0][0]) != 1:
+            return None
+        return atom if isinstance(atom := self.terms[0][0][0], str) else None
+
+    def __add__(self, other: Poly | int) -> Poly:
+        return collect((*self.terms, *poly(other).terms))
+
+    def __sub__(self, other: Poly | int) -> Poly:
+        return collect((*self.terms, *((atoms, -c) for atoms, c in poly(other).terms)))
+
+    def __mul__(self, other: Poly | int) -> Poly:
+        return collect((a + b, c * d) for a, c in self.terms for b, d in poly(other).terms)
+
+    def put(self, images: Mapping[str, Poly]) -> Poly:
+        """Names replaced by polynomials, all at once."""
+        if self.names.isdisjoint(images):
+            return self
+        total = ZERO
+        for atoms, coefficient in self.terms:
+            part = poly(coefficient)
+            for atom in atoms:
+                part = part * _put(atom, images)
+            total = total + part
+        return total
+
+    def over(self, divisor: Poly) -> Poly | None:
+        """The quotient by a product of names where it is exact in every term."""
+        if len(divisor.terms) != 1 or divisor.terms[0][1] != 1:
+            return None
+        terms: list[tuple[Product, int]] = []
+        for atoms, coefficient in self.terms:
+            left = list(atoms)
+            for atom in divisor.terms[0][0]:
+                if atom not in left:
+                    return None
+                left.remove(atom)
+            terms.append((tuple(left), coefficient))
+        return collect(terms)
+
+    def __str__(self) -> str:
+        parts = ["*".join([*([str(c)] if c != 1 or not atoms else []), *map(str, atoms)]) for atoms, c in self.terms]
+        return " + ".join(parts) or "0"
+
+
+def collect(terms: Iterable[tuple[Product, int]]) -> Poly:
+    """A polynomial from terms in any order."""
+    total: dict[Product, int] = {}
+    for atoms, coefficient in terms:
+        key = tuple(sorted(atoms, key=str)) if len(atoms) > 1 else atoms
+        total[key] = total.get(key, 0) + coefficient
+    found = [(atoms, c) for atoms, c in total.items() if c]
+    return Poly(tuple(sorted(found, key=_order) if len(found) > 1 else found))
+
+
+def _order(term: tuple[Product, int]) -> tuple[str, ...]:
+    return tuple(map(str, term[0]))
+
+
+def poly(value: Poly | int | str) -> Poly:
+    """A number or a name as a polynomial."""
+    if isinstance(value, Poly):
+        return value
+    if isinstance(value, str):
+        return Poly((((value,), 1),))
+    return Poly((((), value),)) if value else ZERO
+
+
+def _put(atom: Atom, images: Mapping[str, Poly]) -> Poly:
+    if isinstance(atom, str):
+        return images[atom] if atom in images else poly(atom)
+    return app(atom.name, *(arg.put(images) for arg in atom.args))
+
+
+ZERO = Poly()
+ONE = Poly((((), 1),))
+
+
+def app(name: str, *args: Poly) -> Poly:
+    """An application, simplified by the laws of its name."""
+    law = LAWS.get(name)
+    found = law(*args) if law else None
+    return Poly((((App(name, args),), 1),)) if found is None else found
+
+
+def product(factors: Iterable[Poly]) -> Poly:
+    total = ONE
+    for factor in factors:
+        total = total * factor
+    return total
+
+
+def _applied(value: Poly, name: str) -> tuple[Poly, ...] | None:
+    """The arguments, where the polynomial is one application of that name."""
+    if len(value.terms) == 1 and value.terms[0][1] == 1 and len(value.terms[0][0]) == 1:
+        atom = value.terms[0][0][0]
+        if isinstance(atom, App) and atom.name == name:
+            return atom.args
+    return None
+
+
+def _at(permutation: Poly, index: Poly) -> Poly | None:
+    """at(iota, j) = j and at(compose(p, q), j) = at(p, at(q, j))."""
+    if permutation.name == "iota":
+        return index
+    composed = _applied(permutation, "compose")
+    return app("at", composed[0], app("at", composed[1], index)) if composed else None
+
+
+def composed(permutation: Poly) -> list[str]:
+    """The permutations that one is composed of, in order; none for the identity."""
+    parts = _applied(permutation, "compose")
+    if parts:
+        return [name for part in parts for name in composed(part)]
+    return [] if permutation.name == "iota" else [str(permutation)]
+
+
+def _flat(shape: Poly, index: Poly) -> Poly | None:
+    """flat(s, unflat(s, n)) = n."""
+    inner = _applied(index, "unflat")
+    return inner[1] if inner and inner[0] == shape else None
+
+
+def _unflat(shape: Poly, number: Poly) -> Poly | None:
+    """unflat(s, flat(s, j)) = j."""
+    inner = _applied(number, "flat")
+    return inner[1] if inner and inner[0] == shape else None
+
+
+def _max0(value: Poly) -> Poly | None:
+    number = value.constant
+    return None if number is None else poly(max(number, 0))
+
+
+LAWS: Mapping[str, Callable[..., Poly | None]] = {"at": _at, "flat": _flat, "unflat": _unflat, "max0": _max0}
+"""The assumed laws of permutations, of row-major order, and of the length of a slice."""
