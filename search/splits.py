@@ -74,20 +74,19 @@ def cuts(graph: Graph) -> list[str]:
 
 
 def leaves(graph: Graph) -> list[Leaf]:
-    """The parts between cuts, small ones joined, in order."""
+    """The parts between cuts, in order, small ones joined: the last one with the one before it."""
     chain = cuts(graph)
     stream = batch_nodes(graph)
     order = {node.name: i for i, node in enumerate(graph.nodes)}
-    found: list[Leaf] = []
-    start = _SOURCE
+    starts, ends = [_SOURCE], list[str]()
     for end in chain:
-        size = sum(1 for name in stream if order.get(start, -1) < order[name] <= order[end])
-        if size >= MIN_OPERATORS or end == chain[-1]:
-            part = extract(graph, start, end)
-            if part is not None:
-                found.append(part)
-            start = end
-    return found
+        size = sum(1 for name in stream if order.get(starts[-1], -1) < order[name] <= order[end])
+        if size >= MIN_OPERATORS:
+            ends.append(end)
+            starts.append(end)
+    ends[-1:] = chain[-1:]
+    found = (extract(graph, start, end) for start, end in zip(starts, ends, strict=False))
+    return [part for part in found if part is not None]
 
 
 def extract(graph: Graph, start: str, end: str) -> Leaf | None:
