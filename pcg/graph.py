@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+from shardwright.pcg.attrs import Attr
 from shardwright.pcg.errors import GraphError, LayoutError
-from shardwright.pcg.factors import Signature
+from shardwright.pcg.factors import Shape, Signature
 from shardwright.pcg.inference import NOT_DIFFERENTIABLE, fits, infer, required_layouts
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
@@ -68,7 +69,7 @@ class Graph:
 
     def signature(self, node: Node) -> Signature:
         """The node's resolved factor string, over the logical shapes."""
-        return ROWS[node.op].signature([self.types[name].shape for name in node.inputs], dict(node.attrs))
+        return _signature(node.op, node.attrs, tuple(self.types[name].shape for name in node.inputs))
 
     def validate(self) -> Graph:
         """Check every invariant; returns the graph itself, so that passes can end with it."""
@@ -103,6 +104,11 @@ class Graph:
             attrs = tuple((k, () if node.is_leaf and k == "layouts" else v) for k, v in node.attrs)
             nodes.append(replace(node, inputs=tuple(alias.get(i, i) for i in node.inputs), attrs=attrs, split=()))
         return Graph(tuple(nodes), tuple((k, alias.get(v, v)) for k, v in self.outputs))
+
+
+@lru_cache(maxsize=16384)
+def _signature(op: str, attrs: tuple[tuple[str, Attr], ...], shapes: tuple[Shape, ...]) -> Signature:
+    return ROWS[op].signature(shapes, dict(attrs))
 
 
 def topological(nodes: Iterable[Node]) -> tuple[Node, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from shardwright.pcg.attrs import Attr, get, integer, integers
 from shardwright.pcg.errors import GraphError, LayoutError
@@ -18,9 +18,7 @@ from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 NOT_DIFFERENTIABLE = frozenset({"detach", "floor", "ceil", "sign", "full", "arange"})
 
 
-def required_layouts(
-    signature: Signature, choice: str, num_operands: int, row: Row, where: str
-) -> tuple[Layouts, Layout]:
+def required_layouts(signature: Signature, choice: str, num_operands: int, row: Row) -> tuple[Layouts, Layout]:
     """The operand layouts that a split choice asks for along one axis, and the result's layout."""
     if choice in ("R", "C"):
         layout = R if choice == "R" else C
@@ -28,81 +26,82 @@ def required_layouts(
     if choice.startswith("P") and choice[1:].replace(",", "").isdigit():
         partial = tuple(int(i) for i in choice[1:].split(","))
         if partial not in row.linear_in:
-            raise LayoutError(
-                f"{where}: {row.name} is not jointly linear in operands {partial}; choose from {row.linear_in}"
-            )
+            raise LayoutError(f"{row.name} is not jointly linear in operands {partial}; choose from {row.linear_in}")
         return tuple(P if i in partial else C for i in range(num_operands)), P
     name, blocks = parse_choice(choice)
     factor = signature.index(name)
     if factor is None or signature.factors[factor].role == "fixed":
         splittable = [f.name for f in signature.factors if f.role != "fixed"]
-        raise LayoutError(f"{where}: {row.name} cannot be split along {choice!r}; choose R, C or one of {splittable}")
+        raise LayoutError(f"{row.name} cannot be split along {choice!r}; choose R, C or one of {splittable}")
     if blocks == 1:
         return signature.split_layouts(factor)
     if name == row.offset or row.random:
-        raise LayoutError(f"{where}: {row.name} needs consecutive parts along {name!r}; split it without blocks")
+        raise LayoutError(f"{row.name} needs consecutive parts along {name!r}; split it without blocks")
     return signature.refined(factor, blocks).split_layouts(factor)
 
 
-def infer(node: Node, operands: list[TensorType], mesh: Mesh) -> TensorType:
+def infer(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
     """The type of a node's result from its operands' types: the only place where types are decided."""
-    where = str(node)
     if node.is_leaf or node.is_parallel or node.op == OPAQUE:
         if node.split:
-            raise GraphError(f"{where}: only operators with a row have a split, got {node.split}; leave it empty")
+            raise GraphError(f"{node}: only operators with a row have a split, got {node.split}; leave it empty")
         return _leaf_type(node, mesh) if node.is_leaf else _special_type(node, operands, mesh)
-    attrs = dict(node.attrs)
     try:
-        row = ROWS[node.op]
+        try:
+            return _row_type(node.op, node.attrs, node.split, tuple(operands), mesh)
+        except TypeError:  # an attribute that cannot be hashed
+            return _row_type.__wrapped__(node.op, node.attrs, node.split, tuple(operands), mesh)
+    except GraphError as error:
+        raise type(error)(f"{node}: {error}") from error
+
+
+@lru_cache(maxsize=65536)
+def _row_type(
+    op: str, attrs_: tuple[tuple[str, Attr], ...], split: tuple[str, ...], operands: tuple[TensorType, ...], mesh: Mesh
+) -> TensorType:
+    """The type of an operator's result. Equal operators of repeated blocks are inferred once."""
+    row, attrs = ROWS[op], dict(attrs_)
+    try:
         signature = row.signature([t.shape for t in operands], attrs)
         dtype = row.result_dtype([t.dtype for t in operands], attrs)
-    except GraphError as error:
-        raise GraphError(f"{where}: {error}") from error
+    except GraphError:
+        raise
     except KeyError as error:
-        raise GraphError(f"{where}: attribute {error} is missing; there are {sorted(attrs)}") from error
+        raise GraphError(f"attribute {error} is missing; there are {sorted(attrs)}") from error
     except (ValueError, IndexError, TypeError, ZeroDivisionError) as error:
         shapes = [list(t.shape) for t in operands]
-        raise GraphError(f"{where}: operands of shapes {shapes} and attributes {attrs} do not fit: {error}") from error
-    grad = is_float(dtype) and node.op not in NOT_DIFFERENTIABLE and any(t.grad for t in operands)
-    if len(node.split) != len(mesh):
+        raise GraphError(f"operands of shapes {shapes} and attributes {attrs} do not fit: {error}") from error
+    grad = is_float(dtype) and op not in NOT_DIFFERENTIABLE and any(t.grad for t in operands)
+    if len(split) != len(mesh):
+        raise LayoutError(f"{len(split)} split choices for the {len(mesh)} axes of {mesh}; give one per axis")
+    if (factor := signature.indivisible(split, mesh.sizes)) is not None:
+        axes = [f"{a}={n}" for a, n, choice in zip(mesh.names, mesh.sizes, split, strict=True) if choice == factor.name]
         raise LayoutError(
-            f"{where}: {len(node.split)} split choices for the {len(mesh)} axes of {mesh}; give one per axis"
-        )
-    if (factor := signature.indivisible(node.split, mesh.sizes)) is not None:
-        axes = [
-            f"{a}={n}" for a, n, choice in zip(mesh.names, mesh.sizes, node.split, strict=True) if choice == factor.name
-        ]
-        raise LayoutError(
-            f"{where}: factor {factor.name!r} has size {factor.size}, not divisible by {', '.join(axes)}; split another"
+            f"factor {factor.name!r} has size {factor.size}, not divisible by {', '.join(axes)}; split another"
         )
     layouts: list[Layout] = []
-    for axis, choice in enumerate(node.split):
-        required, result = required_layouts(signature, choice, len(operands), row, where)
+    for axis, choice in enumerate(split):
+        required, result = required_layouts(signature, choice, len(operands), row)
         for position, (need, operand) in enumerate(zip(required, operands, strict=True)):
             if not fits(operand, axis, need):
                 raise LayoutError(
-                    f"{where}: split {choice!r} on axis {mesh.names[axis]!r} needs operand {position} "
-                    f"(%{node.inputs[position]}) as {need}, got {operand.layouts[axis]}; "
-                    "insert the parallel operator that leads there"
+                    f"split {choice!r} on axis {mesh.names[axis]!r} needs operand {position} as {need}, "
+                    f"got {operand.layouts[axis]}; insert the parallel operator that leads there"
                 )
         if result == P:
-            _check_partial(where, mesh.names[axis], choice, row, [t.dtype for t in operands], dtype, attrs)
+            _check_partial(mesh.names[axis], choice, row, [t.dtype for t in operands], dtype, attrs)
         layouts.append(result)
-    check_layouts(signature.result_shape, tuple(layouts), mesh, where)
+    check_layouts(signature.result_shape, tuple(layouts), mesh, "its result")
     return TensorType(signature.result_shape, dtype, tuple(layouts), grad)
 
 
-def _check_partial(
-    where: str, axis: str, choice: str, row: Row, dtypes: list[str], dtype: str, attrs: Mapping[str, Attr]
-) -> None:
+def _check_partial(axis: str, choice: str, row: Row, dtypes: list[str], dtype: str, attrs: Mapping[str, Attr]) -> None:
     """Partial sums are of numbers, and are not rounded to integers."""
     if dtype == "bool":
-        raise LayoutError(
-            f"{where}: split {choice!r} on axis {axis!r} would give partial sums of bools; choose another"
-        )
+        raise LayoutError(f"split {choice!r} on axis {axis!r} would give partial sums of bools; choose another")
     if choice in _partial_choices(row.linear_in) and choice not in _partial_choices(row.partial_sets(dtypes, attrs)):
         raise LayoutError(
-            f"{where}: {row.name} from {', '.join(dtypes)} to {dtype} is not linear, so split {choice!r} "
+            f"{row.name} from {', '.join(dtypes)} to {dtype} is not linear, so split {choice!r} "
             f"on axis {axis!r} is wrong; reduce the operands first"
         )
 
@@ -135,7 +134,7 @@ def _leaf_type(node: Node, mesh: Mesh) -> TensorType:
     return TensorType(shape, dtype, layouts, bool(node.attr("grad")))
 
 
-def _special_type(node: Node, operands: list[TensorType], mesh: Mesh) -> TensorType:
+def _special_type(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
     if node.op == OPAQUE:
         return _opaque_type(node, operands, mesh)
     if len(operands) != 1:
@@ -159,10 +158,10 @@ def _parallel_type(node: Node, operand: TensorType, mesh: Mesh) -> TensorType:
             f"{node}: another axis shards dimension {dim} inside this one ({format_layouts(operand.layouts, mesh)}); "
             "move the innermost axis first"
         )
-    return replace(operand, layouts=after)
+    return TensorType(operand.shape, operand.dtype, after, operand.grad)
 
 
-def _opaque_type(node: Node, operands: list[TensorType], mesh: Mesh) -> TensorType:
+def _opaque_type(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
     """An operator without a row runs on whole tensors; its result type was recorded at capture."""
     attrs = dict(node.attrs)
     for position, operand in enumerate(operands):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from shardwright.pcg.layout import Layouts, local_shape
@@ -55,7 +55,7 @@ class TensorType:
 
     def erased(self) -> TensorType:
         """The serial type: what is left when the mesh is forgotten."""
-        return replace(self, layouts=())
+        return TensorType(self.shape, self.dtype, (), self.grad)
 
     def __str__(self) -> str:
         text = f"{self.dtype}{list(self.shape)}"

@@ -65,9 +65,7 @@ def axis_options(
     names = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in)]
     names += [f.name for f in signature.factors if f.role != "fixed" and f.size % size == 0]
     names += [c for c in sorted(certified) if "/" in c and signature.indivisible([c], [size]) is None]
-    return [
-        (n, *required_layouts(signature, n, len(signature.operands), row, str(node))) for n in names if n in certified
-    ]
+    return [(n, *required_layouts(signature, n, len(signature.operands), row)) for n in names if n in certified]
 
 
 def node_domain(

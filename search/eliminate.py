@@ -58,7 +58,7 @@ class Eliminator:
     def solve(self, problem: Problem, price_per_byte: float = 0.0) -> Solution:
         """The exact minimum of time + price · kept bytes."""
         model = _Model.of(problem, price_per_byte, self.interner)
-        for _ in range(2):
+        if model.drop_dominated():
             model.drop_dominated()
         if problem.order is None:
             problem.order = model.min_fill()
@@ -95,8 +95,9 @@ class _Model:
         kept = [interner.get(("all", len(u)), lambda u=u: np.arange(len(u))) for u in unary]
         return cls(interner, unary, dict(problem.edges), kept)
 
-    def drop_dominated(self) -> None:
-        """Drop choices that another choice of the same variable beats whatever the neighbours do."""
+    def drop_dominated(self) -> bool:
+        """Drop choices that another choice of the same variable beats whatever the neighbours do; whether any did."""
+        before = list(self.unary)
         for v in range(len(self.unary)):
             around = sorted(self.neighbours[v])
             tables = [(self.edges[min(v, n), max(v, n)], v < n) for n in around]
@@ -105,6 +106,7 @@ class _Model:
                 key, lambda v=v, tables=tables: undominated(self.unary[v], [t if f else t.T for t, f in tables])
             )
             self.keep(v, keep)
+        return any(now is not then for now, then in zip(self.unary, before, strict=True))
 
     def keep(self, v: int, choices: np.ndarray) -> None:
         """Keep only these of a variable's choices; `choices` is interned."""

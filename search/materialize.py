@@ -53,7 +53,7 @@ class _Materializer:
         name, count = node.name, 1
         while name in self.nodes:
             name, count = f"{node.name}.{count}", count + 1
-        node = replace(node, name=name)
+        node = node if name == node.name else replace(node, name=name)
         self.types[name] = infer(node, [self.types[i] for i in node.inputs], self.mesh)
         self.nodes[name] = node
         return name

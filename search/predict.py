@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 
 from shardwright.cost.cluster import Cluster
@@ -87,8 +87,8 @@ def fused_moves(graph: Graph) -> Iterable[tuple[Node, str, Move]]:
 def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
     """Every node's predicted part of a step. Parameters carry their optimizer's update as compute."""
     costs, compute = MoveCosts(cluster, graph.mesh.sizes), Compute(cluster.device)
-    constants = constant_nodes(graph)
-    table = {node.name: _compute_part(graph, node, compute, constants) for node in graph.nodes if not node.is_parallel}
+    constants, known = constant_nodes(graph), dict[Hashable, float]()
+    table = {node.name: _compute_part(graph, node, compute, known) for node in graph.nodes if not node.is_parallel}
     stored = _stored(graph)
     for node, start, move in fused_moves(graph):
         kind = graph.types[start]
@@ -118,7 +118,8 @@ def _stored(graph: Graph) -> set[str]:
     return found
 
 
-def _compute_part(graph: Graph, node: Node, compute: Compute, constants: frozenset[str]) -> NodeCosts:
+def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashable, float]) -> NodeCosts:
+    """`known` holds the seconds of operators seen before: equal blocks are costed once."""
     kind = graph.types[node.name]
     if node.op == "parameter" and kind.grad:
         update_s = kind.local_bytes(graph.mesh) * ADAM_TRAFFIC_PER_BYTE / compute.device.memory_bytes_per_s
@@ -126,10 +127,14 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, constants: frozens
     if node.is_leaf or (node.op in ROWS and not node.inputs and not kind.shape):
         return NodeCosts(node.name)
     operands = [graph.types[i] for i in node.inputs]
-    serial = [t.erased() for t in operands]
-    cost = NodeCost(node, serial, kind.erased(), graph.mesh.sizes, compute, (), copies_data(graph, node))
-    split = node.split or ("R",) * len(graph.mesh)
-    return NodeCosts(node.name, cost.time_s(split, tuple(t.layouts for t in operands), kind.layouts))
+    copies = copies_data(graph, node)
+    key = (node.op, node.attrs, node.split, tuple(operands), kind, copies)
+    if key not in known:
+        serial = [t.erased() for t in operands]
+        cost = NodeCost(node, serial, kind.erased(), graph.mesh.sizes, compute, (), copies)
+        split = node.split or ("R",) * len(graph.mesh)
+        known[key] = cost.time_s(split, tuple(t.layouts for t in operands), kind.layouts)
+    return NodeCosts(node.name, known[key])
 
 
 _BLOCK = re.compile(r"^(.*?\.\d+)\.|^(.*)\.")

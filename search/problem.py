@@ -154,6 +154,7 @@ class _Build:
         self.b, self.graph, self.restrict, self.boundary, self.blocked = builder, graph, restrict, boundary, blocked
         self.sizes = builder.mesh.sizes
         self.types = graph.types
+        self.kinds = {n: builder.interner.get(("type", kind), lambda kind=kind: kind) for n, kind in self.types.items()}
         self.constants = constant_nodes(graph)
         self.problem = Problem(graph, builder.mesh)
         self.charged: set[str] = set()
@@ -200,8 +201,7 @@ class _Build:
         self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
         kept = tuple(self._charges(node, saved_by(node) if self.types[node.name].grad else ()))
         allowed = self._allowed(node, operands)
-        attrs = tuple(a for a in node.attrs if a[0] != "seed")
-        key = ("domain", node.op, attrs, tuple(operands), kept, copies, allowed)
+        key = ("domain", *self._kind(node), kept, copies, allowed)
         return self.b.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, copies))
 
     def _make_domain(
@@ -222,12 +222,23 @@ class _Build:
         """Per axis, the certified choices that the restriction leaves."""
         if node.op not in ROWS:
             return (frozenset({"R"}),) * len(self.sizes)
-        certified = self.b.certified(node, operands, self.blocked.get(node.name, ()))
-        certified = frozenset(c for c in certified if not self._sums_constants(node, c))
+        blocked, constant = self.blocked.get(node.name, ()), tuple(i in self.constants for i in node.inputs)
+        certified = self.b.interner.get(
+            ("certified", *self._kind(node), blocked, constant), lambda: self._certified(node, operands, blocked)
+        )
         if self.restrict is None:
             return (certified,) * len(self.sizes)
         left = (frozenset(c for c in certified if self.restrict(node, a, c)) for a in range(len(self.sizes)))
         return tuple(choices or certified & {"R"} for choices in left)
+
+    def _certified(self, node: Node, operands: Sequence[Any], blocked: tuple[str, ...]) -> frozenset[str]:
+        found = self.b.certified(node, operands, blocked)
+        return frozenset(c for c in found if not self._sums_constants(node, c))
+
+    def _kind(self, node: Node) -> tuple[Hashable, ...]:
+        """Names an operator and its operands' types; equal for equal nodes of repeated blocks."""
+        attrs = tuple(a for a in node.attrs if a[0] != "seed") if node.op == "dropout" else node.attrs
+        return (node.op, attrs, *(id(self.kinds[i]) for i in node.inputs))
 
     def _sums_constants(self, node: Node, choice: str) -> bool:
         """Whether a choice asks for partial sums of what no parameter reaches: nothing makes them."""
@@ -250,13 +261,10 @@ class _Build:
         return charged
 
     def _storage(self, node: Node, uses: Sequence[tuple[int, int]]) -> Domain:
-        used: list[set[Layout]] = [set() for _ in self.sizes]
-        for variable, position in uses:
-            domain = self.problem.variables[variable].domain
-            for needs in domain.operands if domain else ():
-                for axis, layout in enumerate(needs[position]):
-                    used[axis].add(layout)
-        per_axis = tuple(tuple(sorted(u)) for u in used)
+        readers = [(self.problem.variables[v].domain, position) for v, position in uses]
+        per_axis = self.b.interner.get(
+            ("used", *((id(d), position) for d, position in readers)), lambda: self._used(readers)
+        )
         allowed = tuple(
             frozenset(
                 str(x)
@@ -272,6 +280,11 @@ class _Build:
             key, lambda: _restricted(storage_domain(kind, per_axis, self.sizes, self.b.compute), allowed)
         )
 
+    def _used(self, readers: Sequence[tuple[Domain | None, int]]) -> tuple[tuple[Layout, ...], ...]:
+        """Per axis, the layouts in which readers want a tensor."""
+        wanted = [needs[position] for domain, position in readers if domain for needs in domain.operands]
+        return tuple(tuple(sorted({layouts[axis] for layouts in wanted})) for axis in range(len(self.sizes)))
+
     def _connect(self, name: str, uses: Sequence[tuple[int, int]], is_output: bool) -> None:
         """Edges from a tensor's producer to its readers, through a hub where there are several."""
         node = self.graph.by_name[name]
@@ -280,20 +293,22 @@ class _Build:
         self.problem.closures[name] = closure
         made = self.problem.variables[producer].domain
         assert made is not None
-        source, rows = producer, self._rows(closure, made.result)
+        source, rows = producer, self._rows(closure, made)
         if len(uses) + is_output > 1:
             source = self._add("hub", name, None, closure, len(closure.states))
-            every = tuple(range(len(closure.states)))
+            every = self.b.interner.get(("every", len(closure.states)), lambda: tuple(range(len(closure.states))))
             self._edge(producer, source, closure, rows, every)
             rows = every
         for variable, position in uses:
             domain = self.problem.variables[variable].domain
             assert domain is not None
-            columns = self._rows(closure, tuple(needs[position] for needs in domain.operands))
+            columns = self._rows(closure, domain, position)
             self._edge(source, variable, closure, rows, columns)
         if is_output:
             column = closure.index[self._handed_on(name)]
-            extra = self.b.interner.get(("out", id(closure), rows, column), lambda: closure.cost[list(rows), column])
+            extra = self.b.interner.get(
+                ("out", id(closure), id(rows), column), lambda: closure.cost[list(rows), column]
+            )
             total = self.problem.time_s[source]
             self.problem.time_s[source] = self.b.interner.get(("plus", id(total), id(extra)), lambda: total + extra)
 
@@ -308,12 +323,19 @@ class _Build:
     def _handed_on(self, name: str) -> Layouts:
         return self.boundary.get(name, replicated(len(self.sizes)))
 
-    def _rows(self, closure: Closure, layouts: tuple[Layouts, ...]) -> tuple[int, ...]:
-        return self.b.interner.get(("rows", id(closure), layouts), lambda: tuple(closure.index[x] for x in layouts))
+    def _rows(self, closure: Closure, domain: Domain, position: int | None = None) -> tuple[int, ...]:
+        """Which state of the closure each choice of a domain has the tensor in: as its result, or as that operand."""
+
+        def rows() -> tuple[int, ...]:
+            layouts = domain.result if position is None else [needs[position] for needs in domain.operands]
+            return tuple(closure.index[x] for x in layouts)
+
+        return self.b.interner.get(("rows", id(closure), id(domain), position), rows)
 
     def _edge(self, i: int, j: int, closure: Closure, rows: tuple[int, ...], columns: tuple[int, ...]) -> None:
         table = self.b.interner.get(
-            ("edge", id(closure), rows, columns), lambda: np.ascontiguousarray(closure.cost[np.ix_(rows, columns)])
+            ("edge", id(closure), id(rows), id(columns)),
+            lambda: np.ascontiguousarray(closure.cost[np.ix_(rows, columns)]),
         )
         if i > j:
             table = self.b.interner.get(("flip", id(table)), lambda: np.ascontiguousarray(table.T))
@@ -332,10 +354,15 @@ class _Build:
         per_axis = self.b.interner.get(key, lambda: self._layouts(made, readers, self._handed_on(name)))
         root = self.graph.by_name[self.roots[name]]
         stored, view = root.name == name and root.op == "parameter", root.name != name and root.op == "parameter"
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, view)
-        key = ("closure", tensor, per_axis)
         return self.b.interner.get(
-            key, lambda: close(tensor, valid_states(kind.shape, per_axis, self.sizes), self.b.costs)
+            ("closure", id(self.kinds[name]), stored, view, id(per_axis)),
+            lambda: self._closed(TensorClass(kind.shape, kind.dtype, kind.grad, stored, view), per_axis),
+        )
+
+    def _closed(self, tensor: TensorClass, per_axis: tuple[tuple[Layout, ...], ...]) -> Closure:
+        return self.b.interner.get(
+            ("closed", tensor, per_axis),
+            lambda: close(tensor, valid_states(tensor.shape, per_axis, self.sizes), self.b.costs),
         )
 
     def _layouts(

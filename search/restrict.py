@@ -59,6 +59,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     if unknown:
         raise PlanError(f"unknown axis role {unknown[0]!r}; choose one of {list(ROLES)}")
     batch = batch_factors(graph)
+    extents = {node.name: _extent(graph, node, batch.get(node.name)) for node in graph.nodes}
     weights = {node.name: _weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
 
     def allowed(node: Node, axis: int, choice: str) -> bool:
@@ -71,7 +72,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         if role == TENSOR:
             along_weight = {f for f, size in weights[node.name] if size % sizes[axis] == 0}
             return parse_choice(choice)[0] in along_weight if along_weight else choice != mine
-        if mine is None or not _divides(graph, node, mine, sizes[axis]):
+        if mine is None or extents[node.name] % sizes[axis]:
             return is_whole(choice)
         return choice == mine
 
@@ -100,10 +101,11 @@ def _is_weight(graph: Graph, name: str) -> bool:
     return node.op == "parameter"
 
 
-def _divides(graph: Graph, node: Node, factor: str, size: int) -> bool:
-    signature = graph.signature(node)
-    index = signature.index(factor)
-    return index is not None and signature.factors[index].size % size == 0
+def _extent(graph: Graph, node: Node, factor: str | None) -> int:
+    """The size of the node's factor of that name; 1, which nothing divides, where it has none."""
+    signature = graph.signature(node) if factor is not None else None
+    index = signature.index(factor) if signature and factor else None
+    return signature.factors[index].size if signature and index is not None else 1
 
 
 def _storage_allowed(graph: Graph, node: Node, role: str, choice: str, size: int) -> bool:

@@ -218,7 +218,7 @@ def derive(row_name: str, pattern: Pattern, choice: str) -> RowRule:
         raise RuleError(f"{row_name}: a pattern of {len(factors)} factors; at most {len(_PRIMES)} are supported")
     primes = dict(zip(factors, _PRIMES, strict=False))
     signature = pattern.signature(primes)
-    layouts, result = required_layouts(signature, choice, len(pattern.operands), row, row_name)
+    layouts, result = required_layouts(signature, choice, len(pattern.operands), row)
 
     def symbolic(layout: Layout) -> Placement:
         blocks = tuple(name for name, prime in primes.items() if layout.blocks % prime == 0)

@@ -44,7 +44,7 @@ class Parallelizer:
             return
         signature = ROWS[node.op].signature([t.shape for t in kinds], dict(node.attrs))
         split = tuple(self.choose(node, axis, [self.types[i] for i in node.inputs]) for axis in range(len(self.mesh)))
-        per_axis = [required_layouts(signature, c, len(kinds), ROWS[node.op], str(node))[0] for c in split]
+        per_axis = [required_layouts(signature, c, len(kinds), ROWS[node.op])[0] for c in split]
         needs = [tuple(axis[i] for axis in per_axis) for i in range(len(kinds))]
         inputs = tuple(self._at(name, need) for name, need in zip(node.inputs, needs, strict=True))
         self._append(replace(node, inputs=inputs, split=split))

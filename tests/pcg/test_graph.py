@@ -123,7 +123,7 @@ LEAF = "{dtype='float32', grad=True, layouts=(), shape=(8, 12), target='w'}"
          r"%z = partition\(y\): another axis shards dimension 0 inside this one \(dp: R, tp: S\(0\)\); move the"),
         # operators
         ([X, W, "%y = linear(%x, %w) split(dp=i, tp=R)"],
-         r"%y = linear\(x, w\): split 'i' on axis 'dp' needs operand 0 \(%x\) as S\(1\), got R; insert the parallel"),
+         r"%y = linear\(x, w\): split 'i' on axis 'dp' needs operand 0 as S\(1\), got R; insert the parallel"),
         ([X, "%y = neg(%x) split(dp=q, tp=R)"], r"neg cannot be split along 'q'; choose R, C or one of \['_0', '_1'\]"),
         ([X, "%y = softmax(%x) split(dp=d1, tp=R) {dim=1}"], r"softmax cannot be split along 'd1'; choose .* \['d0'\]"),
         ([X, "%y = exp(%x) split(dp=P0, tp=R)"], r"exp is not jointly linear in operands \(0,\); choose from \(\)"),
@@ -140,9 +140,9 @@ LEAF = "{dtype='float32', grad=True, layouts=(), shape=(8, 12), target='w'}"
         ([X, "%y = cross_entropy_sum(%x) split(dp=R, tp=R)"],
          r"%y = cross_entropy_sum\(x\): operands of shapes \[\[8, 12\]\] and attributes {} do not fit: list index"),
         ([X, "%y = partition(%x) {axis='dp', dim=1}", "%z = reshape(%y) split(dp=a, tp=R) {shape=(8, 12)}"],
-         r"split 'a' on axis 'dp' needs operand 0 \(%y\) as S\(0\), got S\(1\)"),
+         r"split 'a' on axis 'dp' needs operand 0 as S\(0\), got S\(1\)"),
         ([X, "%y = partition(%x) {axis='dp', dim=1}", "%z = reshape(%y) split(dp=c, tp=R) {shape=(8, 3, 4)}"],
-         r"split 'c' on axis 'dp' needs operand 0 \(%y\) as S\(1,3\), got S\(1\)"),
+         r"split 'c' on axis 'dp' needs operand 0 as S\(1,3\), got S\(1\)"),
         # an opaque operator
         ([X, "%y = replicate(%x) {axis='dp'}", "%z = opaque(%y) {dtype='float32', shape=(3,), target='aten.foo'}"],
          r"%z = opaque\(y\): aten.foo has no row in the op table, so operand 0 must be R, got float32\[8, 12\]{C,R}"),

@@ -72,7 +72,7 @@ def split_case(op: str, sample: Sample, split: Sequence[str], mesh: Mesh, seed: 
     """`op` on the sample's operands, each led into the layouts that `split` asks for."""
     row, arrays = ROWS[op], sample.arrays(seed)
     signature = row.signature(sample.shapes, sample.attrs)
-    required = [required_layouts(signature, choice, len(arrays), row, op)[0] for choice in split]
+    required = [required_layouts(signature, choice, len(arrays), row)[0] for choice in split]
     nodes: list[Node] = []
     operands: list[str] = []
     leaves: dict[str, Array] = {}
@@ -90,7 +90,7 @@ def possible(op: str, sample: Sample, split: Sequence[str], mesh: Mesh) -> bool:
     signature = row.signature(sample.shapes, sample.attrs)
     if signature.indivisible(split, mesh.sizes):
         return False
-    required = [required_layouts(signature, choice, len(sample.shapes), row, op) for choice in split]
+    required = [required_layouts(signature, choice, len(sample.shapes), row) for choice in split]
     shapes = [*sample.shapes, signature.result_shape]
     for i, shape in enumerate(shapes):
         layouts = tuple([*operands, result][i] for operands, result in required)
