@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -39,7 +40,18 @@ def certified_choices() -> Certified:
 @lru_cache(maxsize=1)
 def certified_rules() -> Mapping[str, Equation]:
     """The algebraic rules that carry a certificate, by name; nothing else rewrites a graph."""
-    return {rule.name: rule for rule in certified_choices().equations()}
+    return _rules_of(certified_choices())
+
+
+def _rules_of(certified: Certified) -> Mapping[str, Equation]:
+    return {rule.name: rule for rule in certified.equations()}
+
+
+def _certified(rules: str | os.PathLike[str] | None, progress: Progress | None) -> Certified:
+    """What a rule file allows, or the shipped catalogue."""
+    if rules is None:
+        return certified_choices()
+    return Certified.of_file(Path(rules), progress or (lambda message: None))
 
 
 def plan(
@@ -51,6 +63,7 @@ def plan(
     mesh: MeshLike | None = None,
     roles: Roles | None = None,
     strict: bool = False,
+    rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Search the best way to train `model` on `cluster`. Nothing is run or distributed.
@@ -64,13 +77,17 @@ def plan(
         mesh: search on this mesh only, as `Mesh.of(dp=2, tp=4)` or `{"dp": 2, "tp": 4}`.
         roles: what each axis of `mesh` may do: "data", "zero", "tensor" or "free" (anything, the default).
         strict: an operator without a row in the op table is an error; otherwise it runs replicated.
+        rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
+            that it holds. Rules in it that are not certified are proven, or left out, which `progress` is told.
         progress: called with a line of text now and then.
 
     Raises:
         CaptureError: the model cannot be captured with this batch.
         PlanError: `mesh` or `roles` do not fit.
+        RuleError: the rule file cannot be read, or no rule of it can be used.
     """
-    return _plan(model, cluster, _capture(model, args, kwargs, strict, progress), mesh, roles, progress)
+    certified = _certified(rules, progress)
+    return _plan(model, cluster, _capture(model, args, kwargs, strict, progress), certified, mesh, roles, progress)
 
 
 def compile(
@@ -83,6 +100,7 @@ def compile(
     mesh: MeshLike | None = None,
     roles: Roles | None = None,
     strict: bool = False,
+    rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> ParallelModule:
@@ -100,12 +118,14 @@ def compile(
         mesh: as in `plan`.
         roles: as in `plan`.
         strict: as in `plan`.
+        rules: as in `plan`; every rank reads the file. A plan that rewrites the model by rules of a file needs it too.
         progress: as in `plan`; called on rank 0 only.
         timeout_s: after this long a collective that waits for another rank is an error.
 
     Raises:
         CaptureError: the model cannot be captured with this batch, or has no weights of its own (fake or meta tensors).
         PlanError: the plan is for another model, batch or cluster.
+        RuleError: the rule file cannot be read, or no rule of it can be used.
         DistributedError: as many ranks are running as the plan is not for, or another rank failed.
     """
     from shardwright.lazy import LazyParallelModule
@@ -119,8 +139,9 @@ def compile(
 
     def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
         captured = _capture(model, args, kwargs, strict, progress)
-        agreed = agree(lambda: given or _plan(model, target, captured, mesh, roles, progress))
-        on_all_ranks(lambda: check_plan(agreed, captured.graph, certified_rules()))
+        certified = on_all_ranks(lambda: _certified(rules, progress))
+        agreed = agree(lambda: given or _plan(model, target, captured, certified, mesh, roles, progress))
+        on_all_ranks(lambda: check_plan(agreed, captured.graph, _rules_of(certified)))
         return lower(agreed.graph, model, constants=captured.constants, options=captured.options, timeout_s=timeout_s)
 
     join(timeout_s)
@@ -141,14 +162,16 @@ def _plan(
     model: nn.Module,
     cluster: Cluster,
     captured: Captured,
+    certified: Certified,
     mesh: MeshLike | None,
     roles: Roles | None,
     progress: Progress | None,
 ) -> Plan:
     grid = mesh if isinstance(mesh, Mesh) or mesh is None else Mesh.of(**mesh)
-    planner = Planner(cluster, certified_choices(), progress, certified_rules())
+    rules = _rules_of(certified)
+    planner = Planner(cluster, certified, progress, rules)
     found = planner.plan(captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, roles))
-    check_plan(found, captured.graph, certified_rules())
+    check_plan(found, captured.graph, rules)
     return found
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.search.plan import Plan
+
+T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -49,11 +52,12 @@ def agree(make: Callable[[], Plan]) -> Plan:
     return Plan.from_json(json.loads(message[0]), "the plan of rank 0")
 
 
-def on_all_ranks(check: Callable[[], None]) -> None:
-    """Run a check on every rank; where it fails on one, every rank raises."""
+def on_all_ranks(check: Callable[[], T]) -> T:
+    """Run a check on every rank, and return its value; where it fails on one, every rank raises."""
     failure: ShardwrightError | None = None
+    value: T | None = None
     try:
-        check()
+        value = check()
     except ShardwrightError as error:
         failure = error
     if world_size() > 1:
@@ -64,3 +68,4 @@ def on_all_ranks(check: Callable[[], None]) -> None:
             failure = DistributedError(f"rank {failed[0][0]}: {failed[0][1]}")
     if failure is not None:
         raise failure
+    return cast(T, value)

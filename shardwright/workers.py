@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Literal
 
 from shardwright.pcg.errors import ShardwrightError
@@ -102,7 +103,7 @@ class Workers:
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
         code = f"from shardwright.workers import serve; serve({theirs.fileno()})"
-        paths = [path or str(os.getcwd()) for path in sys.path]
+        paths = [path or str(Path.cwd()) for path in sys.path]
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, process_group=0,

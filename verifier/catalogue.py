@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,17 @@ class Catalogue:
             self.certificates[key] = certificate
         if note != PLAIN:
             self.notes[key] = note
+
+    def merge(self, other: Catalogue, forms: Collection[str]) -> None:
+        """Take the other catalogue's rules of these forms, and what is known of them."""
+        for key in other:
+            data = other.json(key)
+            if key not in self and data["form"] in forms:
+                self._data[key] = data
+                if key in other.certificates:
+                    self.certificates[key] = other.certificates[key]
+                if key in other.notes:
+                    self.notes[key] = other.notes[key]
 
     def searched(self) -> tuple[Equation, ...]:
         """The certified serial equations that a search profits from: neither implied by others nor steps of proofs."""

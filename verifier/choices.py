@@ -7,8 +7,9 @@ certified.reason(node, operands, "i")                       why a choice is miss
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.factors import parse_choice
@@ -23,6 +24,7 @@ from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES, StepRule
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.certificates import Certificate, certify
+from shardwright.verifier.rulefile import read_rules
 
 Key = tuple[str, tuple[object, ...], tuple[tuple[tuple[int, ...], str], ...]]
 _RuleKey = tuple[str, Pattern, str]
@@ -32,10 +34,12 @@ _RuleKey = tuple[str, Pattern, str]
 class Certified:
     """Answers which choices of a node are proven. Rules that the store lacks are proven when they are first asked for.
 
+    only    forms of rules ("row", "steps", "equation") of which the store holds all there are; others are refused
     used    certificates that were given out, by rule hash: what a plan's proof refers to
     """
 
     store: Catalogue = field(default_factory=Catalogue.load)
+    only: frozenset[str] = frozenset()
     used: dict[str, Certificate] = field(default_factory=dict)
     _nodes: dict[Key, dict[str, str]] = field(default_factory=dict)
     _rules: dict[_RuleKey, Certificate | str] = field(default_factory=dict)
@@ -76,17 +80,48 @@ class Certified:
         return found if isinstance(found, Certificate) else None
 
     def equations(self, names: Iterable[str] = SEARCHED) -> tuple[Equation, ...]:
-        """The hand-named algebraic rules of these names that are proven."""
+        """The algebraic rules that are proven: those of a file where `only` says so, else the hand-named ones."""
+        if "equation" in self.only:
+            return self.store.searched()
         return tuple(CATALOGUE[name] for name in names if isinstance(self._prove(CATALOGUE[name]), Certificate))
 
     def steps(self) -> tuple[StepRule, ...]:
         """The rules of the parallel operators that are proven."""
         return tuple(rule for rule in STEP_RULES.values() if isinstance(self._prove(rule), Certificate))
 
+    @classmethod
+    def of_file(cls, path: Path, note: Callable[[str], None] = lambda text: None) -> Certified:
+        """What a rule file allows. It is the only source of the forms of rules that it holds.
+
+        Rules without a certificate of this prover are proven now; `note` is told of those that are left out.
+
+        Raises `RuleError` where the file cannot be read, or no rule of it can be used.
+        """
+        file = read_rules(path)
+        for entry in file.malformed:
+            note(f"{path}: left out: {entry.where}: {entry.problem}")
+        store, missing = Catalogue(generator=file.generator), [e for e, _ in file.good if e.certificate is None]
+        if missing:
+            note(f"{path}: proving {len(missing)} rules that have no certificate of this prover")
+        for entry, rule in file.good:
+            found = entry.certificate or certify(rule)
+            if isinstance(found, Certificate):
+                store.add(rule, found, entry.note)
+            else:
+                note(f"{path}: left out: {entry.where}: {found}")
+        if not len(store):
+            raise RuleError(f"{path}: no rule of it can be used; `shardwright rules verify {path}` says why")
+        only = store.forms()
+        store.merge(Catalogue.load(), {"row", "steps", "equation"} - only)
+        return cls(store, only)
+
     def _prove(self, rule: Rule) -> Certificate | str:
         stored = self.store.certificates.get(rule.hash)
         if stored is not None:
             return stored
+        form = rule.to_json()["form"] if self.only else ""
+        if form in self.only and not (isinstance(rule, RowRule) and rule.choice == "R"):
+            return f"the rule file has no rule {rule.name!r}"
         proven = certify(rule)
         if isinstance(proven, Certificate):
             self.store.add(rule, proven)

@@ -80,8 +80,15 @@ def output_option(text: str) -> Callable[[Command], Command]:
 
 
 def search_options(command: Command) -> Command:
-    """What guides the search: --mesh, --roles, --strict."""
+    """What guides the search: --mesh, --roles, --strict, --rules."""
     for option in (
+        click.option(
+            "--rules",
+            "rule_file",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="A rule file in place of the shipped catalogue: the only source of the forms of rules that it holds.",
+        ),
         click.option("--strict", is_flag=True, help="An operator that cannot be split for want of a row is an error."),
         click.option(
             "--roles",

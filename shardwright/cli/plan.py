@@ -38,6 +38,7 @@ def plan(
     mesh: Mesh | None,
     roles: Sequence[str] | None,
     strict: bool,
+    rule_file: Path | None,
     output: Path | None,
     form: str,
 ) -> None:
@@ -55,7 +56,15 @@ def plan(
         from shardwright.api import plan as search
 
         found = search(
-            loaded.model, cluster, loaded.args, loaded.kwargs, mesh=mesh, roles=roles, strict=strict, progress=progress
+            loaded.model,
+            cluster,
+            loaded.args,
+            loaded.kwargs,
+            mesh=mesh,
+            roles=roles,
+            strict=strict,
+            rules=rule_file,
+            progress=progress,
         )
     if output is not None:
         found.save(output)

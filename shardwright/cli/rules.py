@@ -48,6 +48,43 @@ jobs_option = click.option(
 )
 
 
+_GENERATE_EPILOG = """\
+\b
+Examples:
+  shardwright rules generate --max-ops 3 -o rules.json
+  shardwright rules generate --max-ops 2 --operators linear,add,relu -o small.json
+  shardwright rules generate --max-ops 4 --jobs 8 -o large.json
+"""
+
+
+@rules.command(epilog=_GENERATE_EPILOG)
+@click.option("--max-ops", type=click.IntRange(1, 8), default=3, show_default=True, metavar="N",
+              help="Operators on each side of a rule, at most.")  # fmt: skip
+@click.option("--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path),
+              help="Write the certified rules here; unfinished work is kept in FILE.partial.")  # fmt: skip
+@click.option("--operators", default="", metavar="OPS", help="Only these, such as linear,add,relu; by default all.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the data of fingerprints.")
+@jobs_option
+@format_option
+def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, form: str) -> None:
+    """Generate rules: enumerate graphs, compare fingerprints, prove what agrees.
+
+    Only certified rules are written, with their certificates; rules that smaller ones imply are marked. After Ctrl-C
+    the same command goes on where it stopped. The same arguments give the same file, whatever the number of jobs.
+    """
+    from shardwright.generation import Settings
+    from shardwright.generation import generate as run
+
+    with terminal.progress("generate") as progress:
+        progress("loading the generator")
+        chosen = tuple(sorted({op.strip() for op in operators.split(",") if op.strip()}))
+        found = run(output, Settings(max_ops, seed, chosen), jobs, progress)
+    if form == "json":
+        terminal.show_json(found.to_json())
+    else:
+        terminal.show(found.report(output))
+
+
 _VERIFY_EPILOG = """\
 \b
 Examples:

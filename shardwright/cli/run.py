@@ -31,6 +31,8 @@ Examples:
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @cluster_option
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Run this plan; its cluster counts.")
+@click.option("--rules", "rule_file", type=click.Path(path_type=Path), metavar="FILE",
+              help="A rule file in place of the shipped catalogue, with FILE.py:FUNCTION.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="With FILE.py:FUNCTION.")
 @click.option(
     "--lr", type=float, default=1e-3, show_default=True, help="Learning rate of AdamW, with FILE.py:FUNCTION."
@@ -41,6 +43,7 @@ def run(
     arguments: tuple[str, ...],
     cluster: Cluster,
     plan_file: Path | None,
+    rule_file: Path | None,
     steps: int,
     lr: float,
     seed: int,
@@ -61,6 +64,7 @@ def run(
             cluster_file = Path(folder) / "cluster.json"
             cluster.save(cluster_file)
             values = {"model": target, "cluster": str(cluster_file), "plan": str(plan_file) if plan_file else None,
+                      "rules": str(rule_file) if rule_file else None,
                       "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
             settings.write_text(json.dumps(values), encoding="utf-8")
             return launch(["-m", "shardwright.cli.train", str(settings)], cluster.num_devices)
@@ -68,6 +72,8 @@ def run(
             raise ShardwrightError(f"run: there is no file {target}; give a script, or a model as FILE.py:FUNCTION")
         if plan_file is not None:
             terminal.note("--plan is the script's own business: pass it to shardwright.compile(plan=...)")
+        if rule_file is not None:
+            terminal.note("--rules is the script's own business: pass it to shardwright.compile(rules=...)")
         return launch([target, *arguments], cluster.num_devices)
 
 

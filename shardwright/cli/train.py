@@ -30,7 +30,7 @@ def train(settings: dict[str, Any]) -> None:
     cluster = Cluster.load(settings["cluster"])
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     plan = Plan.load(settings["plan"]) if settings["plan"] else None
-    parallel = compile(loaded.model, cluster, kwargs=batch, plan=plan)
+    parallel = compile(loaded.model, cluster, kwargs=batch, plan=plan, rules=settings["rules"])
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=settings["lr"])
     told = dist.get_rank() == 0
     times: list[float] = []

@@ -49,6 +49,7 @@ def verify(
     mesh: Mesh | None,
     roles: Sequence[str] | None,
     strict: bool,
+    rule_file: Path | None,
     loss_tolerance: float,
     gradient_tolerance: float,
     timeout: float,
@@ -73,7 +74,8 @@ def verify(
                 "--plan was given together with --mesh or --roles, which guide the search; give one or the other"
             )
         plan = Plan.load(plan_file) if plan_file else search(
-            loaded.model, cluster, loaded.args, loaded.kwargs, mesh=mesh, roles=roles, strict=strict, progress=progress
+            loaded.model, cluster, loaded.args, loaded.kwargs, mesh=mesh, roles=roles, strict=strict, rules=rule_file,
+            progress=progress
         )  # fmt: skip
         progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
         errors = measure(plan, loaded, timeout)

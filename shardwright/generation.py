@@ -1,0 +1,378 @@
+"""Drives the generator and the prover on all cores: what `shardwright rules generate` does.
+
+    contexts ──▶ candidates (substitutions/generator) ──▶ verdicts (verifier/judge) ──▶ what implies what ──▶ catalogue
+
+Every context is a task, and so is every few candidates. A finished context is kept in a folder beside the file, and
+found there again after Ctrl-C or a crash if the arguments and the code are the same. The result does not depend on the
+number of workers or on the order in which they finish.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import shardwright
+from shardwright.pcg.errors import RuleError
+from shardwright.rules import OUTCOMES, Progress, judging, verdicts_of
+from shardwright.search.sections import Section, Table
+from shardwright.substitutions.equations import Equation
+from shardwright.verifier.catalogue import Catalogue, Note, write_text
+from shardwright.verifier.certificates import Certificate
+from shardwright.verifier.judge import Verdict
+from shardwright.workers import Event, Task, Workers, workers
+
+_EVERY_S = 2.0
+_TRIES = 2
+COUNTS = ("graphs", "fingerprints", "candidates", *OUTCOMES[:3])
+
+_MEANING = {
+    "graphs": "enumerated",
+    "fingerprints": "different values among them",
+    "candidates": "pairs of one value, without common parts, each once",
+    "certified": "proven for all sizes and degrees, forward and backward; these are written",
+    "refuted": "false, though the fingerprints agree",
+    "unknown": "neither proven nor refuted, and left out",
+    "minimal": "certified and not implied by smaller ones",
+}
+_MOST_REASONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A context with the function of the generator that enumerates it."""
+
+    kind: str
+    function: str
+    context: Any
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.context.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a catalogue is generated from; with the code, it decides the result."""
+
+    max_ops: int
+    seed: int = 0
+    operators: tuple[str, ...] = ()
+    limit_s: float = 20.0
+
+
+@dataclass
+class Found:
+    """What one context gave: candidates with their verdicts, and the generator's counts."""
+
+    rules: list[tuple[Equation, Verdict]]
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A catalogue, how it came about, and the candidates that are not in it."""
+
+    catalogue: Catalogue
+    counts: Mapping[str, int]
+    rejected: tuple[tuple[Equation, Verdict], ...]
+    time_s: float
+
+    def report(self, path: Path) -> Section:
+        """The counts, and what was not certified and why, most frequent first."""
+        rows = tuple((key, f"{self.counts[key]:,}", _MEANING[key]) for key in (*COUNTS, "minimal"))
+        reasons = Counter((v.outcome, v.reason.splitlines()[0]) for _, v in self.rejected)
+        lines = [f"{outcome} ({number}): {reason}" for (outcome, reason), number in reasons.most_common(_MOST_REASONS)]
+        columns = (("", False), ("number", True), ("", False))
+        return Section(
+            f"{path}: {len(self.catalogue)} rules in {self.time_s:.1f} s", tuple(lines), Table(columns, rows)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        rejected = [{"equation": r.equation, "outcome": v.outcome, "reason": v.reason} for r, v in self.rejected]
+        return {"counts": dict(self.counts), "time_s": round(self.time_s, 3), "rejected": rejected}
+
+
+def sources(operators: Sequence[str] = ()) -> list[Source]:
+    """Every context of the generator, restricted to some operators where any are named.
+
+    Raises `RuleError` for an operator that no context has.
+    """
+    from shardwright.substitutions.generator.placements import generate_placements
+    from shardwright.substitutions.generator.typedcontexts import PLACEMENT_CONTEXTS
+
+    found = [Source("placement", _path(generate_placements), context) for context in PLACEMENT_CONTEXTS]
+    return restricted(found, operators)
+
+
+def _path(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{function.__name__}"
+
+
+def restricted(found: Sequence[Source], operators: Sequence[str]) -> list[Source]:
+    """The sources that are left when only these operators are applied."""
+    known = {_operator(op) for source in found for op in source.context.operators}
+    strange = [op for op in operators if op not in known]
+    if strange:
+        raise RuleError(f"operators: {strange[0]!r} is not generated; choose among {', '.join(sorted(known))}")
+    if not operators:
+        return list(found)
+    kept = [(source, tuple(op for op in source.context.operators if _operator(op) in operators)) for source in found]
+    return [replace(source, context=replace(source.context, operators=ops)) for source, ops in kept if ops]
+
+
+def _operator(text: str) -> str:
+    return text.partition("(")[0]
+
+
+def generate(
+    path: Path, settings: Settings, num_jobs: int, progress: Progress, given: Sequence[Source] | None = None
+) -> Generated:
+    """Generate, prove and reduce rules, and write them to `path`; `given` replaces the generator's own contexts.
+
+    Raises `RuleError` where the file cannot be written, or another run is writing it.
+    """
+    start = time.perf_counter()
+    todo = list(given) if given is not None else sources(settings.operators)
+    with _partial(path, settings, todo, progress) as folder, workers(num_jobs) as pool:
+        found = Run(pool, settings, folder, progress).all(todo)
+    progress("finding out which rules imply which")
+    catalogue, counts, rejected = _catalogue(found, settings, todo)
+    catalogue.save(path)
+    shutil.rmtree(folder)
+    return Generated(catalogue, counts, rejected, time.perf_counter() - start)
+
+
+@dataclass
+class Run:
+    """One run over all contexts. Generating tasks queue up; judging tasks go before them, so that contexts finish."""
+
+    pool: Workers
+    settings: Settings
+    folder: Path
+    progress: Progress
+    finished: dict[str, Found] = field(default_factory=dict)
+    _open: dict[str, list[Equation]] = field(default_factory=dict)
+    _counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    _verdicts: dict[str, Verdict] = field(default_factory=dict)
+    _asked: set[str] = field(default_factory=set)
+    _tries: Counter[str] = field(default_factory=Counter)
+    _told: float = field(default_factory=time.perf_counter)
+
+    def all(self, todo: Sequence[Source]) -> dict[str, Found]:
+        """What every context gives, by name, in the order of the contexts."""
+        for source in todo:
+            if (kept := _loaded(self.folder / f"{source.name}.json")) is not None:
+                self._finish(source.name, kept)
+        left = [source for source in todo if source.name not in self.finished]
+        if len(left) < len(todo):
+            self.progress(f"{len(todo) - len(left)} of {len(todo)} contexts are kept from the last run")
+        self.pool.submit(self._generating(source) for source in left)
+        for event in self.pool.events():
+            if event.task.label[0] == "generate":
+                self._generated(event)
+            else:
+                self._judged(event)
+            if time.perf_counter() - self._told > _EVERY_S:
+                self._told = time.perf_counter()
+                self.progress(f"{len(self.finished)} of {len(todo)} contexts; {self._line()}")
+        return {source.name: self.finished[source.name] for source in todo}
+
+    def _generating(self, source: Source) -> Task:
+        arguments = (source.context, self.settings.max_ops, self.settings.seed)
+        return Task("shardwright.generation:generate_one", (source.function, *arguments), ("generate", source))
+
+    def _generated(self, event: Event) -> None:
+        source: Source = event.task.label[1]
+        if event.kind == "report":
+            self._counts[source.name] = dict(event.value)
+        elif event.kind == "died":
+            self._again(source, str(event.value))
+        else:
+            rules = _distinct(event.value)
+            new = [rule for rule in rules if rule.hash not in self._asked]
+            keys = [rule.hash for rule in new]
+            self._asked.update(keys)
+            self._open[source.name] = rules
+            self.pool.submit(judging(keys, new, self.settings.limit_s, self.pool.num_jobs), first=True)
+            self._close()
+
+    def _again(self, source: Source, how: str) -> None:
+        self._tries[source.name] += 1
+        if self._tries[source.name] >= _TRIES:
+            raise RuleError(
+                f"generating {source.name} with {self.settings.max_ops} operators ended its process {_TRIES} times "
+                f"({how}); is there enough memory? Finished contexts are kept in {self.folder}"
+            )
+        self.pool.submit([self._generating(source)])
+
+    def _judged(self, event: Event) -> None:
+        for key, verdict in verdicts_of(event, self.pool):
+            self._verdicts[key] = verdict
+        self._close()
+
+    def _close(self) -> None:
+        """Keep the contexts whose candidates have all been judged."""
+        for name, rules in list(self._open.items()):
+            if all(rule.hash in self._verdicts for rule in rules):
+                found = Found([(rule, self._verdicts[rule.hash]) for rule in rules], self._counts.get(name, {}))
+                _save(self.folder / f"{name}.json", found)
+                del self._open[name]
+                self._finish(name, found)
+
+    def _finish(self, name: str, found: Found) -> None:
+        self.finished[name] = found
+        self._counts[name] = found.counts
+        for rule, verdict in found.rules:
+            self._asked.add(rule.hash)
+            self._verdicts[rule.hash] = verdict
+
+    def _line(self) -> str:
+        totals = Counter[str]()
+        for counts in self._counts.values():
+            totals.update({key: counts.get(key, 0) for key in COUNTS[:3]})
+        totals.update(verdict.outcome for verdict in self._verdicts.values())
+        return line(totals)
+
+
+def line(counts: Mapping[str, int]) -> str:
+    """`198108 graphs, 52542 fingerprints, …`"""
+    return ", ".join(f"{counts[key]} {key}" for key in (*COUNTS, "minimal") if key in counts)
+
+
+def generate_one(
+    function: str, context: object, max_ops: int, seed: int, report: Callable[[Mapping[str, int]], None]
+) -> list[Equation]:
+    """In a worker: the candidates of one context."""
+    from importlib import import_module
+
+    module, _, name = function.partition(":")
+    return list(getattr(import_module(module), name)(context, max_ops, seed, report))
+
+
+def _distinct(rules: Iterable[Equation]) -> list[Equation]:
+    return list({rule.hash: rule for rule in reversed(list(rules))}.values())[::-1]
+
+
+# ---- the result ----
+
+
+def _catalogue(
+    found: Mapping[str, Found], settings: Settings, todo: Sequence[Source]
+) -> tuple[Catalogue, Mapping[str, int], tuple[tuple[Equation, Verdict], ...]]:
+    judged: dict[str, tuple[Equation, Verdict]] = {}
+    counts = Counter[str]()
+    for context in found.values():
+        counts.update({key: context.counts.get(key, 0) for key in COUNTS[:3]})
+        for rule, verdict in context.rules:
+            judged.setdefault(rule.hash, (rule, verdict))
+    counts["candidates"] = len(judged)
+    counts.update(dict.fromkeys(OUTCOMES[:3], 0))
+    counts.update(verdict.outcome for _, verdict in judged.values())
+    certified = _named([rule for rule, verdict in judged.values() if verdict.outcome == "certified"])
+    implied = implications(list(certified.values()))
+    catalogue = Catalogue()
+    for key, rule in certified.items():
+        note = Note(implied_by=implied.get(rule.name, ()))
+        certificate = judged[key][1].certificate
+        catalogue.add(rule, certificate and replace(certificate, name=rule.name), note)
+    counts["minimal"] = sum(not catalogue.note(key).implied_by for key in catalogue)
+    rejected = tuple((rule, verdict) for rule, verdict in judged.values() if verdict.outcome != "certified")
+    unknown = [(rule, verdict) for rule, verdict in rejected if verdict.outcome == "unknown"]
+    catalogue.generator = {
+        **asdict(settings), "operators": list(settings.operators), "version": shardwright.__version__,
+        "contexts": [source.name for source in todo], "counts": {key: counts[key] for key in (*COUNTS, "minimal")},
+        "unknown": [{"equation": rule.equation, "reason": verdict.reason} for rule, verdict in unknown],
+    }  # fmt: skip
+    return catalogue, counts, rejected
+
+
+def _named(rules: Sequence[Equation]) -> dict[str, Equation]:
+    """The rules by hash, under names of their own."""
+    taken = Counter(rule.name for rule in rules)
+    return {
+        rule.hash: rule if taken[rule.name] == 1 else replace(rule, name=f"{rule.name}_{rule.hash[:8]}")
+        for rule in rules
+    }
+
+
+def implications(rules: Sequence[Equation]) -> Mapping[str, tuple[str, ...]]:
+    """For every rule that smaller ones imply, the names of those."""
+    return {}
+
+
+# ---- what is kept of an unfinished run ----
+
+
+@contextmanager
+def _partial(path: Path, settings: Settings, todo: Sequence[Source], progress: Progress) -> Generator[Path]:
+    """The folder of an unfinished run of the same arguments and code, or a new one; ours alone while we write in it."""
+    folder = path.with_name(path.name + ".partial")
+    key = {**asdict(settings), "operators": list(settings.operators), "code": code_digest(),
+           "contexts": hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}  # fmt: skip
+    mark = folder / "run.json"
+    try:
+        if folder.exists() and _read(mark) != key:
+            if not mark.exists() and any(folder.iterdir()):
+                raise RuleError(f"{folder}: this folder is not ours, and unfinished work is kept there; move it away")
+            progress("the unfinished run was of other arguments or another version: starting anew")
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not mark.exists():
+            write_text(mark, json.dumps(key))
+        lock = mark.open()
+    except OSError as error:
+        raise RuleError(f"{folder}: cannot keep unfinished work there ({error.strerror}); check the path") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RuleError(f"{path}: another run is generating this file; wait for it or use another name") from None
+        yield folder
+
+
+def code_digest() -> str:
+    """Names the code that decides what is generated: operators, rules and prover."""
+    root, digest = Path(shardwright.__file__).parent, hashlib.sha256()
+    for folder in ("pcg", "substitutions", "verifier"):
+        for file in sorted((root / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _read(path: Path) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _save(path: Path, found: Found) -> None:
+    rules = [{**asdict(verdict), "rule": rule.to_json()} for rule, verdict in found.rules]
+    write_text(path, json.dumps({"counts": found.counts, "rules": rules}))
+
+
+def _loaded(path: Path) -> Found | None:
+    """A context that was finished before; None where there is none, or the file was damaged."""
+    data = _read(path)
+    try:
+        return Found([(Equation.from_json(e["rule"]), _verdict(e)) for e in data["rules"]], dict(data["counts"]))
+    except (TypeError, KeyError, RuleError):
+        return None
+
+
+def _verdict(data: Mapping[str, Any]) -> Verdict:
+    kept = data["certificate"]
+    texts = ("axioms", "guard")
+    certificate = kept and Certificate(**{**kept, **{key: tuple(kept[key]) for key in texts}})
+    return Verdict(data["outcome"], certificate, data["reason"], data["hint"], data["time_s"])
