@@ -16,10 +16,13 @@ from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
-from shardwright.verifier.elements import Dim, Evaluator
+from shardwright.verifier.elements import Dim, Evaluator, extent, spliced
+from shardwright.verifier.laws import Laws
 from shardwright.verifier.logic import Formula, Number, z3
+from shardwright.verifier.polys import App, Poly
+from shardwright.verifier.serialproof import known
 from shardwright.verifier.solver import is_valid
-from shardwright.verifier.symbols import Symbols
+from shardwright.verifier.symbols import formula, translated
 
 BASIC = (
     "linear_of_sum", "linear_by_sum", "linear_of_scaled", "linear_by_scaled", "linear_of_neg", "linear_of_linear",
@@ -53,8 +56,10 @@ class Translation:
     made: dict[Term, Number] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.evaluator = Evaluator(self.rule, Symbols())
-        self.conditions = [self.evaluator.symbols.condition(g) for g in self.rule.guard]
+        symbols = known(self.rule)
+        self.evaluator = Evaluator(self.rule, symbols, Laws(symbols.is_positive))
+        self.conditions = [formula(kind, value) for kind, value in symbols.facts]
+        symbols.facts.clear()
 
     def term(self, term: Term) -> Number:
         """The expression of a term."""
@@ -76,21 +81,24 @@ class Translation:
         facts: list[Formula] = []
         for term in terms:
             for at, dim in enumerate(reversed(self.evaluator.tensor(term).dims)):
-                if dim.splice:
+                if spliced(dim):
                     break
                 size = z3.Function(f"size{at}", self.sort, z3.IntSort())
-                facts.append(size(self.term(term)) == self._renamed(dim.size))
+                facts.append(size(self.term(term)) == self._renamed(translated(extent(dim))))
         return facts
 
     def needs(self) -> list[Formula]:
         """What the operators translated so far need to be well-formed; asked for once."""
-        needed = [self._renamed(formula) for _, formula in self.evaluator.needs]
-        self.evaluator.needs.clear()
-        return needed
+        run = self.evaluator
+        equal = [translated(extent(a)) == translated(extent(b)) for a, b in run.equations]
+        needed = [*equal, *(formula(kind, value) for kind, value in run.symbols.facts)]
+        run.equations.clear()
+        run.symbols.facts.clear()
+        return [self._renamed(f) for f in needed]
 
     def positive(self) -> list[Formula]:
         """Every size is at least 1."""
-        return [self._renamed(size) >= 1 for size in self.evaluator.symbols.sizes.values()]
+        return [self._renamed(z3.Int(name)) >= 1 for name in sorted(self.evaluator.symbols.positive, key=str)]
 
     def guard(self) -> list[Formula]:
         """The rule's conditions on sizes."""
@@ -101,9 +109,9 @@ class Translation:
         symbols = self.evaluator.symbols
         for key, value in term.attrs:
             if key in ("start", "stop"):
-                yield symbols.number(value)
+                yield translated(symbols.number(value))
             elif key == "shape" or (key == "dims" and value.names):
-                yield symbols.opaque(value)
+                yield _attribute(symbols.attribute(value))
 
     def _flattened(self, number: Number) -> Number:
         if not self.flat or number.num_args() == 0 or not z3.is_int(number):
@@ -132,7 +140,7 @@ class Translation:
 
 def _alignment(dims: list[tuple[Dim, ...]]) -> str:
     """How the ranks of the operands compare: "=" for equal, "+" where the other is longer."""
-    ranks = [(sum(not d.splice for d in x), sum(bool(d.splice) for d in x)) for x in dims]
+    ranks = [(sum(not spliced(d) for d in x), sum(bool(spliced(d)) for d in x)) for x in dims]
     return "".join("=" if rank == ranks[0] else "+" for rank in ranks[1:]) + str(len(dims))
 
 
@@ -140,6 +148,16 @@ def _free(number: Number) -> list[Number]:
     if z3.is_const(number):
         return [] if z3.is_int_value(number) or z3.is_true(number) or z3.is_false(number) else [number]
     return [c for child in number.children() for c in _free(child)]
+
+
+def _attribute(value: Poly) -> Number:
+    """A permutation or shape."""
+    sort = z3.DeclareSort("Attribute")
+    (atom,) = value.terms[0][0]
+    if isinstance(atom, App):
+        args = [_attribute(arg) for arg in atom.args]
+        return z3.Function(atom.name, *(sort for _ in range(len(args) + 1)))(*args)
+    return z3.Const(atom, sort)
 
 
 @lru_cache(maxsize=1)
@@ -190,5 +208,5 @@ def derives(rule: Equation, axioms: Mapping[str, Equation] = CATALOGUE, names: I
         facts = goal.sizes(sorted(terms, key=str))
     except RuleError:
         return False
-    given = [*well_formed, *goal.guard(), *goal.positive(), *goal.evaluator.symbols.laws()]
+    given = [*well_formed, *goal.guard(), *goal.positive()]
     return is_valid(z3.And(goal.needs()), given) and is_valid(z3.And(equal), [*known, *facts, *given])

@@ -15,6 +15,7 @@ from shardwright.verifier.lemmas import Claim, Lemma
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.solver import is_valid, refute
 
+Env = Mapping[str, int]
 _TRIALS = 4000
 _RANGE = (-2, 5)
 
@@ -44,7 +45,7 @@ def lemma_twins(lemma: Lemma) -> Iterator[LemmaTwin]:
 
 
 def judge_lemma(twin: LemmaTwin) -> tuple[str, str]:
-    """ "z3" or "counterexample" where the twin is refuted, else "true", "wrong" or "unknown"; and the numbers."""
+    """The twin's outcome, as in `mutation`, and the numbers that refute it."""
     given, goal = twin.claim
     found = _counterexample(given, goal)
     shown = ", ".join(f"{name} = {value}" for name, value in (found or {}).items())
@@ -106,11 +107,12 @@ def _counterexample(given: list[Formula], goal: Formula) -> Mapping[str, int] | 
     constants = list({str(c): c for formula in (*given, goal) for c in _constants(formula)}.values())
     if any(not z3.is_int(c) for c in constants) or any(map(_applies, (*given, goal))):
         return None
-    rng = random.Random(0)
+    names, rng = [str(c) for c in constants], random.Random(0)
+    hypotheses, claim = [_compiled(h) for h in given], _compiled(goal)
     for _ in range(_TRIALS):
-        env = {str(c): rng.randint(*_RANGE) for c in constants}
+        env = {name: rng.randint(*_RANGE) for name in names}
         try:
-            if all(_value(h, env) for h in given) and not _value(goal, env):
+            if all(holds(env) for holds in hypotheses) and not claim(env):
                 return env
         except ZeroDivisionError:  # Z3 divides by zero as it likes
             continue
@@ -123,13 +125,15 @@ def _applies(e: Formula) -> bool:
     return own or any(map(_applies, e.children()))
 
 
-def _value(e: Formula, env: Mapping[str, int]) -> int | bool:
-    if z3.is_int_value(e):
-        return e.as_long()
+def _compiled(e: Formula) -> Callable[[Env], int | bool]:
+    if z3.is_int_value(e) or z3.is_true(e) or z3.is_false(e):
+        value = e.as_long() if z3.is_int_value(e) else bool(z3.is_true(e))
+        return lambda env: value
     if z3.is_const(e):
-        return {"True": True, "False": False}.get(str(e), env.get(str(e), 0))
-    values = [_value(child, env) for child in e.children()]
-    return _CALCULATE[e.decl().kind()](*values)
+        name = str(e)
+        return lambda env: env[name]
+    operands, calculate = [_compiled(child) for child in e.children()], _CALCULATE[e.decl().kind()]
+    return lambda env: calculate(*(operand(env) for operand in operands))
 
 
 def _product(*values: int) -> int:

@@ -181,7 +181,11 @@ class Symbols:
 
     def nonnegative(self, value: Poly) -> bool:
         """Whether the number is at least 0 for all sizes that satisfy the guard."""
-        return self._signs_tell(value) or self._decides(">=", value)
+        return (
+            self._signs_tell(value)
+            or any(kind == ">=" and self._signs_tell(value - p) for kind, p in self.facts)
+            or self._decides(">=", value)
+        )
 
     def equals(self, a: Poly, b: Poly) -> bool:
         return a == b or self._decides("==", a - b)
@@ -210,10 +214,10 @@ class Symbols:
     def _follows(self, kind: str, value: Poly) -> bool:
         polys = (value, *(p for _, p in self.facts))
         if not all(map(_linear, polys)) or any(isinstance(a, App) and a.name == "max0" for p in polys for a in _atoms(p)):
-            return is_valid(_formula(kind, value), self.given([value]))
+            return is_valid(formula(kind, value), self.given([value]))
         if not self._rational(value) or (kind == "==" and not self._rational(value * -1)):
             return False
-        return is_valid(_formula(kind, value), self.given([value]))
+        return is_valid(formula(kind, value), self.given([value]))
 
     def _rational(self, value: Poly) -> bool:
         """Whether linear facts give value >= 0 over the rationals. Where they do not, Z3 is seldom of use."""
@@ -227,11 +231,11 @@ class Symbols:
         """What Z3 may assume: every size is at least 1, and the facts."""
         atoms = {a for p in (*about, *(p for _, p in self.facts)) for a in _atoms(p)}
         least = [translated(Poly((((a,), 1),))) >= 1 for a in sorted(atoms, key=str) if self.is_positive(a)]
-        return [*least, *(_formula(kind, p) for kind, p in self.facts)]
+        return [*least, *(formula(kind, p) for kind, p in self.facts)]
 
     def failure(self, claim: str, kind: str, value: Poly) -> Failure:
         """The claim that a number compares so with 0, with sizes for which it does not."""
-        return refute(claim, _formula(kind, value), self.given([value]), [])
+        return refute(claim, formula(kind, value), self.given([value]), [])
 
 
 def _linear(value: Poly) -> bool:
@@ -285,20 +289,19 @@ def _atoms(value: Poly) -> Iterator[Atom]:
                     yield from _atoms(arg)
 
 
-def _formula(kind: str, value: Poly) -> Formula:
+def formula(kind: str, value: Poly) -> Formula:
     number = translated(value)
     return number >= 0 if kind == ">=" else number == 0 if kind == "==" else number != 0
 
 
 def translated(value: Poly) -> Number:
-    """A polynomial as Z3 sees it."""
-    total = z3.IntVal(0)
+    """A polynomial as Z3 sees it; a bare name stays one."""
+    terms: list[Number] = []
     for atoms, coefficient in value.terms:
-        part = z3.IntVal(coefficient)
-        for atom in atoms:
-            part = part * _translated_atom(atom)
-        total = total + part
-    return total
+        parts = [_translated_atom(atom) for atom in atoms]
+        parts = [z3.IntVal(coefficient), *parts] if coefficient != 1 or not parts else parts
+        terms.append(z3.Product(parts) if len(parts) > 1 else parts[0])
+    return z3.IntVal(0) if not terms else z3.Sum(terms) if len(terms) > 1 else terms[0]
 
 
 def _translated_atom(atom: Atom) -> Number:
