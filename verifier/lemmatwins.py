@@ -120,9 +120,9 @@ def _counterexample(given: list[Formula], goal: Formula) -> Mapping[str, int] | 
 
 
 def _applies(e: Formula) -> bool:
-    """Whether a formula applies a function that means nothing."""
+    """Whether a formula applies a function that means nothing, or speaks of reals."""
     own = e.num_args() > 0 and e.decl().kind() == z3.Z3_OP_UNINTERPRETED
-    return own or any(map(_applies, e.children()))
+    return own or z3.is_real(e) or any(map(_applies, e.children()))
 
 
 def _compiled(e: Formula) -> Callable[[Env], int | bool]:

@@ -13,17 +13,20 @@ The falsifiers share nothing with the proofs but the rule (`falsify`, `falsify_s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
-from shardwright.pcg.errors import RuleError, ShardwrightError
+from shardwright.pcg.errors import LayoutError, RuleError, ShardwrightError
+from shardwright.pcg.layout import P, R, S
+from shardwright.pcg.parallel import ADJOINT, COMBINE, PARALLEL_OPS, PARTITION, REDUCE, REPLICATE, step
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.steps import StepRule
 from shardwright.verifier.certificates import prove
-from shardwright.verifier.falsify import falsify_row
+from shardwright.verifier.falsify import falsify, falsify_row
 from shardwright.verifier.falsify_serial import falsify_equation, falsify_steps
 from shardwright.verifier.solver import Failure
 from shardwright.verifier.twins import fixed_twins, row_twins, step_twins, term_twins
@@ -32,6 +35,9 @@ Outcome = Literal["type", "z3", "counterexample", "true", "unknown", "wrong"]
 OUTCOMES: tuple[Outcome, ...] = ("type", "z3", "counterexample", "true", "unknown", "wrong")
 
 
+Samples = Callable[[RowRule], Iterable[tuple[Sequence[Any], Mapping[str, Any]]]]
+"""Operands and attributes that have a row rule's pattern and satisfy its guard on dtypes."""
+_DEGREES = (2, 4)
 _UNDEFINED = ("not defined", "the left is", "has no split", "steps from", "a type other")
 
 
@@ -52,6 +58,11 @@ def form_of(rule: Rule) -> str:
     if isinstance(rule, Equation):
         return "placement" if rule.axes else "equation"
     return "row" if isinstance(rule, RowRule) else "steps"
+
+
+def no_samples(rule: RowRule) -> Iterable[tuple[Sequence[Any], Mapping[str, Any]]]:
+    """Row rules are then run on operands made up from their patterns alone, where these decide everything."""
+    return ()
 
 
 def mutants(rules: Iterable[Rule]) -> Iterator[Mutant]:
@@ -76,18 +87,18 @@ def _twins(rule: Rule) -> Iterator[tuple[str, Rule]]:
         yield from step_twins(rule)
 
 
-def judged(mutant: Mutant) -> Mutant:
+def judged(mutant: Mutant, samples: Samples = no_samples) -> Mutant:
     """The mutant with its outcome."""
-    outcome, reason = judgement(mutant.rule)
+    outcome, reason = judgement(mutant.rule, samples)
     return Mutant(mutant.form, mutant.name, mutant.what, mutant.rule, outcome, reason)
 
 
-def judgement(rule: Rule) -> tuple[Outcome, str]:
+def judgement(rule: Rule, samples: Samples = no_samples) -> tuple[Outcome, str]:
     """What becomes of a rule that may be false, and why."""
     failure = _failure(rule)
     if failure is not None and failure.refuted:
         return ("type" if failure.ill_typed else "z3"), str(failure)
-    outcome, found = falsified(rule)
+    outcome, found = falsified(rule, samples)
     if failure is None:
         return ("wrong", found) if outcome else ("true", "")
     return (outcome, found) if outcome else ("unknown", str(failure))
@@ -100,10 +111,10 @@ def _failure(rule: Rule) -> Failure | None:
         return Failure(str(error))
 
 
-def falsified(rule: Rule) -> tuple[Outcome | None, str]:
+def falsified(rule: Rule, samples: Samples = no_samples) -> tuple[Outcome | None, str]:
     """How the falsifier refutes the rule, if it does; not at all where it cannot run it."""
     try:
-        found = _counterexample(rule)
+        found = _counterexample(rule, samples)
     except RuleError:  # no small sizes satisfy the left side and the guard
         return None, ""
     if not found:
@@ -112,9 +123,11 @@ def falsified(rule: Rule) -> tuple[Outcome | None, str]:
     return ("type" if undefined else "counterexample"), found
 
 
-def _counterexample(rule: Rule) -> str:
+def _counterexample(rule: Rule, samples: Samples) -> str:
     if isinstance(rule, RowRule):
         found = falsify_row(rule)
+        for arrays, attrs in samples(rule) if found is None else ():
+            found = found or next((c for degree in _DEGREES if (c := falsify(rule, arrays, attrs, degree))), None)
     elif not isinstance(rule, Equation):
         found = falsify_steps(rule)
     elif rule.axes:
@@ -162,9 +175,30 @@ class Sweep:
         return sum(counts[outcome] for counts in self.counts.values())
 
 
-def sweep(rules: Iterable[Rule], start: int = 0, step: int = 1) -> Sweep:
-    """Judge every `step`-th mutant from number `start`."""
+def sweep(rules: Iterable[Rule], start: int = 0, every: int = 1, samples: Samples = no_samples) -> Sweep:
+    """Judge every `every`-th mutant from number `start`."""
     found = Sweep()
-    for mutant in islice(mutants(rules), start, None, step):
-        found.add(judged(mutant))
+    for mutant in islice(mutants(rules), start, None, every):
+        found.add(judged(mutant, samples))
     return found
+
+
+# ---- the adjoints of the parallel operators ----
+
+
+def adjoint_mutants() -> Iterator[Mutant]:
+    """Every other operator in place of a parallel operator's adjoint, judged by the types of the gradient."""
+    starts = {PARTITION: R, COMBINE: S(0), REPLICATE: R, REDUCE: P}
+    for op, before in starts.items():
+        move = step(op, 0, before, dim=0)
+        rule = StepRule(op, (), (), ())
+        for wrong in PARALLEL_OPS:
+            if wrong == ADJOINT[op]:
+                continue
+            try:
+                back = step(wrong, 0, move.after.dual, dim=0)
+                typed = back.after == move.before.dual
+                reason = "" if typed else f"{back.after} is not the gradient's layout, {move.before.dual}"
+            except LayoutError as error:
+                typed, reason = False, str(error)
+            yield Mutant("adjoint", op, f"{ADJOINT[op]} → {wrong}", rule, "wrong" if typed else "type", reason)
