@@ -120,6 +120,14 @@ class Equation:
         return frozenset(sizes | read)
 
     @property
+    def sizes(self) -> frozenset[str]:
+        """The names that are at least 1: sizes of variables, entries of shapes on the left, and parameters."""
+        sizes = {name for _, dims in self.variables for name in dims.names if not name.startswith("*")}
+        applied = [t for root in self.left for t in subterms(root) if isinstance(t, Apply)]
+        shapes = [value for t in applied for key, value in t.attrs if key == "shape" and value.name is None]
+        return frozenset(sizes).union(*(value.scalars for value in shapes), self.parameters)
+
+    @property
     def erased(self) -> Equation | None:
         """The serial rule that this one is when parallel operators are dropped; None where its sides are then equal."""
         left, right = (tuple(map(erase, side)) for side in (self.left, self.right))

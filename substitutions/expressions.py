@@ -82,6 +82,12 @@ class Expression:
         items = self.tree.elts if isinstance(self.tree, ast.Tuple) else [self.tree]
         return frozenset(name for name, _ in _slots(items) if name)
 
+    @property
+    def scalars(self) -> frozenset[str]:
+        """The names among `binds` that are no tuples: (*b, 3, o) has o."""
+        items = self.tree.elts if isinstance(self.tree, ast.Tuple) else [self.tree]
+        return frozenset(name for name, star in _slots(items) if name and not star)
+
     def read(self, value: Value) -> dict[str, Value]:
         """What those names are, given the value: `(m, h, d)` of (4, 2, 3) gives m, h and d. Nothing is checked."""
         if not isinstance(self.tree, ast.Tuple):

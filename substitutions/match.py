@@ -85,8 +85,7 @@ class _State:
                 if (found := dims.factored(shape, self.sizes)) is None:
                     return False
                 self.sizes.update(found)
-        sizes = {name for dims, _ in shapes for name in dims.names if not name.startswith("*")}
-        return all(self.sizes.get(name, 1) >= 1 for name in sizes)
+        return all(self.sizes.get(name, 1) >= 1 for name in self.rule.sizes)
 
     def solved(self) -> bool:
         """Whether sizes, attributes and guards hold, after binding what attributes name."""

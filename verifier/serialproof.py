@@ -37,9 +37,7 @@ def prove_equation(rule: Equation) -> Failure | None:
 
 def known(rule: Equation) -> Symbols:
     """What the rule's guard says about its sizes."""
-    symbols = Symbols()
-    symbols.sizes |= {n for _, dims in rule.variables for n in dims.names if not n.startswith("*")}
-    symbols.sizes |= set(rule.parameters)
+    symbols = Symbols(set(rule.sizes))
     for condition in rule.guard:
         symbols.assume(condition)
     return symbols
