@@ -82,8 +82,13 @@ class Coverage:
     _placements: dict[str, Equation] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rules: Iterable[Rule]) -> Coverage:
-        """A catalogue, of which nothing was used yet."""
+    def of(cls, certified: Certified) -> Coverage:
+        """What the search may use, of which nothing was used yet."""
+        return cls.of_rules([*certified.store.rules.values(), *certified.equations(), *certified.steps()])
+
+    @classmethod
+    def of_rules(cls, rules: Iterable[Rule]) -> Coverage:
+        """Some rules, of which nothing was used yet."""
         coverage = cls()
         for rule in rules:
             coverage._load(rule, loaded=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,11 +18,12 @@ _EPILOG = """\
 \b
 Examples:
   shardwright rules coverage --models examples/zoo.py --cluster local:4
-  shardwright rules coverage --models examples/zoo.py:gpt2 --models train.py:make --cluster preset:dgx-h100
+  shardwright rules coverage rules.json --models examples/zoo.py:gpt2 --models train.py:make --cluster preset:dgx-h100
 """
 
 
 @click.command(epilog=_EPILOG)
+@click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
 @click.option(
     "--models", "specs", multiple=True, required=True, metavar="FILE.py[:FUNCTION]",
     help="A function that returns (model, batch), or a file with such functions only. May be repeated.",
@@ -30,18 +32,19 @@ Examples:
               help=CLUSTER_HELP + " May be repeated.")  # fmt: skip
 @click.option("--most", type=click.IntRange(1), default=12, show_default=True, help="Rules to show of each form.")
 @format_option
-def coverage(specs: tuple[str, ...], clusters: tuple[str, ...], most: int, form: str) -> None:
-    """Say which certified rules the search used: loaded, matched somewhere, fired in a plan.
+def coverage(file: Path | None, specs: tuple[str, ...], clusters: tuple[str, ...], most: int, form: str) -> None:
+    """Say which rules of a file the search used: loaded, matched somewhere, fired in a plan.
 
-    Every model is planned for every cluster; nothing is run.
+    Every model is planned for every cluster, with the rules of the file; nothing is run.
     """
     places = list(map(parse_cluster, clusters))
-    from shardwright.api import certified_choices, certified_rules
     from shardwright.search.coverage import Coverage
+    from shardwright.verifier.choices import Certified
 
     with terminal.progress("coverage") as progress:
-        certified, rules = certified_choices(), certified_rules()
-        found = Coverage.of([*certified.store.rules.values(), *rules.values(), *certified.steps()])
+        certified = Certified.of_file(file, progress) if file else Certified()
+        rules = {rule.name: rule for rule in certified.equations()}
+        found = Coverage.of(certified)
         for name, graph in _graphs(specs, progress):
             for cluster in places:
                 progress(f"planning {name} for {cluster.name}")

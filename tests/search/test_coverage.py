@@ -40,7 +40,7 @@ def surveyed() -> dict[str, Coverage]:
     certified, found = Certified(), {}
     rules = {rule.name: rule for rule in certified.equations()}
     for name, graph in zoo_graphs(*FIRES).items():
-        found[name] = Coverage.of([*certified.store.rules.values(), *rules.values(), *STEP_RULES.values()])
+        found[name] = Coverage.of(certified)
         found[name].plan(name, graph, fast_links(2), certified, rules)
     return found
 
@@ -80,7 +80,7 @@ def test_the_report_lists_what_fired_and_what_did_not() -> None:
 
 
 def test_a_catalogue_that_fires_nowhere_is_all_zeros() -> None:
-    coverage = Coverage.of([CATALOGUE["relu_of_relu"], STEP_RULES["all_reduce"]])
+    coverage = Coverage.of_rules([CATALOGUE["relu_of_relu"], STEP_RULES["all_reduce"]])
     assert coverage.by_form()["equation"] == {"loaded": 1, "matched": 0, "fired": 0, "on_demand": 0}
     assert "equation: 0 fired\n  never fired: relu_of_relu" in str(coverage.report())
 
