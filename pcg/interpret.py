@@ -58,12 +58,12 @@ def run_devices(graph: Graph, leaves: Mapping[str, Array]) -> dict[str, list[Arr
         if node.is_leaf:
             values[node.name] = scatter(_leaf_value(node, result, leaves), result.layouts, graph.mesh)
         elif node.is_parallel:
-            values[node.name] = _exchange(node, values[node.inputs[0]], graph)
+            values[node.name] = exchange(node, values[node.inputs[0]], graph)
         else:
             shape = result.local_shape(graph.mesh)
             values[node.name] = [
                 _apply(node, [values[name][rank] for name in node.inputs], attrs, shape, f" on rank {rank}")
-                for rank, attrs in enumerate(_attrs_by_rank(graph, node))
+                for rank, attrs in enumerate(attrs_by_rank(graph, node))
             ]
     return values
 
@@ -147,7 +147,7 @@ def _apply(node: Node, operands: Sequence[Array], attrs: Mapping[str, Any], shap
     return result
 
 
-def _attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
+def attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
     """The node's attributes on every device: localized, with the device's offset or its shard of what is drawn."""
     if node.op == OPAQUE:
         return [dict(node.attrs)] * graph.mesh.num_devices
@@ -199,7 +199,7 @@ def shard_slices(value: TensorType, mesh: Mesh, coordinate: Coordinate) -> tuple
 # ---- all devices ----
 
 
-def _exchange(node: Node, arrays: Sequence[Array], graph: Graph) -> list[Array]:
+def exchange(node: Node, arrays: Sequence[Array], graph: Graph) -> list[Array]:
     """A parallel operator: the devices of each group along its axis cut, gather or sum what they hold."""
     mesh, axis = graph.mesh, graph.mesh.index(str(node.attr("axis")))
     grid = dict(zip(mesh.coordinates(), arrays, strict=True))
