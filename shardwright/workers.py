@@ -61,6 +61,7 @@ class Workers:
     """A queue of tasks and the processes that work on it. More may be submitted while events are read."""
 
     num_jobs: int
+    max_bytes: int = MAX_BYTES
     _queue: deque[Task] = field(default_factory=deque)
     _workers: list[_Worker] = field(default_factory=list)
 
@@ -102,7 +103,7 @@ class Workers:
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
-        code = f"from shardwright.workers import serve; serve({theirs.fileno()})"
+        code = f"from shardwright.workers import serve; serve({theirs.fileno()}, {self.max_bytes})"
         paths = [path or str(Path.cwd()) for path in sys.path]
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
@@ -137,9 +138,9 @@ class Workers:
 
 
 @contextmanager
-def workers(num_jobs: int) -> Generator[Workers]:
+def workers(num_jobs: int, max_bytes: int = MAX_BYTES) -> Generator[Workers]:
     """Workers that are gone when the block is left, however it is left."""
-    pool = Workers(num_jobs)
+    pool = Workers(num_jobs, max_bytes)
     try:
         yield pool
     finally:
@@ -151,7 +152,7 @@ def num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def serve(file: int) -> None:
+def serve(file: int, max_bytes: int) -> None:
     """What a worker does: calls what it is told until its parent is gone."""
     connection = Connection(file)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -168,7 +169,7 @@ def serve(file: int) -> None:
         except Exception:  # noqa: BLE001 - the parent raises it
             connection.send(("failed", traceback.format_exc(), True))
             continue
-        stays = _peak_bytes() < MAX_BYTES
+        stays = _peak_bytes() < max_bytes
         connection.send(("done", value, stays))
         if not stays:
             return
