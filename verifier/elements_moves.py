@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.expressions import Expression
-from shardwright.substitutions.terms import Apply
+from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier import polys
 from shardwright.verifier.elements import (
     Digit, Dim, Evaluator, Index, Position, Rows, Tensor, expect, extent, plain, spliced,
@@ -288,12 +288,79 @@ def index(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     return Tensor((*x.dims[:at], *ids.dims, *x.dims[at + 1 :]), element)
 
 
+Places = tuple[Position, ...]
+
+
+def picked(run: Evaluator, term: Apply, dim: Dim, value: Poly, element: Callable[[Places], Normal]) -> Normal:
+    """The element at an index along a dimension, 0 where the index is outside."""
+    places, stride = list[Position](), polys.ONE
+    for digit in reversed(plain(term, dim)):
+        at = value if len(dim) == 1 else app("digit", value, stride, digit.size)
+        places.insert(0, Position(at, polys.ZERO, digit.size))
+        stride = stride * digit.size
+    return run.forms.times(run.forms.indicator("in", value, stride), element(tuple(places)))
+
+
+def pick(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """x[…, ids], 0 where an index is outside."""
+    x, ids = operands
+    expect(term, len(x.dims) == len(ids.dims) + 1 and set(dict(term.attrs)) <= {"offset"})
+    expect(term, str(dict(term.attrs).get("offset", "0")) == "0")
+    for a, b in zip(x.dims, ids.dims, strict=False):
+        run.proven_equal(f"{term}: dimensions agree", a, b)
+
+    def element(index: Index) -> Normal:
+        value = looked_up(run, term, ids, index)
+        return picked(run, term, x.dims[-1], value, lambda places: x.element((*index, places)))
+
+    return Tensor(ids.dims, element)
+
+
+def ne(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """Which indices are not a given number."""
+    ids, other = operands[0], term.operands[1]
+    expect(term, isinstance(other, Apply) and other.op == "full" and not operands[1].dims)
+    attrs = dict(other.attrs)  # type: ignore[union-attr]
+    expect(term, "int" in str(attrs["dtype"]))
+
+    def element(index: Index) -> Normal:
+        return kept(run, str(attrs["value"]), looked_up(run, term, ids, index))
+
+    return Tensor(ids.dims, element)
+
+
+def kept(run: Evaluator, ignored: str, value: Poly) -> Normal:
+    """1 where an index is not the ignored one."""
+    return run.forms.indicator("same", app(f"kept unless {ignored}", value))
+
+
+def arange(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """0, 1, …, stop - 1."""
+    attrs = dict(term.attrs)
+    start, stop, step = (run.symbols.number(attrs[key]) for key in ("start", "stop", "step"))
+    expect(term, start == polys.ZERO and step == polys.ONE and "int" in str(attrs["dtype"]))
+    run.need(f"{term}: not empty", stop - 1)
+    dim = _entry(run, attrs["stop"].tree)
+    return Tensor((dim,), lambda index: run.forms.size(number(dim, index[0])))
+
+
+def number(dim: Dim, places: tuple[Position, ...]) -> Poly:
+    """A position along a dimension as one number."""
+    value = polys.ZERO
+    for digit, place in zip(dim, places, strict=True):
+        value = value * digit.size + place.value
+    return value
+
+
 def full(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """A constant: an integer over sizes, or a decimal."""
     attrs = dict(term.attrs)
     expect(term, isinstance(attrs["shape"].tree, ast.Tuple))
     value = constant(run, attrs["value"])
-    whole = all(c.denominator == 1 for _, c in value) and not attrs["value"].name
+    name = attrs["value"].name
+    integers = {v.name for root in run.rule.left for t in subterms(root) if isinstance(t, Apply)
+                for key, v in t.attrs if key == "ignore_index"}  # fmt: skip
+    whole = all(c.denominator == 1 for _, c in value) and (name is None or name in run.symbols.sizes | integers)
     expect(term, whole or "float" in str(attrs.get("dtype", "float")))
     return Tensor(tuple(_entry(run, t) for t in attrs["shape"].tree.elts), lambda index: value)  # type: ignore[attr-defined]
 
@@ -312,4 +379,5 @@ def constant(run: Evaluator, value: Expression) -> Normal:
 MOVES: Rows = {
     "contiguous": identity, "slice": slice_, "concat": concat, "permute": permute, "reshape": reshape, "expand": expand,
     "embedding": embedding, "gather": gather, "index": index, "full": full,
+    "pick": pick, "ne": ne, "arange": arange,
 }  # fmt: skip

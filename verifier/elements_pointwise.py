@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.terms import Apply
+from shardwright.verifier import polys
 from shardwright.verifier.elements import Dim, Evaluator, Index, Rows, Semantics, Tensor, expect, shown, spliced
-from shardwright.verifier.normal import Normal
+from shardwright.verifier.normal import INDICATORS, ONE, Normal
+from shardwright.verifier.polys import Poly
 
 Merge = Callable[[Evaluator, Normal, Normal], Normal]
 
@@ -63,6 +65,43 @@ def _minimum(run: Evaluator, x: Normal, y: Normal) -> Normal:
     return forms.scaled(forms.maximum([((), forms.scaled(x, -1)), ((), forms.scaled(y, -1))]), -1)
 
 
+def detach(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """Any tensor of these dims: a rule with it then holds for the value and, as it has no gradient, for gradients."""
+    (x,) = operands
+    return Tensor(x.dims, lambda index: run.forms.cell(f"any {term}", [p.value for dim in index for p in dim]))
+
+
+def _le(run: Evaluator, x: Normal, y: Normal) -> Normal:
+    return run.forms.indicator("ge", integer(y) - integer(x))
+
+
+def integer(normal: Normal) -> Poly:
+    """A form that is an integer made of sizes and positions."""
+    total = polys.ZERO
+    for monomial, coefficient in normal:
+        if coefficient.denominator != 1 or any(f.kind != "size" or e < 0 or e != int(e) for f, e in monomial):
+            raise RuleError("a comparison of what is not known to be integers")
+        powers = (f.parts[0] for f, e in monomial for _ in range(int(e)))
+        total = total + polys.product(powers) * int(coefficient)  # type: ignore[arg-type]
+    return total
+
+
+def where(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """c·x + (1 - c)·y, c being 0 or 1."""
+    expect(term, len(operands) == 3)
+    c, x, y = operands
+    dims = broadcast(run, str(term), broadcast(run, str(term), c.dims, x.dims), y.dims)
+    forms = run.forms
+
+    def element(index: Index) -> Normal:
+        condition = read(c, index)
+        expect(term, all(k == 1 and all(f.kind in INDICATORS for f, _ in m) for m, k in condition))
+        otherwise = forms.add(ONE, forms.scaled(condition, -1))
+        return forms.add(forms.times(condition, read(x, index)), forms.times(otherwise, read(y, index)))
+
+    return Tensor(dims, element)
+
+
 _UNARY = (
     "abs", "cos", "erf", "exp", "gelu", "log", "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "softplus",
     "sqrt", "tanh",
@@ -70,6 +109,9 @@ _UNARY = (
 POINTWISE: Rows = {
     **{name: unary(name) for name in _UNARY},
     "neg": neg,
+    "detach": detach,
+    "where": where,
+    "le": binary(_le),
     "add": binary(lambda run, x, y: run.forms.add(x, y)),
     "sub": binary(lambda run, x, y: run.forms.add(x, run.forms.scaled(y, -1))),
     "mul": binary(lambda run, x, y: run.forms.times(x, y)),

@@ -12,7 +12,7 @@ from shardwright.verifier import polys
 from shardwright.verifier.elements import (
     Digit, Dim, Evaluator, Index, Position, Rows, Semantics, Tensor, expect, extent, plain, spliced,
 )  # fmt: skip
-from shardwright.verifier.elements_moves import constant, looked_up, row
+from shardwright.verifier.elements_moves import constant, kept, looked_up, number, picked
 from shardwright.verifier.elements_pointwise import broadcast, read
 from shardwright.verifier.normal import ONE, ZERO, Bound, Normal
 from shardwright.verifier.polys import Poly, app, poly
@@ -151,27 +151,29 @@ def log_softmax(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tens
 
 
 def cross_entropy_sum(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """Σ_n kept_n · (-(1 - s)·log p[t_n] - s·mean log p), t_n being some class where the target is ignored."""
+    """Σ_n kept_n · (log Σ_j exp x[n, j] - (1 - s)·x[n, t_n] - s·mean_j x[n, j]); targets that are kept are classes."""
     x, target = operands
     attrs, at = dict(term.attrs), 1 if target.dims else 0
     expect(term, len(x.dims) == len(target.dims) + 1 and not any(map(spliced, (*x.dims, *target.dims))))
     for a, b in zip((*x.dims[:at], *x.dims[at + 1 :]), target.dims, strict=True):
         run.proven_equal(f"{term}: dimensions agree", a, b)
-    ignore, forms = str(attrs["ignore_index"]), run.forms
+    ignored, forms = str(attrs["ignore_index"]), run.forms
     smoothing = constant(run, attrs["label_smoothing"])
 
     def loss(places: Index) -> Normal:
         value = looked_up(run, term, target, places)
-        kept = forms.indicator("same", app(f"kept unless {ignore}", value))
-        picked = row(run, term, x.dims[at], app(f"class unless {ignore}", value))
-        here = _log_probability(run, x, at, (*places[:at], (picked,), *places[at:]))
-        found = forms.times(forms.add(ONE, forms.scaled(smoothing, -1)), here)
+
+        def logit(chosen: tuple[Position, ...]) -> Normal:
+            return x.element((*places[:at], chosen, *places[at:]))
+
+        found = forms.function("log", exp_sum(run, x, at, (*places[:at], (), *places[at:])))
+        own = forms.scaled(picked(run, term, x.dims[at], value, logit), -1)
+        found = forms.add(found, forms.times(forms.add(ONE, forms.scaled(smoothing, -1)), own))
         if smoothing != ZERO:
-            all_classes = total(run, [x.dims[at]],
-                                lambda j: _log_probability(run, x, at, (*places[:at], *j, *places[at:])))  # fmt: skip
-            mean = forms.times(all_classes, forms.reciprocal(forms.size(extent(x.dims[at]))))
+            mean = total(run, [x.dims[at]], lambda j: forms.scaled(logit(*j), -1))
+            mean = forms.times(mean, forms.reciprocal(forms.size(extent(x.dims[at]))))
             found = forms.add(found, forms.times(smoothing, mean))
-        return forms.scaled(forms.times(kept, found), -1)
+        return forms.times(kept(run, ignored, value), found)
 
     return Tensor((), lambda index: total(run, target.dims, loss))
 
@@ -225,9 +227,9 @@ def norm(centred: bool) -> Semantics:
 
 
 def sdpa(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """softmax(q kᵀ · scale) v over keys, with as many key heads as query heads and no mask operand."""
-    expect(term, len(operands) == 3 and all(run.rank(x) >= 3 for x in operands))
-    (q, k, v), attrs, forms = operands, dict(term.attrs), run.forms
+    """softmax(q kᵀ · scale + mask) v over keys, with as many key heads as query heads; the mask is of numbers."""
+    expect(term, len(operands) in (3, 4) and all(run.rank(x) >= 3 for x in operands[:3]))
+    (q, k, v, *masks), attrs, forms = operands, dict(term.attrs), run.forms
     expect(term, len(q.dims) == len(k.dims) == len(v.dims) and str(attrs["causal"]) in ("True", "False"))
     expect(term, not any(spliced(d) for x in operands for d in x.dims[-2:]))
     for a, b, c in zip(q.dims[:-2], k.dims[:-2], v.dims[:-2], strict=True):
@@ -235,17 +237,20 @@ def sdpa(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         run.proven_equal(f"{term}: leading dimensions agree", a, c)
     inner = run.need_equal(f"{term}: query and key agree", q.dims[-1], k.dims[-1])
     keys = run.need_equal(f"{term}: key and value agree", k.dims[-2], v.dims[-2])
+    for mask in masks:
+        broadcast(run, str(term), (*q.dims[:-1], keys), mask.dims)
+        expect(term, len(mask.dims) <= len(q.dims))
     scale = (
         forms.rsqrt(forms.size(extent(inner))) if str(attrs["scale"]) == "None" else constant(run, attrs["scale"])
     )
 
     def weight(index: Index, at: tuple[Position, ...]) -> Normal:
         dot = total(run, [inner], lambda d: forms.times(q.element((*index[:-1], *d)), k.element((*index[:-2], at, *d))))
-        found = forms.function("exp", forms.times(dot, scale))
+        bias = (read(mask, (*index[:-1], at)) for mask in masks)
+        found = forms.function("exp", forms.add(forms.times(dot, scale), *bias))
         if str(attrs["causal"]) == "False":
             return found
-        later = _number(q.dims[-2], index[-2]) - _number(keys, at)
-        return forms.times(found, forms.indicator("in", later, extent(q.dims[-2])))
+        return forms.times(found, forms.indicator("ge", number(q.dims[-2], index[-2]) - number(keys, at)))
 
     def element(index: Index) -> Normal:
         top = total(run, [keys], lambda j: forms.times(weight(index, *j), v.element((*index[:-2], *j, index[-1]))))
@@ -253,14 +258,6 @@ def sdpa(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         return forms.times(top, forms.reciprocal(bottom))
 
     return Tensor((*q.dims[:-1], v.dims[-1]), element)
-
-
-def _number(dim: Dim, places: tuple[Position, ...]) -> Poly:
-    """A position along a dimension as one number."""
-    value = polys.ZERO
-    for digit, place in zip(dim, places, strict=True):
-        value = value * digit.size + place.value
-    return value
 
 
 # ---- convolution ----

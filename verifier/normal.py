@@ -8,7 +8,7 @@ A *normal form* is a sum of monomials with rational coefficients; a *monomial* a
     sum      Σ over bound indices of a monomial          exp      exp of a normal form
     max      the greatest of a family of normal forms    poly     a normal form of several monomials, in a power
     sqrt     the square root of a normal form, which may not exist, and other functions of normal forms
-    in       1 where a position is within [0, n), else 0
+    in       1 where a position is within [0, n), else 0   ge       1 where an integer is at least 0, else 0
 
 Factors are interned: one object for one value, whatever its bound indices were called. Products of sums are multiplied
 out and split again into sums that share no index; what does not depend on an index stands before its sum. Exponents
@@ -36,7 +36,7 @@ Payload = Poly | str | Monomial | Normal | tuple["Payload", ...] | App
 ZERO: Normal = ()
 ONE: Normal = (((), Fraction(1)),)
 MAX_ORDERS = 720
-IDEMPOTENT = ("in", "same")
+INDICATORS = ("in", "same", "ge")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -160,9 +160,10 @@ class Forms:
         written: list[Normal] = []
         kept: list[tuple[Factor, Exponent]] = []
         if exponents:
-            kept += self._exponential(self.add(*exponents))
+            ones = {f for f, _ in powers if f.kind in INDICATORS}
+            kept += self._exponential(self._where(ones, self.add(*exponents)))
         for (f, _), e in powers.items():
-            if f.kind in IDEMPOTENT and e > 1:
+            if f.kind in INDICATORS and e > 1:
                 e = 1
             if f.kind == "poly" and e > 0 and e == int(e):
                 written.append(self.to_the(_normal(f.parts[0]), int(e)))
@@ -178,6 +179,13 @@ class Forms:
 
     def _exponential(self, argument: Normal) -> list[tuple[Factor, Exponent]]:
         return [(self.exponential(argument), 1)] if argument else []
+
+    def _where(self, ones: set[Factor], normal: Normal) -> Normal:
+        """The form where these indicators are 1: c·exp(u) depends on u there only."""
+        if not any(f in ones for m, _ in normal for f, _ in m):
+            return normal
+        parts = (((tuple((f, e) for f, e in m if f not in ones), c),) for m, c in normal)
+        return self.add(*parts)
 
     def exponential(self, argument: Normal) -> Factor:
         return self.factor("exp", argument, positive=True, total=total_normal(argument))
