@@ -37,8 +37,9 @@ class Certificate:
 
 
 _PROVER = (
-    "attributes", "claims", "elements", "lemmas", "normal", "rowproof", "semantics", "serialproof", "solver",
-    "stepproof", "symbols",
+    "attributes", "claims", "elements", "elements_moves", "elements_pointwise", "elements_rows", "elements_sums", "laws",
+    "lemmas", "normal", "polys", "rowproof", "semantics", "serialproof", "solver", "stepproof", "sums", "symbols",
+    "typing",
 )  # fmt: skip
 _FORMS = ("equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
 
@@ -75,6 +76,11 @@ def prove(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
     if isinstance(rule, Equation):
         from shardwright.verifier.serialproof import prove_equation
 
+        if rule.axes:
+            from shardwright.verifier.typing import prove_placement
+
+            proved = prove_placement(rule)
+            return proved.axioms, proved.failure
         return ("index-semantics", "linear-sum"), prove_equation(rule)
     from shardwright.verifier.stepproof import prove_steps
 

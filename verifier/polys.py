@@ -88,8 +88,8 @@ class Poly:
         return total
 
     def over(self, divisor: Poly) -> Poly | None:
-        """The quotient by a product of names where it is exact in every term."""
-        if len(divisor.terms) != 1 or divisor.terms[0][1] != 1:
+        """The quotient by a product of names and a number where it is exact in every term."""
+        if len(divisor.terms) != 1 or any(c % divisor.terms[0][1] for _, c in self.terms):
             return None
         terms: list[tuple[Product, int]] = []
         for atoms, coefficient in self.terms:
@@ -98,7 +98,7 @@ class Poly:
                 if atom not in left:
                     return None
                 left.remove(atom)
-            terms.append((tuple(left), coefficient))
+            terms.append((tuple(left), coefficient // divisor.terms[0][1]))
         return collect(terms)
 
     def __str__(self) -> str:

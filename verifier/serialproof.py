@@ -7,6 +7,7 @@ from itertools import product
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.terms import Term
 from shardwright.verifier import polys
 from shardwright.verifier.elements import Digit, Dim, Evaluator, Index, Position, Tensor, Unproven, extent, spliced
 from shardwright.verifier.laws import Laws
@@ -19,13 +20,18 @@ MAX_ROUNDS = 6
 
 def prove_equation(rule: Equation) -> Failure | None:
     """None if the rule is proven for all sizes and ranks; otherwise what broke."""
+    return prove_terms(rule, rule.left, rule.right)
+
+
+def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> Failure | None:
+    """As `prove_equation`, for terms over the rule's variables: wherever the left ones are well-formed."""
     try:
-        symbols = _solved(rule)
+        symbols = _solved(rule, left)
         run = Evaluator(rule, symbols, Laws(symbols.is_positive))
-        failure = _failure(run)
+        failure = _failure(run, left, right)
         if failure is not None and not failure.refuted and run.cuts:
             again = Evaluator(rule, symbols, Laws(symbols.is_positive), cuts=run.cuts, use_cuts=True)
-            failure = _failure(again)
+            failure = _failure(again, left, right)
         return failure
     except Unproven as error:
         return error.failure
@@ -39,20 +45,21 @@ def known(rule: Equation) -> Symbols:
     """What the rule's guard says about its sizes."""
     symbols = Symbols(set(rule.sizes))
     for condition in rule.guard:
-        symbols.assume(condition)
+        if not condition.names & set(rule.axes):  # what degrees divide says nothing about logical tensors
+            symbols.assume(condition)
     return symbols
 
 
-def _solved(rule: Equation) -> Symbols:
+def _solved(rule: Equation, left: Sequence[Term]) -> Symbols:
     """As `known`, with the equations that make the left side well-formed used as substitutions."""
     symbols = known(rule)
     for _ in range(MAX_ROUNDS):
         run = Evaluator(rule, symbols, Laws(symbols.is_positive))
-        for root in rule.left:
+        for root in left:
             run.tensor(root)
         before = dict(symbols.solved)
-        for left, right in run.equations:
-            _equate(symbols, left, right)
+        for a, b in run.equations:
+            _equate(symbols, a, b)
         if symbols.solved == before:
             return symbols
     raise RuleError("the sizes of the left side do not settle")
@@ -66,12 +73,11 @@ def _equate(symbols: Symbols, left: Dim, right: Dim) -> None:
     symbols.equal(extent(left), extent(right))
 
 
-def _failure(run: Evaluator) -> Failure | None:
-    rule = run.rule
-    left = [run.tensor(root) for root in rule.left]
+def _failure(run: Evaluator, left: Sequence[Term], right: Sequence[Term]) -> Failure | None:
+    ours = [run.tensor(root) for root in left]
     run.assuming = False
-    right = [run.tensor(root) for root in rule.right]
-    for number, (a, b) in enumerate(zip(left, right, strict=True)):
+    theirs = [run.tensor(root) for root in right]
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if (failure := _unequal(f"root {number}", a, b, run)) is not None:
             return failure
     return None

@@ -15,8 +15,8 @@ from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.steps import Move, Place, StepRule
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, Number, z3
-from shardwright.verifier.normal import Cell, Equality, Monomial, Normal, summed
 from shardwright.verifier.solver import Failure
+from shardwright.verifier.sums import Cell, Equality, Monomial, Normal, summed
 
 Where = Mapping[str, Number]
 """Digits by name: "p:a" is the device on axis a; "d:block", "d:a", "d:rest" the digits of dimension d."""
