@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.pcg.errors import GraphError
 from shardwright.substitutions.generator.rings import Array, Ring, ring
 
 Parts = tuple[Array, ...]
@@ -85,7 +86,7 @@ def _moved(function: Callable[..., Array]) -> Operator:
     return _each(lambda ring, *arrays, **attrs: function(*arrays, **attrs))
 
 
-def _aligned(*arrays: Array) -> list[Array]:
+def aligned(*arrays: Array) -> list[Array]:
     """Broadcasting aligns dimensions at the end; the batch axis stays first."""
     rank = max(x.ndim for x in arrays)
     return [x.reshape(x.shape[:1] + (1,) * (rank - x.ndim) + x.shape[1:]) for x in arrays]
@@ -95,17 +96,17 @@ def _aligned(*arrays: Array) -> list[Array]:
 
 
 def _add(ring: Ring, x: Array, y: Array) -> Array:
-    x, y = _aligned(x, y)
+    x, y = aligned(x, y)
     return ring.reduce(x + y)
 
 
 def _sub(ring: Ring, x: Array, y: Array) -> Array:
-    x, y = _aligned(x, y)
+    x, y = aligned(x, y)
     return ring.reduce(x - y)
 
 
 def _mul(ring: Ring, x: Array, y: Array) -> Array:
-    x, y = _aligned(x, y)
+    x, y = aligned(x, y)
     return ring.reduce(x * y)
 
 
@@ -114,7 +115,7 @@ def _div(ring: Ring, x: Array, y: Array) -> Array:
 
 
 def _maximum(ring: Ring, x: Array, y: Array) -> Array:
-    return ring.maximum(*np.broadcast_arrays(*_aligned(x, y)))
+    return ring.maximum(*np.broadcast_arrays(*aligned(x, y)))
 
 
 def _neg(ring: Ring, x: Array) -> Array:
@@ -230,7 +231,9 @@ def _linear(ring: Ring, x: Array, w: Array) -> Array:
 
 
 def _matmul(ring: Ring, x: Array, y: Array) -> Array:
-    return ring.matmul(*_aligned(x, y))
+    if min(x.ndim, y.ndim) < 3:
+        raise GraphError(f"matmul of ranks {x.ndim - 1} and {y.ndim - 1}; the IR has none of vectors")
+    return ring.matmul(*aligned(x, y))
 
 
 def _conv2d(
@@ -241,13 +244,20 @@ def _conv2d(
     v = np.lib.stride_tricks.sliding_window_view(x, reach, axis=(3, 4))
     v = v[:, :, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
     n, b, _, height, width, kh, kw = v.shape
-    v = v.reshape(n, b, groups, -1, height, width, kh, kw)
-    w = w.reshape(w.shape[0], groups, -1, *w.shape[2:])
-    return ring.reduce(np.einsum("nbgcyxpq,ngocpq->nbgoyx", v, w).reshape(n, b, -1, height, width))
+    v = v.reshape(n, b, groups, -1, height, width, kh, kw).transpose(0, 2, 1, 4, 5, 3, 6, 7)
+    w = w.reshape(w.shape[0], groups, w.shape[1] // groups, -1)
+    y = ring.matmul(v.reshape(n, groups, b * height * width, -1), w.swapaxes(2, 3))
+    return (
+        y.reshape(len(y), groups, b, height, width, -1)
+        .transpose(0, 2, 1, 5, 3, 4)
+        .reshape(len(y), b, -1, height, width)
+    )
 
 
 def _sdpa(field: Field, q: Parts, k: Parts, v: Parts, *mask: Parts, causal: bool, scale: Number) -> Parts:
     """softmax(q kᵀ · scale + mask) v; query heads share key heads in equal groups."""
+    if min(q[0].ndim, k[0].ndim, v[0].ndim) < 4:
+        raise GraphError("sdpa needs a dimension of heads")
     repeat = q[0].shape[-3] // k[0].shape[-3]
     keys, values = (tuple(np.repeat(part, repeat, -3) for part in parts) for parts in (k, v))
     scores = _each(lambda r, q, k: r.matmul(q, k.swapaxes(-1, -2)))(field, q, keys)
@@ -328,7 +338,7 @@ def _concat(*arrays: Array, dim: int) -> Array:
 
 
 def _expand(x: Array, shape: Sequence[int]) -> Array:
-    (x, _) = _aligned(x, np.empty((1, *(1 for _ in shape))))
+    (x, _) = aligned(x, np.empty((1, *(1 for _ in shape))))
     return np.broadcast_to(x, (len(x), *shape))
 
 

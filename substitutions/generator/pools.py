@@ -19,14 +19,16 @@ from shardwright.substitutions.generator.universe import Instance
 from shardwright.substitutions.generator.vocabulary import Type, Use
 
 CHUNK = 2048
+ABOUT = 1 << 40
 
 
 class Node(NamedTuple):
-    """The term of a class: a variable, or an operator on classes."""
+    """A term: a variable, or an operator on classes; `number` is its class, if it stands for one."""
 
     use: Use | None
     operands: tuple[int, ...]
     variable: str = ""
+    number: int = -1
 
 
 @dataclass
@@ -44,8 +46,8 @@ class Shelf:
 class Pool:
     """All classes of a context."""
 
-    def __init__(self, field: Field, instances: Sequence[Instance], part: int) -> None:
-        self.field, self.instances, self.part = field, tuple(instances), part
+    def __init__(self, field: Field, instances: Sequence[Instance], part: int, about: Sequence[str] = ()) -> None:
+        self.field, self.instances, self.part, self.about = field, tuple(instances), part, frozenset(about)
         self.nodes: list[Node] = []
         self.kinds: list[Type] = []
         self.inside: list[tuple[int, ...]] = []
@@ -67,7 +69,7 @@ class Pool:
         made: list[int] = []
         for row, print_ in zip(operands.tolist(), prints.tolist(), strict=True):
             inside = set().union(*(self.inside[c] for c in row))
-            mask = 0
+            mask = self.mark(use)
             for c in row:
                 mask |= self.masks[c]
             made.append(self._add(Node(use, tuple(row)), kind, tuple(sorted(inside)), mask, print_))
@@ -75,9 +77,13 @@ class Pool:
             self._store(kind, self.evaluate(use, operands[start : start + CHUNK]))
         return made
 
+    def mark(self, use: Use) -> int:
+        """The bit of the masks that tells whether there is an operator in a term that rules are about."""
+        return ABOUT if use.op in self.about else 0
+
     def _add(self, node: Node, kind: Type, inside: tuple[int, ...], mask: int, print_: int) -> int:
         number, shelf = len(self.nodes), self.shelves.setdefault(kind, Shelf())
-        self.nodes.append(node)
+        self.nodes.append(node._replace(number=number))
         self.kinds.append(kind)
         self.inside.append((*inside, number) if node.use else ())
         self.masks.append(mask)
@@ -105,12 +111,23 @@ class Pool:
         """The tensors of `use` on each row of classes, at every instance."""
         rows = np.asarray(self.rows)[operands]
         shelves = [self.shelves[self.kinds[c]] for c in operands[0].tolist()]
+        taken = [
+            [tuple(part[rows[:, j]] for part in values) for values in shelf.values] for j, shelf in enumerate(shelves)
+        ]
+        return self.computed(use, taken)
+
+    def computed(self, use: Use, operands: Sequence[Sequence[Parts]]) -> list[Parts]:
+        """The tensors of `use` on the operands' tensors, at every instance."""
         results: list[Parts] = []
         for number, instance in enumerate(self.instances):
-            taken = [tuple(p[rows[:, j]] for p in s.values[number]) for j, s in enumerate(shelves)]
             attrs = {key: value.evaluate(instance.sizes) for key, value in use.attrs}
-            results.append(self.field.evaluate(use.op, taken, attrs))
+            results.append(self.field.evaluate(use.op, [values[number] for values in operands], attrs))
         return results
+
+    def stored(self, number: int) -> list[Parts]:
+        """The tensors of one class, at every instance."""
+        row = self.rows[number]
+        return [tuple(part[row : row + 1] for part in values) for values in self.shelves[self.kinds[number]].values]
 
     def prints(self, use: Use, operands: Array) -> Array:
         """The fingerprints of `use` on each row of classes."""

@@ -1,7 +1,8 @@
 """Enumerates the serial terms of a context and yields the pairs that have one fingerprint.
 
 Terms grow by one operator at a time; operands are representatives, one for each class of terms with equal fingerprints,
-so that a pair is never implied by an equal pair of operands. All terms of one operator and one type of operands are
+so that a pair is never implied by an equal pair of operands. Operands of commutative operators stand in one order, but
+for the terms that say that they commute. All terms of one operator and one type of operands are
 computed together.
 """
 
@@ -14,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.substitutions.generator.canonical import COMMUTATIVE
 from shardwright.substitutions.generator.field import Field
-from shardwright.substitutions.generator.pools import Node, Pool
+from shardwright.substitutions.generator.pools import ABOUT, Node, Pool
 from shardwright.substitutions.generator.rings import Array
 from shardwright.substitutions.generator.universe import Context, instances
 from shardwright.substitutions.generator.vocabulary import Operator, Type, Use
@@ -56,7 +58,7 @@ class Enumeration:
         self.context, self.counts = context, Counts()
         ranks = (1,) * context.samples
         self.field = field or Field()
-        self.pool = Pool(self.field, list(instances(context, self.field, seed, ranks)), context.part)
+        self.pool = Pool(self.field, list(instances(context, self.field, seed, ranks)), context.part, context.about)
         self.pool.variables(context.types)
         self._uses: dict[tuple[str, tuple[Type, ...]], tuple[Use, ...]] = {}
 
@@ -76,11 +78,19 @@ class Enumeration:
                 uses = self._uses_of(way, operands)
                 if not uses:
                     continue
+                if ops > 1 and way.name in COMMUTATIVE and len(operands[0].dims) < len(operands[1].dims):
+                    continue
                 rows = self.pool.tuples(operands, ops - 1)
+                if ops > 1 and way.name in COMMUTATIVE and operands[0] == operands[1]:
+                    rows = rows[rows[:, 0] <= rows[:, 1]]
                 for use in uses if len(rows) else ():
                     blocks.setdefault(use.result, []).append(_Block(use, rows, self.pool.prints(use, rows)))
                     self.counts.graphs += len(rows)
         return blocks
+
+    def _masks(self, block: _Block) -> Array:
+        """The variables of each term, and whether it has an operator that rules are about."""
+        return np.bitwise_or.reduce(np.asarray(self.pool.masks)[block.operands], 1) | self.pool.mark(block.use)
 
     def _uses_of(self, way: Operator, operands: tuple[Type, ...]) -> tuple[Use, ...]:
         key = (str(id(way)), operands)
@@ -102,13 +112,15 @@ class Enumeration:
                 rows = fresh[(fresh >= start) & (fresh < stop)] - start
                 if len(rows):
                     self.pool.grow(kind, block.use, block.operands[rows], block.prints[rows])
-        masks = np.concatenate([np.bitwise_or.reduce(np.asarray(self.pool.masks)[b.operands], 1) for b in blocks])
+        masks = np.concatenate([self._masks(block) for block in blocks])
         theirs = np.where(representative < 0, masks[first], np.asarray(self.pool.masks)[representative])
         new = np.zeros(len(prints), bool)
         new[fresh] = True
         repeated = ~new
-        bound = repeated & (theirs[inverse] == masks)
+        bound = repeated & (theirs[inverse] | ABOUT == masks | ABOUT)
         self.counts.noise += int(repeated.sum() - bound.sum())
+        if self.context.about:
+            bound &= (theirs[inverse] | masks) >= ABOUT
 
         def node(row: int) -> Node:
             block = int(np.searchsorted(starts, row, "right")) - 1

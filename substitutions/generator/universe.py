@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from shardwright.substitutions.generator.field import Field, Parts
 from shardwright.substitutions.generator.vocabulary import VOCABULARY, Operator, Reach, Type
 from shardwright.substitutions.terms import Dims
 
+TRIES = 300
 REALS = ("eps", "scale", "smoothing")
 """Free real attributes."""
 
@@ -27,6 +29,7 @@ class Context:
     name       what progress calls it
     variables  name -> dims, as in rules; `m -> v` is an index tensor of dims m whose values are below v
     operators  names in the vocabulary
+    about      operators of which a rule has to have one; empty: any (other contexts hold the rules without)
     cuts       dimension -> the (start, stop) that slices take
     extents    dimensions of results besides those of variables
     parts      how many parts a number has: one, and one more for every exponential inside another
@@ -44,6 +47,7 @@ class Context:
     part: int = 0
     samples: int = 2
     max_rank: int = 4
+    about: tuple[str, ...] = ()
 
     @cached_property
     def dims(self) -> Mapping[str, Dims]:
@@ -113,27 +117,29 @@ def instances(
 
 
 def chosen(context: Context, rng: random.Random, rank: int, spare: int = 3) -> dict[str, Any]:
-    """Sizes for every name, pairwise distinct where that is possible, also among sums, products and differences."""
+    """Sizes for every name: small, and pairwise distinct where possible, also among sums, products and differences."""
     names, best = (*context.names, *(f"*{s}{i}" for s in context.splices for i in range(rank))), None
     pool = range(2, 2 + len(names) + spare)
-    for _ in range(400):
+    valid = 0
+    for _ in range(20 * TRIES):
+        if valid == TRIES:
+            break
         sizes = dict(zip(names, rng.sample(pool, len(names)), strict=True))
         if not _bounded(context, sizes):
             continue
+        valid += 1
         extents = {d: size(d, sizes) for d in context.reach.extents if not d.startswith("*") and d != "1"}
         extents |= {name: value for name, value in sizes.items() if name.startswith("*")}
-        clashes = len(extents) - len(set(extents.values()))
-        if best is None or clashes < best[0]:
-            best = (clashes, sizes)
-        if not clashes:
-            break
+        found: dict[str, Any] = {name: value for name, value in sizes.items() if not name.startswith("*")}
+        found |= {s: tuple(sizes[f"*{s}{i}"] for i in range(rank)) for s in context.splices}
+        volume = sum(prod(shape_of(kind, found)) for kind in context.types.values())
+        cost = (len(extents) - len(set(extents.values())), volume)
+        if best is None or cost < best[0]:
+            best = (cost, found)
     if best is None:
         raise RuleError(f"context {context.name!r}: no small sizes satisfy its slices")
-    found: dict[str, Any] = {name: value for name, value in best[1].items() if not name.startswith("*")}
-    for splice in context.splices:
-        found[splice] = tuple(best[1][f"*{splice}{i}"] for i in range(rank))
     stride = rng.sample((1, 2), 2)
-    return found | {"stride": (stride[0], stride[1]), "padding": (rng.randint(0, 1),) * 2, "dilation": (1, 1)}
+    return best[1] | {"stride": (stride[0], stride[1]), "padding": (rng.randint(0, 1),) * 2, "dilation": (1, 1)}
 
 
 def _bounded(context: Context, sizes: Mapping[str, int]) -> bool:

@@ -141,7 +141,7 @@ def _conv2d(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
 def _sdpa(causal: str) -> Operator:
     def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
         q, k, v = (t.dims for t in types)
-        plains = all(len(d) >= 3 and len(plain(d[-3:])) == 3 for d in (q, k, v))
+        plains = all(len(d) >= 3 and len(plain(d[-2:])) == 2 for d in (q, k, v))
         if plains and q[:-2] == k[:-2] == v[:-2] and q[-1] == k[-1] and k[-2] == v[-2] and _real(types):
             yield Use("sdpa", attributes(causal=causal, scale="scale"), Type((*q[:-1], v[-1])))
 

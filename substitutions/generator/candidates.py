@@ -1,0 +1,205 @@
+"""From pairs of terms to rules: exact re-check on other data, guards on ranks, canonical form, names.
+
+generate_context(context, max_ops, seed, report)     all candidate rules of one context
+merged(rules)                                        rules of several contexts, each once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeVar
+
+import numpy as np
+
+from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.expressions import Expression, expression
+from shardwright.substitutions.generator import bits
+from shardwright.substitutions.generator.canonical import canonical, key, named
+from shardwright.substitutions.generator.field import CHAINS, Field, Parts
+from shardwright.substitutions.generator.pools import Node, Pool
+from shardwright.substitutions.generator.pruning import Pruner
+from shardwright.substitutions.generator.rings import Array
+from shardwright.substitutions.generator.serial import Enumeration, Pair, Report
+from shardwright.substitutions.generator.universe import Context, Instance, chosen, instance, shape_of
+from shardwright.substitutions.terms import Apply, Term, Variable
+
+T = TypeVar("T")
+RANKS = (1, 2, 0)
+"""The ranks of splices in the re-check. Rank 0 comes last: a rule that fails there alone needs a guard."""
+
+
+def generate_context(context: Context, max_ops: int, seed: int = 0, report: Report | None = None) -> list[Equation]:
+    """The candidate rules of one context, re-checked, pruned and named; the same for the same seed."""
+    run = Enumeration(context, seed)
+    pruner, check, found = Pruner(run.pool, seed), Recheck(context, run.pool, seed), dict[str, Equation]()
+    for pair in run.pairs(max_ops):
+        if not pruner.keeps(pair):
+            continue
+        rule = check.rule(pair)
+        if rule is not None:
+            found.setdefault(key(rule), rule)
+        if report is not None:
+            run.counts.candidates = len(found)
+            report(context.name, run.counts)
+    run.counts.candidates = len(found)
+    if report is not None:
+        report(context.name, run.counts)
+    return [named(rule) for rule in found.values()]
+
+
+def merged(rules: Iterable[Equation]) -> list[Equation]:
+    """Rules of several contexts, each once, small ones first."""
+    found: dict[str, Equation] = {}
+    for rule in rules:
+        found.setdefault(rule.name, rule)
+    return sorted(found.values(), key=lambda rule: (size_of(rule), rule.name))
+
+
+def size_of(rule: Equation) -> int:
+    """The distinct operators of both sides."""
+    return sum(len(set(_applied(root))) for root in (*rule.left, *rule.right))
+
+
+def _applied(term: Term) -> Iterator[Apply]:
+    if isinstance(term, Apply):
+        yield term
+        for operand in term.operands:
+            yield from _applied(operand)
+
+
+@dataclass
+class _Trial:
+    """Fresh data at one assignment of sizes, and what each class is there."""
+
+    rank: int
+    data: Instance
+    bits: Mapping[str, Array]
+    values: dict[int, Parts | None] = field(default_factory=dict)
+    exact: dict[int, Array | None] = field(default_factory=dict)
+
+
+class Recheck:
+    """Decides whether a pair of terms holds on data that nothing was grouped by, and writes it as a rule."""
+
+    def __init__(self, context: Context, pool: Pool, seed: int) -> None:
+        self.context, self.pool = context, pool
+        self.field = Field(CHAINS[1])
+        self.refuted = 0
+        self._terms: dict[int, Term] = {}
+        self._trials = [self._trial(number, seed) for number in range(3)]
+
+    def _trial(self, number: int, seed: int) -> _Trial:
+        rng = Random(f"recheck {seed} {number} {self.context.name}")
+        rank = RANKS[number]
+        sizes = chosen(self.context, rng, rank, spare=4 + number)
+        batches = [instance(self.context, self.field, sizes, rng.randrange(2**32)) for _ in range(2)]
+        first, second = (batch.tensors for batch in batches)
+        tensors = {v: tuple(np.concatenate(p) for p in zip(first[v], second[v], strict=True)) for v in first}
+        generator = np.random.default_rng(rng.randrange(2**32))
+        exact = {
+            v: first[v][0] if kind.into else bits.random(generator, shape_of(kind, sizes))
+            for v, kind in self.context.types.items()
+        }
+        return _Trial(rank, Instance(batches[0].sizes, tensors), exact)
+
+    def rule(self, pair: Pair) -> Equation | None:
+        """The pair as a canonical rule; None where it is false, or where neither side binds the other's sizes."""
+        guard = self._guard(pair)
+        if guard is None:
+            self.refuted += 1
+            return None
+        left, right = (self._term(root) for root in pair)
+        if isinstance(left, Variable):
+            left, right = right, left
+        used = dict.fromkeys(name for root in pair for name in self._names(root))
+        variables = tuple((name, self.context.dims[name]) for name in used)
+        moves = self._moves(pair)
+        for sides in ((left, right), (right, left)):
+            try:
+                return canonical(Equation("rule", variables, sides[:1], sides[1:], guard, moves))
+            except RuleError:
+                continue
+        return None
+
+    def _guard(self, pair: Pair) -> tuple[Expression, ...] | None:
+        """What the rule needs of ranks; None where it does not hold."""
+        splices = [s for s in self.context.splices if any(s in self._spliced(root) for root in pair)]
+        failed = [trial.rank for trial in self._trials if not self._holds(trial, pair)]
+        if not failed:
+            return ()
+        if failed == [0] and splices:
+            return tuple(expression(f"len({s}) > 0") for s in splices)
+        return None
+
+    def _spliced(self, root: Node) -> set[str]:
+        return {d[1:] for v in self._names(root) for d in self.context.types[v].dims if d.startswith("*")}
+
+    def _names(self, root: Node) -> list[str]:
+        if root.use is None:
+            return [root.variable]
+        return [name for c in root.operands for name in self._names(self.pool.nodes[c])]
+
+    # ---- both sides on fresh data ----
+
+    def _holds(self, trial: _Trial, pair: Pair) -> bool:
+        left, right = (self._value(trial, root) for root in pair)
+        if left is None or right is None:
+            return False
+        at = min(self.pool.part, len(left) - 1)
+        return np.array_equal(left[at], right[at])
+
+    def _value(self, trial: _Trial, root: Node) -> Parts | None:
+        if root.use is None:
+            return trial.data.tensors[root.variable]
+        operands: list[Parts] = []
+        for c in root.operands:
+            if c not in trial.values:
+                trial.values[c] = self._value(trial, self.pool.nodes[c])
+            value = trial.values[c]
+            if value is None:
+                return None
+            operands.append(value)
+        return _computed(lambda op, attrs: self.field.evaluate(op, operands, attrs), root, trial.data.sizes)
+
+    def _moves(self, pair: Pair) -> bool:
+        """Whether both sides are equal bit for bit."""
+        for trial in self._trials[:2]:
+            left, right = (self._exact(trial, root) for root in pair)
+            if left is None or right is None or not np.array_equal(left, right):
+                return False
+        return True
+
+    def _exact(self, trial: _Trial, root: Node) -> Array | None:
+        if root.use is None:
+            return trial.bits[root.variable]
+        operands: list[Array] = []
+        for c in root.operands:
+            if c not in trial.exact:
+                trial.exact[c] = self._exact(trial, self.pool.nodes[c])
+            value = trial.exact[c]
+            if value is None:
+                return None
+            operands.append(value)
+        return _computed(lambda op, attrs: bits.evaluate(op, operands, attrs), root, trial.data.sizes)
+
+    # ---- as terms ----
+
+    def _term(self, root: Node) -> Term:
+        if root.use is None:
+            return Variable(root.variable)
+        for c in root.operands:
+            if c not in self._terms:
+                self._terms[c] = self._term(self.pool.nodes[c])
+        return Apply(root.use.op, tuple(self._terms[c] for c in root.operands), root.use.attrs)
+
+
+def _computed(function: Callable[[str, Mapping[str, Any]], T], root: Node, sizes: Mapping[str, Any]) -> T | None:
+    """What the operator gives; None where it is not defined at these ranks."""
+    assert root.use is not None
+    try:
+        return function(root.use.op, {key: value.evaluate(sizes) for key, value in root.use.attrs})
+    except (ValueError, IndexError, GraphError, RuleError):
+        return None

@@ -1,0 +1,188 @@
+"""One form for each rule, whichever way round and with whatever names it was found.
+
+Operands of commutative operators stand in order of structure, the larger side on the left, variables and sizes are named
+in order of appearance.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.expressions import Expression
+from shardwright.substitutions.generator.extents import extent
+from shardwright.substitutions.terms import Apply, Dims, Term, Variable, subterms
+
+COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
+_VARIABLES = ("x", "y", "z", "w", "v", "u", "t", "s", "r", "q")
+_SPLICES = ("b", "a", "c", "e")
+_SIZES = ("i", "o", "k", "n", "m", "h", "d", "j", "l", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
+_FREE = frozenset({"eps", "scale", "smoothing", "ignore", "stride", "padding", "dilation"})
+Sides = tuple[Term, Term]
+
+
+def canonical(rule: Equation) -> Equation:
+    """The rule with one root a side in canonical form, without its name. Raises `RuleError` if no side binds the other."""
+    best: tuple[tuple[object, ...], Equation] | None = None
+    for sides in _forms((rule.left[0], rule.right[0])):
+        for left, right in (sides, sides[::-1]):
+            size = _structure(left)[0]
+            if isinstance(left, Variable) or (best is not None and size < best[0][0]):  # type: ignore[operator]
+                continue
+            try:
+                named = _named(rule, left, right)
+            except RuleError:
+                continue
+            rank = (size, -_structure(right)[0], named.equation)
+            if best is None or rank[:2] > best[0][:2] or (rank[:2] == best[0][:2] and rank[2] < best[0][2]):  # type: ignore[operator]
+                best = (rank, named)
+    if best is None:
+        raise RuleError(f"rule {rule.name!r}: neither side binds the sizes of the other")
+    return best[1]
+
+
+def key(rule: Equation) -> str:
+    """A text that rules share if and only if they are the same, guards aside; `rule` is canonical."""
+    return replace(rule, guard=()).equation
+
+
+def named(rule: Equation) -> Equation:
+    """A canonical rule under its name: that of the hand-named rule it is, or one made of its operators and a hash."""
+    known = _hand_named().get(key(rule))
+    if known is not None and set(known.guard) == set(rule.guard):
+        return known
+    ops = list(dict.fromkeys(t.op for t in _preorder(rule.left[0]) if isinstance(t, Apply)))
+    digest = hashlib.sha256(key(rule).encode()).hexdigest()[:6]
+    return replace(rule, name=f"{'_of_'.join(ops[:3])}_{digest}")
+
+
+@lru_cache(maxsize=1)
+def _hand_named() -> Mapping[str, Equation]:
+    """The hand-named rules by their canonical text; the first name where one is the converse of another."""
+    found: dict[str, Equation] = {}
+    for rule in CATALOGUE.values():
+        if len(rule.left) == 1 and not rule.axes:
+            found.setdefault(key(canonical(replace(rule, guard=()))), rule)
+    return found
+
+
+def _preorder(term: Term) -> Iterator[Term]:
+    yield term
+    if isinstance(term, Apply):
+        for operand in term.operands:
+            yield from _preorder(operand)
+
+
+# ---- the order of commutative operands ----
+
+
+@lru_cache(maxsize=200_000)
+def _structure(term: Term) -> tuple[object, ...]:
+    """Number of distinct operators, then the shape of the term, whatever its variables are called."""
+    if isinstance(term, Variable):
+        return (0, "", ())
+    ops = len({t for t in subterms(term) if isinstance(t, Apply)})
+    return (ops, term.op, tuple(_structure(operand) for operand in term.operands))
+
+
+def _forms(sides: Sides) -> Iterator[Sides]:
+    """Both sides with commutative operands sorted; every order where the structure does not decide.
+
+    The rule that says that an operator commutes is left as it is.
+    """
+    left, right = (_orders(side) for side in sides)
+    forms = [(a, b) for a, b in product(left, right) if a != b]
+    yield from forms if forms and left[0] != right[0] else [sides]
+
+
+@lru_cache(maxsize=200_000)
+def _orders(term: Term) -> tuple[Term, ...]:
+    if isinstance(term, Variable):
+        return (term,)
+    found: list[Term] = []
+    for operands in product(*map(_orders, term.operands)):
+        found += [Apply(term.op, order, term.attrs) for order in _sorted(term.op, operands)]
+    return tuple(dict.fromkeys(found))
+
+
+def _sorted(op: str, operands: tuple[Term, ...]) -> list[tuple[Term, ...]]:
+    if op not in COMMUTATIVE or operands[0] == operands[1]:
+        return [operands]
+    first, second = map(_structure, operands)
+    if first == second:
+        return [operands, operands[::-1]]
+    return [operands if first > second else operands[::-1]]
+
+
+# ---- names ----
+
+
+def _named(rule: Equation, left: Term, right: Term) -> Equation:
+    leaves = [t.name for side in (left, right) for t in subterms(side) if isinstance(t, Variable)]
+    variables = dict(zip(dict.fromkeys(leaves), _VARIABLES, strict=False))
+    if len(variables) < len(set(leaves)):
+        raise RuleError(f"rule {rule.name!r}: more variables than names for them")
+    sizes = _sizes(rule, list(variables), (left, right))
+    dims = tuple((new, _dims(rule.dims[old], sizes)) for old, new in variables.items())
+    items = tuple(sorted(sizes.items()))
+    sides = [_renamed(side, tuple(variables.items()), items) for side in (left, right)]
+    guard = tuple(renamed(g, items) for g in rule.guard)
+    return Equation("rule", dims, (sides[0],), (sides[1],), guard, rule.moves)
+
+
+def _sizes(rule: Equation, variables: list[str], sides: Sides) -> dict[str, str]:
+    """New names of sizes, in order of appearance in the dims of the variables, then in attributes."""
+    names = [name for v in variables for name in rule.dims[v].names]
+    for side in sides:
+        for term in subterms(side):
+            attrs = term.attrs if isinstance(term, Apply) else ()
+            names += [name for _, value in attrs for name in sorted(value.names)]
+    splices = [n[1:] for n in dict.fromkeys(names) if n.startswith("*")]
+    plain = [n for n in dict.fromkeys(names) if not n.startswith("*") and n not in splices and n not in _FREE]
+    if len(splices) > len(_SPLICES) or len(plain) > len(_SIZES):
+        raise RuleError(f"rule {rule.name!r}: more sizes than names for them")
+    return dict(zip(splices, _SPLICES, strict=False)) | dict(zip(plain, _SIZES, strict=False))
+
+
+def _dims(dims: Dims, sizes: Mapping[str, str]) -> Dims:
+    def new(name: str) -> str:
+        return "*" + sizes[name[1:]] if name.startswith("*") else sizes[name]
+
+    return Dims(tuple(tuple(map(new, entry)) for entry in dims.entries))
+
+
+@lru_cache(maxsize=200_000)
+def _renamed(term: Term, variables: tuple[tuple[str, str], ...], sizes: tuple[tuple[str, str], ...]) -> Term:
+    if isinstance(term, Variable):
+        return Variable(dict(variables)[term.name])
+    attrs = tuple((key, renamed(value, sizes)) for key, value in term.attrs)
+    return Apply(term.op, tuple(_renamed(operand, variables, sizes) for operand in term.operands), attrs)
+
+
+@lru_cache(maxsize=100_000)
+def renamed(value: Expression, sizes: tuple[tuple[str, str], ...]) -> Expression:
+    """An expression with sizes renamed, its sums of products in canonical order."""
+    return Expression(ast.unparse(_ordered(_Renaming(dict(sizes)).visit(ast.parse(value.text, mode="eval").body))))
+
+
+class _Renaming(ast.NodeTransformer):
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self._names.get(node.id, node.id))
+
+
+def _ordered(tree: ast.expr) -> ast.expr:
+    if isinstance(tree, ast.Tuple):
+        return ast.Tuple([_ordered(item) for item in tree.elts])
+    plain = (ast.Name, ast.Constant, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.expr_context)
+    sums = isinstance(tree, ast.BinOp) and all(isinstance(node, plain) for node in ast.walk(tree))
+    return ast.parse(extent(ast.unparse(tree)), mode="eval").body if sums else tree

@@ -1,0 +1,169 @@
+"""Drops pairs that say less than another pair.
+
+    the same up to names
+    a subterm that may be any tensor       relu(add(f(x), y)) = relu(add(y, f(x)))
+    a variable that may be two             add(x, add(x, y)) = add(add(x, x), y)
+
+Whether it may is decided by fingerprints, on data of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from shardwright.substitutions.generator.field import Parts
+from shardwright.substitutions.generator.pools import Node, Pool
+from shardwright.substitutions.generator.rings import Array
+from shardwright.substitutions.generator.serial import Pair
+from shardwright.substitutions.generator.vocabulary import Type
+
+SAMPLES, SPLIT_SAMPLES = 4, 2
+MAX_OCCURRENCES = 4
+_Key = tuple[tuple[object, ...], ...]
+
+
+class Pruner:
+    """Remembers what it has seen of one pool."""
+
+    def __init__(self, pool: Pool, seed: int) -> None:
+        self.pool = pool
+        self._rng = np.random.default_rng([seed, 1])
+        self._seen: set[_Key] = set()
+        self._general: dict[_Key, bool] = {}
+        self._fresh: dict[int, list[Parts]] = {}
+        self._kinds: dict[Type, int] = {}
+
+    def keeps(self, pair: Pair) -> bool:
+        """Whether the pair is new and no instance of a pair with a variable in the place of a common subterm."""
+        key = self._key(pair)
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        left, right = map(self._inside, pair)
+        return not (
+            self._repeats(pair)
+            or any(self._generalizes(pair, hole) for hole in sorted(left & right, reverse=True))
+            or any(self._splits(pair, variable) for variable in self._variables(pair))
+            or any(self._generalizes(pair, hole) for hole in sorted(left ^ right, reverse=True))
+        )
+
+    def _inside(self, node: Node) -> set[int]:
+        """The classes of the operators in a term; of itself only where it is a class."""
+        inside = set().union(*(self.pool.inside[c] for c in node.operands))
+        return inside | {node.number} if node.number >= 0 and node.use else inside
+
+    def _key(self, pair: Pair, hole: int = -1) -> _Key:
+        """The pair, variables and the hole known by their types and order of occurrence only."""
+        nodes, numbers, entries = self.pool.nodes, dict[int, int](), list[tuple[object, ...]]()
+
+        def leaf(kind: Type) -> tuple[object, ...]:
+            return ("", self._kinds.setdefault(kind, len(self._kinds)))
+
+        def visit(c: int) -> int:
+            if c not in numbers:
+                node = nodes[c]
+                entry = leaf(self.pool.kinds[c]) if c == hole or node.use is None else applied(node)
+                numbers[c] = len(entries)
+                entries.append(entry)
+            return numbers[c]
+
+        def applied(node: Node) -> tuple[object, ...]:
+            return (id(node.use), *[visit(c) for c in node.operands])
+
+        for root in pair:
+            entries.append((visit(root.number),) if root.number >= 0 else applied(root))
+        return tuple(entries)
+
+    def _generalizes(self, pair: Pair, hole: int) -> bool:
+        key = self._key(pair, hole)
+        if key not in self._general:
+            left, right = (self._values(root, hole) for root in pair)
+            part = self.pool.part
+            self._general[key] = all(
+                np.array_equal(*np.broadcast_arrays(a[min(part, len(a) - 1)], b[min(part, len(b) - 1)]))
+                for a, b in zip(left, right, strict=True)
+            )
+        return self._general[key]
+
+    # ---- a variable that may be two ----
+
+    def _repeats(self, pair: Pair) -> bool:
+        """Whether a variable occurs so often that the pair is about multiples and powers of it."""
+        return any(max(Counter(self._leaves(root)).values()) > MAX_OCCURRENCES for root in pair)
+
+    def _variables(self, pair: Pair) -> list[int]:
+        """The variables that occur more than twice, or twice on one side."""
+        left, right = (Counter(self._leaves(root)) for root in pair)
+        return [v for v, count in (left + right).items() if count > 2 or 2 in (left[v], right[v])]
+
+    def _leaves(self, root: Node) -> list[int]:
+        """The variables of a term in order, shared subterms as often as they are used."""
+        if root.use is None:
+            return [root.number]
+        return [leaf for c in root.operands for leaf in self._leaves(self.pool.nodes[c])]
+
+    def _splits(self, pair: Pair, variable: int) -> bool:
+        """Whether some of the variable's occurrences may be another tensor, decided for all choices at once."""
+        counts = [self._leaves(root).count(variable) for root in pair]
+        choices = np.arange(1, 1 << (sum(counts) - 1))
+        chosen = np.repeat((choices[:, None] >> np.arange(sum(counts))) & 1, SPLIT_SAMPLES, 0).astype(bool)
+        other = [tuple(p[:SPLIT_SAMPLES] for p in parts) for parts in self._any(variable)]
+        columns = iter(chosen.T)
+        left, right = (self._spread(root, variable, columns, other) for root in pair)
+        equal = np.ones(len(chosen), bool)
+        for a, b in zip(left, right, strict=True):
+            x, y = (v[min(self.pool.part, len(v) - 1)] for v in (a, b))
+            equal &= np.broadcast_to((x == y).reshape(max(len(x), len(y)), -1).all(1), equal.shape)
+        return bool(equal.reshape(-1, SPLIT_SAMPLES).all(1).any())
+
+    def _spread(self, root: Node, variable: int, columns: Iterator[Array], other: list[Parts]) -> list[Parts]:
+        """The tensors of a term, a batch of choices: each occurrence of the variable takes the next column."""
+        if root.number == variable:
+            column = next(columns)
+            return [
+                tuple(_chosen(column, p, q) for p, q in zip(here, there, strict=True))
+                for here, there in zip(self.pool.stored(variable), other, strict=True)
+            ]
+        if root.number >= 0 and variable not in self._leaves(root):
+            return self.pool.stored(root.number)
+        assert root.use is not None
+        operands = [self._spread(self.pool.nodes[c], variable, columns, other) for c in root.operands]
+        return self.pool.computed(root.use, operands)
+
+    # ---- data ----
+
+    def _values(self, root: Node, hole: int) -> list[Parts]:
+        """The tensors of a term, at every instance, when the class `hole` is any tensor of its type."""
+        made: dict[int, list[Parts]] = {hole: self._any(hole)}
+
+        def value(c: int) -> list[Parts]:
+            if c not in made:
+                made[c] = applied(self.pool.nodes[c]) if hole in self.pool.inside[c] else self.pool.stored(c)
+            return made[c]
+
+        def applied(node: Node) -> list[Parts]:
+            assert node.use is not None
+            return self.pool.computed(node.use, [value(c) for c in node.operands])
+
+        return value(root.number) if root.number >= 0 else applied(root)
+
+    def _any(self, hole: int) -> list[Parts]:
+        if hole not in self._fresh:
+            self._fresh[hole] = [self._random(hole, stored) for stored in self.pool.stored(hole)]
+        return self._fresh[hole]
+
+    def _random(self, hole: int, stored: Parts) -> Parts:
+        shape = (SAMPLES, *stored[0].shape[1:])
+        if self.pool.kinds[hole].into:
+            return (self._rng.integers(0, stored[0].max() + 1, shape, np.int64),)
+        rings = zip(stored, self.pool.field.rings, strict=False)
+        return tuple(self._rng.integers(1, ring.p, shape, np.int64) for _, ring in rings)
+
+
+def _chosen(column: Array, here: Array, there: Array) -> Array:
+    """For each choice and sample, one of two tensors."""
+    pick = column.reshape(-1, *(1,) * (here.ndim - 1))
+    return np.where(pick, np.tile(there, (len(column) // len(there), *(1,) * (there.ndim - 1))), here)
