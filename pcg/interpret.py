@@ -58,7 +58,8 @@ def run_devices(graph: Graph, leaves: Mapping[str, Array]) -> dict[str, list[Arr
         if node.is_leaf:
             values[node.name] = scatter(_leaf_value(node, result, leaves), result.layouts, graph.mesh)
         elif node.is_parallel:
-            values[node.name] = exchange(node, values[node.inputs[0]], graph)
+            operand, axis = node.inputs[0], graph.mesh.index(str(node.attr("axis")))
+            values[node.name] = exchange(node.op, axis, values[operand], graph.types[operand], result, graph.mesh)
         else:
             shape = result.local_shape(graph.mesh)
             values[node.name] = [
@@ -199,17 +200,18 @@ def shard_slices(value: TensorType, mesh: Mesh, coordinate: Coordinate) -> tuple
 # ---- all devices ----
 
 
-def exchange(node: Node, arrays: Sequence[Array], graph: Graph) -> list[Array]:
+def exchange(
+    op: str, axis: int, arrays: Sequence[Array], before: TensorType, after: TensorType, mesh: Mesh
+) -> list[Array]:
     """A parallel operator: the devices of each group along its axis cut, gather or sum what they hold."""
-    mesh, axis = graph.mesh, graph.mesh.index(str(node.attr("axis")))
     grid = dict(zip(mesh.coordinates(), arrays, strict=True))
-    if node.op == PARTITION:
-        dim, blocks = _cut(graph.types[node.name], axis, mesh)
+    if op == PARTITION:
+        dim, blocks = _cut(after, axis, mesh)
         return [_take(part, dim, blocks, mesh.sizes[axis], at[axis]) for at, part in grid.items()]
-    if node.op == COMBINE:
-        dim, blocks = _cut(graph.types[node.inputs[0]], axis, mesh)
+    if op == COMBINE:
+        dim, blocks = _cut(before, axis, mesh)
         groups = _along(grid, axis, _joined(dim, blocks))
-    elif node.op == REDUCE:
+    elif op == REDUCE:
         groups = _along(grid, axis, _sum)
     else:
         return list(arrays)

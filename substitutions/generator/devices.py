@@ -27,7 +27,7 @@ from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variabl
 
 DEGREES = (2, 3)
 _CHUNK = 2000
-_FREE = (17, 13, 11, 7, 5, 3, 2)
+_FREE = (29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
 _RESHAPING = ("linear", "matmul", "permute", "reshape", "concat", "slice", "sum", "conv2d", "embedding", "sdpa")
 
 
@@ -59,7 +59,8 @@ class Devices:
         names = list(dict.fromkeys(name for _, dims in rule.variables for name in dims.names))
         asked = {name for condition in rule.guard for name in condition.names}
         sharded = zip((n for n in names if n in asked), range(2, 99), strict=False)
-        free = zip((n for n in names if n not in asked), _FREE[:: -1 if ascending else 1], strict=False)
+        others = [n for n in names if n not in asked]
+        free = zip(others, sorted(_FREE[-len(others) :], reverse=not ascending), strict=False)
         return dict(CONSTANTS) | {name: unit * n for name, n in sharded} | dict(free)
 
     def _sides(self, rule: Equation, sizes: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ variables that it uses, its own type, and the value of its erasure, found by fin
 first by number of operators; operands are representatives, the smallest graphs of their class. A graph that falls into a
 class that exists already is a rule: it equals the representative.
 
+Graphs of the full number of operators are only made if they hold a parallel operator: the others are serial terms.
 Dropped at once, and counted: pairs without parallel operators along every axis (serial rules, or rules of fewer axes), and
 pairs with a common subterm that may as well be a variable. Rules are named in canonical form, so that equal rules are found once.
 """
@@ -29,6 +30,10 @@ Parts = tuple[Any, ...]
 Report = Callable[[Mapping[str, int]], None]
 _BATCH, _EVERY = 16, 50_000
 _VARIABLE = -1
+Level = dict[int, dict[int, list[int]]]
+"""type -> variables that are used -> classes"""
+Head = tuple[int, tuple[int, ...], bool]
+"""The first operands: the variables that they use, their classes, whether they are serial."""
 
 
 class Values:
@@ -93,14 +98,15 @@ class Enumeration:
         self.values = Values(self.typing, seed)
         self.terms: list[tuple[int, ...]] = []
         self.pairs: list[tuple[tuple[int, ...], int]] = []
-        self.num_graphs = 0
+        self.num_graphs, self._top = 0, 0
+        self._serial: list[bool] = []
         self._uses: list[tuple[int, ...]] = []
         self._use_numbers: dict[tuple[int, ...], int] = {}
         self._merged: dict[tuple[int, int], int] = {}
         self._classes: dict[tuple[int, int, int], int] = {}
         self.value: list[int] = []
         self.kind: list[int] = []
-        self._buckets: list[dict[int, dict[int, list[int]]]] = []
+        self._buckets: list[Level] = []
         self._applied: set[tuple[int, tuple[Shape, ...]]] = set()
         self.dims = {name: Dims.parse(dims) for name, dims in context.variables}
         self._templates = [Template.parse(text) for text in context.operators]
@@ -108,10 +114,11 @@ class Enumeration:
 
     def run(self, max_ops: int, tick: Callable[[], None] = lambda: None) -> None:
         """Enumerate every graph of up to `max_ops` operators; `tick` is called now and then."""
+        self._top = max_ops
         self._add_variables()
         for size in range(1, max_ops + 1):
             self._learn_shapes()
-            level: dict[int, dict[int, list[int]]] = {}
+            level: Level = {}
             self._buckets.append(level)
             self._parallel(size, level)
             for step in self._operators:
@@ -119,7 +126,7 @@ class Enumeration:
                 tick()
 
     def _add_variables(self) -> None:
-        level: dict[int, dict[int, list[int]]] = {}
+        level: Level = {}
         self._buckets.append(level)
         for number, (name, _) in enumerate(self.context.variables):
             types = self.typing.variable(name)
@@ -145,7 +152,7 @@ class Enumeration:
         return self._merged[key]
 
     def _found(self, term: tuple[int, ...], use: int, kind: int, value: int,
-               level: dict[int, dict[int, list[int]]]) -> None:  # fmt: skip
+               level: Level) -> None:  # fmt: skip
         """A graph: the representative of a new class, or equal to the one of its class."""
         self.num_graphs += 1
         number = len(self.terms)
@@ -156,6 +163,8 @@ class Enumeration:
         self.terms.append(term)
         self.value.append(value)
         self.kind.append(kind)
+        serial = self._serial
+        serial.append(term[0] < 0 or (not self.typing.steps[term[0]].parallel and all([serial[c] for c in term[1:]])))
         level.setdefault(kind, {}).setdefault(use, []).append(number)
 
     def _learn_shapes(self) -> None:
@@ -169,7 +178,7 @@ class Enumeration:
                 if (made := self.typing.apply(template, operands)) is not None:
                     self._operators.append(made[0])
 
-    def _parallel(self, size: int, level: dict[int, dict[int, list[int]]]) -> None:
+    def _parallel(self, size: int, level: Level) -> None:
         found, value = self._found, self.value
         for kind, uses in list(self._buckets[size - 1].items()):
             for step, after in self.typing.moves(kind):
@@ -177,39 +186,40 @@ class Enumeration:
                     for number in classes:
                         found((step, number), use, after, value[number], level)
 
-    def _apply(self, step: Step, size: int, level: dict[int, dict[int, list[int]]]) -> None:
+    def _apply(self, step: Step, size: int, level: Level) -> None:
         for needs, result in step.rows:
             for sizes in _compositions(size - 1, len(needs)):
-                heads: list[tuple[int, tuple[int, ...]]] = [(-1, ())]
+                heads: list[Head] = [(-1, (), True)]
                 for need, at in zip(needs[:-1], sizes[:-1], strict=True):
                     heads = list(self._extended(heads, need, at))
                 if heads:
-                    self._last(step, heads, self._buckets[sizes[-1]].get(needs[-1], {}), result, level)
+                    self._last(
+                        step, heads, self._buckets[sizes[-1]].get(needs[-1], {}), result, level, size == self._top
+                    )
 
-    def _extended(self, heads: Sequence[tuple[int, tuple[int, ...]]], need: int, size: int
-                  ) -> Iterator[tuple[int, tuple[int, ...]]]:  # fmt: skip
+    def _extended(self, heads: Sequence[Head], need: int, size: int) -> Iterator[Head]:
+        serial = self._serial
         for use, classes in list(self._buckets[size].get(need, {}).items()):
-            for head, operands in heads:
+            for head, operands, plain in heads:
                 merged = use if head < 0 else self._merge(head, use)
                 if merged >= 0:
-                    yield from ((merged, (*operands, number)) for number in classes)
+                    yield from ((merged, (*operands, number), plain and serial[number]) for number in classes)
 
-    def _last(self, step: Step, heads: Sequence[tuple[int, tuple[int, ...]]], uses: Mapping[int, list[int]],
-              result: int, level: dict[int, dict[int, list[int]]]) -> None:  # fmt: skip
-        """The inner loop: the last operand."""
-        found, value, known, commutes = self._found, self.value, self.values.apply, step.commutes
+    def _last(self, step: Step, heads: Sequence[Head], uses: Mapping[int, list[int]], result: int, level: Level, top: bool
+              ) -> None:  # fmt: skip
+        """The inner loop: the last operand. Among the largest graphs, serial ones are left out."""
+        found, value, known, commutes, serial = self._found, self.value, self.values.apply, step.commutes, self._serial
         for use, classes in list(uses.items()):
-            for head, operands in heads:
+            for head, operands, plain in heads:
                 merged = use if head < 0 else self._merge(head, use)
                 if merged < 0:
                     continue
-                values = tuple(value[c] for c in operands)
+                values, skip = tuple([value[c] for c in operands]), top and plain
                 for number in classes:
-                    if commutes and number < operands[0]:
+                    if (commutes and number < operands[0]) or (skip and serial[number]):
                         continue
-                    found(
-                        (step.number, *operands, number), merged, result, known(step, (*values, value[number])), level
-                    )
+                    term = (step.number, *operands, number)
+                    found(term, merged, result, known(step, (*values, value[number])), level)
 
 
 def _tuples(items: Sequence[Shape], length: int) -> Iterator[tuple[Shape, ...]]:

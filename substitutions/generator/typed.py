@@ -34,6 +34,7 @@ CONSTANTS: Mapping[str, Any] = {
 """Attributes that a rule leaves free, and a value of each."""
 _FIRST_PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37)
 _BLOCKS_OF_CONCAT = (2, 3)
+_SMALLEST = 4  # adding m equal terms must not look like a sum over m
 
 
 @dataclass(frozen=True)
@@ -86,18 +87,19 @@ class Template:
 
     op: str
     attrs: tuple[tuple[str, Expression], ...]
-
-    @property
-    def arity(self) -> int:
-        factors = ROWS[self.op].factors
-        return _ARITIES.get(self.op) or (factors.count(",") + 1 if isinstance(factors, str) else 1)
+    arity: int
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        term = parse_term(text if text.endswith(")") else f"{text}()")
+        """Read `softmax(dim=1)`; operators that take several numbers of operands say how many, `concat/3(dim=0)`."""
+        name, _, attrs = text.partition("(")
+        name, _, arity = name.partition("/")
+        term = parse_term(f"{name}({attrs or ')'}")
         if not isinstance(term, Apply) or term.operands:
             raise RuleError(f"operator {text!r}: expected an operator with attributes, such as 'softmax(dim=1)'")
-        return cls(term.op, term.attrs)
+        factors = ROWS[name].factors
+        usual = _ARITIES.get(name) or (factors.count(",") + 1 if isinstance(factors, str) else 1)
+        return cls(name, term.attrs, int(arity or usual))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class Sizes:
         free = iter(p for p in _FIRST_PRIMES if p not in given.values())
         self.of: dict[str, Any] = {name: given.get(name) or next(free) for name in dict.fromkeys(named)}
         self._primes = {value: name for name, value in self.of.items()} | {n: str(n) for n in _BLOCKS_OF_CONCAT}
-        small = dict(zip(self.of, range(2, 99), strict=False)) | dict(context.small)
+        small = dict(zip(self.of, range(_SMALLEST, 99), strict=False)) | dict(context.small)
         self.of |= CONSTANTS
         self.small: dict[str, Any] = small | CONSTANTS
         self._texts: dict[int, str] = {1: "1"}
@@ -252,7 +254,11 @@ class Typing:
             return None
         result = signature.result_shape
         large = [n for n in result if n != 1]
-        if any(n < 1 for n in result) or len(set(large)) < len(large) or not self._symbolic(template, extents, signature):
+        if (
+            any(n < 1 for n in result)
+            or len(set(large)) < len(large)
+            or not self._symbolic(template, extents, signature)
+        ):
             return None
         shape = Shape(result)
         rows = tuple(self._rows(template.op, signature, shapes, shape))
@@ -319,4 +325,3 @@ def _apart(layouts: Layouts) -> bool:
     """Whether no two axes shard one dimension: in which order they do would matter."""
     dims = [x.dim for x in layouts if x.is_shard]
     return len(set(dims)) == len(dims)
-

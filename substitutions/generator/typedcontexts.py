@@ -35,19 +35,27 @@ PLACEMENT_CONTEXTS: tuple[PlacementContext, ...] = (
     PlacementContext(
         "heads",
         (("x", "m (h d)"), ("y", "m h d"), ("w", "(h d) i")),
-        ("reshape(shape=(m, h, d))", "reshape(shape=(m, h * d))", "reshape(shape=(m * h, d))", "permute(dims=(1, 0, 2))",
-         "add", "relu", "linear", "sum(dims=(1,), keepdim=False)"),
+        (
+            "reshape(shape=(m, h, d))",
+            "reshape(shape=(m, h * d))",
+            "reshape(shape=(m * h, d))",
+            "permute(dims=(1, 0, 2))",
+            "add",
+            "relu",
+            "linear",
+            "sum(dims=(1,), keepdim=False)",
+        ),
     ),
     PlacementContext(
         "layer_norm",
         (("x", "m i"), ("g", "i"), ("c", "i")),
-        ("layer_norm" + _NORM, "add", "relu", "permute(dims=(1, 0))", *_SUMS),
+        ("layer_norm" + _NORM, "layer_norm/1" + _NORM, "add", "relu", "permute(dims=(1, 0))"),
         parts=1,
     ),
     PlacementContext(
         "rms_norm",
         (("x", "b m i"), ("g", "i"), ("w", "o i"), ("y", "b m i")),
-        ("rms_norm" + _NORM, "linear", "add", "mul", "silu"),
+        ("rms_norm" + _NORM, "rms_norm/1" + _NORM, "linear", "add", "mul", "silu"),
     ),
     PlacementContext(
         "lookup",
@@ -66,8 +74,8 @@ PLACEMENT_CONTEXTS: tuple[PlacementContext, ...] = (
         (("x", "b i h w"), ("k", "o i p q"), ("z", "b i h w")),
         (_CONV, "add", "relu", "concat(dim=1)", "sum(dims=(0,), keepdim=False)"),
         whole=("h", "w", "p", "q"),
-        sizes=(("h", 37), ("w", 31), ("p", 7), ("q", 5)),
-        small=(("p", 2), ("q", 3)),
+        sizes=(("h", 41), ("w", 47), ("p", 7), ("q", 11)),
+        small=(("h", 9), ("w", 10), ("p", 2), ("q", 3)),
         parts=1,
     ),
     PlacementContext(
@@ -83,14 +91,29 @@ PLACEMENT_CONTEXTS: tuple[PlacementContext, ...] = (
     PlacementContext(
         "sequence",
         (("x", "b m i"), ("w", "o i"), ("z", "o"), ("u", "b m o")),
-        ("linear", "add", "mul", "relu", "softmax(dim=2)", "sum(dims=(0,), keepdim=False)",
-         "sum(dims=(1,), keepdim=False)"),
+        (
+            "linear",
+            "add",
+            "mul",
+            "relu",
+            "softmax(dim=2)",
+            "sum(dims=(0,), keepdim=False)",
+            "sum(dims=(1,), keepdim=False)",
+        ),
     ),
     PlacementContext(
         "flatten",
         (("x", "b m i"), ("w", "o i"), ("u", "(b m) i")),
-        ("linear", "add", "relu", "reshape(shape=(b * m, i))", "reshape(shape=(b, m, i))", "reshape(shape=(b * m, o))",
-         "reshape(shape=(b, m, o))", "softmax(dim=1)"),
+        (
+            "linear",
+            "add",
+            "relu",
+            "reshape(shape=(b * m, i))",
+            "reshape(shape=(b, m, i))",
+            "reshape(shape=(b * m, o))",
+            "reshape(shape=(b, m, o))",
+            "softmax(dim=1)",
+        ),
     ),
     PlacementContext(
         "projection",
@@ -132,8 +155,15 @@ PLACEMENT_CONTEXTS: tuple[PlacementContext, ...] = (
     PlacementContext(
         "fused",
         (("x", "m i"), ("w", "(q o) i"), ("z", "(q o)")),
-        ("linear", "add", "slice(dim=1, start=0, stop=o, step=1)", "slice(dim=1, start=o, stop=2 * o, step=1)", _CUT, _REST,
-         "mul"),
+        (
+            "linear",
+            "add",
+            "slice(dim=1, start=0, stop=o, step=1)",
+            "slice(dim=1, start=o, stop=2 * o, step=1)",
+            _CUT,
+            _REST,
+            "mul",
+        ),
     ),
 )
 """One axis."""
