@@ -78,8 +78,8 @@ def find(name: str, entries: Iterable[Entry], where: str) -> Entry:
         return close[0]
     if not close:
         raise RuleError(f"{where}: no rule is called {name!r}; `shardwright rules list` shows all {len(found)}")
-    shown = ", ".join(repr(entry.name) for entry in close[:6])
-    raise RuleError(f"{where}: {len(close)} rules have {name!r} in their names; say which: {shown}, …")
+    shown = ", ".join(repr(entry.name) for entry in close[:6]) + (", …" if len(close) > 6 else "")
+    raise RuleError(f"{where}: {len(close)} rules have {name!r} in their names; say which: {shown}")
 
 
 def read_rules(path: Path) -> RuleFile:

@@ -1,0 +1,197 @@
+"""The driver of generator and prover: deterministic, resumable, and nothing uncertified in the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from shardwright import generation
+from shardwright.generation import Settings, Source, generate, line, restricted, sources
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.verifier.catalogue import Catalogue
+from shardwright.verifier.rulefile import read_rules
+from tests.shardwright.fakes import FakeContext
+
+FAKE = "tests.shardwright.fakes:generate"
+RULES = {"one": ("linear_of_sum", "neg_of_neg", "add_commutes"), "two": ("neg_of_neg", "mul_commutes"), "none": ()}
+
+
+def contexts(tmp_path: Path, **deaths: int) -> list[Source]:
+    log = str(tmp_path / "log")
+    return [
+        Source("fake", FAKE, FakeContext(name, ("linear", "relu(dim=1)"), rules, log, deaths.get(name, 0)))
+        for name, rules in RULES.items()
+    ]
+
+
+def asked(tmp_path: Path) -> list[str]:
+    """The contexts that were enumerated, in no order."""
+    return sorted((tmp_path / "log").read_text().splitlines())
+
+
+def run(path: Path, given: Sequence[Source], jobs: int = 2) -> tuple[generation.Generated, list[str]]:
+    told: list[str] = []
+    return generate(path, Settings(2, 7), jobs, told.append, given), told
+
+
+def test_certified_rules_are_written_once_with_their_provenance(tmp_path: Path) -> None:
+    path = tmp_path / "rules.json"
+    found, _ = run(path, contexts(tmp_path))
+    names = {"linear_of_sum", "neg_of_neg", "add_commutes", "mul_commutes"}
+    written = Catalogue.load(path)
+    assert {rule.name for rule in written.rules.values()} == names
+    assert set(written.certificates) == {CATALOGUE[name].hash for name in names}
+    counts = {"graphs": 60, "fingerprints": 15, "candidates": 4, "certified": 4, "refuted": 0, "unknown": 0}
+    assert found.counts == {**counts, "minimal": 4}
+    assert written.generator["counts"] == found.counts
+    assert (written.generator["max_ops"], written.generator["seed"]) == (2, 7)
+    assert written.generator["contexts"] == ["fake-one", "fake-two", "fake-none"]
+    assert not read_rules(path).malformed
+    assert not (tmp_path / "rules.json.partial").exists()
+
+
+def test_the_number_of_jobs_does_not_matter(tmp_path: Path) -> None:
+    for jobs in (1, 2):
+        run(tmp_path / f"{jobs}.json", contexts(tmp_path), jobs)
+    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
+
+
+class Stopped(Exception):  # noqa: N818
+    """Ctrl-C."""
+
+
+def stop_after(path: Path, given: Sequence[Source], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Generate until this many contexts are kept."""
+    save = generation._save
+
+    def saved(file: Path, found: generation.Found) -> None:
+        save(file, found)
+        if len(list(file.parent.glob("fake-*"))) == number:
+            raise Stopped
+
+    monkeypatch.setattr(generation, "_save", saved)
+    with pytest.raises(Stopped):
+        run(path, given, 1)
+    monkeypatch.setattr(generation, "_save", save)
+
+
+def test_finished_contexts_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = tmp_path / "rules.json", tmp_path / "other.json"
+    stop_after(path, contexts(tmp_path), monkeypatch, 2)
+    assert not path.exists()
+    kept = len(asked(tmp_path))
+    _, told = run(path, contexts(tmp_path))
+    assert "2 of 3 contexts are kept from the last run" in told
+    assert len(asked(tmp_path)) == kept + 1
+    run(other, contexts(tmp_path))
+    assert path.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["arguments", "code", "torn"])
+def test_what_is_kept_is_used_only_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    path = tmp_path / "rules.json"
+    stop_after(path, contexts(tmp_path), monkeypatch, 3)
+    before = len(asked(tmp_path))
+    settings, told, anew = Settings(2, 7), list[str](), 3
+    if damage == "arguments":
+        settings = Settings(3, 7)
+    elif damage == "code":
+        monkeypatch.setattr(generation, "code_digest", lambda: "another")
+    else:
+        file = tmp_path / "rules.json.partial" / "fake-one.json"
+        file.write_text(file.read_text()[:100])
+        anew = 1
+    generate(path, settings, 2, told.append, contexts(tmp_path))
+    assert len(asked(tmp_path)) == before + anew
+    assert any("starting anew" in text for text in told) == (damage != "torn")
+
+
+def test_a_worker_that_dies_is_asked_again_once(tmp_path: Path) -> None:
+    path = tmp_path / "rules.json"
+    found, _ = run(path, contexts(tmp_path, one=1))
+    assert found.counts["certified"] == 4
+    (tmp_path / "log").unlink()
+    with pytest.raises(
+        RuleError, match=r"generating fake-two with 2 operators ended its process 2 times \(signal SIGKILL\)"
+    ):
+        run(tmp_path / "new.json", contexts(tmp_path, two=9))
+    assert (tmp_path / "new.json.partial").exists()
+
+
+def test_what_is_not_proven_is_left_out_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rules.json"
+    monkeypatch.setattr(generation, "judging", lambda keys, rules, limit_s, jobs: [
+        generation.Task("tests.shardwright.fakes:doubt", (list(rules), limit_s), ("judge", tuple(keys)))
+    ] if rules else [])  # fmt: skip
+    found, _ = run(path, contexts(tmp_path))
+    assert found.counts["unknown"] == 4
+    written = Catalogue.load(path)
+    assert not len(written)
+    assert {"equation": CATALOGUE["neg_of_neg"].equation, "reason": "too hard"} in written.generator["unknown"]
+    report = str(found.report(path))
+    assert report.startswith(f"{path}: 0 rules in ")
+    assert "unknown (4): too hard" in report
+    assert len(found.to_json()["rejected"]) == 4
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "rules.json.partial"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(RuleError, match="this folder is not ours, and unfinished work is kept there; move it away"):
+        run(tmp_path / "rules.json", [])
+    assert (folder / "thesis.txt").exists()
+
+
+def test_a_path_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RuleError, match=r"cannot keep unfinished work there \(Not a directory\); check the path"):
+        run(tmp_path / "file" / "rules.json", [])
+
+
+def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "rules.json"
+    with (
+        generation._partial(path, Settings(2, 7), [], lambda text: None),
+        pytest.raises(RuleError, match=r"rules.json: another run is generating this file"),
+    ):
+        run(path, [])
+
+
+def test_operators_restrict_the_contexts(tmp_path: Path) -> None:
+    found = restricted(contexts(tmp_path), ["relu"])
+    assert [source.context.operators for source in found] == [("relu(dim=1)",)] * 3
+    with pytest.raises(RuleError, match="operators: 'lstm' is not generated; choose among linear, relu"):
+        restricted(contexts(tmp_path), ["linear", "lstm"])
+
+
+def test_the_contexts_of_the_generator_have_names_of_their_own() -> None:
+    found = sources()
+    assert len({source.name for source in found}) == len(found)
+    assert {"placement"} <= {source.kind for source in found}
+
+
+def test_counts_are_one_line() -> None:
+    assert line({"graphs": 12, "certified": 3, "other": 1}) == "12 graphs, 3 certified"
+
+
+def test_rules_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    one, two = CATALOGUE["add_commutes"], CATALOGUE["mul_commutes"].converse("add_commutes")
+    assert [rule.name for rule in generation._named([one, two]).values()] == [
+        f"add_commutes_{one.hash[:8]}", f"add_commutes_{two.hash[:8]}",
+    ]  # fmt: skip
+
+
+def test_what_is_kept_of_a_context_is_read_as_it_was(tmp_path: Path) -> None:
+    run(tmp_path / "rules.json", contexts(tmp_path))
+    found = generation.Found(
+        [(rule, generation.Verdict("refuted", None, "because", "n > 1", 0.5)) for rule in CATALOGUE.values()],
+        {"graphs": 3},
+    )
+    generation._save(tmp_path / "kept.json", found)
+    assert generation._loaded(tmp_path / "kept.json") == found
+    assert json.loads((tmp_path / "kept.json").read_text())["counts"] == {"graphs": 3}
