@@ -15,7 +15,7 @@ from shardwright.verifier.elements import (
 from shardwright.verifier.elements_moves import constant, kept, looked_up, number, picked
 from shardwright.verifier.elements_pointwise import broadcast, read
 from shardwright.verifier.normal import ONE, ZERO, Bound, Normal
-from shardwright.verifier.polys import Poly, app, poly
+from shardwright.verifier.polys import Poly, app, applied, poly
 
 Family = tuple[tuple[tuple[Position, ...], ...], list[Bound]]
 
@@ -158,10 +158,12 @@ def cross_entropy_sum(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -
     for a, b in zip((*x.dims[:at], *x.dims[at + 1 :]), target.dims, strict=True):
         run.proven_equal(f"{term}: dimensions agree", a, b)
     ignored, forms = str(attrs["ignore_index"]), run.forms
-    smoothing = constant(run, attrs["label_smoothing"])
+    smoothing, well_formed = constant(run, attrs["label_smoothing"]), run.assuming
 
     def loss(places: Index) -> Normal:
         value = looked_up(run, term, target, places)
+        if well_formed:  # of a graph that is matched: its targets are classes or ignored
+            run.forms.in_range.add((f"kept unless {ignored}", applied(value).name, extent(x.dims[at])))  # type: ignore[union-attr]
 
         def logit(chosen: tuple[Position, ...]) -> Normal:
             return x.element((*places[:at], chosen, *places[at:]))

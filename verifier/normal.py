@@ -25,7 +25,7 @@ from fractions import Fraction
 from itertools import count, permutations, product
 
 from shardwright.pcg.errors import RuleError
-from shardwright.verifier.polys import App, Atom, Poly, poly
+from shardwright.verifier.polys import App, Atom, Poly, applied, poly
 
 Exponent = int | Fraction
 Monomial = tuple[tuple["Factor", Exponent], ...]
@@ -68,9 +68,14 @@ class Factor:
 
 @dataclass
 class Forms:
-    """The factors of one proof. `is_size` says which names and applications are at least 1."""
+    """The factors of one proof.
+
+    is_size     says which names and applications are at least 1
+    in_range    (condition, function, n): where the condition on a value is 1, the value is in [0, n)
+    """
 
     is_size: Callable[[Atom], bool] = lambda atom: isinstance(atom, str)
+    in_range: set[tuple[str, str, Poly]] = field(default_factory=set)
     _made: dict[tuple[object, ...], Factor] = field(default_factory=dict)
     _renamed: dict[tuple[Factor, tuple[Bound, ...]], Normal] = field(default_factory=dict)
     _fresh: Iterator[int] = field(default_factory=count)
@@ -163,6 +168,8 @@ class Forms:
             ones = {f for f, _ in powers if f.kind in INDICATORS}
             kept += self._exponential(self._where(ones, self.add(*exponents)))
         for (f, _), e in powers.items():
+            if f.kind == "in" and self._implied(f, powers):
+                continue
             if f.kind in INDICATORS and e > 1:
                 e = 1
             if f.kind == "poly" and e > 0 and e == int(e):
@@ -179,6 +186,17 @@ class Forms:
 
     def _exponential(self, argument: Normal) -> list[tuple[Factor, Exponent]]:
         return [(self.exponential(argument), 1)] if argument else []
+
+    def _implied(self, inside: Factor, others: Iterable[tuple[Factor, bool]]) -> bool:
+        """Whether another indicator of the product says that the value is within its range."""
+        if not self.in_range:
+            return False
+        value, size = inside.parts
+        conditions = (applied(f.parts[0]) for f, _ in others if f.kind == "same")  # type: ignore[arg-type]
+        own = applied(value)  # type: ignore[arg-type]
+        return own is not None and any(
+            c is not None and c.args == (value,) and (c.name, own.name, size) in self.in_range for c in conditions
+        )
 
     def _where(self, ones: set[Factor], normal: Normal) -> Normal:
         """The form where these indicators are 1: c·exp(u) depends on u there only."""

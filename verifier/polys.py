@@ -153,13 +153,18 @@ def product(factors: Iterable[Poly]) -> Poly:
     return total
 
 
-def _applied(value: Poly, name: str) -> tuple[Poly, ...] | None:
-    """The arguments, where the polynomial is one application of that name."""
+def applied(value: Poly) -> App | None:
+    """The application that the polynomial is, if it is nothing else."""
     if len(value.terms) == 1 and value.terms[0][1] == 1 and len(value.terms[0][0]) == 1:
         atom = value.terms[0][0][0]
-        if isinstance(atom, App) and atom.name == name:
-            return atom.args
+        return atom if isinstance(atom, App) else None
     return None
+
+
+def _applied(value: Poly, name: str) -> tuple[Poly, ...] | None:
+    """The arguments, where the polynomial is one application of that name."""
+    atom = applied(value)
+    return atom.args if atom is not None and atom.name == name else None
 
 
 def _at(permutation: Poly, index: Poly) -> Poly | None:
