@@ -108,11 +108,14 @@ def sources(operators: Sequence[str] = ()) -> list[Source]:
 
     Raises `RuleError` for an operator that no context has.
     """
+    from shardwright.substitutions.generator.candidates import generate_context
+    from shardwright.substitutions.generator.contexts import contexts
     from shardwright.substitutions.generator.placements import generate_placements
     from shardwright.substitutions.generator.typedcontexts import PLACEMENT_CONTEXTS
 
-    found = [Source("placement", _path(generate_placements), context) for context in PLACEMENT_CONTEXTS]
-    return restricted(found, operators)
+    serial = [Source("serial", _path(generate_context), context) for context in contexts()]
+    placed = [Source("placement", _path(generate_placements), context) for context in PLACEMENT_CONTEXTS]
+    return restricted([*serial, *placed], operators)
 
 
 def _path(function: Callable[..., Any]) -> str:
@@ -253,11 +256,23 @@ def line(counts: Mapping[str, int]) -> str:
 def generate_one(
     function: str, context: object, max_ops: int, seed: int, report: Callable[[Mapping[str, int]], None]
 ) -> list[Equation]:
-    """In a worker: the candidates of one context."""
+    """In a worker: the candidates of one context. Its counts are reported now and then, and at the end."""
     from importlib import import_module
 
+    last: Mapping[str, int] = {}
+    told = time.perf_counter()
+
+    def note(*what: Any) -> None:
+        nonlocal last, told
+        last = what[-1] if isinstance(what[-1], Mapping) else asdict(what[-1])
+        if time.perf_counter() - told > _EVERY_S:
+            told = time.perf_counter()
+            report(dict(last))
+
     module, _, name = function.partition(":")
-    return list(getattr(import_module(module), name)(context, max_ops, seed, report))
+    found = list(getattr(import_module(module), name)(context, max_ops, seed, note))
+    report(dict(last))
+    return found
 
 
 def _distinct(rules: Iterable[Equation]) -> list[Equation]:

@@ -7,6 +7,7 @@ import inspect
 import keyword
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from shardwright.pcg.errors import RuleError
@@ -92,8 +93,11 @@ def _signature(op: str) -> inspect.Signature | None:
 
 def _check_numbers(expression: Expression, where: str) -> None:
     for node in ast.walk(expression.tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not abs(node.value) <= MAX_INT:
-            raise RuleError(f"{where}: the number {str(node.value)[:24]} is out of range; sizes are below 2^31")
+        value = node.value if isinstance(node, ast.Constant) else 0
+        if isinstance(value, int) and abs(value) > MAX_INT:
+            raise RuleError(f"{where}: the number {str(value)[:24]} is out of range; sizes are below 2^31")
+        if isinstance(value, float) and not isfinite(value):
+            raise RuleError(f"{where}: the number {value} is not finite")
 
 
 def _check_axes(rule: Equation) -> None:
