@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation, equation
 
 X, W, V = {"x": "*b i"}, {"w": "o i"}, {"v": "o i"}
@@ -170,8 +171,10 @@ MOVES = [
              "add(permute(x, dims=p), permute(y, dims=p))", moves=True),
 ]  # fmt: skip
 
-CATALOGUE: Mapping[str, Equation] = {rule.name: rule for rule in (*LINEAR, *MATMUL, *FUSION, *ARITHMETIC, *MOVES)}
-"""Every hand-named rule, by name."""
+CATALOGUE: Mapping[str, Equation] = {
+    rule.name: rule for rule in (*DECOMPOSITIONS, *LINEAR, *MATMUL, *FUSION, *ARITHMETIC, *MOVES, *MAXIMUM)
+}
+"""Every hand-named rule, by name; a search tries them in this order."""
 
 _FOR_PROOFS = (
     "add_commutes", "mul_commutes", "sub_as_add", "linear_as_matmul", "rows_of_three", "rows_of_three_flat",

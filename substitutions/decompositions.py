@@ -31,9 +31,12 @@ def _total(x: str) -> str:
 _SHIFTED = f"sub(x, {_maximum('detach(x)', '*b', 'n', 'len(b)')})"
 _EXP = f"exp({_SHIFTED})"
 
-SOFTMAX = [
+MAXIMUM = [
     equation("maximum_in_blocks", _X, "amax(x, dims=(len(b),), keepdim=True)", _maximum("x", "*b", "n", "len(b)"),
-             guard=("n % k == 0",), parameters=_BLOCKS),
+             guard=("n % k == 0", "1 < k", "k < n"), parameters=_BLOCKS),
+]  # fmt: skip
+
+SOFTMAX = [
     equation("softmax_in_parts", _X, "softmax(x, dim=len(b))", f"div({_EXP}, {_total(_EXP)})",
              guard=("n % k == 0",), parameters=_BLOCKS),
     equation("log_softmax_in_parts", _X, "log_softmax(x, dim=len(b))", f"sub({_SHIFTED}, log({_total(_EXP)}))",
@@ -74,8 +77,8 @@ def _norms() -> list[Equation]:
             variables = _X | {name: affine[name] for name in names[:count]}
             suffix = ("", "_weighted", "_affine")[count]
             found.append(
-                equation(f"{op}_in_parts{suffix}", variables, f"{op}({operands}, eps=e, normalized_dims=d)",
-                         right[count], guard=("d == 1",))
+                equation(f"{op}_in_parts{suffix}", variables, f"{op}({operands}, eps=e, normalized_dims=1)",
+                         right[count], )
             )  # fmt: skip
     return found
 
@@ -117,4 +120,4 @@ def _attention(kind: str, suffix: str) -> Equation:
 ATTENTION = [_attention(kind, suffix) for kind in ("", "masked_", "causal_") for suffix in _SCALES]
 
 DECOMPOSITIONS = [*SOFTMAX, _cross_entropy(), *_norms(), *ATTENTION]
-"""Every decomposition, those with parameters and the norms, which need none: their statistics are sums."""
+"""Every decomposition of an operator; the norms have no parameters, as their statistics are sums."""

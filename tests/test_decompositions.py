@@ -24,13 +24,12 @@ from shardwright.search.check import check_plan
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import FREE, TENSOR
 from shardwright.substitutions.apply import apply
-from shardwright.substitutions.decompositions import DECOMPOSITIONS
+from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import places
 from tests.lowering.runs import Case, assert_trains_as_serial
 
-RULES: Mapping[str, Equation] = {rule.name: rule for rule in DECOMPOSITIONS}
-MAXIMUM = "maximum_in_blocks"
+RULES: Mapping[str, Equation] = {rule.name: rule for rule in (*DECOMPOSITIONS, *MAXIMUM)}
 
 
 class Through(nn.Module):
@@ -68,7 +67,7 @@ def _attention(causal: bool = False, scale: float | None = None) -> Callable[...
 
 X, Q, K, V = (3, 5, 16), (1, 3, 5, 7), (1, 3, 8, 7), (1, 3, 8, 9)
 EXAMPLES = [
-    Example(MAXIMUM, lambda x: x.amax(-1, keepdim=True), (X,), (3, 5, 1)),
+    Example("maximum_in_blocks", lambda x: x.amax(-1, keepdim=True), (X,), (3, 5, 1)),
     Example("softmax_in_parts", lambda x: x.softmax(-1), (X,), X),
     Example("log_softmax_in_parts", lambda x: x.log_softmax(-1), (X,), X),
     Example("layer_norm_in_parts", lambda x: F.layer_norm(x, (16,)), (X,), X),
@@ -110,7 +109,7 @@ def test_every_decomposition_has_an_example() -> None:
 def test_it_runs_over_a_sharded_dimension_as_one_process_does(example: Example, num_ranks: int) -> None:
     case = example.case()
     graph = sharded(rewritten(case.captured.graph, example.rule, num_ranks), num_ranks)
-    partial = "sum" if example.rule != MAXIMUM else "amax"
+    partial = "sum" if example.rule != "maximum_in_blocks" else "amax"
     assert any(choice not in ("R", "C") for choice in splits(graph, partial)), graph
     assert any(layout.kind == "S" for n in graph.leaves("parameter") for layout in graph.types[n.name].layouts)
     assert_trains_as_serial(case, graph, 1e-6 if example.rule.endswith("usual_scale") else 1e-11)  # of float32

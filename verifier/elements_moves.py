@@ -103,6 +103,8 @@ def permute(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         expect(term, isinstance(order, tuple) and sorted(order) == list(range(len(x.dims))) and plain_dims)
         inverse = [order.index(d) for d in range(len(order))]
         return Tensor(tuple(x.dims[d] for d in order), lambda index: x.element(tuple(index[d] for d in inverse)))
+    if isinstance(dims.tree, ast.Tuple):
+        return _reordered(x, [_place(run, term, x, tree) for tree in dims.tree.elts], term)
     expect(term, len(x.dims) == 1 and bool(spliced(x.dims[0])))
     p = run.symbols.attribute(dims)
     name, _, before = spliced(x.dims[0]).partition(" by ")
@@ -111,6 +113,20 @@ def permute(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         ((Digit(splice=f"{name} by {chain}" if chain else name),),),
         lambda index: x.element(((_opaque(app("at", p, index[0][0].value)),),)),
     )
+
+
+def _place(run: Evaluator, term: Apply, x: Tensor, tree: ast.expr) -> int:
+    """Which dimension an entry of a permutation names; `*iota(len(b))` is the leading splice b itself."""
+    if isinstance(tree, ast.Starred):
+        expect(term, bool(x.dims) and ast.unparse(tree.value) == f"iota(len({spliced(x.dims[0])}))")
+        return 0
+    return run.position(x.dims, Expression(ast.unparse(tree)))
+
+
+def _reordered(x: Tensor, order: Sequence[int], term: Apply) -> Tensor:
+    expect(term, sorted(order) == list(range(len(x.dims))))
+    inverse = [order.index(d) for d in range(len(order))]
+    return Tensor(tuple(x.dims[d] for d in order), lambda index: x.element(tuple(index[d] for d in inverse)))
 
 
 def _opaque(value: Poly) -> Position:
@@ -318,9 +334,9 @@ def pick(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 def ne(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """Which indices are not a given number."""
-    ids, other = operands[0], term.operands[1]
-    expect(term, isinstance(other, Apply) and other.op == "full" and not operands[1].dims)
-    attrs = dict(other.attrs)  # type: ignore[union-attr]
+    at = next((i for i, t in enumerate(term.operands) if isinstance(t, Apply) and t.op == "full"), None)
+    expect(term, at is not None and len(operands) == 2 and not operands[at].dims)
+    ids, attrs = operands[1 - at], dict(term.operands[at].attrs)  # type: ignore[operator, union-attr, index]
     expect(term, "int" in str(attrs["dtype"]))
 
     def element(index: Index) -> Normal:

@@ -96,6 +96,8 @@ SAMPLES: Mapping[str, Any] = {
     "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, "keepdim": True, "causal": False,
 }  # fmt: skip
 """Values of attributes that a rule leaves free."""
+IGNORED_SHARE = 0.25
+"""How many of the targets of a loss are ignored."""
 
 
 def _instance(rule: Equation, rng: random.Random) -> tuple[Graph, Match] | None:
@@ -151,7 +153,7 @@ def index_ranges(rule: Equation) -> dict[str, list[tuple[Term, int]]]:
     for term in (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)):
         for operand, (into, dim) in INDEX_OPERANDS.get(term.op, {}).items():
             if operand < len(term.operands) and into < len(term.operands):
-                at = dim if dim >= 0 else _constant(dict(term.attrs).get("dim"))
+                at = _constant(dict(term.attrs)["dim"]) if dim < 0 and "dim" in dict(term.attrs) else dim
                 for inner in subterms(term.operands[operand]):
                     if isinstance(inner, Variable):
                         found.setdefault(inner.name, []).append((term.operands[into], at))
@@ -207,14 +209,18 @@ def _may_be_empty(rule: Equation) -> bool:
     )
 
 
-def drawn(rule: Equation, shapes: Mapping[str, tuple[int, ...]], seed: int, positive: bool) -> dict[str, Array]:
+def drawn(
+    rule: Equation, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any], seed: int, positive: bool
+) -> dict[str, Array]:
     """Values of the variables: integers where all rows are exact, decimals (with `positive`, greater than 0) elsewhere."""
     rng = np.random.default_rng(seed)
     ops = {t.op for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)}
     indices, found = index_ranges(rule), dict[str, Array]()
     for name, shape in shapes.items():
         if name in indices:
-            found[name] = rng.integers(0, max(_limit(rule, indices[name], shapes), 1), shape)
+            found[name] = rng.integers(0, max(_limit(indices[name], shapes, sizes), 1), shape)
+            if "cross_entropy_sum" in ops:
+                found[name] = np.where(rng.random(shape) < IGNORED_SHARE, SAMPLES["ignore_index"], found[name])
         elif not ops & _ROUGH:
             found[name] = rng.integers(-4, 5, shape).astype(float)
         elif positive:
@@ -224,42 +230,31 @@ def drawn(rule: Equation, shapes: Mapping[str, tuple[int, ...]], seed: int, posi
     return found
 
 
-def _limit(rule: Equation, uses: Sequence[tuple[Term, int]], shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """The least size that a variable indexes into."""
-    return min(_shape_of(rule, term, shapes)[_at(_shape_of(rule, term, shapes), dim)] for term, dim in uses)
+def _limit(
+    uses: Sequence[tuple[Term, int]], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any]
+) -> int:
+    """The least size that a variable indexes into. Logits without a batch have their classes in dimension 0."""
+    into = [(_shape_of(term, shapes, sizes), dim) for term, dim in uses]
+    return min(shape[min(dim, len(shape) - 1)] for shape, dim in into)
 
 
-def _at(shape: tuple[int, ...], dim: int) -> int:
-    return min(dim, len(shape) - 1)
-
-
-def _shape_of(rule: Equation, term: Term, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of a term over variables of these shapes; `RuleError` where it depends on more than they say."""
+def _shape_of(term: Term, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of a term over variables of these shapes."""
     if isinstance(term, Variable):
         return shapes[term.name]
-    operands = [_shape_of(rule, t, shapes) for t in term.operands]
-    sizes = _sizes_of(rule, shapes)
-    attrs = {key: value.evaluate(sizes) for key, value in term.attrs if key != "axis"}
+    operands = [_shape_of(t, shapes, sizes) for t in term.operands]
     if term.op in PARALLEL_OPS:
         return operands[0]
+    attrs = {key: value.evaluate(sizes) for key, value in term.attrs}
     return ROWS[term.op].signature(operands, attrs).result_shape
-
-
-def _sizes_of(rule: Equation, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, dims in rule.variables:
-        found |= dims.bind(shapes[name]) or {}
-    for name, dims in rule.variables:
-        found |= dims.factored(shapes[name], found) or {}
-    return found
 
 
 def _compare(rule: Equation, graph: Graph, match: Match, seed: int, positive: bool) -> Mismatch | None:
     names = {variable: name for name, variable in match.variables.items()}
     shapes = {names[n.name]: graph.types[n.name].shape for n in graph.leaves("input")}
-    shown = drawn(rule, shapes, seed, positive)
+    shown = drawn(rule, shapes, match.sizes, seed, positive)
     tensors = {match.variables[name]: array for name, array in shown.items()}
-    expected = run_serial(graph, tensors)
+    expected = _run(graph, tensors)
     first = expected[match.roots[0]]
     try:
         nodes, results = replacement(graph, rule, match)
@@ -268,7 +263,7 @@ def _compare(rule: Equation, graph: Graph, match: Match, seed: int, positive: bo
         right = Graph((*leaves, *nodes), outputs).validate()
         if any(kind.num_elements > MAX_ELEMENTS for kind in right.types.values()):
             return None
-        got = run_serial(right, tensors)
+        got = _run(right, tensors)
     except (RuleError, *ERRORS) as error:
         return Mismatch(rule.name, match.sizes, shown, first, f"not defined: {error}")
     largest = max((_largest(value) for value in (*expected.values(), *got.values())), default=1.0)
@@ -279,8 +274,29 @@ def _compare(rule: Equation, graph: Graph, match: Match, seed: int, positive: bo
     return None
 
 
+def _run(graph: Graph, tensors: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The values of all nodes, with something else in the place of what is detached: it has no gradient.
+
+    A rule that is true whatever the detached values are is true for gradients.
+    """
+    nodes, tensors = list[Node](), dict(tensors)
+    for node in graph.nodes:
+        if node.op == "detach":
+            shape = graph.types[node.name].shape
+            noise = leaf(f"{node.name}_noise", "input", shape, "float64", f"{node.name}_noise")
+            tensors[noise.name] = np.random.default_rng(prod(shape)).uniform(-1, 1, shape)
+            nodes += [noise, Node(node.name, "add", (*node.inputs, noise.name))]
+        else:
+            nodes.append(node)
+    return run_serial(Graph(tuple(nodes), graph.outputs).validate(), tensors)
+
+
+LOWEST = -1e30
+"""What stands for minus infinity in a mask."""
+
+
 def _largest(value: Array) -> float:
-    finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value
+    finite = value[np.isfinite(value) & (value > LOWEST / 2)] if value.dtype.kind == "f" else value
     return float(np.abs(finite).max(initial=1.0)) if finite.size else 1.0
 
 
