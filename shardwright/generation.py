@@ -91,7 +91,11 @@ class Generated:
         """The counts, and what was not certified and why, most frequent first."""
         rows = tuple((key, f"{self.counts[key]:,}", _MEANING[key]) for key in (*COUNTS, "minimal"))
         reasons = Counter((v.outcome, v.reason.splitlines()[0]) for _, v in self.rejected)
-        lines = [f"{outcome} ({number}): {reason}" for (outcome, reason), number in reasons.most_common(_MOST_REASONS)]
+        told = sorted(reasons.items(), key=lambda item: (item[0][0], -item[1]))  # refuted ones first
+        lines = [f"{outcome} ({number}): {reason}" for (outcome, reason), number in told[:_MOST_REASONS]]
+        lines += (
+            [f"… and {len(told) - len(lines)} more reasons; --format json lists all"] if len(told) > len(lines) else []
+        )
         columns = (("", False), ("number", True), ("", False))
         return Section(
             f"{path}: {len(self.catalogue)} rules in {self.time_s:.1f} s", tuple(lines), Table(columns, rows)

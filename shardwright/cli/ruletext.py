@@ -11,7 +11,8 @@ from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import Move, StepRule
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
-from shardwright.verifier.rulefile import Entry
+from shardwright.verifier.catalogue import SHIPPED
+from shardwright.verifier.rulefile import Entry, read_rules
 
 TypeOf = Callable[[Term], str]
 
@@ -106,11 +107,20 @@ def _proof(entry: Entry) -> Iterator[str]:
         yield "no certificate of this prover in the file; `shardwright rules verify` judges the rule now"
     else:
         yield f"certified by {found.solver}, {found.scope}"
-        yield f"rests on {', '.join(found.axioms)}"
+        yield from _axioms(found.axioms)
     if entry.note.implied_by:
         yield f"implied by {', '.join(entry.note.implied_by)}"
     if not entry.note.search:
         yield "not tried by the search: a step of proofs"
+
+
+def _axioms(axioms: Sequence[str]) -> Iterator[str]:
+    """Lemmas and laws on one line, the row rules that type a placement below, by name where they are shipped."""
+    rows = [axiom.removeprefix("row ") for axiom in axioms if axiom.startswith("row ")]
+    yield f"rests on {', '.join(axiom for axiom in axioms if not axiom.startswith('row '))}"
+    if rows:
+        shipped = {rule.hash: rule.name for _, rule in read_rules(SHIPPED).good}
+        yield from (f"and on the row rule {shipped.get(row, row)}" for row in rows)
 
 
 def _sides(rule: Equation) -> Iterator[tuple[str, Sequence[Term]]]:
@@ -182,13 +192,7 @@ def _tree(
 
 
 def types(rule: Equation) -> TypeOf:
-    """What is known of the type of each term: dims and layouts of variables."""
-    layouts = dict(rule.layouts)
+    """The dims and layouts of each term, as far as the verifier's semantics reach; "" beyond."""
+    from shardwright.verifier.describe import TermTypes
 
-    def type_of(term: Term) -> str:
-        if not isinstance(term, Variable):
-            return ""
-        places = " ".join(map(str, layouts.get(term.name, ())))
-        return f"[{rule.dims[term.name]}]" + (f" {places}" if places else "")
-
-    return type_of
+    return TermTypes(rule)

@@ -1,0 +1,74 @@
+"""Types of a rule's terms as text, for people: dims by the verifier's index semantics, layouts by its typing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.layout import Layout
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.terms import Term, Variable, erase
+from shardwright.verifier.elements import Dim, Evaluator, extent, spliced
+from shardwright.verifier.laws import Laws
+from shardwright.verifier.serialproof import known
+from shardwright.verifier.typing import Typing
+
+_BEYOND = (ShardwrightError, TypeError, ValueError, KeyError, IndexError, AttributeError)
+"""What the semantics raise for terms that they do not reach."""
+
+
+@dataclass
+class TermTypes:
+    """`str` of a term's type, such as `[m o] P`; "" where the verifier cannot tell."""
+
+    rule: Equation
+    _evaluator: Evaluator | None = field(init=False)
+    _typing: Typing | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            symbols = known(self.rule)
+            self._evaluator = Evaluator(self.rule, symbols, Laws(symbols.is_positive))
+        except _BEYOND:
+            self._evaluator = None
+        try:
+            self._typing = Typing(self.rule) if self.rule.axes else None
+        except _BEYOND:
+            self._typing = None
+
+    def __call__(self, term: Term) -> str:
+        """The dims, and for a placement rule the layouts, one per axis."""
+        return f"{self._dims(term)} {self._layouts(term)}".strip()
+
+    def _dims(self, term: Term) -> str:
+        if isinstance(term, Variable):
+            return f"[{self.rule.dims[term.name]}]"
+        if self._evaluator is None:
+            return ""
+        try:
+            return f"[{' '.join(map(_dim, self._evaluator.tensor(erase(term)).dims))}]"
+        except _BEYOND:
+            return ""
+
+    def _layouts(self, term: Term) -> str:
+        if self._typing is None:
+            return " ".join(map(str, dict(self.rule.layouts).get(term.name, ()))) if isinstance(term, Variable) else ""
+        try:
+            return " ".join(map(self._layout, self._typing.of(term).layouts))
+        except _BEYOND:
+            return "ill-typed"
+
+    def _layout(self, layout: Layout) -> str:
+        """Sizes stand for primes there; the number of blocks is written as their product again."""
+        assert self._typing is not None
+        if layout.blocks == 1:
+            return str(layout)
+        left, names = layout.blocks, list[str]()
+        for name, prime in self._typing.sizes.items():
+            while isinstance(prime, int) and prime > 1 and left % prime == 0:
+                names, left = [*names, name], left // prime
+        return f"S({layout.dim}, {'*'.join([*names, *([str(left)] if left > 1 else [])])})"
+
+
+def _dim(dim: Dim) -> str:
+    return f"*{spliced(dim)}" if spliced(dim) else str(extent(dim)).replace(" ", "")
