@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier.elements import Dim, Evaluator, extent, spliced
@@ -35,8 +36,9 @@ BASIC = (
 )  # fmt: skip
 ARITHMETIC = ("add_commutes", "add_associates", "bias_last", "mul_commutes", "mul_associates", "mul_of_sum")
 AXIOMS = (*BASIC, *ARITHMETIC)
-INDEX_ONLY = ("linear_as_matmul",)
-"""Proven by index semantics alone: its condition is on ranks, which the symbols here do not carry."""
+INDEX_ONLY = ("linear_as_matmul", *(rule.name for rule in (*DECOMPOSITIONS, *MAXIMUM)))
+"""Proven by index semantics alone: a condition on ranks, which the symbols here do not carry, and what operators like
+softmax are made of, which no smaller rule says."""
 
 
 @dataclass
