@@ -110,7 +110,7 @@ def _falsify(rule: Rule) -> str | None:
     elif isinstance(rule, Equation):
         from shardwright.verifier.falsify_serial import falsify_equation
 
-        found = None if rule.axes else falsify_equation(rule)
+        found = falsify_equation(rule)
     else:
         from shardwright.verifier.falsify_serial import falsify_steps
 

@@ -1,0 +1,112 @@
+"""The judgement of one rule ends with a verdict, whatever the rule is."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.equations import equation
+from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.placement import Placement
+from shardwright.substitutions.rowrules import RowRule, derive
+from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.steps import STEP_RULES, steps
+from shardwright.verifier import judge as module
+from shardwright.verifier.judge import Verdict, judge
+
+LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
+PLACED = equation(
+    "split_the_sum", {"x": "m i", "w": "o i"}, "linear(combine(x, axis=a), combine(w, axis=a))",
+    "reduce(linear(x, w), axis=a)", guard=("i % a == 0",), axes=("a",), layouts={"x": ("S(1)",), "w": ("S(1)",)},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rule", [LINEAR, PLACED, CATALOGUE["linear_of_sum"], STEP_RULES["all_to_all"]], ids=lambda r: r.name
+)
+def test_true_rules_are_certified(rule: Rule) -> None:
+    found = judge(rule)
+    assert (found.outcome, found.reason) == ("certified", "")
+    assert found.certificate is not None
+    assert found.certificate.rule == rule.hash
+    assert found.time_s > 0
+
+
+WRONG = [
+    (equation("swapped", {"x": "*b", "y": "*b"}, "sub(x, y)", "sub(y, x)"), "swapped is false for "),
+    (equation("bias_twice", {"x": "m i", "w": "o i", "c": "o"}, "add(reduce(linear(x, w), axis=a), c)",
+              "reduce(add(linear(x, w), c), axis=a)", axes=("a",),
+              layouts={"x": ("S(1)",), "w": ("S(1)",), "c": ("R",)}), ""),
+    (steps("never", {"a": "P"}, "reduce(a); replicate(a)", "reduce(a)"), "a type other than"),
+    (RowRule("relu", "a b -> a b", "a", (Placement.parse("P"),), Placement.parse("P"), ("k | a",)), "relu"),
+    (RowRule("linear", LINEAR.pattern, "b", LINEAR.operands, Placement.parse("R"), LINEAR.guard), "is false for degree 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "message"), WRONG, ids=[rule.name for rule, _ in WRONG])
+def test_false_rules_are_refuted(rule: Rule, message: str) -> None:
+    found = judge(rule)
+    assert found.outcome == "refuted"
+    assert found.certificate is None
+    assert message in found.reason
+
+
+def test_counterexamples_are_small_tensors() -> None:
+    lines = judge(WRONG[0][0]).reason.splitlines()
+    assert [line.split()[0] for line in lines] == ["swapped", "x", "y", "left", "right"]
+
+
+def test_a_row_rule_of_a_pattern_that_its_row_never_has_is_not_certified() -> None:
+    found = judge(RowRule("softmax", "a b -> a b", "b", LINEAR.operands[:1], LINEAR.operands[0], ("k | b",)))
+    assert found == Verdict("unknown", None, "no softmax is known to have the pattern 'a b -> a b'")
+
+
+def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(rule: Rule) -> None:
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(module, "prove", slow)
+    monkeypatch.setattr(module, "_falsify", slow)
+    start = time.perf_counter()
+    found = judge(LINEAR, limit_s=0.2)
+    assert (found.outcome, found.reason) == ("unknown", "no proof within 0.2 s")
+    assert time.perf_counter() - start < 3
+
+
+def test_a_prover_that_stumbles_certifies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(rule: Rule) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(module, "prove", stumble)
+    monkeypatch.setattr(module, "_falsify", stumble)
+    found = judge(LINEAR)
+    assert (found.outcome, found.reason) == ("unknown", "the prover failed: KeyError: 'x'")
+
+
+def test_other_threads_judge_without_a_limit() -> None:
+    found: list[Verdict] = []
+    thread = threading.Thread(target=lambda: found.append(judge(STEP_RULES["reduce_scatter"])))
+    thread.start()
+    thread.join()
+    assert [verdict.outcome for verdict in found] == ["certified"]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        equation("many_terms", {"x": "*b"}, "add(" * 40 + "x" + ", x)" * 40, "x"),
+        equation("wide", {"x": "*b"}, "neg(permute(x, dims=iota(10)))", "neg(x)"),
+        equation("far", {"x": "n"}, "slice(x, dim=0, start=2147483647, stop=2147483647, step=1)", "neg(x)"),
+        equation("no_dim", {"x": "n"}, "sum(x, dims=(7,), keepdim=False)", "neg(x)"),
+        equation("nothing_fits", {"x": "n"}, "neg(x)", "x", guard=("n < 0",)),
+        equation("text", {"x": "n"}, "neg(x)", "x", guard=("'a' < n",)),
+        equation("big_shape", {"x": "n"}, "reshape(x, shape=(n * n * n * n * n * n * n * n * n,))", "x"),
+    ],
+    ids=lambda rule: rule.name,
+)
+def test_odd_rules_are_judged(rule: Rule) -> None:
+    assert judge(rule, limit_s=5).outcome in ("refuted", "unknown")
