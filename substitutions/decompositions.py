@@ -45,7 +45,7 @@ SOFTMAX = [
 
 
 def _cross_entropy() -> Equation:
-    """The loss of a target t is log Σ_v exp(x_v - m) - (x_t - m); targets that are ignored weigh nothing."""
+    """The loss of a target t is log Σ_v exp(x_v - m) - (x_t - m); targets that are ignored lose nothing."""
     maximum = _maximum("detach(x)", "m", "v", "1")
     total = f"sum(exp(sub(x, {maximum})), dims=(1,), keepdim=False)"
     losses = f"sub(log({total}), sub(pick(x, t), reshape({maximum}, shape=(m,))))"
@@ -53,7 +53,7 @@ def _cross_entropy() -> Equation:
     return equation(
         "cross_entropy_in_parts", {"x": "m v", "t": "m"},
         "cross_entropy_sum(x, t, ignore_index=g, label_smoothing=s)",
-        f"sum(mul({losses}, {kept}), dims=(0,), keepdim=False)",
+        f"sum(where({kept}, {losses}, full(shape=(), value=0, dtype='int64')), dims=(0,), keepdim=False)",
         guard=("s == 0", "v % k == 0"), parameters=_BLOCKS,
     )  # fmt: skip
 

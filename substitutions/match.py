@@ -68,7 +68,10 @@ class _State:
     def _take_variable(self, variable: str, name: str) -> bool:
         if variable in self.variables:
             return self.variables[variable] == name
-        found = self.rule.dims[variable].bind(self.graph.types[name].shape)
+        kind = self.graph.types[name]
+        if kind.dtype == "bool" and not self.rule.moves:  # other rules speak of numbers
+            return False
+        found = self.rule.dims[variable].bind(kind.shape)
         if found is None or any(self.sizes.get(key, value) != value for key, value in found.items()):
             return False
         self.variables[variable] = name

@@ -152,6 +152,21 @@ def test_large_logits_do_not_overflow() -> None:
     assert_trains_as_serial(case, graph, 1e-6)
 
 
+def test_a_class_may_be_ignored_whatever_its_logit() -> None:
+    """Padding is a class of its own here, whose logit is minus infinity."""
+
+    class Padded(Head):
+        def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+            logits = x @ self.weight.T
+            return F.cross_entropy(logits.masked_fill(torch.arange(16) == 3, float("-inf")), targets, ignore_index=3)
+
+    batch = {**head_case().batch, "targets": torch.tensor([0, 15, 3, 3, 5, 3, 8, 1, 7])}
+    case = Case(Padded(16), batch)
+    graph = sharded(rewritten(case.captured.graph, "cross_entropy_in_parts", 2), 2)
+    assert splits(graph, "pick") == ["v"]
+    assert_trains_as_serial(case, graph, 1e-12)
+
+
 def test_a_vocabulary_that_is_not_divisible_has_no_such_place() -> None:
     graph = head_case(vocab=18).captured.graph
     assert places(RULES["cross_entropy_in_parts"], graph, (4,)) == []

@@ -234,3 +234,13 @@ def test_a_size_bound_twice_must_agree() -> None:
     assert len(matches(rule, before)) == 1
     mixed = graph("x[4, 6]\n%y = reshape(%x) {shape=(4, 2, 3)}\n%z = reshape(%y) {shape=(6, 4)}", outputs="z")
     assert matches(rule, mixed) == []
+
+
+def test_a_rule_about_numbers_does_not_match_a_mask_of_bools() -> None:
+    """Where a mask of numbers is added, a mask of bools chooses."""
+    heads = "q[1, 2, 4, 8]\nk[1, 2, 4, 8]\nv[1, 2, 4, 8]\n"
+    rule = CATALOGUE["masked_attention_in_parts"]
+    for mask, count in (("m[4, 4]\n", 1), ("m[4, 4]\n%b = gt(%m, %m)\n", 0)):
+        used = "b" if "gt" in mask else "m"
+        before = graph(heads + mask + f"%y = sdpa(%q, %k, %v, %{used}) {{causal=False, scale=0.5}}", outputs="y")
+        assert len(matches(rule, before, {"k": 2})) == count
