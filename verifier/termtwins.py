@@ -45,8 +45,25 @@ def equation_twins(rule: Equation) -> Iterator[EquationTwin]:
 
 
 def placement_twins(rule: Equation) -> Iterator[EquationTwin]:
-    """Mutations of a placement rule: of its terms, of its parallel operators on both sides, of its layouts."""
-    yield from equation_twins(rule)
+    """Mutations of a placement rule: of its terms, of its parallel operators on both sides, of its layouts.
+
+    Every axis divides every size of these twins, so that each is judged for what it says, not for what it forgot to
+    ask; what only a guard makes true is left without it as well.
+    """
+    for condition in rule.guard:
+        yield f"without guard {condition}", replace(rule, guard=tuple(g for g in rule.guard if g != condition))
+    yield from _placement_twins(_divided(rule))
+
+
+def _divided(rule: Equation) -> Equation:
+    """The rule with guards that every axis divides every size."""
+    names = dict.fromkeys(n for _, dims in rule.variables for n in dims.names if not n.startswith("*"))
+    wanted = [expression(f"{name} % {axis} == 0") for name in names for axis in rule.axes]
+    return replace(rule, guard=(*rule.guard, *(g for g in wanted if g not in rule.guard)))
+
+
+def _placement_twins(rule: Equation) -> Iterator[EquationTwin]:
+    yield from ((what, twin) for what, twin in equation_twins(rule) if twin.guard == rule.guard)
     for side in ("left", "right"):
         yield from _changed(rule, side, lambda term: _parallel_mutations(term, rule))
     for at, (name, places) in enumerate(rule.layouts):
