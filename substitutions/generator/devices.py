@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.errors import GraphError
+from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import Graph, Node, infer, leaf, make_attrs, required_layouts
 from shardwright.pcg.interpret import Array, denote, run_devices, run_serial
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.optable import ROWS
+from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARALLEL_OPS, REPLICATE
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
@@ -145,7 +146,7 @@ class Devices:
         return Graph(tuple(self.nodes), (), self.mesh)
 
 
-def _asks(signature: Any, choice: str, num_operands: int, row: Any) -> Layouts | None:
+def _asks(signature: Signature, choice: str, num_operands: int, row: Row) -> Layouts | None:
     try:
         return required_layouts(signature, choice, num_operands, row)[0]
     except GraphError:
@@ -168,7 +169,9 @@ def _sum_split(layout: Layout, partial: Sequence[int], axis: int) -> str:
 
 def _limit(target: tuple[str, int] | None, given: Mapping[str, tuple[int, ...]]) -> int:
     """How far an index variable counts; no dimension is smaller than the smallest."""
-    return given[target[0]][target[1]] if target else min(n for shape in given.values() for n in shape)
+    if target and target[1] < len(given[target[0]]):
+        return given[target[0]][target[1]]
+    return min(n for shape in given.values() for n in shape)
 
 
 def _limits(rule: Equation) -> dict[str, tuple[str, int] | None]:
@@ -177,17 +180,18 @@ def _limits(rule: Equation) -> dict[str, tuple[str, int] | None]:
     for term in (t for root in (*rule.left, *rule.right) for t in subterms(root)):
         if isinstance(term, Apply):
             for position, (operand, dim) in INDEX_OPERANDS.get(term.op, {}).items():
-                index, target = _inner(term.operands[position]), _inner(term.operands[operand])
+                index, target = (_inner(term.operands[i], rule) for i in (position, operand))
                 if isinstance(index, Variable):
                     found[index.name] = (target.name, dim) if isinstance(target, Variable) else None
     return found
 
 
-def _inner(term: Term) -> Term:
-    """The variable below operators that keep the shape."""
-    while isinstance(term, Apply) and term.op not in _RESHAPING:
-        term = term.operands[0]
-    return term
+def _inner(term: Term, rule: Equation) -> Term:
+    """The variable that has the shape of a term, below operators that keep it."""
+    if isinstance(term, Variable) or term.op in _RESHAPING:
+        return term
+    below = [_inner(operand, rule) for operand in term.operands]
+    return max(below, key=lambda t: len(rule.dims[t.name].entries) if isinstance(t, Variable) else 99)
 
 
 def recheck(rules: Sequence[Equation], seed: int = 0, meshes: Sequence[Mesh] = ()) -> dict[str, str]:

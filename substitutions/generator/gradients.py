@@ -1,8 +1,8 @@
 """Gradients of placement rules, checked numerically.
 
-The backward pass of a parallel graph is made of the adjoints of its operators: on every device the local operator's own,
-which is differentiated numerically here, and for the four parallel operators one of the four in dual layouts. What arrives
-at the leaves must denote the gradient of the serial graph.
+The backward pass of a parallel graph is made of the adjoints of its operators: on every device the local operator's
+own, which is differentiated numerically here, and for the four parallel operators one of the four in dual layouts. What
+arrives at the leaves must denote the gradient of the serial graph.
 """
 
 from __future__ import annotations

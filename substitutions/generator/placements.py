@@ -1,14 +1,15 @@
 """Enumerates placement rules: typed graphs over one context, grouped by what they denote.
 
-All parallel operators denote the identity, so two well-typed graphs are equal exactly when their variables have the same
-types, their results do, and their erasures are equal serially. A graph is therefore three numbers: the types of the
-variables that it uses, its own type, and the value of its erasure, found by fingerprint. Graphs are enumerated depth
-first by number of operators; operands are representatives, the smallest graphs of their class. A graph that falls into a
-class that exists already is a rule: it equals the representative.
+All parallel operators denote the identity, so two well-typed graphs are equal exactly when their variables have the
+same types, their results do, and their erasures are equal serially. A graph is therefore three numbers: the types of
+the variables that it uses, its own type, and the value of its erasure, found by fingerprint. Graphs are enumerated by
+number of operators; operands are representatives, the smallest graphs of their class. A graph that falls into a class
+that exists already is a rule: it equals the representative.
 
 Graphs of the full number of operators are only made if they hold a parallel operator: the others are serial terms.
-Dropped at once, and counted: pairs without parallel operators along every axis (serial rules, or rules of fewer axes), and
-pairs with a common subterm that may as well be a variable. Rules are named in canonical form, so that equal rules are found once.
+Dropped at once, and counted: pairs without parallel operators along every axis (serial rules, or rules of fewer axes),
+and pairs with a common subterm that may as well be a variable. Rules have a canonical form, so that equal ones are
+found once.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Enumeration:
         self._buckets: list[Level] = []
         self._applied: set[tuple[int, tuple[Shape, ...]]] = set()
         self.dims = {name: Dims.parse(dims) for name, dims in context.variables}
-        self._templates = [Template.parse(text) for text in context.operators]
+        self._templates = [t for text in context.operators for t in Template.parse(text)]
         self._operators: list[Step] = []
 
     def run(self, max_ops: int, tick: Callable[[], None] = lambda: None) -> None:
@@ -164,7 +165,7 @@ class Enumeration:
         self.value.append(value)
         self.kind.append(kind)
         serial = self._serial
-        serial.append(term[0] < 0 or (not self.typing.steps[term[0]].parallel and all([serial[c] for c in term[1:]])))
+        serial.append(term[0] < 0 or (not self.typing.steps[term[0]].parallel and all(serial[c] for c in term[1:])))
         level.setdefault(kind, {}).setdefault(use, []).append(number)
 
     def _learn_shapes(self) -> None:
@@ -205,8 +206,9 @@ class Enumeration:
                 if merged >= 0:
                     yield from ((merged, (*operands, number), plain and serial[number]) for number in classes)
 
-    def _last(self, step: Step, heads: Sequence[Head], uses: Mapping[int, list[int]], result: int, level: Level, top: bool
-              ) -> None:  # fmt: skip
+    def _last(
+        self, step: Step, heads: Sequence[Head], uses: Mapping[int, list[int]], result: int, level: Level, top: bool
+    ) -> None:
         """The inner loop: the last operand. Among the largest graphs, serial ones are left out."""
         found, value, known, commutes, serial = self._found, self.value, self.values.apply, step.commutes, self._serial
         for use, classes in list(uses.items()):
@@ -246,8 +248,8 @@ def generate_placements(
 ) -> list[Equation]:
     """The placement rules of a context whose sides have up to `max_ops` operators, re-checked device by device.
 
-    `report` is given counts now and then, and at the end: graphs, fingerprints (classes), candidates, and what was dropped
-    as "serial", "fewer axes", "subterm", "duplicate", "refuted" (what the devices hold differs: there should be none).
+    `report` is given counts now and then, and at the end: graphs, fingerprints (classes), candidates, and what was
+    dropped as "serial", "fewer axes", "subterm", "duplicate", "differ" (on the devices: there should be none).
     """
     enumeration, counts = Enumeration(context, seed), Counter[str]()
 
@@ -261,7 +263,7 @@ def generate_placements(
     counts["graphs"], counts["fingerprints"] = enumeration.num_graphs, len(enumeration.terms)
     rules = Renderer(enumeration).rules(counts)
     wrong = recheck(rules, seed)
-    counts["refuted"] = len(wrong)
+    counts["differ"] = len(wrong)
     rules = [rule for rule in rules if rule.name not in wrong]
     counts["candidates"] = len(rules)
     report(counts)

@@ -1,10 +1,10 @@
 """From pairs of equal graphs to rules: pruning, canonical form, guards.
 
-A pair is dropped when a common subterm may as well be a variable: the rule with the variable says more. Whether it may is
-decided by the erasures with a hole in them, by fingerprint unless they are one term.
+A pair is dropped when a common subterm may as well be a variable: the rule with the variable says more. Whether it may
+is decided by the erasures with a hole in them, by fingerprint unless they are one term.
 
-Canonical form: operands of commutative operators in order of their structure, the larger side on the left, variables and
-sizes named in order of appearance.
+Canonical form: operands of commutative operators in order of their structure, the larger side on the left, variables
+and sizes named in order of appearance.
 """
 
 from __future__ import annotations
@@ -212,10 +212,9 @@ class Renderer:
             (name, tuple(Placement(p.kind, p.dim, tuple(map(names.size, p.blocks))) for p in self._places(kind)))
             for name, kind in names.kinds(self._typing)
         )
-        rule = Equation(
-            "", names.dims(), (left,), (right,), tuple(self._guard(sides, names, result)), self._moves(sides, result),
-            self._of.context.axes, layouts,
-        )  # fmt: skip
+        guard = tuple(sorted(set(self._guard(sides, names, result)), key=str))
+        axes, moves = self._of.context.axes, self._moves(sides, result)
+        rule = Equation("", names.dims(), (left,), (right,), guard, moves, axes, layouts)
         ops = "_".join(step.op for step in map(self._step, self._ordered(sides[0])))
         return replace(rule, name=f"{ops}_{rule.hash[:10]}")
 
@@ -234,9 +233,21 @@ class Renderer:
         sizes = self._typing.sizes
         for axis, value in sorted(needed):
             if not any(a == axis and v != value and value % v == 0 for a, v in needed):
-                text = sizes.text(value)
-                whole = f"({text})" if "+" in text or "-" in text else text
-                yield self._rename("", expression(f"{whole} % {axis} == 0"), names)
+                text = self._rename("", expression(sizes.text(value)), names).text
+                yield expression(f"({_sorted_product(text)}) % {axis} == 0")
+        for side in sides if self._erased(sides[0], _HOLE) != self._erased(sides[1], _HOLE) else ():
+            for graph in self._ordered(side):
+                if self._step(graph).op == "slice":
+                    yield from self._bounds(graph, names)
+
+    def _bounds(self, graph: Graph, names: _Names) -> Iterator[Expression]:
+        """A slice stays inside its dimension; the first of equal blocks does by itself."""
+        attrs = dict(self._step(graph).attrs)
+        text = self._typing.sizes.text(
+            self._typing.types[self._of.kind[graph[1]]].shape.extents[int(attrs["dim"].text)]
+        )
+        if attrs["stop"].text not in text.split(" * "):
+            yield self._rename("", expression(f"{attrs['stop']} <= {text}"), names)
 
     def _divides(self, kind: Type) -> frozenset[tuple[str, int]]:
         """(axis, size) such that the degree of the axis divides the size."""
@@ -257,6 +268,10 @@ class Renderer:
             return False
         ops = {self._step(g).op for side in sides for g in self._graphs(side) if g[0] >= 0}
         return ops <= _MOVING or self._erased(sides[0], _HOLE) == self._erased(sides[1], _HOLE)
+
+
+def _sorted_product(text: str) -> str:
+    return text if "+" in text or "-" in text else " * ".join(sorted(text.split(" * ")))
 
 
 class _Names:

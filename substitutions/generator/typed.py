@@ -26,7 +26,10 @@ from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Dims, parse_term
 
 COMMUTATIVE = frozenset({"add", "mul"})
-_ARITIES = {"concat": 2, "layer_norm": 3, "rms_norm": 2, "sdpa": 3, "cross_entropy_sum": 2, "conv2d": 2}
+_ARITIES: Mapping[str, tuple[int, ...]] = {
+    "concat": (2,), "layer_norm": (1, 3), "rms_norm": (1, 2), "sdpa": (3,), "cross_entropy_sum": (2,), "conv2d": (2,),
+}  # fmt: skip
+"""How many operands are enumerated, where the factor string does not say."""
 CONSTANTS: Mapping[str, Any] = {
     "eps": 1e-5, "scale": 0.5, "smoothing": 0.25, "ignore": -100, "pad": None,
     "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
@@ -90,16 +93,14 @@ class Template:
     arity: int
 
     @classmethod
-    def parse(cls, text: str) -> Template:
-        """Read `softmax(dim=1)`; operators that take several numbers of operands say how many, `concat/3(dim=0)`."""
-        name, _, attrs = text.partition("(")
-        name, _, arity = name.partition("/")
-        term = parse_term(f"{name}({attrs or ')'}")
+    def parse(cls, text: str) -> list[Template]:
+        """Read `softmax(dim=1)`: one template for each number of operands that the operator takes."""
+        term = parse_term(text if text.endswith(")") else f"{text}()")
         if not isinstance(term, Apply) or term.operands:
             raise RuleError(f"operator {text!r}: expected an operator with attributes, such as 'softmax(dim=1)'")
-        factors = ROWS[name].factors
-        usual = _ARITIES.get(name) or (factors.count(",") + 1 if isinstance(factors, str) else 1)
-        return cls(name, term.attrs, int(arity or usual))
+        factors = ROWS[term.op].factors
+        usual = (factors.count(",") + 1 if isinstance(factors, str) else 1,)
+        return [cls(term.op, term.attrs, arity) for arity in _ARITIES.get(term.op, usual)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +302,7 @@ class Typing:
         elif template.op == "slice" and not self.sizes.known(result[int(attrs["dim"].text)]):
             yield result[int(attrs["dim"].text)], f"{attrs['stop']} - ({attrs['start']})"
         elif template.op == "conv2d":
+            self._whole.update(result[2:])
             yield from zip(result[2:], "yx", strict=True)
 
     def _rows(self, op: str, signature: Signature, shapes: Sequence[Shape], result: Shape

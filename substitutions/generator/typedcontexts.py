@@ -49,13 +49,13 @@ PLACEMENT_CONTEXTS: tuple[PlacementContext, ...] = (
     PlacementContext(
         "layer_norm",
         (("x", "m i"), ("g", "i"), ("c", "i")),
-        ("layer_norm" + _NORM, "layer_norm/1" + _NORM, "add", "relu", "permute(dims=(1, 0))"),
+        ("layer_norm" + _NORM, "add", "relu", "permute(dims=(1, 0))"),
         parts=1,
     ),
     PlacementContext(
         "rms_norm",
         (("x", "b m i"), ("g", "i"), ("w", "o i"), ("y", "b m i")),
-        ("rms_norm" + _NORM, "rms_norm/1" + _NORM, "linear", "add", "mul", "silu"),
+        ("rms_norm" + _NORM, "linear", "add", "mul", "silu"),
     ),
     PlacementContext(
         "lookup",
@@ -165,10 +165,50 @@ PLACEMENT_CONTEXTS: tuple[PlacementContext, ...] = (
             "mul",
         ),
     ),
-)
-"""One axis."""
-
-TWO_AXES: tuple[PlacementContext, ...] = (
+    PlacementContext(
+        "bias_of_channels",
+        (("x", "b i h w"), ("k", "o i p q"), ("z", "o 1 1"), ("y", "i 1 1")),
+        (_CONV, "add", "mul", "relu"),
+        whole=("h", "w", "p", "q"),
+        sizes=(("h", 41), ("w", 47), ("p", 7), ("q", 11)),
+        small=(("h", 9), ("w", 10), ("p", 2), ("q", 3)),
+        parts=1,
+    ),
+    PlacementContext(
+        "attention_batched",
+        (("q", "b h n d"), ("k", "b h s d"), ("v", "b h s e"), ("c", "")),
+        ("sdpa(causal=False, scale=scale)", "add", "mul", "permute(dims=(0, 2, 1, 3))"),
+        sizes=(("b", 5),),
+        num_ops=3,
+    ),
+    PlacementContext(
+        "scores",
+        (("q", "h n d"), ("k", "h d s"), ("p", "n s"), ("v", "h s e")),
+        ("matmul", "add", "softmax(dim=2)", "permute(dims=(1, 0, 2))", "permute(dims=(0, 2, 1))"),
+    ),
+    PlacementContext(
+        "affine",
+        (("x", "m i"), ("g", "i"), ("c", "i"), ("r", "m 1")),
+        ("mul", "add", "sub", "relu", "sum(dims=(1,), keepdim=True)", "permute(dims=(1, 0))"),
+    ),
+    PlacementContext(
+        "blocks",
+        (("x", "b (h d)"), ("y", "b h d"), ("g", "d"), ("c", "(h d)")),
+        (
+            "reshape(shape=(b, h, d))",
+            "reshape(shape=(b, h * d))",
+            "add",
+            "mul",
+            "tanh",
+            "softmax(dim=2)",
+            "sum(dims=(2,), keepdim=False)",
+        ),
+    ),
+    PlacementContext(
+        "pairs",
+        (("x", "m i"), ("y", "m i"), ("w", "o i"), ("v", "o i")),
+        ("linear", "concat(dim=0)", "concat(dim=1)", "mul", "tanh", "permute(dims=(1, 0))"),
+    ),
     PlacementContext(
         "two_axes",
         (("x", "m i"), ("w", "o i")),
@@ -177,4 +217,4 @@ TWO_AXES: tuple[PlacementContext, ...] = (
         num_ops=3,
     ),
 )
-"""Parallel operators on two axes."""
+"""Each is a unit of work; the last has two axes."""
