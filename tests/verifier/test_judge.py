@@ -42,7 +42,7 @@ WRONG = [
               layouts={"x": ("S(1)",), "w": ("S(1)",), "c": ("R",)}), ""),
     (steps("never", {"a": "P"}, "reduce(a); replicate(a)", "reduce(a)"), "a type other than"),
     (RowRule("relu", "a b -> a b", "a", (Placement.parse("P"),), Placement.parse("P"), ("k | a",)), "relu"),
-    (RowRule("linear", LINEAR.pattern, "b", LINEAR.operands, Placement.parse("R"), LINEAR.guard), "is false for degree 2"),
+    (RowRule("linear", LINEAR.pattern, "b", LINEAR.operands, Placement("R"), LINEAR.guard), "is false for degree 2"),
 ]  # fmt: skip
 
 
