@@ -89,12 +89,14 @@ class Recheck:
         self.field = Field(CHAINS[1])
         self.refuted = 0
         self._terms: dict[int, Term] = {}
-        self._trials = [self._trial(number, seed) for number in range(3)]
+        self._trials: list[_Trial] = []
+        for number in range(len(RANKS)):
+            self._trials.append(self._trial(number, seed))
 
     def _trial(self, number: int, seed: int) -> _Trial:
         rng = Random(f"recheck {seed} {number} {self.context.name}")
-        rank = RANKS[number]
-        sizes = chosen(self.context, rng, rank, spare=4 + number)
+        rank, before = RANKS[number], [trial.data.sizes for trial in self._trials]
+        sizes = chosen(self.context, rng, rank, 2, [i.sizes for i in self.pool.instances] + before)
         batches = [instance(self.context, self.field, sizes, rng.randrange(2**32)) for _ in range(2)]
         first, second = (batch.tensors for batch in batches)
         tensors = {v: tuple(np.concatenate(p) for p in zip(first[v], second[v], strict=True)) for v in first}

@@ -68,7 +68,7 @@ def _hand_named() -> Mapping[str, Equation]:
     """The hand-named rules by their canonical text; the first name where one is the converse of another."""
     found: dict[str, Equation] = {}
     for rule in CATALOGUE.values():
-        if len(rule.left) == 1 and not rule.axes:
+        if len(rule.left) == 1 and not rule.axes and not rule.parameters:
             found.setdefault(key(canonical(replace(rule, guard=()))), rule)
     return found
 

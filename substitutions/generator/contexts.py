@@ -25,7 +25,7 @@ POINTWISE = (
         "quotients", {"x": "*b", "y": "*b", "z": "*b"}, ("add", "sub", "mul", "div", "neg"), _NO_CUTS, about=("div",)
     ),
     Context("rows", {"x": "*b i", "y": "*b i", "c": "i", "d": ""}, _RING, _NO_CUTS),
-    Context("columns", {"x": "*b i", "y": "*b i", "c": "*b 1"}, (*_RING, "div"), _NO_CUTS),
+    Context("columns", {"x": "*b i", "y": "*b i", "c": "*b 1"}, _RING, _NO_CUTS),
     Context("relu", {"x": "*b", "y": "*b", "c": ""}, (*_RING, "relu"), _NO_CUTS, samples=4, about=("relu",)),
     Context("exponentials", {"x": "*b", "y": "*b", "c": ""}, (*_RING, "div", "exp"), _NO_CUTS, parts=3, about=("exp",)),
     Context(
@@ -368,7 +368,14 @@ REDUCTIONS = (
 NORMS = (
     Context(
         "layer_norm",
-        {"x": "*b i", "w": "i", "d": "i", "c": "", "e": "*b 1"},
+        {"x": "*b i", "w": "i", "c": "", "e": "*b 1"},
+        ("layer_norm", "layer_norm_scaled", "add", "mul", "neg"),
+        _NO_CUTS,
+        about=("layer_norm",),
+    ),
+    Context(
+        "layer_norm_affine",
+        {"x": "*b i", "w": "i", "d": "i", "c": ""},
         ("layer_norm", "layer_norm_scaled", "layer_norm_affine", "add", "mul", "neg"),
         _NO_CUTS,
         about=("layer_norm",),
@@ -457,8 +464,16 @@ LOOKUPS = (
 ATTENTION = (
     Context(
         "sdpa",
-        {"q": "*b m d", "k": "*b n d", "v": "*b n e", "u": "*b n e", "c": ""},
-        ("sdpa", "add", "mul", "neg"),
+        {"q": "*b m d", "k": "*b n d", "v": "*b n e", "c": ""},
+        ("sdpa", "mul", "neg"),
+        _NO_CUTS,
+        parts=2,
+        about=("sdpa",),
+    ),
+    Context(
+        "sdpa_values",
+        {"q": "*b m d", "k": "*b n d", "v": "*b n e", "u": "*b n e", "c": "e"},
+        ("sdpa", "add", "mul"),
         _NO_CUTS,
         parts=2,
         about=("sdpa",),

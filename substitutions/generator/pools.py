@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,7 @@ class Pool:
         self.rows: list[int] = []
         self.shelves: dict[Type, Shelf] = {}
         self.known: dict[Type, dict[int, int]] = {}
+        self._attrs: dict[tuple[int, int], dict[str, Any]] = {}
 
     def variables(self, types: Mapping[str, Type]) -> None:
         """Classes for the variables."""
@@ -111,23 +112,23 @@ class Pool:
         """The tensors of `use` on each row of classes, at every instance."""
         rows = np.asarray(self.rows)[operands]
         shelves = [self.shelves[self.kinds[c]] for c in operands[0].tolist()]
-        taken = [
-            [tuple(part[rows[:, j]] for part in values) for values in shelf.values] for j, shelf in enumerate(shelves)
-        ]
-        return self.computed(use, taken)
-
-    def computed(self, use: Use, operands: Sequence[Sequence[Parts]]) -> list[Parts]:
-        """The tensors of `use` on the operands' tensors, at every instance."""
         results: list[Parts] = []
-        for number, instance in enumerate(self.instances):
-            attrs = {key: value.evaluate(instance.sizes) for key, value in use.attrs}
-            results.append(self.field.evaluate(use.op, [values[number] for values in operands], attrs))
+        for at in range(len(self.instances)):
+            taken = [tuple(part[rows[:, j]] for part in shelf.values[at]) for j, shelf in enumerate(shelves)]
+            results.append(self.computed(use, taken, at))
         return results
 
-    def stored(self, number: int) -> list[Parts]:
-        """The tensors of one class, at every instance."""
+    def computed(self, use: Use, operands: Sequence[Parts], at: int) -> Parts:
+        """The tensor of `use` on the operands' tensors, at one instance."""
+        key = (id(use), at)
+        if key not in self._attrs:
+            self._attrs[key] = {name: value.evaluate(self.instances[at].sizes) for name, value in use.attrs}
+        return self.field.evaluate(use.op, operands, self._attrs[key])
+
+    def stored(self, number: int, at: int) -> Parts:
+        """The tensor of one class, at one instance."""
         row = self.rows[number]
-        return [tuple(part[row : row + 1] for part in values) for values in self.shelves[self.kinds[number]].values]
+        return tuple(part[row : row + 1] for part in self.shelves[self.kinds[number]].values[at])
 
     def prints(self, use: Use, operands: Array) -> Array:
         """The fingerprints of `use` on each row of classes."""

@@ -33,7 +33,8 @@ class Pruner:
         self._rng = np.random.default_rng([seed, 1])
         self._seen: set[_Key] = set()
         self._general: dict[_Key, bool] = {}
-        self._fresh: dict[int, list[Parts]] = {}
+        self._fresh: dict[tuple[int, int], Parts] = {}
+        self._known_leaves: dict[int, tuple[int, ...]] = {}
         self._kinds: dict[Type, int] = {}
 
     def keeps(self, pair: Pair) -> bool:
@@ -80,13 +81,16 @@ class Pruner:
     def _generalizes(self, pair: Pair, hole: int) -> bool:
         key = self._key(pair, hole)
         if key not in self._general:
-            left, right = (self._values(root, hole) for root in pair)
-            part = self.pool.part
-            self._general[key] = all(
-                np.array_equal(*np.broadcast_arrays(a[min(part, len(a) - 1)], b[min(part, len(b) - 1)]))
-                for a, b in zip(left, right, strict=True)
-            )
+            self._general[key] = all(self._equal(pair, hole, at) for at in range(len(self.pool.instances)))
         return self._general[key]
+
+    def _equal(self, pair: Pair, hole: int, at: int) -> bool:
+        """Whether both sides are equal at one instance when the class `hole` is any tensor of its type."""
+        left, right = (self._read(self._value(root, hole, at)) for root in pair)
+        return np.array_equal(*np.broadcast_arrays(left, right))
+
+    def _read(self, value: Parts) -> Array:
+        return value[min(self.pool.part, len(value) - 1)]
 
     # ---- a variable that may be two ----
 
@@ -99,61 +103,65 @@ class Pruner:
         left, right = (Counter(self._leaves(root)) for root in pair)
         return [v for v, count in (left + right).items() if count > 2 or 2 in (left[v], right[v])]
 
-    def _leaves(self, root: Node) -> list[int]:
+    def _leaves(self, root: Node) -> tuple[int, ...]:
         """The variables of a term in order, shared subterms as often as they are used."""
         if root.use is None:
-            return [root.number]
-        return [leaf for c in root.operands for leaf in self._leaves(self.pool.nodes[c])]
+            return (root.number,)
+        return tuple(leaf for c in root.operands for leaf in self._leaves_of(c))
+
+    def _leaves_of(self, c: int) -> tuple[int, ...]:
+        if c not in self._known_leaves:
+            self._known_leaves[c] = self._leaves(self.pool.nodes[c])
+        return self._known_leaves[c]
 
     def _splits(self, pair: Pair, variable: int) -> bool:
         """Whether some of the variable's occurrences may be another tensor, decided for all choices at once."""
-        counts = [self._leaves(root).count(variable) for root in pair]
-        choices = np.arange(1, 1 << (sum(counts) - 1))
-        chosen = np.repeat((choices[:, None] >> np.arange(sum(counts))) & 1, SPLIT_SAMPLES, 0).astype(bool)
-        other = [tuple(p[:SPLIT_SAMPLES] for p in parts) for parts in self._any(variable)]
-        columns = iter(chosen.T)
-        left, right = (self._spread(root, variable, columns, other) for root in pair)
-        equal = np.ones(len(chosen), bool)
-        for a, b in zip(left, right, strict=True):
-            x, y = (v[min(self.pool.part, len(v) - 1)] for v in (a, b))
-            equal &= np.broadcast_to((x == y).reshape(max(len(x), len(y)), -1).all(1), equal.shape)
-        return bool(equal.reshape(-1, SPLIT_SAMPLES).all(1).any())
+        count = sum(self._leaves(root).count(variable) for root in pair)
+        choices = np.arange(1, 1 << (count - 1))
+        chosen = np.repeat((choices[:, None] >> np.arange(count)) & 1, SPLIT_SAMPLES, 0).astype(bool)
+        for at in range(len(self.pool.instances)):
+            here, there = self.pool.stored(variable, at), self._any(variable, at)
+            tensors = iter([_chosen(column, here, there) for column in chosen.T])
+            left, right = (self._read(self._spread(root, variable, tensors, at)) for root in pair)
+            equal = (left == right).reshape(max(len(left), len(right)), -1).all(1)
+            passed = np.broadcast_to(equal, len(chosen)).reshape(-1, SPLIT_SAMPLES).all(1)
+            if not passed.any():
+                return False
+            chosen = chosen[np.repeat(passed, SPLIT_SAMPLES)]
+        return True
 
-    def _spread(self, root: Node, variable: int, columns: Iterator[Array], other: list[Parts]) -> list[Parts]:
-        """The tensors of a term, a batch of choices: each occurrence of the variable takes the next column."""
+    def _spread(self, root: Node, variable: int, tensors: Iterator[Parts], at: int) -> Parts:
+        """The tensor of a term when each occurrence of the variable is the next tensor, a batch of choices."""
         if root.number == variable:
-            column = next(columns)
-            return [
-                tuple(_chosen(column, p, q) for p, q in zip(here, there, strict=True))
-                for here, there in zip(self.pool.stored(variable), other, strict=True)
-            ]
-        if root.number >= 0 and variable not in self._leaves(root):
-            return self.pool.stored(root.number)
+            return next(tensors)
+        if root.number >= 0 and variable not in self._leaves_of(root.number):
+            return self.pool.stored(root.number, at)
         assert root.use is not None
-        operands = [self._spread(self.pool.nodes[c], variable, columns, other) for c in root.operands]
-        return self.pool.computed(root.use, operands)
+        operands = [self._spread(self.pool.nodes[c], variable, tensors, at) for c in root.operands]
+        return self.pool.computed(root.use, operands, at)
 
     # ---- data ----
 
-    def _values(self, root: Node, hole: int) -> list[Parts]:
-        """The tensors of a term, at every instance, when the class `hole` is any tensor of its type."""
-        made: dict[int, list[Parts]] = {hole: self._any(hole)}
+    def _value(self, root: Node, hole: int, at: int) -> Parts:
+        """The tensor of a term when the class `hole` is any tensor of its type."""
+        made: dict[int, Parts] = {hole: self._any(hole, at)}
 
-        def value(c: int) -> list[Parts]:
+        def value(c: int) -> Parts:
             if c not in made:
-                made[c] = applied(self.pool.nodes[c]) if hole in self.pool.inside[c] else self.pool.stored(c)
+                made[c] = applied(self.pool.nodes[c]) if hole in self.pool.inside[c] else self.pool.stored(c, at)
             return made[c]
 
-        def applied(node: Node) -> list[Parts]:
+        def applied(node: Node) -> Parts:
             assert node.use is not None
-            return self.pool.computed(node.use, [value(c) for c in node.operands])
+            return self.pool.computed(node.use, [value(c) for c in node.operands], at)
 
         return value(root.number) if root.number >= 0 else applied(root)
 
-    def _any(self, hole: int) -> list[Parts]:
-        if hole not in self._fresh:
-            self._fresh[hole] = [self._random(hole, stored) for stored in self.pool.stored(hole)]
-        return self._fresh[hole]
+    def _any(self, hole: int, at: int) -> Parts:
+        """A batch of random tensors of the type of a class."""
+        if (hole, at) not in self._fresh:
+            self._fresh[hole, at] = self._random(hole, self.pool.stored(hole, at))
+        return self._fresh[hole, at]
 
     def _random(self, hole: int, stored: Parts) -> Parts:
         shape = (SAMPLES, *stored[0].shape[1:])
@@ -163,7 +171,8 @@ class Pruner:
         return tuple(self._rng.integers(1, ring.p, shape, np.int64) for _, ring in rings)
 
 
-def _chosen(column: Array, here: Array, there: Array) -> Array:
+def _chosen(column: Array, here: Parts, there: Parts) -> Parts:
     """For each choice and sample, one of two tensors."""
-    pick = column.reshape(-1, *(1,) * (here.ndim - 1))
-    return np.where(pick, np.tile(there, (len(column) // len(there), *(1,) * (there.ndim - 1))), here)
+    pick = column.reshape(-1, *(1,) * (here[0].ndim - 1))
+    samples = np.arange(len(column)) % SPLIT_SAMPLES
+    return tuple(np.where(pick, q[samples], p) for p, q in zip(here, there, strict=True))

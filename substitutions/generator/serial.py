@@ -65,12 +65,15 @@ class Enumeration:
     def pairs(self, max_ops: int) -> Iterator[Pair]:
         """The pairs, smaller terms first."""
         for ops in range(1, max_ops + 1):
-            blocks = self._level(ops)
+            blocks = self._level(ops, last=ops == max_ops)
             for kind, found in blocks.items():
                 yield from self._classified(kind, found, grow=ops < max_ops)
 
-    def _level(self, ops: int) -> dict[Type, list[_Block]]:
-        """All terms with this many operators, by the type of their results."""
+    def _level(self, ops: int, last: bool) -> dict[Type, list[_Block]]:
+        """All terms with this many operators, by the type of their results.
+
+        The `last` terms are those with an operator that rules have to be about.
+        """
         blocks: dict[Type, list[_Block]] = {}
         kinds = list(self.pool.shelves)
         for way in self.context.ways:
@@ -83,10 +86,18 @@ class Enumeration:
                 rows = self.pool.tuples(operands, ops - 1)
                 if ops > 1 and way.name in COMMUTATIVE and operands[0] == operands[1]:
                     rows = rows[rows[:, 0] <= rows[:, 1]]
-                for use in uses if len(rows) else ():
-                    blocks.setdefault(use.result, []).append(_Block(use, rows, self.pool.prints(use, rows)))
-                    self.counts.graphs += len(rows)
+                for use in uses:
+                    chosen = self._about(use, rows) if last else rows
+                    if len(chosen):
+                        blocks.setdefault(use.result, []).append(_Block(use, chosen, self.pool.prints(use, chosen)))
+                        self.counts.graphs += len(chosen)
         return blocks
+
+    def _about(self, use: Use, rows: Array) -> Array:
+        """The rows of operands that make a term that a rule may have as its larger side."""
+        if not self.context.about or use.op in self.context.about:
+            return rows
+        return rows[(np.asarray(self.pool.masks)[rows] >= ABOUT).any(1)]
 
     def _masks(self, block: _Block) -> Array:
         """The variables of each term, and whether it has an operator that rules are about."""

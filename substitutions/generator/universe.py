@@ -17,7 +17,7 @@ from shardwright.substitutions.generator.field import Field, Parts
 from shardwright.substitutions.generator.vocabulary import VOCABULARY, Operator, Reach, Type
 from shardwright.substitutions.terms import Dims
 
-TRIES = 300
+TRIES = 100
 REALS = ("eps", "scale", "smoothing")
 """Free real attributes."""
 
@@ -85,6 +85,13 @@ class Context:
         return tuple(sorted({name for text in texts for names, _ in monomials(text) for name in names}))
 
     @cached_property
+    def dimensions(self) -> tuple[str, ...]:
+        """The sizes that variables have."""
+        names = (name for dims in self.dims.values() for name in dims.names if name[0] != "*")
+        limits = (name for kind in self.types.values() if kind.into for names, _ in monomials(kind.into) for name in names)
+        return tuple(sorted({*names, *limits}))
+
+    @cached_property
     def splices(self) -> tuple[str, ...]:
         return tuple(sorted({d[1:] for t in self.types.values() for d in t.dims if d.startswith("*")}))
 
@@ -108,23 +115,32 @@ class Instance:
 
 
 def instances(
-    context: Context, field: Field, seed: int, ranks: Sequence[int] = (1, 1), spare: int = 3
+    context: Context, field: Field, seed: int, ranks: Sequence[int] = (1, 1), spare: int = 1
 ) -> Iterator[Instance]:
     """One instance for each rank of the splices, at pairwise distinct sizes of at least 2, different each time."""
+    before: list[Mapping[str, Any]] = []
     for number, rank in enumerate(ranks):
         rng = random.Random(f"{seed} {number} {context.name}")
-        yield instance(context, field, chosen(context, rng, rank, spare), rng.randrange(2**32))
+        before.append(chosen(context, rng, rank, spare, before))
+        yield instance(context, field, before[-1], rng.randrange(2**32))
 
 
-def chosen(context: Context, rng: random.Random, rank: int, spare: int = 3) -> dict[str, Any]:
-    """Sizes for every name: small, and pairwise distinct where possible, also among sums, products and differences."""
-    names, best = (*context.names, *(f"*{s}{i}" for s in context.splices for i in range(rank))), None
-    pool = range(2, 2 + len(names) + spare)
+def chosen(
+    context: Context, rng: random.Random, rank: int, spare: int = 1, before: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Sizes for every name: small, and pairwise distinct where possible, also among sums, products and differences.
+
+    Sizes differ from those chosen `before`, and stand in another order.
+    """
+    dims = [*context.dimensions, *(f"*{s}{i}" for s in context.splices for i in range(rank))]
+    bounds = [name for name in context.names if name not in dims]
+    pool, best = range(2, 2 + len(dims) + spare), None
     valid = 0
     for _ in range(20 * TRIES):
         if valid == TRIES:
             break
-        sizes = dict(zip(names, rng.sample(pool, len(names)), strict=True))
+        sizes = dict(zip(dims, rng.sample(pool, len(dims)), strict=True))
+        sizes |= {name: rng.randint(1, len(dims)) for name in bounds}
         if not _bounded(context, sizes):
             continue
         valid += 1
@@ -133,13 +149,20 @@ def chosen(context: Context, rng: random.Random, rank: int, spare: int = 3) -> d
         found: dict[str, Any] = {name: value for name, value in sizes.items() if not name.startswith("*")}
         found |= {s: tuple(sizes[f"*{s}{i}"] for i in range(rank)) for s in context.splices}
         volume = sum(prod(shape_of(kind, found)) for kind in context.types.values())
-        cost = (len(extents) - len(set(extents.values())), volume)
+        cost = (len(extents) - len(set(extents.values())), _alike(context.names, found, before), volume)
         if best is None or cost < best[0]:
             best = (cost, found)
     if best is None:
         raise RuleError(f"context {context.name!r}: no small sizes satisfy its slices")
     stride = rng.sample((1, 2), 2)
     return best[1] | {"stride": (stride[0], stride[1]), "padding": (rng.randint(0, 1),) * 2, "dilation": (1, 1)}
+
+
+def _alike(names: Sequence[str], sizes: Mapping[str, int], before: Sequence[Mapping[str, Any]]) -> int:
+    """How many sizes are what they were in an earlier choice, and how many pairs stand in the order of all of them."""
+    same = sum(any(old[name] == sizes[name] for old in before) for name in names)
+    pairs = [(a, b) for a in names for b in names if a < b] if before else []
+    return 2 * same + sum(all((old[a] < old[b]) == (sizes[a] < sizes[b]) for old in before) for a, b in pairs)
 
 
 def _bounded(context: Context, sizes: Mapping[str, int]) -> bool:

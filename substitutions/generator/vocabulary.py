@@ -170,7 +170,8 @@ def along(name: str) -> Operator:
     def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
         x = types[0].dims
         for i in plain(x) if _real(types) else ():
-            yield Use(name, attributes(dim=position(x, i)), types[0])
+            if x[i] != "1":
+                yield Use(name, attributes(dim=position(x, i)), types[0])
 
     return Operator(name, 1, uses)
 
@@ -180,7 +181,7 @@ def norm(name: str, arity: int) -> Operator:
 
     def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
         x = types[0].dims
-        if x and plain(x[-1:]) and all(t.dims == x[-1:] for t in types[1:]) and _real(types):
+        if x and plain(x[-1:]) and x[-1] != "1" and all(t.dims == x[-1:] for t in types[1:]) and _real(types):
             yield Use(name, attributes(eps="eps", normalized_dims="1"), types[0])
 
     return Operator(name, arity, uses)
