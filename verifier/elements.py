@@ -141,6 +141,14 @@ class Evaluator:
             raise RuleError(f"{term.op} has no index semantics for algebraic rules; add them in verifier/elements.py")
         return SEMANTICS[term.op](self, term, operands)
 
+    def existing(self, x: Tensor, index: Index) -> Normal:
+        """An element that is known to exist, as those of the left side are."""
+        self.forms.exists = True
+        try:
+            return x.element(index)
+        finally:
+            self.forms.exists = False
+
     # ---- what operators need ----
 
     def need_equal(self, what: str, left: Dim, right: Dim) -> Dim:
@@ -205,10 +213,13 @@ class Evaluator:
         """All positions of a dimension: per choice of segments, positions with new bound indices over their sizes."""
         for starts in product(*(self.segments(digit) for digit in dim)):
             bounds = [(self.forms.fresh(), size) for _, size in starts]
-            yield tuple(
-                Position(start + poly(name), start, start + size)
-                for (start, size), (name, _) in zip(starts, bounds, strict=True)
-            ), bounds
+            yield (
+                tuple(
+                    Position(start + poly(name), start, start + size)
+                    for (start, size), (name, _) in zip(starts, bounds, strict=True)
+                ),
+                bounds,
+            )
 
     def segments(self, digit: Digit) -> list[tuple[Poly, Poly]]:
         """Start and size of every segment."""

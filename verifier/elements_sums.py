@@ -242,9 +242,7 @@ def sdpa(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     for mask in masks:
         broadcast(run, str(term), (*q.dims[:-1], keys), mask.dims)
         expect(term, len(mask.dims) <= len(q.dims))
-    scale = (
-        forms.rsqrt(forms.size(extent(inner))) if str(attrs["scale"]) == "None" else constant(run, attrs["scale"])
-    )
+    scale = forms.rsqrt(forms.size(extent(inner))) if str(attrs["scale"]) == "None" else constant(run, attrs["scale"])
 
     def weight(index: Index, at: tuple[Position, ...]) -> Normal:
         dot = total(run, [inner], lambda d: forms.times(q.element((*index[:-1], *d)), k.element((*index[:-2], at, *d))))

@@ -3,13 +3,17 @@
     exp(u + v) = exp u · exp v      exp(-u) = 1 / exp u         log(exp u) = u         exp(log u) = u, u positive
     log(u·v) = log u + log v, u positive                        1/(u·v) = 1/u · 1/v
     √(u·v) = √u · √v, u positive    √(u²) = |u|                 u · 1/u = 1, u positive
-    |u·v| = |u|·|v|                 |u|² = u²                   |u| = u, u nonnegative
-    relu(u) = u, u nonnegative      f(-u) = -f(u), f odd        silu(u) = u · sigmoid(u)
+    |u·v| = |u|·|v|                 |u|² = u²                   |u| = relu(u) = u, u nonnegative
+    relu(c·u) = c·relu(u), c > 0    f(-u) = -f(u), f odd        silu(u) = u · sigmoid(u)
+    relu(-u) = relu(u) - u          sigmoid(-u) = 1 - sigmoid(u)
+    relu(u)² = u · relu(u)          gelu(u) = u/2 · (1 + φ(u)), φ odd
     max(u + c) = max(u) + c         max(c·u) = c·max(u), c > 0  max over i of max over j = max over i and j
 
 "Positive" is read off the form: exponentials, sizes, sums and products of such, and their powers, everywhere defined.
-Every law holds wherever either side exists, so that neither side of a certified rule exists where the other does not:
-1/(1/u) = u and √u·√u = u are no laws here.
+Every law holds wherever either side exists, so that the right side of a certified rule exists wherever the left does.
+Where a form is known to exist, being of the left side, more are laws (`Forms.exists`):
+
+    1/(1/u) = u      u · 1/u = 1      √u·√u = u      exp(log u) = u      log u - log u = 0
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from shardwright.verifier.normal import (
 )
 
 HALF = Fraction(1, 2)
-ODD, EVEN = ("tanh", "sin", "erf"), ("cos",)
+ODD, EVEN = ("tanh", "sin", "erf", "phi"), ("cos",)
 POSITIVE = ("sigmoid",)
 Powers = tuple[tuple[Factor, Exponent], ...]
 
@@ -47,7 +51,23 @@ def positive_normal(normal: Normal) -> bool:
 
 
 def nonnegative_normal(normal: Normal) -> bool:
-    return all(c >= 0 and all(f.nonnegative or e % 2 == 0 for f, e in m) for m, c in normal)
+    """Whether the form is at least 0 wherever it exists."""
+    return all(_nonnegative_term(m, c) for m, c in normal)
+
+
+def _nonnegative_term(monomial: Monomial, coefficient: Fraction) -> bool:
+    """A product of what is at least 0; relu(u)·v is, where u·v is."""
+    if coefficient >= 0 and all(f.nonnegative or e % 2 == 0 for f, e in monomial):
+        return True
+    for f, e in monomial:
+        if f.kind == "fn relu" and e == 1 and len(argument := _argument(f)) == 1 and argument[0][1]:
+            powers = dict(monomial)
+            del powers[f]
+            for g, power in argument[0][0]:
+                powers[g] = powers.get(g, 0) + power
+            if coefficient * argument[0][1] >= 0 and all(g.nonnegative or p % 2 == 0 for g, p in powers.items()):
+                return True
+    return False
 
 
 @dataclass
@@ -87,7 +107,7 @@ class Laws(Forms):
 
     def _monomial_raised(self, monomial: Monomial, coefficient: Fraction, e: Exponent) -> Normal:
         if e == int(e):
-            if any(not f.nonzero and power < 0 for f, power in monomial):
+            if any(not f.nonzero and power < 0 for f, power in monomial) and not self.exists:
                 return self._opaque_power(((monomial, coefficient),), e)
             return self.scaled(self.monomial((f, power * e) for f, power in monomial), coefficient ** int(e))
         known, rest = _split(monomial)
@@ -155,7 +175,7 @@ class Laws(Forms):
         found, kept = ONE, ZERO
         for monomial, coefficient in normal:
             inner = monomial[0][0] if len(monomial) == 1 and monomial[0][1] == 1 else None
-            if inner is not None and inner.kind == "log" and inner.total and coefficient:
+            if inner is not None and inner.kind == "log" and (inner.total or (self.exists and coefficient == 1)):
                 found = self.times(found, self.raised(inner.parts[0], coefficient))  # type: ignore[arg-type]
             else:
                 kept = self.add(kept, ((monomial, coefficient),))
@@ -220,19 +240,49 @@ class Laws(Forms):
             return simple[name](first)
         if name == "silu":
             return self.times(first, self.function("sigmoid", first))
-        if name == "relu" and nonnegative_normal(first):
-            return first
+        if name == "sigmoid" and self._oriented(first)[1] < 0:
+            return self.add(ONE, self.scaled(self.function("sigmoid", self.scaled(first, -1)), -1))
+        if name.startswith("gelu "):  # φ is erf(u/√2), or what approximates it
+            half = self.scaled(first, HALF)
+            return self.times(half, self.add(ONE, self.function(f"phi {name[5:]}", first)))
+        if name == "relu":
+            return self.relu(first)
         sign = 1
-        if name in ODD or name in EVEN:
+        odd = name.split(" ")[0] in ODD
+        if odd or name in EVEN:
             oriented, sign = self._oriented(first)
             if not first:
-                return ZERO if name in ODD else ONE
-            arguments, sign = (oriented,), sign if name in ODD else 1
+                return ZERO if odd else ONE
+            arguments, sign = (oriented,), sign if odd else 1
         f = self.factor(
-            f"fn {name}", *arguments, positive=name in POSITIVE, nonnegative=name == "relu",
+            f"fn {name}", *arguments, positive=name in POSITIVE,
             total=all(map(total_normal, arguments)) and name.split(" ")[0] in TOTAL,
         )  # fmt: skip
         return self.scaled(of(f), sign)
+
+    def relu(self, normal: Normal) -> Normal:
+        """What is known to be positive stands before it."""
+        if not normal or nonnegative_normal(normal):
+            return normal
+        if len(normal) == 1:
+            known, factors = _split(normal[0][0])
+            coefficient = normal[0][1]
+            if not coefficient:  # of a product that may not exist
+                known, factors = (), normal[0][0]
+            scale, rest = abs(coefficient) or Fraction(1), ((factors, _sign(coefficient)),)
+        else:
+            known, scale, rest = self._content(normal, free=False)
+            if self._is_relu(rest):
+                return normal
+        oriented, sign = self._oriented(rest)
+        f = self.factor("fn relu", oriented, nonnegative=True, total=total_normal(rest))
+        found = of(f) if sign > 0 else self.add(of(f), self.scaled(oriented, -1))
+        return self.scaled(self.times(self.monomial(known), found), scale)
+
+    def _is_relu(self, normal: Normal) -> bool:
+        """Whether the form is relu(u) - u, which is relu(-u), up to a positive number."""
+        found = [(f, c) for m, c in normal if len(m) == 1 and c > 0 for f, e in m if f.kind == "fn relu" and e == 1]
+        return any(self.add(of(f), self.scaled(_argument(f), -1)) == self.scaled(normal, 1 / c) for f, c in found)
 
     def rebuilt(self, f: Factor, parts: tuple[Payload, ...]) -> Normal:
         """A factor like f of other parts."""
@@ -303,15 +353,23 @@ class Laws(Forms):
 
 
 TOTAL = frozenset(
-    {"relu", "gelu", "sigmoid", "tanh", "sin", "cos", "erf", "sign", "softplus", "ceil", "floor", "minimum"}
+    {"relu", "phi", "sigmoid", "tanh", "sin", "cos", "erf", "sign", "softplus", "ceil", "floor", "minimum"}
 )
 """Functions that exist for all numbers; others may not, and do not cancel."""
 
 
 def _split(monomial: Monomial) -> tuple[Powers, Powers]:
     """The powers that are known to be positive, and the others."""
-    known = tuple((f, e) for f, e in monomial if f.nonzero)
-    return known, tuple((f, e) for f, e in monomial if not f.nonzero)
+    known = tuple((f, e) for f, e in monomial if f.positive)
+    return known, tuple((f, e) for f, e in monomial if not f.positive)
+
+
+def _argument(f: Factor) -> Normal:
+    return f.parts[0]  # type: ignore[return-value]
+
+
+def _sign(value: Fraction) -> Fraction:
+    return Fraction((value > 0) - (value < 0))
 
 
 def _square_root(value: Fraction) -> Fraction | None:

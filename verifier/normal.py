@@ -72,10 +72,12 @@ class Forms:
 
     is_size     says which names and applications are at least 1
     in_range    (condition, function, n): where the condition on a value is 1, the value is in [0, n)
+    exists      the forms are of a term that has a value, so that what may be cancelled is not 0 and exists
     """
 
     is_size: Callable[[Atom], bool] = lambda atom: isinstance(atom, str)
     in_range: set[tuple[str, str, Poly]] = field(default_factory=set)
+    exists: bool = False
     _made: dict[tuple[object, ...], Factor] = field(default_factory=dict)
     _renamed: dict[tuple[Factor, tuple[Bound, ...]], Normal] = field(default_factory=dict)
     _fresh: Iterator[int] = field(default_factory=count)
@@ -136,11 +138,11 @@ class Forms:
         for normal in normals:
             for monomial, coefficient in normal:
                 total[monomial] = total.get(monomial, Fraction(0)) + coefficient
-        return _sorted((m, c) for m, c in total.items() if c or not total_monomial(m))
+        return _sorted((m, c) for m, c in total.items() if c or not (self.exists or total_monomial(m)))
 
     def scaled(self, normal: Normal, by: Fraction | int) -> Normal:
         if not by:
-            return _sorted((m, Fraction(0)) for m, _ in normal if not total_monomial(m))
+            return _sorted((m, Fraction(0)) for m, _ in normal if not (self.exists or total_monomial(m)))
         return tuple((m, c * by) for m, c in normal)
 
     def times(self, left: Normal, right: Normal) -> Normal:
@@ -160,7 +162,7 @@ class Forms:
             if f.kind == "exp":
                 exponents.append(self.scaled(_normal(f.parts[0]), Fraction(e)))
             else:
-                key = (f, not f.nonzero and e < 0)
+                key = (f, not f.nonzero and not self.exists and e < 0)
                 powers[key] = powers.get(key, 0) + e
         written: list[Normal] = []
         kept: list[tuple[Factor, Exponent]] = []
@@ -177,6 +179,10 @@ class Forms:
             elif f.kind == "abs" and e >= 2 and e == int(e):
                 square = self.to_the(_normal(f.parts[0]), int(e) - int(e) % 2)
                 written.append(self.times(square, of(f) if e % 2 else ONE))
+            elif f.kind == "sqrt" and self.exists and e == 2:
+                written.append(_normal(f.parts[0]))
+            elif f.kind == "fn relu" and e >= 2 and e == int(e):
+                written.append(self.times(of(f), self.to_the(_normal(f.parts[0]), int(e) - 1)))
             elif e:
                 kept.append((f, _integral(e)))
         found: Normal = ((tuple(sorted(kept, key=_power_order)), Fraction(1)),)
@@ -284,9 +290,7 @@ class Forms:
 
     def is_positive(self, size: Poly) -> bool:
         """Whether a size is at least 1, every name in it being so."""
-        return bool(size.terms) and all(
-            c > 0 and all(map(self.is_size, atoms)) for atoms, c in size.terms
-        )
+        return bool(size.terms) and all(c > 0 and all(map(self.is_size, atoms)) for atoms, c in size.terms)
 
     def _closed(self, bounds: Sequence[Bound], body: Normal) -> tuple[tuple[Poly, ...], Normal]:
         """The body with its bound indices in one order, under the names that closed forms use."""
@@ -323,7 +327,11 @@ class Forms:
         parts: list[Normal] = []
         for monomial, coefficient in normal:
             same = [(f, e) for f, e in monomial if f.names.isdisjoint(swap)]
-            part = self.scaled(((tuple(same), Fraction(1)),), coefficient) if coefficient else ((tuple(same), coefficient),)
+            part = (
+                self.scaled(((tuple(same), Fraction(1)),), coefficient)
+                if coefficient
+                else ((tuple(same), coefficient),)
+            )
             for f, e in monomial:
                 if not f.names.isdisjoint(swap):
                     part = _merged(self, part, self._power_renamed(f, e, swap))
@@ -394,9 +402,7 @@ class Forms:
 
 def _merged(forms: Forms, left: Normal, right: Normal) -> Normal:
     """The product where no factor of one side is a factor of the other; coefficients of 0 are kept."""
-    return tuple(
-        (m, c * d * x) for (a, c), (b, d) in product(left, right) for m, x in forms.monomial((*a, *b))
-    )
+    return tuple((m, c * d * x) for (a, c), (b, d) in product(left, right) for m, x in forms.monomial((*a, *b)))
 
 
 def of(f: Factor) -> Normal:

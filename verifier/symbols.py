@@ -213,7 +213,9 @@ class Symbols:
 
     def _follows(self, kind: str, value: Poly) -> bool:
         polys = (value, *(p for _, p in self.facts))
-        if not all(map(_linear, polys)) or any(isinstance(a, App) and a.name == "max0" for p in polys for a in _atoms(p)):
+        if not all(map(_linear, polys)) or any(
+            isinstance(a, App) and a.name == "max0" for p in polys for a in _atoms(p)
+        ):
             return is_valid(formula(kind, value), self.given([value]))
         if not self._rational(value) or (kind == "==" and not self._rational(value * -1)):
             return False

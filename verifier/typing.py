@@ -74,7 +74,9 @@ def prove_placement(rule: Equation) -> Proved:
             types = typing.of(left), typing.of(right)
             if types[0].layouts != types[1].layouts:
                 shown = [" ".join(map(str, t.layouts)) for t in types]
-                failure = Failure(f"root {number}: the left side is {shown[0]}, the right side {shown[1]}", ill_typed=True)
+                failure = Failure(
+                    f"root {number}: the left side is {shown[0]}, the right side {shown[1]}", ill_typed=True
+                )
                 return Proved(failure=failure)
         if (failure := typing.unguarded()) is None:
             failure = _unequal(rule)
@@ -212,7 +214,9 @@ class Typing:
         dims = self._evaluator.tensor(erase(term)).dims
         known_dims = [(i, extent(d)) for i, d in enumerate(dims) if not spliced(d)]
         if len(dims) != len(shape) or any(
-            self._value(size) != shape[i] for i, size in known_dims if all(isinstance(a, str) for m, _ in size.terms for a in m)
+            self._value(size) != shape[i]
+            for i, size in known_dims
+            if all(isinstance(a, str) for m, _ in size.terms for a in m)
         ):
             raise RuleError(f"{term}: has shape {list(shape)} at sizes {self.sizes}, which is not its symbolic one")
 
@@ -223,7 +227,9 @@ class Typing:
         reasons: list[str] = []
         for rule, sizes, size in _offered(term.op, signature, frozenset(x.blocks for x in have)):
             asked = [p.at(sizes) for p in rule.operands]
-            if not all(a == b or (not g and {a.kind, b.kind} == {"R", "C"}) for a, b, g in zip(asked, have, grads, strict=True)):
+            if not all(
+                a == b or (not g and {a.kind, b.kind} == {"R", "C"}) for a, b, g in zip(asked, have, grads, strict=True)
+            ):
                 continue
             if (failure := proven(rule).failure) is not None:
                 reasons.append(f"{rule.name}: {failure}")

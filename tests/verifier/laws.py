@@ -36,6 +36,15 @@ FUNCTIONS: dict[str, Case] = {
     "sqrt_of_square": (M, "sqrt(mul(x, x))", ["abs(x)"], ["x"]),
     "sqrt_of_exp_product": (MM, "sqrt(mul(exp(x), y))", ["mul(sqrt(exp(x)), sqrt(y))"], ["mul(exp(x), sqrt(y))"]),
     "rsqrt_as_reciprocal": (M, "rsqrt(x)", ["reciprocal(sqrt(x))"], ["sqrt(x)", "sqrt(reciprocal(exp(x)))"]),
+    "relu_of_neg": (M, "relu(neg(x))", ["sub(relu(x), x)"], ["relu(x)", "sub(x, relu(x))"]),
+    "relu_of_double": (M, "relu(add(x, x))", ["add(relu(x), relu(x))"], ["relu(x)"]),
+    "relu_of_scaled": (MM, "relu(mul(exp(y), x))", ["mul(relu(x), exp(y))"], ["mul(relu(y), x)", "relu(x)"]),
+    "relu_squared": (M, "mul(relu(x), relu(x))", ["mul(x, relu(x))"], ["mul(x, x)"]),
+    "relu_of_relu_of_neg": (M, "relu(relu(neg(x)))", ["relu(neg(x))"], ["relu(x)"]),
+    "sigmoid_of_neg": (M, "add(sigmoid(neg(x)), sigmoid(x))", ["exp(sub(x, x))"], ["exp(x)"]),
+    "relu_of_relu_times": (M, "relu(mul(relu(x), x))", ["mul(relu(x), x)"], ["mul(x, x)"]),
+    "gelu_of_neg": (M, "gelu(neg(x), approximate='none')", ["sub(gelu(x, approximate='none'), x)"],
+                    ["neg(gelu(x, approximate='none'))", "gelu(x, approximate='tanh')"]),
     "relu_of_relu": (M, "relu(relu(x))", ["relu(x)"], ["x"]),
     "relu_of_exp": (M, "relu(exp(x))", ["exp(x)"], ["relu(x)"]),
     "silu_by_sigmoid": (M, "mul(sigmoid(x), x)", ["silu(x)"], ["sigmoid(x)"]),
@@ -47,17 +56,25 @@ FUNCTIONS: dict[str, Case] = {
     "minimum_by_maximum": (MM, "neg(minimum(x, y))", ["maximum(neg(x), neg(y))"], ["maximum(x, y)"]),
 }  # fmt: skip
 
-NOT_PROVEN: dict[str, tuple[dict[str, str], str, str]] = {
-    # true where both sides exist, but one of them exists for more tensors
+EXISTING: dict[str, tuple[dict[str, str], str, str]] = {
+    # true wherever the left side exists; the right side exists for more tensors
     "reciprocal_twice": (MM, "add(reciprocal(reciprocal(x)), y)", "add(x, y)"),
-    "quotient_by_itself": (MM, "mul(div(x, x), y)", "y"),
-    "sqrt_squared": (M, "mul(sqrt(x), sqrt(x))", "relu(x)"),
+    "quotient_of_quotient": ({**MM, "z": "m n"}, "div(x, div(y, z))", "div(mul(x, z), y)"),
+    "quotient_by_itself": (MM, "add(div(x, x), y)", "add(exp(sub(x, x)), y)"),
+    "quotient_of_multiple": (MM, "div(mul(x, y), x)", "mul(y, exp(sub(x, x)))"),
+    "sqrt_squared": (MM, "add(mul(sqrt(x), sqrt(x)), y)", "add(x, y)"),
     "exp_of_log": (MM, "mul(exp(log(x)), y)", "mul(x, y)"),
+    "cancelled_logarithm": (MM, "add(y, sub(log(x), log(x)))", "add(y, sub(x, x))"),
+}
+
+NOT_PROVEN: dict[str, tuple[dict[str, str], str, str]] = {
+    # a false rule, or one whose right side does not exist wherever the left does
     "log_of_any_product": (MM, "log(mul(x, y))", "add(log(x), log(y))"),
     "sqrt_of_any_product": (MM, "sqrt(mul(x, y))", "mul(sqrt(x), sqrt(y))"),
-    "cancelled_logarithm": (MM, "add(y, sub(log(x), log(x)))", "add(y, sub(x, x))"),
     "relu_of_scaled": ({"x": "m n", "c": ""}, "relu(mul(x, c))", "mul(relu(x), c)"),
-}
+    "sqrt_of_square": (M, "sqrt(mul(x, x))", "x"),
+    "quotient_by_other": (MM, "mul(div(x, y), x)", "y"),
+} | {f"{name} from right to left": (v, right, left) for name, (v, left, right) in EXISTING.items()}  # fmt: skip
 
 INDICES: dict[str, Case] = {
     "transposed_twice": (M, "permute(permute(x, dims=(1, 0)), dims=(1, 0))", ["x"], ["permute(x, dims=(1, 0))"]),
