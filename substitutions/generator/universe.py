@@ -134,13 +134,13 @@ def chosen(
     """
     dims = [*context.dimensions, *(f"*{s}{i}" for s in context.splices for i in range(rank))]
     bounds = [name for name in context.names if name not in dims]
-    pool, best = range(2, 2 + len(dims) + spare), None
+    pool, best = range(2, 3 + len(dims) + spare), None
     valid = 0
     for _ in range(20 * TRIES):
         if valid == TRIES:
             break
         sizes = dict(zip(dims, rng.sample(pool, len(dims)), strict=True))
-        sizes |= {name: rng.randint(1, len(dims)) for name in bounds}
+        sizes |= {name: rng.choice(pool) - 1 for name in bounds}
         if not _bounded(context, sizes):
             continue
         valid += 1
