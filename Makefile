@@ -7,10 +7,10 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types matrix bench format clean
+.PHONY: help setup demo test lint types matrix bench bench-rules format clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## install everything, in the tested versions, into .venv (done once, and again when they change)
 
@@ -34,6 +34,9 @@ matrix: $(STAMP) ## run every model under every layout and write the table in do
 bench: $(STAMP) ## time lowered programs against hand-written torch.distributed code
 	$(PY) -m bench.speed
 	$(PY) -m bench.search
+
+bench-rules: $(STAMP) ## generate and prove rules, mutate them, see which the search uses; writes a page in docs/
+	$(PY) -m bench.rules
 
 format: $(STAMP) ## format the code and mend what the linter can
 	$(PY) -m ruff check --fix .
