@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression, expression
+from shardwright.substitutions.generator.enumeration import Enumeration
+from shardwright.substitutions.generator.field import Parts
+from shardwright.substitutions.generator.names import Names
 from shardwright.substitutions.generator.typed import Step, Type
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.terms import Apply, Dims, Term, Variable
+from shardwright.substitutions.terms import Apply, Term, Variable
 
-if TYPE_CHECKING:
-    from shardwright.substitutions.generator.placements import Enumeration
-
-_VARIABLES = ("x", "y", "z", "w", "u", "v", "t", "x1", "y1", "z1")
-_SIZES = ("m", "i", "o", "n", "h", "d", "j", "k", "l", "p", "q", "r", "m1", "i1", "o1", "n1")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _MOVING = frozenset({"permute", "reshape", "slice", "concat", "expand", "partition", "combine", "replicate"})
 _HOLE = -1
@@ -129,7 +126,7 @@ class Renderer:
             return operands[0]
         return self._interned.setdefault((step.op, step.attrs, *operands), len(self._interned))
 
-    def _value(self, graph: Graph, hole: int, fresh: tuple) -> tuple:
+    def _value(self, graph: Graph, hole: int, fresh: Parts) -> Parts:
         values = self._of.values
         if graph[0] < 0:
             return values.data[self._of.value[self._class(graph)]]
@@ -158,14 +155,14 @@ class Renderer:
         shown = "".join(f",{k}={v}" if k in ("axis", "dim", "dims") else f",{k}" for k, v in step.attrs)
         return sum(n for n, _ in keys) + 1, f"{step.op}({','.join(t for _, t in keys)}{shown})"
 
-    def _canonical(self, graph: Graph, other: Graph) -> tuple[str, tuple[Graph, Graph], _Names]:
+    def _canonical(self, graph: Graph, other: Graph) -> tuple[str, tuple[Graph, Graph], Names]:
         left, right = self._graph_key(graph), self._graph_key(other)
         orders = [(graph, other), (other, graph)]
         if left != right:
             orders = orders[:1] if left > right or other[0] < 0 else orders[1:]
         options = []
         for sides in orders:
-            names = _Names(self._of)
+            names = Names(self._of)
             text = " = ".join(self._text(side, names) for side in sides)
             options.append((f"{text} for {names.declared(self._typing)}", sides, names))
         return min(options, key=lambda option: option[0])
@@ -173,7 +170,7 @@ class Renderer:
     def _operands(self, graph: Graph) -> Sequence[int]:
         return sorted(graph[1:], key=self._key) if self._step(graph).commutes else graph[1:]
 
-    def _text(self, graph: Graph, names: _Names) -> str:
+    def _text(self, graph: Graph, names: Names) -> str:
         if graph[0] < 0:
             return names.variable(graph)
         step = self._step(graph)
@@ -181,14 +178,14 @@ class Renderer:
         attrs = [f"{k}={self._rename(k, v, names)}" for k, v in step.attrs]
         return f"{step.op}({', '.join([*operands, *attrs])})"
 
-    def _term(self, graph: Graph, names: _Names) -> Term:
+    def _term(self, graph: Graph, names: Names) -> Term:
         if graph[0] < 0:
             return Variable(names.variable(graph))
         step = self._step(graph)
         operands = tuple(self._term(self._of.terms[c], names) for c in self._operands(graph))
         return Apply(step.op, operands, tuple((k, self._rename(k, v, names)) for k, v in step.attrs))
 
-    def _rename(self, key: str, value: Expression, names: _Names) -> Expression:
+    def _rename(self, key: str, value: Expression, names: Names) -> Expression:
         found = value.names if key != "axis" else ()
         if not found:
             return value
@@ -206,7 +203,7 @@ class Renderer:
 
     # ---- the rule ----
 
-    def _equation(self, sides: tuple[Graph, Graph], names: _Names, result: int) -> Equation:
+    def _equation(self, sides: tuple[Graph, Graph], names: Names, result: int) -> Equation:
         left, right = (self._term(side, names) for side in sides)
         layouts = tuple(
             (name, tuple(Placement(p.kind, p.dim, tuple(map(names.size, p.blocks))) for p in self._places(kind)))
@@ -224,7 +221,7 @@ class Renderer:
             for number in self._operands(graph):
                 yield from self._ordered(self._of.terms[number])
 
-    def _guard(self, sides: tuple[Graph, Graph], names: _Names, result: int) -> Iterator[Expression]:
+    def _guard(self, sides: tuple[Graph, Graph], names: Names, result: int) -> Iterator[Expression]:
         """Every dimension that some value has sharded divides by the degree of the axis."""
         needed = self._divides(self._typing.types[result]).union(
             *(self._needs(c) for side in sides for c in (side[1:] if side[0] >= 0 else ())),
@@ -240,7 +237,7 @@ class Renderer:
                 if self._step(graph).op == "slice":
                     yield from self._bounds(graph, names)
 
-    def _bounds(self, graph: Graph, names: _Names) -> Iterator[Expression]:
+    def _bounds(self, graph: Graph, names: Names) -> Iterator[Expression]:
         """A slice stays inside its dimension; the first of equal blocks does by itself."""
         attrs = dict(self._step(graph).attrs)
         text = self._typing.sizes.text(
@@ -272,39 +269,3 @@ class Renderer:
 
 def _sorted_product(text: str) -> str:
     return text if "+" in text or "-" in text else " * ".join(sorted(text.split(" * ")))
-
-
-class _Names:
-    """Canonical names, given in order of appearance."""
-
-    def __init__(self, enumeration: Enumeration) -> None:
-        self._context = enumeration.context
-        self._variables: dict[str, tuple[str, int]] = {}
-        self._sizes: dict[str, str] = {}
-        self._dims: Mapping[str, Dims] = enumeration.dims
-
-    def variable(self, graph: Graph) -> str:
-        own = self._context.variables[graph[1]][0]
-        if own not in self._variables:
-            self._variables[own] = (_VARIABLES[len(self._variables)], graph[2])
-            for name in self._dims[own].names:
-                self._sizes.setdefault(name, _SIZES[len(self._sizes)])
-        return self._variables[own][0]
-
-    def size(self, name: str) -> str:
-        """The new name of a size; constants, which no variable has, keep theirs."""
-        return self._sizes.get(name, name)
-
-    def dims(self) -> tuple[tuple[str, Dims], ...]:
-        return tuple(
-            (new, Dims(tuple(tuple(map(self.size, entry)) for entry in self._dims[own].entries)))
-            for own, (new, _) in self._variables.items()
-        )
-
-    def kinds(self, typing: object) -> Iterator[tuple[str, Type]]:
-        for new, kind in self._variables.values():
-            yield new, typing.types[kind]  # type: ignore[attr-defined]
-
-    def declared(self, typing: object) -> str:
-        layouts = [str(kind.layouts) for _, kind in self.kinds(typing)]
-        return "; ".join(f"{name}: {dims} {x}" for (name, dims), x in zip(self.dims(), layouts, strict=True))

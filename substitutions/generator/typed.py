@@ -3,9 +3,6 @@
 A *type* is a shape with one layout per mesh axis. Whether an operator may be applied to operands of given types, and
 what it then gives, is what its row offers along each axis (`required_layouts`, as `derive` reads it); the four parallel
 operators step as `pcg/parallel.py` says. Both are looked up once per shape and kept as tables of type numbers.
-
-Sizes are symbolic: every size of a context stands for a prime, so that a number says which sizes it is the product of.
-Extents that are no products (i + j of a concatenation) are remembered with their expression.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from typing import Any
 
 from shardwright.pcg.errors import GraphError, RuleError
@@ -23,6 +19,7 @@ from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.substitutions.expressions import Expression, expression
+from shardwright.substitutions.generator.contextsizes import PlacementContext, Sizes
 from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Dims, parse_term
 
 COMMUTATIVE = frozenset({"add", "mul"})
@@ -30,42 +27,6 @@ _ARITIES: Mapping[str, tuple[int, ...]] = {
     "concat": (2,), "layer_norm": (1, 3), "rms_norm": (1, 2), "sdpa": (3,), "cross_entropy_sum": (2,), "conv2d": (2,),
 }  # fmt: skip
 """How many operands are enumerated, where the factor string does not say."""
-CONSTANTS: Mapping[str, Any] = {
-    "eps": 1e-5, "scale": 0.5, "smoothing": 0.25, "ignore": -100, "pad": None,
-    "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
-}  # fmt: skip
-"""Attributes that a rule leaves free, and a value of each."""
-_FIRST_PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37)
-_BLOCKS_OF_CONCAT = (2, 3)
-_SMALLEST = 4  # adding m equal terms must not look like a sum over m
-
-
-@dataclass(frozen=True)
-class PlacementContext:
-    """What placement rules are made of: variables, and operators to apply to them along the axes.
-
-    name        of the context
-    variables   the dims of every variable
-    operators   operators with their attributes, as `softmax(dim=1)` or `linear`; each is applied wherever it fits
-    indices     integer variables, each with the size that they count up to
-    axes        the mesh axes
-    whole       sizes that are never sharded
-    sizes       the prime that a size stands for, where the choice matters
-    small       the size at which fingerprints are taken, where the choice matters
-    parts       of the numbers that fingerprints are made of: one, and one more for exponentials
-    num_ops     at most this many operators, however many are asked for
-    """
-
-    name: str
-    variables: tuple[tuple[str, str], ...]
-    operators: tuple[str, ...]
-    indices: tuple[tuple[str, str], ...] = ()
-    axes: tuple[str, ...] = ("a",)
-    whole: tuple[str, ...] = ()
-    sizes: tuple[tuple[str, int], ...] = ()
-    small: tuple[tuple[str, int], ...] = ()
-    parts: int = 2
-    num_ops: int = 99
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,61 +82,6 @@ class Step:
     @property
     def commutes(self) -> bool:
         return self.op in COMMUTATIVE
-
-
-class Sizes:
-    """The numbers that stand for symbolic sizes, and back."""
-
-    def __init__(self, context: PlacementContext) -> None:
-        named = [n for _, dims in context.variables for n in Dims.parse(dims).names]
-        given = dict(context.sizes)
-        free = iter(p for p in _FIRST_PRIMES if p not in given.values())
-        self.of: dict[str, Any] = {name: given.get(name) or next(free) for name in dict.fromkeys(named)}
-        self._primes = {value: name for name, value in self.of.items()} | {n: str(n) for n in _BLOCKS_OF_CONCAT}
-        small = dict(zip(self.of, range(_SMALLEST, 99), strict=False)) | dict(context.small)
-        self.of |= CONSTANTS
-        self.small: dict[str, Any] = small | CONSTANTS
-        self._texts: dict[int, str] = {1: "1"}
-        self._prefixes: dict[int, set[int]] = {}
-
-    def learn(self, factors: Sequence[int]) -> None:
-        """A dimension is the product of these factors, major first."""
-        value = prod(factors)
-        at = (prod(factors[:i]) for i in range(1, len(factors)))
-        self._prefixes.setdefault(value, set()).update(n for n in at if 1 < n < value)
-        if value not in self._texts and all(map(self._known, factors)):
-            self._texts[value] = " * ".join(self.text(n) for n in factors if n != 1)
-
-    def name(self, value: int, text: str) -> bool:
-        """Remember an extent that is no product; False where the number already stands for something else."""
-        plain = str(expression(text))
-        return self._texts.setdefault(value, plain) == plain and self._factors(value) is None
-
-    def prefixes(self, value: int) -> tuple[int, ...]:
-        """The numbers of blocks that a dimension of this size is naturally seen as."""
-        return (1, *sorted(self._prefixes.get(value, ())))
-
-    def text(self, value: int) -> str:
-        """The size as an expression."""
-        if value not in self._texts:
-            factors = self._factors(value)
-            if factors is None:
-                raise RuleError(f"no expression for the size {value}; sizes are {self.of}")
-            self._texts[value] = " * ".join(self._primes[p] for p in factors)
-        return self._texts[value]
-
-    def _known(self, value: int) -> bool:
-        return value in self._texts or self._factors(value) is not None
-
-    known = _known
-
-    def _factors(self, value: int) -> list[int] | None:
-        found: list[int] = []
-        for p in sorted(self._primes):
-            while value % p == 0:
-                found.append(p)
-                value //= p
-        return found if value == 1 else None
 
 
 class Typing:

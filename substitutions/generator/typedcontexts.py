@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.substitutions.generator.typed import PlacementContext
+from shardwright.substitutions.generator.contextsizes import PlacementContext
 
 _CONV = "conv2d(stride=stride, padding=padding, dilation=dilation, groups=1)"
 _NORM = "(eps=eps, normalized_dims=1)"

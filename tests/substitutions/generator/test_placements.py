@@ -1,0 +1,199 @@
+"""Placement rules: what the enumeration finds, that it is true on devices, and that the prover agrees."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from shardwright.pcg.errors import LayoutError, RuleError
+from shardwright.pcg.mesh import Mesh
+from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.generator import gradients
+from shardwright.substitutions.generator.contextsizes import PlacementContext, Sizes
+from shardwright.substitutions.generator.devices import recheck
+from shardwright.substitutions.generator.gradients import gradient_difference
+from shardwright.substitutions.generator.placements import generate_placements
+from shardwright.substitutions.generator.typed import Shape, Template, Type, Typing
+from shardwright.substitutions.generator.typedcontexts import PLACEMENT_CONTEXTS
+from shardwright.substitutions.terms import Apply, subterms
+from shardwright.verifier.typing import prove_placement, required_guard
+
+DENSE = PlacementContext(
+    "d", (("x", "m i"), ("w", "o i")), ("linear", "relu", "softmax(dim=1)", "permute(dims=(1, 0))")
+)
+HEADS = PlacementContext("h", (("x", "m (h d)"),), ("reshape(shape=(m, h, d))", "relu", "concat(dim=1)"))
+LOOKUP = PlacementContext("l", (("w", "v h"), ("t", "n")), ("embedding(padding_idx=pad)", "add"), indices=(("t", "v"),))
+LOSS = PlacementContext(
+    "c", (("x", "m v"), ("t", "m")), ("cross_entropy_sum(ignore_index=ignore, label_smoothing=smoothing)",),
+    indices=(("t", "v"),),
+)  # fmt: skip
+AXES = PlacementContext("t", (("x", "m i"),), ("relu",), axes=("a", "b"))
+SMALL = (DENSE, HEADS, LOOKUP, LOSS, AXES)
+
+
+@pytest.fixture(scope="module")
+def found() -> Mapping[str, list[Equation]]:
+    return {context.name: generate_placements(context, 3, 0) for context in SMALL}
+
+
+@pytest.mark.parametrize(
+    ("context", "text"),
+    [
+        ("d", ("linear(combine(x, axis=a), combine(y, axis=a)) = reduce(linear(x, y), axis=a)"
+              " for x: m i in S(1), y: o i in S(1) where i % a == 0")),
+        ("d", ("combine(linear(replicate(x, axis=a), y), axis=a) = linear(x, combine(y, axis=a))"
+              " for x: m i in R, y: o i in S(0) where o % a == 0")),
+        ("d", ("reduce(linear(replicate(x, axis=a), y), axis=a) = linear(x, reduce(y, axis=a))"
+              " for x: m i in R, y: o i in P")),
+        ("d", ("softmax(combine(x, axis=a), dim=1) = combine(softmax(x, dim=1), axis=a)"
+              " for x: m i in S(0) where m % a == 0")),
+        ("d", ("permute(partition(x, axis=a, dim=1), dims=(1, 0)) = partition(permute(x, dims=(1, 0)), axis=a, dim=0)"
+              " for x: m i in R where i % a == 0")),
+        ("d", ("relu(partition(relu(x), axis=a, dim=0)) = partition(relu(x), axis=a, dim=0)"
+              " for x: m i in R where m % a == 0")),
+        ("h", ("reshape(combine(x, axis=a), shape=(m, i, o)) = combine(reshape(x, shape=(m, i, o)), axis=a)"
+              " for x: m (i o) in S(1, i) where o % a == 0")),
+        ("h", ("concat(combine(x, axis=a), combine(x, axis=a), dim=1) = combine(concat(x, x, dim=1), axis=a)"
+              " for x: m (i o) in S(1) where i * o % a == 0")),
+        ("l", ("reduce(embedding(x, replicate(y, axis=a), padding_idx=pad), axis=a) ="
+              " embedding(combine(x, axis=a), y, padding_idx=pad) for x: m i in S(0), y: o in R where m % a == 0")),
+        ("c", ("cross_entropy_sum(combine(x, axis=a), combine(y, axis=a), ignore_index=ignore,"
+              " label_smoothing=smoothing) ="
+              " reduce(cross_entropy_sum(x, y, ignore_index=ignore, label_smoothing=smoothing), axis=a)"
+              " for x: m i in S(0), y: m in S(0) where m % a == 0")),
+        ("t", ("reduce(combine(x, axis=b), axis=a) = combine(reduce(x, axis=a), axis=b)"
+              " for x: m i in P S(1) where i % b == 0")),
+    ],
+)  # fmt: skip
+def test_the_rules_of_rows_and_of_parallel_operators_come_out(
+    found: Mapping[str, list[Equation]], context: str, text: str
+) -> None:
+    left, _, rest = text.partition(" = ")
+    right, _, variables = rest.partition(" for ")
+    assert {text, f"{right} = {left} for {variables}"} & {rule.equation for rule in found[context]}
+
+
+def test_every_rule_is_proven_under_the_guard_that_typing_asks_for(found: Mapping[str, list[Equation]]) -> None:
+    for rule in (rule for rules in found.values() for rule in rules):
+        assert prove_placement(rule).failure is None, rule.equation
+        assert set(required_guard(rule)) == set(rule.guard), rule.equation
+
+
+def test_gradients_are_those_of_the_serial_graph(found: Mapping[str, list[Equation]]) -> None:
+    rules = [rule for name in "dhlt" for rule in found[name]]
+    for rule in random.Random(0).sample(rules, 20):
+        assert gradient_difference(rule, Mesh(rule.axes, (2, 3)[: len(rule.axes)])) is None
+
+
+def test_a_wrong_adjoint_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = equation("wrong", {"x": "m i", "w": "o i"}, "combine(linear(replicate(x, axis=a), w), axis=a)",
+                    "linear(x, combine(w, axis=a))", axes=("a",), layouts={"x": ["R"], "w": ["S(0)"]})  # fmt: skip
+    assert gradient_difference(rule, Mesh.of(a=2)) is None
+    monkeypatch.setattr(gradients, "ADJOINT", {**gradients.ADJOINT, "replicate": "replicate"})
+    with pytest.raises(LayoutError, match="copies at 0 and 1 differ"):
+        gradient_difference(rule, Mesh.of(a=2))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "layout", "what"),
+    [
+        ("relu(combine(x, axis=a))", "combine(x, axis=a)", "S(0)", "different values"),
+        ("permute(combine(x, axis=a), dims=(1, 0))", "permute(x, dims=(1, 0))", "S(0)", "the left is .* the right"),
+        ("reduce(relu(x), axis=a)", "relu(reduce(x, axis=a))", "P", "relu has no split for operands in P"),
+        ("combine(reduce(x, axis=a), axis=a)", "reduce(x, axis=a)", "P", "combine steps from S"),
+    ],
+)
+def test_false_rules_differ_on_devices(left: str, right: str, layout: str, what: str) -> None:
+    rule = equation("false", {"x": "m i"}, left, right, ("m % a == 0",), axes=("a",), layouts={"x": [layout]})
+    assert re.search(what, recheck([rule])["false"])
+
+
+def test_results_depend_on_the_seed_in_nothing(found: Mapping[str, list[Equation]]) -> None:
+    again, other = generate_placements(DENSE, 3, 0), generate_placements(DENSE, 3, 5)
+    assert again == found["d"]
+    assert {rule.hash for rule in other} == {rule.hash for rule in again}
+
+
+def test_what_is_dropped_is_counted() -> None:
+    reports: list[dict[str, int]] = []
+    rules = generate_placements(DENSE, 2, 0, lambda counts: reports.append(dict(counts)))
+    last = reports[-1]
+    assert last["candidates"] == len(rules) == len({rule.hash for rule in rules})
+    assert last["differ"] == 0
+    assert last["graphs"] == last["fingerprints"] + sum(
+        last.get(key, 0) for key in ("serial", "subterm", "duplicate", "candidates")
+    )
+
+
+def test_common_subterms_become_variables(found: Mapping[str, list[Equation]]) -> None:
+    """partition(combine(relu(x))) = relu(x) is partition(combine(x)) = x."""
+    equations = {str(rule.left[0]) for rule in found["d"]}
+    assert "partition(combine(x, axis=a), axis=a, dim=0)" in equations
+    assert "partition(combine(relu(x), axis=a), axis=a, dim=0)" not in equations
+
+
+def test_rules_of_two_axes_move_along_both(found: Mapping[str, list[Equation]]) -> None:
+    assert found["t"]
+    for rule in found["t"]:
+        terms = [t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)]
+        assert {str(dict(t.attrs)["axis"]) for t in terms if "axis" in dict(t.attrs)} == {"a", "b"}
+
+
+def test_contexts_are_units_of_work_and_hold_every_operator() -> None:
+    assert pickle.loads(pickle.dumps(PLACEMENT_CONTEXTS)) == PLACEMENT_CONTEXTS
+    assert len({context.name for context in PLACEMENT_CONTEXTS}) == len(PLACEMENT_CONTEXTS)
+    ops = {text.partition("(")[0] for context in PLACEMENT_CONTEXTS for text in context.operators}
+    assert ops >= {
+        "linear", "matmul", "add", "mul", "relu", "tanh", "permute", "reshape", "concat", "slice", "sum", "softmax",
+        "layer_norm", "rms_norm", "embedding", "conv2d", "sdpa", "cross_entropy_sum",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", PLACEMENT_CONTEXTS, ids=lambda context: context.name)
+def test_nothing_differs_on_devices(context: PlacementContext) -> None:
+    last: dict[str, int] = {}
+    assert generate_placements(context, 3, 0, last.update)
+    assert last["differ"] == 0
+
+
+# ---- typing ----
+
+
+def test_sizes_are_read_off_numbers() -> None:
+    sizes = Sizes(PlacementContext("s", (("x", "m (h d)"),), ()))
+    m, h, d = (sizes.of[name] for name in "mhd")
+    sizes.learn([h, d])
+    assert sizes.text(h * d) == "h * d"
+    assert sizes.prefixes(h * d) == (1, h)
+    assert sizes.text(2 * m) == "2 * m"
+    assert sizes.name(m + h, "m + h")
+    assert sizes.text(m + h) == "m + h"
+    with pytest.raises(RuleError, match="no expression for the size 41; sizes are"):
+        sizes.text(41)
+
+
+def test_only_what_fits_is_applied() -> None:
+    typing = Typing(LOOKUP)
+    w, t = (typing.types[typing.variable(name)[0]].shape for name in "wt")
+    embedding, add = (template for text in LOOKUP.operators for template in Template.parse(text))
+    assert typing.apply(embedding, (w, t)) is not None
+    assert typing.apply(embedding, (w, w)) is None  # no indices
+    assert typing.apply(add, (w, t)) is None  # nothing is added to indices
+    assert typing.apply(embedding, (Shape((w.extents[1], 3)), t)) is None  # indices count up to v
+
+
+def test_two_axes_do_not_shard_one_dimension() -> None:
+    typing = Typing(AXES)
+    kinds: list[Type] = [typing.types[number] for number in typing.variable("x")]
+    assert {" ".join(map(str, kind.layouts)) for kind in kinds} >= {"S(0) S(1)", "P C", "R R"}
+    assert not [kind for kind in kinds if str(kind.layouts[0]) == str(kind.layouts[1]) == "S(0)"]
+
+
+def test_operators_are_given_without_operands() -> None:
+    with pytest.raises(RuleError, match=r"operator 'relu\(x\)': expected an operator with attributes"):
+        Template.parse("relu(x)")
