@@ -229,12 +229,13 @@ def norm(centred: bool) -> Semantics:
 
 
 def sdpa(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """softmax(q kᵀ · scale + mask) v over keys, with as many key heads as query heads; the mask is of numbers."""
+    """softmax(q kᵀ · scale + mask) v over keys; query heads (h r) share key heads h; the mask is of numbers."""
     expect(term, len(operands) in (3, 4) and all(run.rank(x) >= 3 for x in operands[:3]))
     (q, k, v, *masks), attrs, forms = operands, dict(term.attrs), run.forms
     expect(term, len(q.dims) == len(k.dims) == len(v.dims) and str(attrs["causal"]) in ("True", "False"))
     expect(term, not any(spliced(d) for x in operands for d in x.dims[-2:]))
-    for a, b, c in zip(q.dims[:-2], k.dims[:-2], v.dims[:-2], strict=True):
+    shared = len(k.dims[-3]) if not spliced(q.dims[-3]) else 1
+    for a, b, c in zip((*q.dims[:-3], q.dims[-3][:shared]), k.dims[:-2], v.dims[:-2], strict=True):
         run.proven_equal(f"{term}: leading dimensions agree", a, b)
         run.proven_equal(f"{term}: leading dimensions agree", a, c)
     inner = run.need_equal(f"{term}: query and key agree", q.dims[-1], k.dims[-1])
@@ -244,8 +245,11 @@ def sdpa(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         expect(term, len(mask.dims) <= len(q.dims))
     scale = forms.rsqrt(forms.size(extent(inner))) if str(attrs["scale"]) == "None" else constant(run, attrs["scale"])
 
+    def lead(index: Index) -> Index:
+        return (*index[:-3], index[-3][:shared])
+
     def weight(index: Index, at: tuple[Position, ...]) -> Normal:
-        dot = total(run, [inner], lambda d: forms.times(q.element((*index[:-1], *d)), k.element((*index[:-2], at, *d))))
+        dot = total(run, [inner], lambda d: forms.times(q.element((*index[:-1], *d)), k.element((*lead(index), at, *d))))
         bias = (read(mask, (*index[:-1], at)) for mask in masks)
         found = forms.function("exp", forms.add(forms.times(dot, scale), *bias))
         if str(attrs["causal"]) == "False":
@@ -253,7 +257,7 @@ def sdpa(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         return forms.times(found, forms.indicator("ge", number(q.dims[-2], index[-2]) - number(keys, at)))
 
     def element(index: Index) -> Normal:
-        top = total(run, [keys], lambda j: forms.times(weight(index, *j), v.element((*index[:-2], *j, index[-1]))))
+        top = total(run, [keys], lambda j: forms.times(weight(index, *j), v.element((*lead(index), *j, index[-1]))))
         bottom = total(run, [keys], lambda j: weight(index, *j))
         return forms.times(top, forms.reciprocal(bottom))
 
