@@ -392,6 +392,7 @@ def _loaded(path: Path) -> Found | None:
 
 def _verdict(data: Mapping[str, Any]) -> Verdict:
     kept = data["certificate"]
-    texts = ("axioms", "guard")
-    certificate = kept and Certificate(**{**kept, **{key: tuple(kept[key]) for key in texts}})
+    certificate = kept and Certificate(
+        kept["rule"], kept["name"], tuple(kept["axioms"]), tuple(kept["guard"]), kept["solver"], kept["scope"]
+    )
     return Verdict(data["outcome"], certificate, data["reason"], data["hint"], data["time_s"])

@@ -8,7 +8,7 @@ rule needs, and keep a broken file from taking the machine down.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ MAX_ITEMS = 100
 
 
 @contextmanager
-def located(place: str) -> Iterator[None]:
+def located(place: str) -> Generator[None]:
     """Put the rule, or the rule and the field, before the message of an error."""
     try:
         yield

@@ -33,7 +33,7 @@ def asked(tmp_path: Path) -> list[str]:
     return sorted((tmp_path / "log").read_text().splitlines())
 
 
-def run(path: Path, given: Sequence[Source], jobs: int = 2) -> tuple[generation.Generated, list[str]]:
+def run(path: Path, given: Sequence[Source], jobs: int = 1) -> tuple[generation.Generated, list[str]]:
     told: list[str] = []
     return generate(path, Settings(2, 7), jobs, told.append, given), told
 
@@ -105,7 +105,7 @@ def test_what_is_kept_is_used_only_where_it_fits(tmp_path: Path, monkeypatch: py
         file = tmp_path / "rules.json.partial" / "fake-one.json"
         file.write_text(file.read_text()[:100])
         anew = 1
-    generate(path, settings, 2, told.append, contexts(tmp_path))
+    generate(path, settings, 1, told.append, contexts(tmp_path))
     assert len(asked(tmp_path)) == before + anew
     assert any("starting anew" in text for text in told) == (damage != "torn")
 

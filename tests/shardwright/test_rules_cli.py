@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright import generation
+from shardwright import generation, workers
 from shardwright import rules as driver
 from shardwright.cli.main import main
 from shardwright.generation import Source
@@ -53,6 +53,7 @@ def net():
 def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run the command line in this process, in an empty folder: (status, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(workers, "num_cpus", lambda: 1)
     monkeypatch.delenv("SHARDWRIGHT_DEBUG", raising=False)
 
     def run(*arguments: str) -> tuple[int, str, str]:

@@ -220,6 +220,8 @@ def test_rules_are_found_by_name_or_part_of_it(tmp_path: Path) -> None:
 
 # ---- anything at all ----
 
+SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(
         ["", "x", "R", "S(1)", "linear(x, w)", "a b -> a", "k | a", "*b i", "-x", "((x))", "x;y", "x" * 9000, "1" * 20]
@@ -257,7 +259,7 @@ def judged(data: object) -> None:
     assert rule_from_json(json.loads(json.dumps(rule.to_json()))) == rule
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_mutated_rules_are_read_or_are_rule_errors(data: st.DataObject) -> None:
     rule = data.draw(st.sampled_from(GOOD))
@@ -267,7 +269,7 @@ def test_mutated_rules_are_read_or_are_rule_errors(data: st.DataObject) -> None:
     judged(rule)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_mutated_text_is_read_or_is_a_rule_error(data: st.DataObject) -> None:
     """Cut, doubled and inserted characters inside the texts of a rule."""
@@ -290,7 +292,7 @@ def at(value: Any, place: tuple[Any, ...]) -> Any:
     return value
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=SLOW)
 @given(data=JSON)
 def test_anything_is_read_or_is_a_rule_error(data: Any) -> None:
     judged(data)

@@ -20,7 +20,7 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "rules.md"
 
 
-def file(*rules: object) -> dict[str, object]:
+def file(*rules: Any) -> dict[str, Any]:
     return {"version": 1, "rules": list(rules)}
 
 
