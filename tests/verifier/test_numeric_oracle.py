@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shardwright.generation import Source, generate_one, sources
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import denote, scatter
@@ -42,11 +43,16 @@ def assert_close(want: Tensor, got: np.ndarray[Any, Any], what: str) -> None:
 
 
 def instance(rule: Equation, seed: int) -> tuple[Graph, Match]:
-    """The left side at random sizes that satisfy the guard."""
+    """The left side at random sizes that satisfy the guard; no tensor is empty."""
     rng = random.Random(seed)
-    found = next(filter(None, (_instance(rule, rng) for _ in range(4000))), None)
+    tried = (_instance(rule, rng) for _ in range(4000))
+    found = next((made for made in tried if made is not None and not _is_empty(made[0])), None)
     assert found is not None, f"{rule.name}: no small sizes satisfy its left side and guard"
     return found
+
+
+def _is_empty(graph: Graph) -> bool:
+    return any(extent < 1 for kind in graph.types.values() for extent in kind.shape)
 
 
 def operands(rule: Equation, graph: Graph, seed: int) -> dict[str, Tensor]:
@@ -187,6 +193,20 @@ def meshes(rule: Equation) -> list[Mesh]:
 def test_placement_rules_are_true_on_every_device_forward_and_backward(rule: Equation) -> None:
     for mesh in meshes(rule):
         assert_placed(rule, mesh)
+
+
+GENERATED = sources()[3::9]
+
+
+@pytest.mark.parametrize("source", GENERATED, ids=lambda source: source.name)
+def test_generated_rules_are_true_by_torch(source: Source) -> None:
+    """A sample: a few rules of every ninth context of the generator."""
+    rules = generate_one(source.function, source.context, 2, 0, lambda counts: None)
+    for rule in rules[:: max(1, len(rules) // 5)]:
+        if rule.axes:
+            assert_placed(rule, meshes(rule)[0])
+        else:
+            assert_equal_with_gradients(rule, 3)
 
 
 @pytest.mark.parametrize("op", [PARTITION, COMBINE, REPLICATE, REDUCE])
