@@ -8,14 +8,16 @@ import pytest
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.interpret import run_serial
+from shardwright.pcg.interpret import run_devices, run_serial
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan, difference
-from shardwright.search.leaves import expand, replay
+from shardwright.search.leaves import degrees, expand, replay
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
+from shardwright.search.restrict import TENSOR
 from shardwright.search.splits import cuts, leaves, transplant
 from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.match import places
 from tests.search.graphs import cluster, every_choice, mlp
 
 
@@ -110,3 +112,46 @@ def test_rewrites_that_do_not_apply_are_refused(rewrite: Rewrite, message: str) 
     where = Rewrite(rewrite.start, end if rewrite.end == "end" else rewrite.end, rewrite.steps)
     with pytest.raises(PlanError, match=message):
         replay(graph, [where], CATALOGUE, Mesh.of(x=2))
+
+
+def classifier(classes: int = 64) -> Graph:
+    """Logits of many classes from few features, so many that gathering them costs more than all else."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (16, 4), "float32", "x")
+    targets = b.leaf("targets", "input", (16,), "int64", "targets")
+    w = b.leaf("w", "parameter", (classes, 4), "float32", "w", grad=True)
+    loss = b.op("cross_entropy_sum", b.op("linear", x, w), targets, ignore_index=-100, label_smoothing=0.0)
+    return b.graph([("loss", loss)])
+
+
+def test_parameters_are_chosen_from_the_axes_and_their_products() -> None:
+    assert degrees(Mesh.of(x=2, y=4)) == (2, 4, 8)
+    assert degrees(Mesh.of(x=1)) == ()
+    rule = CATALOGUE["cross_entropy_in_parts"]
+    sizes = [match.sizes["k"] for match in places(rule, classifier(), degrees(Mesh.of(x=2, y=4)))]
+    assert sizes == [2, 4, 8]
+    assert len(places(rule, classifier(classes=12), degrees(Mesh.of(x=2, y=4)))) == 2
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(x=4), Mesh.of(x=2, y=2)], ids=str)
+def test_a_plan_with_a_parameter_is_replayed_from_its_mesh(mesh: Mesh) -> None:
+    graph = classifier()
+    links = cluster(4, link_bytes_per_s=1e6, latency_s=0.0)
+    roles = (TENSOR,) * len(mesh)
+    plain, plan = (
+        Planner(links, every_choice, rules=rules).plan(graph, "classifier", mesh=mesh, roles=roles)
+        for rules in ({}, CATALOGUE)
+    )
+    assert plan.prediction.step_s < plain.prediction.step_s
+    steps = [step[0] for rewrite in plan.report.rewrites for step in rewrite.steps]
+    assert steps[0] == "cross_entropy_in_parts"
+    assert set(steps[1:]) <= {"maximum_in_blocks"}  # one stage more for the second axis
+    check_plan(Plan.from_json(plan.to_json()), graph, CATALOGUE)
+    numbers = {
+        "x": np.ones((16, 4)),
+        "w": np.arange(256.0).reshape(64, 4) % 7,
+        "targets": np.array([-100, *range(4, 64, 4)]),
+    }
+    expected = run_serial(graph, numbers)[dict(graph.outputs)["loss"]]
+    found = run_devices(plan.graph, numbers)[dict(plan.graph.outputs)["loss"]]
+    np.testing.assert_allclose(np.array(found), expected, rtol=1e-6)
