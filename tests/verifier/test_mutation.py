@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shardwright.generation import Source, generate_one, sources
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.decompositions import DECOMPOSITIONS
 from shardwright.substitutions.equations import Equation, equation
@@ -56,6 +57,14 @@ def test_no_mutant_of_an_operator_in_parts_is_certified_if_it_is_false() -> None
 def test_no_mutant_of_a_row_rule_is_certified_if_it_is_false(row: str) -> None:
     found = sweep([case.rule for case in cases(row)], every=5, samples=samples)
     assert found.num_mutants > 5
+    assert not found.wrong
+
+
+@pytest.mark.parametrize("source", sources()[4::12], ids=lambda source: source.name)
+def test_no_mutant_of_a_generated_rule_is_certified_if_it_is_false(source: Source) -> None:
+    """A sample: a few mutants of every twelfth context of the generator."""
+    found = sweep(generate_one(source.function, source.context, 2, 0, lambda counts: None), every=17)
+    assert found.num_mutants
     assert not found.wrong
 
 
