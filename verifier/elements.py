@@ -141,13 +141,19 @@ class Evaluator:
             raise RuleError(f"{term.op} has no index semantics for algebraic rules; add them in verifier/elements.py")
         return SEMANTICS[term.op](self, term, operands)
 
-    def existing(self, x: Tensor, index: Index) -> Normal:
-        """An element that is known to exist, as those of the left side are."""
+    def agree(self, left: Tensor, right: Tensor, index: Index) -> bool:
+        """Whether two elements are equal, the right one existing wherever the left does."""
+        ours = left.element(index)  # first: what it needs is known then
+        self.forms.assume(ours)
+        theirs = right.element(index)
+        self.forms.assume(())
+        if ours == theirs:
+            return True
         self.forms.exists = True
-        try:
-            return x.element(index)
-        finally:
-            self.forms.exists = False
+        ours = left.element(index)
+        self.forms.exists = False
+        self.forms.assume(())
+        return ours == theirs
 
     # ---- what operators need ----
 

@@ -119,7 +119,18 @@ def _falsify(rule: Rule) -> str | None:
 
 
 def _weakest_guard(rule: Rule, limit_s: float) -> str:
-    return ""
+    """Conditions under which an equation is true after all, as text; "" where none are found."""
+    if not isinstance(rule, Equation):
+        return ""
+    from shardwright.verifier.guards import weakest_guard
+
+    try:
+        with _limit(limit_s):
+            return ", ".join(map(str, weakest_guard(rule) or ()))
+    except _Late:
+        return ""
+    except Exception:  # noqa: BLE001 - a hint, and no more
+        return ""
 
 
 @contextmanager

@@ -107,7 +107,7 @@ class Laws(Forms):
 
     def _monomial_raised(self, monomial: Monomial, coefficient: Fraction, e: Exponent) -> Normal:
         if e == int(e):
-            if any(not f.nonzero and power < 0 for f, power in monomial) and not self.exists:
+            if any(not self._cancels(f) and power < 0 for f, power in monomial):
                 return self._opaque_power(((monomial, coefficient),), e)
             return self.scaled(self.monomial((f, power * e) for f, power in monomial), coefficient ** int(e))
         known, rest = _split(monomial)

@@ -73,11 +73,13 @@ class Forms:
     is_size     says which names and applications are at least 1
     in_range    (condition, function, n): where the condition on a value is 1, the value is in [0, n)
     exists      the forms are of a term that has a value, so that what may be cancelled is not 0 and exists
+    known       factors that are not 0 and exist, because the other side divides by them
     """
 
     is_size: Callable[[Atom], bool] = lambda atom: isinstance(atom, str)
     in_range: set[tuple[str, str, Poly]] = field(default_factory=set)
     exists: bool = False
+    known: frozenset[Factor] = frozenset()
     _made: dict[tuple[object, ...], Factor] = field(default_factory=dict)
     _renamed: dict[tuple[Factor, tuple[Bound, ...]], Normal] = field(default_factory=dict)
     _fresh: Iterator[int] = field(default_factory=count)
@@ -138,11 +140,11 @@ class Forms:
         for normal in normals:
             for monomial, coefficient in normal:
                 total[monomial] = total.get(monomial, Fraction(0)) + coefficient
-        return _sorted((m, c) for m, c in total.items() if c or not (self.exists or total_monomial(m)))
+        return _sorted((m, c) for m, c in total.items() if c or not self._surely(m))
 
     def scaled(self, normal: Normal, by: Fraction | int) -> Normal:
         if not by:
-            return _sorted((m, Fraction(0)) for m, _ in normal if not (self.exists or total_monomial(m)))
+            return _sorted((m, Fraction(0)) for m, _ in normal if not self._surely(m))
         return tuple((m, c * by) for m, c in normal)
 
     def times(self, left: Normal, right: Normal) -> Normal:
@@ -162,7 +164,7 @@ class Forms:
             if f.kind == "exp":
                 exponents.append(self.scaled(_normal(f.parts[0]), Fraction(e)))
             else:
-                key = (f, not f.nonzero and not self.exists and e < 0)
+                key = (f, not self._cancels(f) and e < 0)
                 powers[key] = powers.get(key, 0) + e
         written: list[Normal] = []
         kept: list[tuple[Factor, Exponent]] = []
@@ -192,6 +194,18 @@ class Forms:
 
     def _exponential(self, argument: Normal) -> list[tuple[Factor, Exponent]]:
         return [(self.exponential(argument), 1)] if argument else []
+
+    def _cancels(self, f: Factor) -> bool:
+        return self.exists or f.nonzero or f in self.known
+
+    def _surely(self, monomial: Monomial) -> bool:
+        """Whether the product exists, for all tensors or because the other side does."""
+        return self.exists or all((f.total and (e >= 0 or f.positive)) or f in self.known for f, e in monomial)
+
+    def assume(self, normal: Normal) -> None:
+        """The form exists: what it divides by is not 0. What holds for all bound indices is not used."""
+        self.known = frozenset(f for m, _ in normal for f, e in m if e < 0)
+        self._renamed.clear()
 
     def _implied(self, inside: Factor, others: Iterable[tuple[Factor, bool]]) -> bool:
         """Whether another indicator of the product says that the value is within its range."""

@@ -36,6 +36,8 @@ FUNCTIONS: dict[str, Case] = {
     "sqrt_of_square": (M, "sqrt(mul(x, x))", ["abs(x)"], ["x"]),
     "sqrt_of_exp_product": (MM, "sqrt(mul(exp(x), y))", ["mul(sqrt(exp(x)), sqrt(y))"], ["mul(exp(x), sqrt(y))"]),
     "rsqrt_as_reciprocal": (M, "rsqrt(x)", ["reciprocal(sqrt(x))"], ["sqrt(x)", "sqrt(reciprocal(exp(x)))"]),
+    "common_denominator": ({**MM, "z": "m n"}, "add(mul(div(x, y), z), x)", ["div(mul(x, add(y, z)), y)"],
+                           ["div(mul(x, add(y, z)), z)", "mul(x, add(y, z))"]),
     "relu_of_neg": (M, "relu(neg(x))", ["sub(relu(x), x)"], ["relu(x)", "sub(x, relu(x))"]),
     "relu_of_double": (M, "relu(add(x, x))", ["add(relu(x), relu(x))"], ["relu(x)"]),
     "relu_of_scaled": (MM, "relu(mul(exp(y), x))", ["mul(relu(x), exp(y))"], ["mul(relu(y), x)", "relu(x)"]),
