@@ -186,9 +186,9 @@ class Typing:
         )
 
     def _symbolic(self, template: Template, shapes: Sequence[tuple[int, ...]], signature: Signature) -> bool:
-        """Give every dimension of the result an expression; False for what has none, and for mixing reshapes."""
+        """Give every dimension of the result an expression; False for what has none, and for what mixes or cuts blocks."""
         fixed = any(signature.factors[f].role == "fixed" for dim in signature.result for f in dim)
-        if template.op == "reshape" and fixed:
+        if template.op in ("reshape", "slice") and fixed:
             return False
         for extent, text in self._sums(template, shapes, signature.result_shape):
             if not self.sizes.name(extent, text):
@@ -205,8 +205,6 @@ class Typing:
             dim = int(attrs["dim"].text)
             if len({shape[dim] for shape in shapes}) > 1:
                 yield result[dim], " + ".join(text(shape[dim]) for shape in shapes)
-        elif template.op == "slice" and not self.sizes.known(result[int(attrs["dim"].text)]):
-            yield result[int(attrs["dim"].text)], f"{attrs['stop']} - ({attrs['start']})"
         elif template.op == "conv2d":
             self._whole.update(result[2:])
             yield from zip(result[2:], "yx", strict=True)

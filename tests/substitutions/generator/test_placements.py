@@ -187,6 +187,17 @@ def test_only_what_fits_is_applied() -> None:
     assert typing.apply(embedding, (Shape((w.extents[1], 3)), t)) is None  # indices count up to v
 
 
+def test_slices_and_reshapes_keep_blocks_whole() -> None:
+    """Otherwise the bounds of a slice would be sizes that no variable of the rule has."""
+    typing = Typing(PlacementContext("b", (("x", "m i"), ("w", "(q o) i")), ()))
+    x, w = (typing.types[typing.variable(name)[0]].shape for name in "xw")
+    cut = Template.parse("slice(dim=0, start=0, stop=o, step=1)")[0]
+    merge = Template.parse("reshape(shape=(i, m))")[0]
+    assert typing.apply(cut, (w,)) is not None
+    assert typing.apply(cut, (Shape((3 * x.extents[0], x.extents[1])),)) is None
+    assert typing.apply(merge, (x,)) is None
+
+
 def test_two_axes_do_not_shard_one_dimension() -> None:
     typing = Typing(AXES)
     kinds: list[Type] = [typing.types[number] for number in typing.variable("x")]
