@@ -101,6 +101,18 @@ def flags(*shape: int) -> Operand:
     return Operand(shape, "bool", make)
 
 
+def closed(*shape: int) -> Operand:
+    """Booleans of which the first row has none that is true: a query that sees no key."""
+
+    def make(rng: Rng, shape: Shape) -> Array:
+        x = rng.random(shape) < 0.6
+        x[..., 0] = True
+        x[..., 0, :] = False
+        return x
+
+    return Operand(shape, "bool", make)
+
+
 def ascending(last: int, num: int, *, first: int | None = None, dtype: str = "int64") -> Operand:
     """Non-decreasing integers that end at `last`, or, where `first` is given, begin at it and stay below `last`."""
 
@@ -300,6 +312,9 @@ NEURAL: dict[str, list[Sample]] = {
         sample(real(8, 48, 16, 6), real(8, 4, 20, 6), real(8, 4, 20, 10), causal=False, scale=None),
         sample(real(8, 8, 12, 6), real(8, 4, 12, 6), real(8, 4, 12, 10), causal=True, scale=None),
         sample(real(4, 8, 12, 6), real(4, 8, 20, 6), real(4, 8, 20, 10), flags(4, 1, 12, 20), causal=False, scale=None),
+        sample(
+            real(4, 8, 12, 6), real(4, 8, 20, 6), real(4, 8, 20, 10), closed(4, 1, 12, 20), causal=False, scale=None
+        ),
         sample(real(4, 8, 12, 6), real(4, 8, 20, 6), real(4, 8, 20, 10), real(8, 12, 20), causal=False, scale=0.5),
         sample(real(8, 48, 16, 6), real(8, 4, 20, 6), real(8, 4, 20, 10), real(1, 48, 1, 20), causal=False, scale=None),
     ],
