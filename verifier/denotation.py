@@ -7,9 +7,9 @@ either side:
     den(partition(x)) = den(x), and so for combine, replicate and reduce
     den(op_{S(1) S(1) → P}(x, w)) = op(den(x), den(w))      for every row rule that types an operator of the rule
 
-A rule holds if den(left) = den(right) follows, its roots being of one sort. Nothing is shared with `verifier/typing.py` but
-the row rules: layouts are moved here by their text, and what an operator on devices gives is read off the row rules that the
-row offers for its factor string at two other instances of sizes.
+A rule holds if den(left) = den(right) follows, its roots being of one sort. Nothing is shared with `verifier/typing.py`
+but the rows: steps between layouts are written down here once more, what an operator gives is read off its row's factor
+string, and divisibility is checked at instances of sizes that satisfy the guard and no more.
 
 Where both erasures differ, the serial rule that they are is assumed as one more axiom, proven by index semantics or by
 `derivation`; the question here is only whether typing and erasing lead to it.
@@ -38,8 +38,10 @@ TIMEOUT_MS = 1000
 _PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313, 317)
 _DEGREES = (5, 7)
 _MAX_INSTANCES = 8
-_FREE: Mapping[str, Any] = {"padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0),
-                            "dilation": (1, 1), "ignore_index": -100, "label_smoothing": 0.25, "value": 1.0}  # fmt: skip
+_FREE: Mapping[str, Any] = {
+    "padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
+    "ignore_index": -100, "label_smoothing": 0.25, "value": 1.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,20 +95,20 @@ def denotes_equal(rule: Equation) -> bool:
 
 
 def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
-    """Sizes that satisfy the guard, and no more divisibility than it: where it asks that the degree of an axis divides
-    a product, one instance for each factor that may be the one."""
+    """Sizes that satisfy the guard and divide no more than it says.
+
+    Where the degree of an axis divides a product, there is one instance for each factor that may be the one.
+    """
     base: dict[str, Any] = dict(zip(sorted(rule.sizes, reverse=True), _PRIMES, strict=False))
-    for axis, degree in zip(rule.axes, _DEGREES, strict=False):
-        base[axis] = degree
+    base |= dict(zip(rule.axes, _DEGREES, strict=False))
     asked = [g for g in rule.guard if g.names & set(rule.axes)]
     for chosen in islice(product(*(sorted(g.names - set(rule.axes)) for g in asked)), _MAX_INSTANCES):
         sizes = dict(base)
         for condition, name in zip(asked, chosen, strict=True):
             (axis,) = condition.names & set(rule.axes)
-            fitting = (n for n in range(sizes[name], 10**6, 1) if condition.evaluate({**sizes, name: n}) is True)
-            if condition.evaluate(sizes) is not True:
-                sizes[name] = sizes[name] * sizes[axis] if condition.evaluate(
-                    {**sizes, name: sizes[name] * sizes[axis]}) is True else next(fitting)  # fmt: skip
+            tried = (sizes[name], sizes[name] * sizes[axis], *range(sizes[name], sizes[name] + sizes[axis]))
+            holds = (n for n in tried if condition.evaluate({**sizes, name: n}) is True)
+            sizes[name] = next(holds, sizes[name])
         if all(g.evaluate(sizes) is True for g in rule.guard):
             yield sizes
 
@@ -193,7 +195,9 @@ class _Encoding:
                 asked, result = required_layouts(signature, choice, len(have), row)
             except GraphError:
                 continue
-            fits = (a == x or (free and {a.kind, x.kind} == {"R", "C"}) for a, (x, free) in zip(asked, have, strict=True))
+            fits = (
+                a == x or (free and {a.kind, x.kind} == {"R", "C"}) for a, (x, free) in zip(asked, have, strict=True)
+            )
             if all(fits) and (choice[0] in "RCP" or signature.indivisible([choice], [degree]) is None):
                 return result
         raise RuleError(f"{op}: no such function on {', '.join(str(x) for x, _ in have)}")
@@ -218,7 +222,7 @@ class _Encoding:
         self.axioms[name] = z3.ForAll(list(names), left == logical, patterns=patterns)
 
     def serial(self) -> list[Formula]:
-        """The serial equations of the roots whose erasures differ, as facts about logical tensors, if they are proven."""
+        """The serial equations of the roots whose erasures differ, as facts about logical tensors, if proven."""
         pairs = [(erase(a), erase(b)) for a, b in zip(self.rule.left, self.rule.right, strict=True)]
         pairs = [(a, b) for a, b in pairs if a != b]
         if not pairs or prove_terms(self.rule, *zip(*pairs, strict=True)) is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from shardwright.pcg.errors import RuleError
@@ -78,7 +78,7 @@ class Tensor:
     element: Element
 
 
-class Unproven(Exception):
+class UnprovenError(Exception):
     """What the right side needs and what does not follow from the rule."""
 
     def __init__(self, failure: Failure) -> None:
@@ -97,6 +97,7 @@ def extent(dim: Dim) -> Poly:
 
 
 def shown(dim: Dim) -> str:
+    """A dimension as messages name it."""
     return spliced(dim) or str(extent(dim))
 
 
@@ -167,7 +168,7 @@ class Evaluator:
             if extent(left) != extent(right):
                 self.equations.append((left, right))
         elif not self.symbols.equals(extent(left), extent(right)):
-            raise Unproven(self.symbols.failure(what, "==", extent(left) - extent(right)))
+            raise UnprovenError(self.symbols.failure(what, "==", extent(left) - extent(right)))
         return self.common(what, left, right)
 
     def proven_equal(self, what: str, left: Dim, right: Dim) -> Dim:
@@ -175,7 +176,7 @@ class Evaluator:
         if not spliced(left) and not spliced(right) and not self.symbols.equals(extent(left), extent(right)):
             if self.assuming:
                 raise RuleError(f"{what}: dimension {shown(left)} against {shown(right)}")
-            raise Unproven(self.symbols.failure(what, "==", extent(left) - extent(right)))
+            raise UnprovenError(self.symbols.failure(what, "==", extent(left) - extent(right)))
         return self.need_equal(what, left, right)
 
     def need(self, what: str, *values: Poly) -> None:
@@ -184,7 +185,7 @@ class Evaluator:
             if self.assuming:
                 self.symbols.learn(value)
             elif not self.symbols.nonnegative(value):
-                raise Unproven(self.symbols.failure(what, ">=", value))
+                raise UnprovenError(self.symbols.failure(what, ">=", value))
 
     def common(self, what: str, left: Dim, right: Dim) -> Dim:
         """The digits of both, with the segments of both."""
@@ -211,7 +212,7 @@ class Evaluator:
             if at is None or at == 0 or not self.symbols.nonnegative(place - starts[at - 1]):
                 return digit
             starts.insert(at, place)
-        return Digit(tuple(b - a for a, b in zip(starts, starts[1:], strict=False)))
+        return Digit(tuple(b - a for a, b in pairwise(starts)))
 
     # ---- indices ----
 
@@ -266,6 +267,7 @@ Rows = Mapping[str, Semantics]
 
 
 def expect(term: Apply, condition: bool) -> None:
+    """Raise where a term is beyond the semantics of its row."""
     if not condition:
         raise RuleError(f"{term}: beyond the index semantics of verifier/elements.py")
 

@@ -6,19 +6,31 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier import polys
 from shardwright.verifier.elements import (
-    Digit, Dim, Evaluator, Index, Position, Rows, Tensor, expect, extent, plain, spliced,
+    Digit,
+    Dim,
+    Evaluator,
+    Index,
+    Position,
+    Rows,
+    Tensor,
+    expect,
+    extent,
+    plain,
+    spliced,
 )  # fmt: skip
 from shardwright.verifier.normal import ZERO, Normal
 from shardwright.verifier.polys import Poly, app, poly
 
 
 def identity(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """The operand itself."""
     expect(term, len(operands) == 1)
     return operands[0]
 
@@ -82,7 +94,7 @@ def concat(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
     def element(index: Index) -> Normal:
         value, low, high = index[at][0]
-        for number, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        for number, (start, end) in enumerate(pairwise(starts)):
             if run.symbols.nonnegative(low - start) and run.symbols.nonnegative(end - high):
                 return read(number, index)
         cut = [
@@ -96,6 +108,7 @@ def concat(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def permute(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """The element at the permuted index."""
     (x,), dims = operands, dict(term.attrs)["dims"]
     if not dims.names:
         order = dims.evaluate({})
@@ -219,6 +232,7 @@ def _regrouped(dims: Sequence[Dim], positions: Sequence[Position]) -> Index:
 
 
 def expand(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """The element of the dimensions that the operand has."""
     (x,), shape = operands, dict(term.attrs)["shape"]
     expect(term, isinstance(shape.tree, ast.Tuple))
     dims = tuple(_entry(run, tree) for tree in shape.tree.elts)  # type: ignore[attr-defined]
@@ -276,6 +290,7 @@ def embedding(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor
 
 
 def gather(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """x[…, ids[…], …]."""
     x, ids = operands
     at = run.position(x.dims, dict(term.attrs)["dim"])
     expect(term, len(x.dims) == len(ids.dims))

@@ -1,4 +1,4 @@
-"""Index semantics of the rows that act on each element, with NumPy broadcasting over dimensions of the literal size 1."""
+"""Index semantics of the rows that act on each element; dimensions of the literal size 1 are broadcast."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ def read(x: Tensor, index: Index) -> Normal:
 
 
 def binary(merge: Merge) -> Semantics:
+    """A row that merges two elements."""
+
     def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         expect(term, len(operands) == 2)
         x, y = operands
@@ -43,6 +45,8 @@ def binary(merge: Merge) -> Semantics:
 
 
 def unary(name: str) -> Semantics:
+    """A row that is a function of one element."""
+
     def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         (x,) = operands
         title = " ".join([name, *(f"{key}={value}" for key, value in term.attrs)])
@@ -52,6 +56,7 @@ def unary(name: str) -> Semantics:
 
 
 def neg(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """-x."""
     (x,) = operands
     return Tensor(x.dims, lambda index: run.forms.scaled(x.element(index), -1))
 

@@ -10,7 +10,18 @@ from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.terms import Apply
 from shardwright.verifier import polys
 from shardwright.verifier.elements import (
-    Digit, Dim, Evaluator, Index, Position, Rows, Semantics, Tensor, expect, extent, plain, spliced,
+    Digit,
+    Dim,
+    Evaluator,
+    Index,
+    Position,
+    Rows,
+    Semantics,
+    Tensor,
+    expect,
+    extent,
+    plain,
+    spliced,
 )  # fmt: skip
 from shardwright.verifier.elements_moves import constant, kept, looked_up, number, picked
 from shardwright.verifier.elements_pointwise import broadcast, read
@@ -37,6 +48,7 @@ def total(run: Evaluator, dims: Sequence[Dim], element: object) -> Normal:
 
 
 def linear(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """Σ_i x[…, i]·w[o, i]."""
     expect(term, len(operands) == 2)
     x, w = operands
     expect(term, len(w.dims) == 2 and len(x.dims) >= 1)
@@ -51,6 +63,7 @@ def linear(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def matmul(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """Σ_k x[…, m, k]·y[…, k, n]."""
     expect(term, len(operands) == 2)
     x, y = operands
     expect(term, run.rank(x) >= 2 and run.rank(y) >= 2 and not any(map(spliced, (x.dims[-1], *y.dims[-2:]))))
@@ -127,6 +140,7 @@ def exp_sum(run: Evaluator, x: Tensor, at: int, index: Index) -> Normal:
 
 
 def softmax(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """exp x / Σ_j exp x_j."""
     (x,) = operands
     at = run.position(x.dims, dict(term.attrs)["dim"])
     plain(term, x.dims[at])
@@ -144,6 +158,7 @@ def _log_probability(run: Evaluator, x: Tensor, at: int, index: Index) -> Normal
 
 
 def log_softmax(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """x - log Σ_j exp x_j."""
     (x,) = operands
     at = run.position(x.dims, dict(term.attrs)["dim"])
     plain(term, x.dims[at])
@@ -201,6 +216,8 @@ def _affine(run: Evaluator, operands: Sequence[Tensor], value: Normal, index: In
 
 
 def norm(centred: bool) -> Semantics:
+    """(x - mean) / √(variance + eps), or x / √(mean square + eps), with weight and bias."""
+
     def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         expect(term, len(operands) <= (3 if centred else 2))
         x, count, forms = operands[0], _normalized(run, term, operands), run.forms
@@ -249,7 +266,9 @@ def sdpa(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         return (*index[:-3], index[-3][:shared])
 
     def weight(index: Index, at: tuple[Position, ...]) -> Normal:
-        dot = total(run, [inner], lambda d: forms.times(q.element((*index[:-1], *d)), k.element((*lead(index), at, *d))))
+        dot = total(
+            run, [inner], lambda d: forms.times(q.element((*index[:-1], *d)), k.element((*lead(index), at, *d)))
+        )
         bias = (read(mask, (*index[:-1], at)) for mask in masks)
         found = forms.function("exp", forms.add(forms.times(dot, scale), *bias))
         if str(attrs["causal"]) == "False":

@@ -1,7 +1,7 @@
 """The falsifier of placement rules: both sides run device by device at degrees 2 and 3, on small tensors.
 
-It shares with the proofs the rule alone: graphs are typed by `pcg`, run by the reference interpreter, and compared by the
-types of their results and by what the devices' values denote.
+It shares with the proofs the rule alone: graphs are typed by `pcg`, run by the reference interpreter, and compared by
+the types of their results and by what the devices' values denote.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _solve(rule: Equation, sizes: dict[str, Any]) -> None:
                 sizes[name] = by * (1 + sizes[name] % 3)
 
 
-def _attribute(key: str, sizes: Mapping[str, Any], rng: random.Random) -> Any:
+def _attribute(key: str, sizes: Mapping[str, Any], rng: random.Random) -> object:
     """A value for a free attribute: a permutation or factorization of the splice, or a small number."""
     lead = next((value for value in sizes.values() if isinstance(value, tuple)), ())
     if key == "dims":
@@ -148,7 +148,7 @@ def _attribute(key: str, sizes: Mapping[str, Any], rng: random.Random) -> Any:
 
 
 def index_ranges(rule: Equation) -> dict[str, list[tuple[Term, int]]]:
-    """The variables that hold indices: for each, what it indexes into, as a term and a dimension (-1: attribute `dim`)."""
+    """The variables that hold indices, each with the terms that it indexes into and their dimensions."""
     found: dict[str, list[tuple[Term, int]]] = {}
     for term in (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)):
         for operand, (into, dim) in INDEX_OPERANDS.get(term.op, {}).items():
@@ -212,7 +212,7 @@ def _may_be_empty(rule: Equation) -> bool:
 def drawn(
     rule: Equation, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any], seed: int, positive: bool
 ) -> dict[str, Array]:
-    """Values of the variables: integers where all rows are exact, decimals (with `positive`, greater than 0) elsewhere."""
+    """Values of the variables: integers where all rows are exact, else decimals, with `positive` greater than 0."""
     rng = np.random.default_rng(seed)
     ops = {t.op for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)}
     indices, found = index_ranges(rule), dict[str, Array]()
@@ -230,9 +230,7 @@ def drawn(
     return found
 
 
-def _limit(
-    uses: Sequence[tuple[Term, int]], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any]
-) -> int:
+def _limit(uses: Sequence[tuple[Term, int]], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any]) -> int:
     """The least size that a variable indexes into. Logits without a batch have their classes in dimension 0."""
     into = [(_shape_of(term, shapes, sizes), dim) for term, dim in uses]
     return min(shape[min(dim, len(shape) - 1)] for shape, dim in into)

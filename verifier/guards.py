@@ -1,8 +1,7 @@
 """The weakest guard under which a rule is true: where a rule is false as it stands, conditions that mend it.
 
-Candidates are equations of two sizes, `len(b) > 0`, orders of slice bounds and sizes, and divisibilities. Conjunctions of
-few candidates are tried before those of more, and a candidate that the rule is certified under is preferred to what implies
-it: among candidates, the order is from weak to strong.
+Candidates are equations of two sizes, `len(b) > 0`, orders of slice bounds and sizes, and divisibilities. Few
+conditions are tried before more, and weak ones before strong ones.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     linear(add(x, y), w)[b, o]  =  Σ_i x[b, i]·w[o, i]  +  Σ_i y[b, i]·w[o, i]
 
-A *normal form* is a sum of monomials with rational coefficients; a *monomial* a product of powers of factors; a *factor*
+A *normal form* is a sum of monomials with rational coefficients; a *monomial* a product of powers of factors:
 
     cell     an element of a variable                    size     a size, which is at least 1 unless it says otherwise
     sum      Σ over bound indices of a monomial          exp      exp of a normal form
@@ -174,23 +174,29 @@ class Forms:
         for (f, _), e in powers.items():
             if f.kind == "in" and self._implied(f, powers):
                 continue
-            if f.kind in INDICATORS and e > 1:
-                e = 1
-            if f.kind == "poly" and e > 0 and e == int(e):
-                written.append(self.to_the(_normal(f.parts[0]), int(e)))
-            elif f.kind == "abs" and e >= 2 and e == int(e):
-                square = self.to_the(_normal(f.parts[0]), int(e) - int(e) % 2)
-                written.append(self.times(square, of(f) if e % 2 else ONE))
-            elif f.kind == "sqrt" and self.exists and e == 2:
-                written.append(_normal(f.parts[0]))
-            elif f.kind == "fn relu" and e >= 2 and e == int(e):
-                written.append(self.times(of(f), self.to_the(_normal(f.parts[0]), int(e) - 1)))
+            if (power := self._written_out(f, e)) is not None:
+                written.append(power)
             elif e:
-                kept.append((f, _integral(e)))
+                kept.append((f, 1 if f.kind in INDICATORS and e > 1 else _integral(e)))
         found: Normal = ((tuple(sorted(kept, key=_power_order)), Fraction(1)),)
         for part in written:
             found = self.times(found, part)
         return found
+
+    def _written_out(self, f: Factor, e: Exponent) -> Normal | None:
+        """A power that is a form of other factors: of a sum, |u|², relu(u)² = u·relu(u), √u·√u where it exists."""
+        if e < 1 or e != int(e):
+            return None
+        if f.kind == "poly":
+            return self.to_the(_normal(f.parts[0]), int(e))
+        if f.kind == "abs" and e >= 2:
+            square = self.to_the(_normal(f.parts[0]), int(e) - int(e) % 2)
+            return self.times(square, of(f) if e % 2 else ONE)
+        if f.kind == "sqrt" and self.exists and e == 2:
+            return _normal(f.parts[0])
+        if f.kind == "fn relu" and e >= 2:
+            return self.times(of(f), self.to_the(_normal(f.parts[0]), int(e) - 1))
+        return None
 
     def _exponential(self, argument: Normal) -> list[tuple[Factor, Exponent]]:
         return [(self.exponential(argument), 1)] if argument else []
@@ -203,8 +209,12 @@ class Forms:
         return self.exists or all((f.total and (e >= 0 or f.positive)) or f in self.known for f, e in monomial)
 
     def assume(self, normal: Normal) -> None:
-        """The form exists: what it divides by is not 0. What holds for all bound indices is not used."""
-        self.known = frozenset(f for m, _ in normal for f, e in m if e < 0)
+        """The form exists: what it divides by is not 0, unless an indicator says that it is not looked at.
+
+        What holds for all bound indices is not used.
+        """
+        read = [m for m, _ in normal if not any(f.kind in INDICATORS for f, _ in m)]
+        self.known = frozenset(f for m in read for f, e in m if e < 0)
         self._renamed.clear()
 
     def _implied(self, inside: Factor, others: Iterable[tuple[Factor, bool]]) -> bool:
@@ -255,7 +265,7 @@ class Forms:
     def _pieces(
         self, monomial: Monomial, bounds: dict[str, Poly]
     ) -> tuple[list[tuple[Factor, Exponent]], list[tuple[Factor, Exponent]], dict[str, Poly]]:
-        """The factors that no bound index occurs in; the others, with sums opened and exponentials in parts; all bounds."""
+        """The factors without bound indices; the others, with sums opened and exponentials in parts; all bounds."""
         outside: list[tuple[Factor, Exponent]] = []
         pieces: list[tuple[Factor, Exponent]] = []
         pending, inner = list(monomial), dict(bounds)
@@ -455,6 +465,7 @@ def total_monomial(monomial: Monomial) -> bool:
 
 
 def nonnegative_power(f: Factor, e: Exponent) -> bool:
+    """Whether a power is at least 0 wherever it exists."""
     return f.nonnegative or e % 2 == 0
 
 

@@ -147,6 +147,7 @@ def app(name: str, *args: Poly) -> Poly:
 
 
 def product(factors: Iterable[Poly]) -> Poly:
+    """The product of polynomials."""
     total = ONE
     for factor in factors:
         total = total * factor

@@ -9,7 +9,7 @@ from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term
 from shardwright.verifier import polys
-from shardwright.verifier.elements import Digit, Dim, Evaluator, Index, Position, Tensor, Unproven, extent, spliced
+from shardwright.verifier.elements import Digit, Dim, Evaluator, Index, Position, Tensor, UnprovenError, extent, spliced
 from shardwright.verifier.laws import Laws
 from shardwright.verifier.polys import poly
 from shardwright.verifier.solver import Failure
@@ -33,7 +33,7 @@ def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> 
             again = Evaluator(rule, symbols, Laws(symbols.is_positive), cuts=run.cuts, use_cuts=True)
             failure = _failure(again, left, right)
         return failure
-    except Unproven as error:
+    except UnprovenError as error:
         return error.failure
     except RuleError as error:
         return Failure(str(error))

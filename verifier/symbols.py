@@ -292,6 +292,7 @@ def _atoms(value: Poly) -> Iterator[Atom]:
 
 
 def formula(kind: str, value: Poly) -> Formula:
+    """How a number compares with 0, as Z3 sees it."""
     number = translated(value)
     return number >= 0 if kind == ">=" else number == 0 if kind == "==" else number != 0
 

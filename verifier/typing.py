@@ -4,8 +4,8 @@ All four parallel operators denote the identity, and a certified row rule says t
 operator. So a well-typed term denotes its erasure, forward and backward, and two terms of one type are equal where
 their erasures are. A type is a layout per mesh axis. Sizes are symbolic: each stands for a prime of its own, so that a
 number says which sizes it is the product of, and the row rule that types an operator is the one of its factor pattern,
-which holds for all sizes of its factors. Every dimension that a type shards is divisible by the degree: the guard must say
-so (`Typed.guard`).
+which holds for all sizes of its factors. Every dimension that a type shards is divisible by the degree: the guard must
+say so (`required_guard`).
 
 Two axes that shard one dimension of one tensor are beyond these proofs.
 """
@@ -39,8 +39,10 @@ from shardwright.verifier.solver import Failure
 Divides = tuple[str, Poly]
 """An axis, and a size that its degree divides."""
 _FIRST_PRIME = 101
-_SAMPLES: Mapping[str, Any] = {"padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0),
-                               "dilation": (1, 1), "ignore_index": -100, "label_smoothing": 0.25, "value": 1.0}  # fmt: skip
+_SAMPLES: Mapping[str, Any] = {
+    "padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
+    "ignore_index": -100, "label_smoothing": 0.25, "value": 1.0,
+}  # fmt: skip
 """Values of attributes that a rule leaves free; no factor string depends on them."""
 
 
@@ -62,7 +64,7 @@ class Type:
     grad: bool = True
 
 
-class IllTyped(RuleError):
+class IllTypedError(RuleError):
     """A term that has no type."""
 
 
@@ -81,7 +83,7 @@ def prove_placement(rule: Equation) -> Proved:
         if (failure := typing.unguarded()) is None:
             failure = _unequal(rule)
         return Proved((*typing.axioms(), "index-semantics"), typing.guard(), failure)
-    except IllTyped as error:
+    except IllTypedError as error:
         return Proved(failure=Failure(str(error), ill_typed=True))
     except (RuleError, GraphError) as error:
         return Proved(failure=Failure(str(error)))
@@ -137,7 +139,7 @@ class Typing:
     # ---- types ----
 
     def of(self, term: Term) -> Type:
-        """The type of a term; `IllTyped` where it has none."""
+        """The type of a term; `IllTypedError` where it has none."""
         if term not in self._types:
             found = self._variable(term) if isinstance(term, Variable) else self._applied(term)
             self._check(term, found)
@@ -148,7 +150,7 @@ class Typing:
         shape = self.rule.dims[term.name].shape(self.sizes)
         layouts = tuple(place.at(self.sizes) for place in dict(self.rule.layouts)[term.name])
         if term.name in self._indices and any(x.kind == "P" for x in layouts):
-            raise IllTyped(f"{term}: indices cannot be partial sums")
+            raise IllTypedError(f"{term}: indices cannot be partial sums")
         return Type(shape, layouts, term.name not in self._indices)
 
     def _check(self, term: Term, found: Type) -> None:
@@ -156,7 +158,7 @@ class Typing:
         shards = [(axis, x) for axis, x in zip(self.rule.axes, found.layouts, strict=True) if x.is_shard]
         for axis, x in shards:
             if not 0 <= x.dim < len(found.shape) or found.shape[x.dim] % x.blocks:
-                raise IllTyped(f"{term}: {x} of a value of rank {len(found.shape)} along {axis}")
+                raise IllTypedError(f"{term}: {x} of a value of rank {len(found.shape)} along {axis}")
             self._need(axis, self._extent(term, x.dim), x.blocks, str(term))
         if len({x.dim for _, x in shards}) < len(shards):
             raise RuleError(f"{term}: two axes shard one dimension, which these proofs do not cover")
@@ -196,7 +198,7 @@ class Typing:
         try:
             after = step(term.op, axis, operand.layouts[axis], dim, blocks).after
         except GraphError as error:
-            raise IllTyped(f"{term}: {error}") from None
+            raise IllTypedError(f"{term}: {error}") from None
         return Type(operand.shape, (*operand.layouts[:axis], after, *operand.layouts[axis + 1 :]), operand.grad)
 
     def _operator(self, term: Apply, operands: Sequence[Type]) -> Type:
@@ -241,7 +243,7 @@ class Typing:
         where = f"{term.op} of operands in {', '.join(map(str, have))} along {axis}"
         if reasons:
             raise RuleError(f"{where}: {reasons[0]}")
-        raise IllTyped(f"{where}: no row rule types it")
+        raise IllTypedError(f"{where}: no row rule types it")
 
     def _need_factor(self, axis: str, size: int, term: Apply) -> None:
         """A split factor is divisible: it is a product of sizes, or a whole dimension of some value."""

@@ -42,7 +42,8 @@ def test_sizes_that_must_be_equal_are_found() -> None:
 
 def test_a_condition_that_never_holds_is_no_guard() -> None:
     """Whatever follows from a contradiction: under n < n everything does."""
-    rule = equation("false", {"x": "m n"}, "slice(x, dim=1, start=0, stop=s, step=1)", "slice(neg(x), dim=1, start=0, stop=s, step=1)")  # fmt: skip
+    cut = "slice({}, dim=1, start=0, stop=s, step=1)".format
+    rule = equation("false", {"x": "m n"}, cut("x"), cut("neg(x)"))
     assert weakest_guard(rule, [expression("n < s")]) is None
 
 
