@@ -60,7 +60,7 @@ class Example:
 
 def _attention(causal: bool = False, scale: float | None = None) -> Callable[..., Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, *masks, is_causal=causal, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, masks[0] if masks else None, is_causal=causal, scale=scale)
 
     return attend
 

@@ -53,7 +53,7 @@ def test_no_wrong_twin_of_a_decomposition_is_certified(name: str) -> None:
     """Most are refuted. What is left changes how a maximum is taken whose value does not matter."""
     twins = list(equation_twins(CATALOGUE[name]))
     twins = twins[:: 1 + len(twins) // 60]
-    false = [twin for what, twin in twins if falsify_equation(twin, trials=12) is not None]
+    false = [twin for _, twin in twins if falsify_equation(twin, trials=12) is not None]
     assert len(false) > 0.6 * len(twins)
     certified = [twin.equation for twin in false if prove_equation(twin) is None]
     assert not certified
