@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from shardwright.pcg.errors import LayoutError, RuleError, ShardwrightError
 from shardwright.pcg.layout import P, R, S
+from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.parallel import ADJOINT, COMBINE, PARALLEL_OPS, PARTITION, REDUCE, REPLICATE, step
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
@@ -99,8 +100,10 @@ def judgement(rule: Rule, samples: Samples = no_samples) -> tuple[Outcome, str]:
     if failure is not None and failure.refuted:
         return ("type" if failure.ill_typed else "z3"), str(failure)
     outcome, found = falsified(rule, samples)
+    if failure is None and not outcome and isinstance(rule, Equation) and rule.axes:
+        found = _wrong_gradient(rule)
     if failure is None:
-        return ("wrong", found) if outcome else ("true", "")
+        return ("wrong", found) if found else ("true", "")
     return (outcome, found) if outcome else ("unknown", str(failure))
 
 
@@ -137,6 +140,13 @@ def _counterexample(rule: Rule, samples: Samples) -> str:
     else:
         found = falsify_equation(rule, trials=12)
     return str(found or "")
+
+
+def _wrong_gradient(rule: Equation) -> str:
+    """How a gradient of a certified placement rule is wrong on two devices of each axis, if it is."""
+    from shardwright.substitutions.generator.gradients import gradient_difference
+
+    return gradient_difference(rule, Mesh(rule.axes, (2,) * len(rule.axes))) or ""
 
 
 # ---- a whole sweep ----
