@@ -1,8 +1,8 @@
 """Placement rules of one context: enumerated, pruned, in canonical form, and re-checked device by device.
 
 Dropped at once, and counted: pairs without parallel operators along every axis (serial rules, or rules of fewer axes),
-and pairs with a common subterm that may as well be a variable. Rules have a canonical form, so that equal ones are
-found once.
+terms that are zero whatever their variables are, and pairs with a common subterm that may as well be a variable. Rules
+have a canonical form, so that equal ones are found once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def generate_placements(
     """The placement rules of a context whose sides have up to `max_ops` operators, re-checked device by device.
 
     `report` is given counts now and then, and at the end: graphs, fingerprints (classes), candidates, and what was
-    dropped as "serial", "fewer axes", "subterm", "duplicate", "differ" (on the devices: there should be none).
+    dropped as "serial", "fewer axes", "zero", "subterm", "duplicate", "differ" (on the devices: there should be none).
     """
     enumeration, counts = Enumeration(context, seed), Counter[str]()
 

@@ -51,6 +51,8 @@ class Renderer:
             other = self._of.terms[same]
             if len(self._axes(graph) | self._axes(other)) < len(self._of.context.axes):
                 counts["serial" if len(self._of.context.axes) == 1 else "fewer axes"] += 1
+            elif not self._of.values.data[self._of.value[same]][0].any():
+                counts["zero"] += 1
             elif self._special(graph, same):
                 counts["subterm"] += 1
             else:

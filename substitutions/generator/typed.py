@@ -186,7 +186,7 @@ class Typing:
         )
 
     def _symbolic(self, template: Template, shapes: Sequence[tuple[int, ...]], signature: Signature) -> bool:
-        """Give every dimension of the result an expression; False for what has none, and for what mixes or cuts blocks."""
+        """Give every dimension of the result an expression; False for what has none, or cuts across blocks."""
         fixed = any(signature.factors[f].role == "fixed" for dim in signature.result for f in dim)
         if template.op in ("reshape", "slice") and fixed:
             return False

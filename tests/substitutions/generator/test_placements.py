@@ -129,6 +129,16 @@ def test_what_is_dropped_is_counted() -> None:
     )
 
 
+def test_rules_about_nothing_are_left_out() -> None:
+    """x - x = relu(-relu(x)) holds because both are zero."""
+    context = PlacementContext("z", (("x", "m"),), ("sub", "relu", "neg"))
+    last: dict[str, int] = {}
+    rules = generate_placements(context, 3, 0, last.update)
+    assert rules
+    assert last["zero"]
+    assert not [rule for rule in rules if "sub(x, x)" in rule.equation]
+
+
 def test_common_subterms_become_variables(found: Mapping[str, list[Equation]]) -> None:
     """partition(combine(relu(x))) = relu(x) is partition(combine(x)) = x."""
     equations = {str(rule.left[0]) for rule in found["d"]}
