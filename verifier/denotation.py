@@ -76,6 +76,7 @@ def _sort(layouts: str) -> Number:
 
 def denotes_equal(rule: Equation) -> bool:
     """Whether den(left) = den(right) follows for every root, the roots being of one sort. False also for unknown."""
+    encoding, pairs = _Encoding(rule, {}), list[tuple[_Typed, _Typed]]()
     try:
         for sizes in _instances(rule):
             encoding = _Encoding(rule, sizes)
@@ -83,6 +84,8 @@ def denotes_equal(rule: Equation) -> bool:
             if any(a.layouts != b.layouts or a.shape != b.shape for a, b in pairs):
                 return False
     except (RuleError, GraphError, TypeError, ValueError, KeyError, IndexError):
+        return False
+    if not pairs:  # no sizes that satisfy the guard were found
         return False
     goal = z3.And([encoding.den(a) == encoding.den(b) for a, b in pairs])
     solver = _solver()

@@ -18,7 +18,7 @@ from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier.elements import Dim, Evaluator, extent, spliced
-from shardwright.verifier.laws import Laws
+from shardwright.verifier.elements_rows import evaluator
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.polys import App, Poly
 from shardwright.verifier.serialproof import known
@@ -59,7 +59,7 @@ class Translation:
 
     def __post_init__(self) -> None:
         symbols = known(self.rule)
-        self.evaluator = Evaluator(self.rule, symbols, Laws(symbols.is_positive))
+        self.evaluator = evaluator(self.rule, symbols)
         self.conditions = [formula(kind, value) for kind, value in symbols.facts]
         symbols.facts.clear()
 

@@ -78,6 +78,10 @@ class Tensor:
     element: Element
 
 
+Semantics = Callable[["Evaluator", Apply, Sequence[Tensor]], Tensor]
+Rows = Mapping[str, Semantics]
+
+
 class UnprovenError(Exception):
     """What the right side needs and what does not follow from the rule."""
 
@@ -105,6 +109,7 @@ def shown(dim: Dim) -> str:
 class Evaluator:
     """Evaluates terms of one rule.
 
+    rows        the semantics of every row
     assuming    the terms are of the left side: what makes them well-formed holds. Otherwise it must follow.
     equations   sizes that the left side needs to be equal
     cuts        where concatenations cut digits of a size: sums over other digits of that size are cut alike
@@ -113,6 +118,7 @@ class Evaluator:
     rule: Equation
     symbols: Symbols
     forms: Laws
+    rows: Rows
     assuming: bool = True
     equations: list[tuple[Dim, Dim]] = field(default_factory=list)
     cuts: dict[Poly, tuple[Poly, ...]] = field(default_factory=dict)
@@ -135,12 +141,10 @@ class Evaluator:
         return Tensor(dims, lambda index: self.forms.cell(name, [p.value for dim in index for p in dim]))
 
     def _apply(self, term: Apply) -> Tensor:
-        from shardwright.verifier.elements_rows import SEMANTICS
-
         operands = [self.tensor(operand) for operand in term.operands]
-        if term.op not in SEMANTICS:
+        if term.op not in self.rows:
             raise RuleError(f"{term.op} has no index semantics for algebraic rules; add them in verifier/elements.py")
-        return SEMANTICS[term.op](self, term, operands)
+        return self.rows[term.op](self, term, operands)
 
     def agree(self, left: Tensor, right: Tensor, index: Index) -> bool:
         """Whether two elements are equal, the right one existing wherever the left does."""
@@ -260,10 +264,6 @@ class Evaluator:
         if len(found) != 1 or -1 in found:
             raise RuleError(f"{value} does not name one dimension")
         return found.pop()
-
-
-Semantics = Callable[[Evaluator, Apply, Sequence[Tensor]], Tensor]
-Rows = Mapping[str, Semantics]
 
 
 def expect(term: Apply, condition: bool) -> None:

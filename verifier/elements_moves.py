@@ -46,10 +46,10 @@ def slice_(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     major, rest = (dim[0], dim[1:]) if dim else (Digit((polys.ONE,)), ())
     whole = major.size
     if rest:
-        parts = [bound.over(extent(rest)) if bound.terms else bound for bound in bounds]
-        if None in parts:
+        parts = [part for bound in bounds if (part := bound.over(extent(rest))) is not None]
+        if len(parts) < len(bounds):
             raise RuleError(f"{term}: bounds that are no multiples of {extent(rest)}")
-        start, stop = parts  # type: ignore[assignment]
+        start, stop = parts
     run.need(f"{term}: within bounds", start, whole - start, stop, whole - stop)
     length = stop - start
     size = length if run.symbols.nonnegative(length) else app("max0", length)

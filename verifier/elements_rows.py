@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from shardwright.verifier.elements import Rows
+from shardwright.substitutions.equations import Equation
+from shardwright.verifier.elements import Evaluator, Rows
 from shardwright.verifier.elements_moves import MOVES
 from shardwright.verifier.elements_pointwise import POINTWISE
 from shardwright.verifier.elements_sums import SUMS
+from shardwright.verifier.laws import Laws
+from shardwright.verifier.symbols import Symbols
 
 SEMANTICS: Rows = {**POINTWISE, **MOVES, **SUMS}
+
+
+def evaluator(rule: Equation, symbols: Symbols) -> Evaluator:
+    """Evaluates terms of a rule, with normal forms of its own."""
+    return Evaluator(rule, symbols, Laws(symbols.is_positive), SEMANTICS)

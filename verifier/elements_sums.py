@@ -51,7 +51,8 @@ def linear(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """Σ_i x[…, i]·w[o, i]."""
     expect(term, len(operands) == 2)
     x, w = operands
-    expect(term, len(w.dims) == 2 and len(x.dims) >= 1)
+    expect(term, len(w.dims) == 2)
+    expect(term, bool(x.dims))
     summed = run.need_equal(f"{term}: summed dimensions agree", x.dims[-1], w.dims[1])
 
     def element(index: Index) -> Normal:
@@ -227,7 +228,7 @@ def norm(centred: bool) -> Semantics:
         def element(index: Index) -> Normal:
             lead = index[:-count]
             per = forms.reciprocal(forms.size(polys.product(map(extent, over))))
-            value = x.element(index)
+            value, mean = x.element(index), ZERO
             if centred:
                 mean = forms.times(per, total(run, over, lambda j: x.element((*lead, *j))))
                 value = forms.add(value, forms.scaled(mean, -1))

@@ -7,6 +7,7 @@ the types of their results and by what the devices' values denote.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -21,7 +22,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.devices import Devices
-from shardwright.verifier.falsify_serial import ERRORS, Mismatch, same
+from shardwright.verifier.mismatch import ERRORS, Mismatch, largest_of, same
 
 DEGREES = (2, 3)
 
@@ -60,7 +61,7 @@ def _on(rule: Equation, mesh: Mesh, seed: int) -> Mismatch | None:
         if (kinds[0].shape, kinds[0].layouts) != (kinds[1].shape, kinds[1].layouts):
             return Mismatch(rule.name, shown, tensors, whole[left], f"{kinds[1]}, another type than {kinds[0]}")
         want, have = _denoted(held[left], graph, left), _denoted(held[right], graph, right)
-        largest = max(1.0, *(float(np.abs(v[np.isfinite(v)]).max(initial=1.0)) for v in (want, whole[left])))
+        largest = max(map(largest_of, (want, whole[left])))
         for value in (have, want):
             if not same(whole[left], value, largest):
                 return Mismatch(rule.name, shown, tensors, whole[left], value)
@@ -74,11 +75,9 @@ class _Devices(Devices):
         for kinds in product("RC", repeat=sum(not t.grad for t in operands)):
             given = iter(kinds)
             tried = [t if t.grad else replace(t, layouts=_as(t.layouts, next(given))) for t in operands]
-            try:
+            with suppress(GraphError):
                 return super()._split(op, tried, attrs)
-            except GraphError as error:
-                first = error
-        raise first
+        return super()._split(op, operands, attrs)
 
 
 def _as(layouts: Layouts, kind: str) -> Layouts:

@@ -11,13 +11,13 @@ import ast
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.errors import RuleError
 from shardwright.pcg.graph import Graph, Node, leaf
 from shardwright.pcg.interpret import run_serial, scatter
 from shardwright.pcg.layout import Layout, Layouts, S
@@ -29,31 +29,11 @@ from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.match import Match, replacement
 from shardwright.substitutions.steps import Move, Place, StepRule
 from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, subterms
+from shardwright.verifier.falsify_placement import falsify_placement
+from shardwright.verifier.mismatch import ERRORS, Mismatch, largest_of, same
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SIZES = (2, 3, 4, 5, 6, 7)
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """Concrete tensors for which the two sides of a rule differ."""
-
-    rule: str
-    sizes: Mapping[str, Any]
-    tensors: Mapping[str, Array]
-    left: Array
-    right: Array | str
-
-    def __str__(self) -> str:
-        lines = [f"{self.rule} is false for {', '.join(f'{k} = {v}' for k, v in self.sizes.items())}"]
-        for name, array in {**self.tensors, "left": self.left}.items():
-            lines.append(f"  {name} {list(np.shape(array))} = {_short(array)}")
-        lines.append(f"  right = {self.right if isinstance(self.right, str) else _short(self.right)}")
-        return "\n".join(lines)
-
-
-def _short(array: Array) -> str:
-    return np.array2string(np.asarray(array), threshold=40, edgeitems=2).replace("\n", "")
 
 
 def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch | None:
@@ -62,8 +42,6 @@ def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch
     Raises `RuleError` where no sizes can be found that satisfy the left side and the guard.
     """
     if rule.axes:
-        from shardwright.verifier.falsify_placement import falsify_placement
-
         return falsify_placement(rule, seed=seed)
     rng, found = random.Random(seed), 0
     for _ in range(ATTEMPTS):
@@ -84,8 +62,13 @@ def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch
     return None
 
 
+def instances(rule: Equation, rng: random.Random, count: int) -> Iterator[tuple[Graph, Match]]:
+    """A few instances of the left side at random small sizes, with the match of its roots."""
+    found = (instance for _ in range(ATTEMPTS) if (instance := _instance(rule, rng)) is not None)
+    yield from islice(found, count)
+
+
 ATTEMPTS, MAX_ELEMENTS = 4000, 200_000
-ERRORS = (GraphError, TypeError, ValueError, KeyError, IndexError, ZeroDivisionError, OverflowError, ArithmeticError)
 _PARTIAL = frozenset({"log", "sqrt", "rsqrt", "reciprocal", "div", "pow", "layer_norm", "rms_norm", "log1p"})
 """Rows that do not exist for all numbers."""
 _ROUGH = frozenset({*_PARTIAL, "exp", "tanh", "sigmoid", "silu", "gelu", "softmax", "log_softmax", "sdpa", "sin", "cos",
@@ -134,6 +117,8 @@ def _solve(rule: Equation, sizes: dict[str, Any]) -> None:
             ) if isinstance(sizes.get(name), int):
                 by = Expression(ast.unparse(divisor)).evaluate(sizes)
                 sizes[name] = by * (1 + sizes[name] % 3)
+            case _:
+                pass
 
 
 def _attribute(key: str, sizes: Mapping[str, Any], rng: random.Random) -> object:
@@ -264,7 +249,7 @@ def _compare(rule: Equation, graph: Graph, match: Match, seed: int, positive: bo
         got = _run(right, tensors)
     except (RuleError, *ERRORS) as error:
         return Mismatch(rule.name, match.sizes, shown, first, f"not defined: {error}")
-    largest = max((_largest(value) for value in (*expected.values(), *got.values())), default=1.0)
+    largest = max((largest_of(value) for value in (*expected.values(), *got.values())), default=1.0)
     for root in match.roots:
         want, have = expected[root], got[results[root]]
         if not same(want, have, largest):
@@ -287,26 +272,6 @@ def _run(graph: Graph, tensors: Mapping[str, Array]) -> Mapping[str, Array]:
         else:
             nodes.append(node)
     return run_serial(Graph(tuple(nodes), graph.outputs).validate(), tensors)
-
-
-LOWEST = -1e30
-"""What stands for minus infinity in a mask."""
-
-
-def _largest(value: Array) -> float:
-    finite = value[np.isfinite(value) & (value > LOWEST / 2)] if value.dtype.kind == "f" else value
-    return float(np.abs(finite).max(initial=1.0)) if finite.size else 1.0
-
-
-def same(want: Array, have: Array, largest: float) -> bool:
-    """Whether two results are equal wherever the first one exists, up to the rounding of values up to `largest`."""
-    want, have = np.asarray(want, float), np.asarray(have, float)
-    if want.shape != have.shape:
-        return False
-    exists = np.isfinite(want)
-    if largest > 1e9:  # too ill-conditioned to tell
-        return True
-    return bool(np.allclose(have[exists], want[exists], rtol=1e-6, atol=1e-12 * largest + 1e-9))
 
 
 # ---- chains of parallel operators ----

@@ -162,11 +162,11 @@ class Laws(Forms):
 
     def _common_exponent(self, normal: Normal) -> Normal:
         """The terms that the exponents of all monomials share."""
-        arguments = [next((f.parts[0] for f, _ in m if f.kind == "exp"), ZERO) for m, _ in normal]
+        arguments = [next((_argument(f) for f, _ in m if f.kind == "exp"), ZERO) for m, _ in normal]
         if len(arguments) < 2:
             return ZERO
-        common = set(arguments[0]).intersection(*arguments[1:])  # type: ignore[arg-type]
-        return self.add(*(((m, c),) for m, c in common if c))  # type: ignore[misc]
+        common = set(arguments[0]).intersection(*arguments[1:])
+        return self.add(*(((m, c),) for m, c in common if c))
 
     # ---- functions ----
 

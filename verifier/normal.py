@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import count, permutations, product
+from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.verifier.polys import App, Atom, Poly, applied, poly
@@ -477,7 +478,8 @@ def _names(part: Payload) -> frozenset[str]:
         return frozenset()
     if isinstance(part, Factor):
         return part.names
-    return frozenset().union(*map(_names, part)) if isinstance(part, tuple) else frozenset()
+    inner: tuple[Any, ...] = part if isinstance(part, tuple) else ()
+    return frozenset().union(*map(_names, inner))
 
 
 def _factors(part: object) -> Iterator[Factor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 from shardwright.pcg.errors import RuleError
@@ -10,7 +11,7 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term
 from shardwright.verifier import polys
 from shardwright.verifier.elements import Digit, Dim, Evaluator, Index, Position, Tensor, UnprovenError, extent, spliced
-from shardwright.verifier.laws import Laws
+from shardwright.verifier.elements_rows import evaluator
 from shardwright.verifier.polys import poly
 from shardwright.verifier.solver import Failure
 from shardwright.verifier.symbols import Symbols
@@ -27,10 +28,10 @@ def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> 
     """As `prove_equation`, for terms over the rule's variables: wherever the left ones are well-formed."""
     try:
         symbols = _solved(rule, left)
-        run = Evaluator(rule, symbols, Laws(symbols.is_positive))
+        run = evaluator(rule, symbols)
         failure = _failure(run, left, right)
         if failure is not None and not failure.refuted and run.cuts:
-            again = Evaluator(rule, symbols, Laws(symbols.is_positive), cuts=run.cuts, use_cuts=True)
+            again = replace(evaluator(rule, symbols), cuts=run.cuts, use_cuts=True)
             failure = _failure(again, left, right)
         return failure
     except UnprovenError as error:
@@ -54,7 +55,7 @@ def _solved(rule: Equation, left: Sequence[Term]) -> Symbols:
     """As `known`, with the equations that make the left side well-formed used as substitutions."""
     symbols = known(rule)
     for _ in range(MAX_ROUNDS):
-        run = Evaluator(rule, symbols, Laws(symbols.is_positive))
+        run = evaluator(rule, symbols)
         for root in left:
             run.tensor(root)
         before = dict(symbols.solved)

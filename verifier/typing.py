@@ -31,7 +31,7 @@ from shardwright.substitutions.rowrules import RowRule, choices, derive
 from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, erase, subterms
 from shardwright.verifier import rowproof
 from shardwright.verifier.elements import Evaluator, extent, spliced
-from shardwright.verifier.laws import Laws
+from shardwright.verifier.elements_rows import evaluator
 from shardwright.verifier.polys import Poly, poly, product
 from shardwright.verifier.serialproof import known, prove_terms
 from shardwright.verifier.solver import Failure
@@ -122,7 +122,7 @@ class Typing:
         if any(name.startswith("*") for _, dims in rule.variables for name in dims.names):
             raise RuleError(f"rule {rule.name!r}: variables of any rank have no layouts; give every dimension a name")
         symbols = known(rule)
-        self._evaluator = Evaluator(rule, symbols, Laws(symbols.is_positive))
+        self._evaluator = evaluator(rule, symbols)
         names = [n for n in sorted(rule.sizes) if n not in symbols.solved]
         self.sizes = dict(zip(names, _primes(), strict=False))
         for name, digits in symbols.solved.items():
@@ -298,7 +298,8 @@ class Typing:
                 comparators=[ast.Constant(value=0)],
             ) if axis in self.rule.axes:
                 return axis, self._evaluator.symbols.number(Expression(ast.unparse(left)))
-        return None
+            case _:
+                return None
 
 
 def _implies(given: Sequence[Poly], size: Poly) -> bool:

@@ -1,0 +1,56 @@
+"""Counterexamples of falsifiers: concrete tensors for which two sides differ, and when they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwright.pcg.errors import GraphError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ERRORS = (GraphError, TypeError, ValueError, KeyError, IndexError, ZeroDivisionError, OverflowError, ArithmeticError)
+"""What NumPy and the rows say of operands that do not fit."""
+LOWEST = -1e30
+"""What stands for minus infinity in a mask."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Concrete tensors for which the two sides of a rule differ."""
+
+    rule: str
+    sizes: Mapping[str, Any]
+    tensors: Mapping[str, Array]
+    left: Array
+    right: Array | str
+
+    def __str__(self) -> str:
+        lines = [f"{self.rule} is false for {', '.join(f'{k} = {v}' for k, v in self.sizes.items())}"]
+        for name, array in {**self.tensors, "left": self.left}.items():
+            lines.append(f"  {name} {list(np.shape(array))} = {_short(array)}")
+        lines.append(f"  right = {self.right if isinstance(self.right, str) else _short(self.right)}")
+        return "\n".join(lines)
+
+
+def _short(array: Array) -> str:
+    return np.array2string(np.asarray(array), threshold=40, edgeitems=2).replace("\n", "")
+
+
+def largest_of(value: Array) -> float:
+    """The greatest finite magnitude, at least 1."""
+    finite = value[np.isfinite(value) & (value > LOWEST / 2)] if value.dtype.kind == "f" else value
+    return float(np.abs(finite).max(initial=1.0)) if finite.size else 1.0
+
+
+def same(want: Array, have: Array, largest: float) -> bool:
+    """Whether two results are equal wherever the first one exists, up to the rounding of values up to `largest`."""
+    want, have = np.asarray(want, float), np.asarray(have, float)
+    if want.shape != have.shape:
+        return False
+    exists = np.isfinite(want)
+    if largest > 1e9:  # too ill-conditioned to tell
+        return True
+    return bool(np.allclose(have[exists], want[exists], rtol=1e-6, atol=1e-12 * largest + 1e-9))
