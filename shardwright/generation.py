@@ -211,7 +211,7 @@ class Run:
             keys = [rule.hash for rule in new]
             self._asked.update(keys)
             self._open[source.name] = rules
-            self.pool.submit(judging(keys, new, self.settings.limit_s, self.pool.num_jobs), first=True)
+            self.pool.submit(judging(keys, new, self.settings.limit_s, self.pool.num_jobs, explain=False), first=True)
             self._close()
 
     def _again(self, source: Source, how: str) -> None:
@@ -299,7 +299,7 @@ def _catalogue(
     counts.update(dict.fromkeys(OUTCOMES[:3], 0))
     counts.update(verdict.outcome for _, verdict in judged.values())
     certified = _named([rule for rule, verdict in judged.values() if verdict.outcome == "certified"])
-    implied = implications(list(certified.values()))
+    implied = _implications(list(certified.values()))
     catalogue = Catalogue()
     for key, rule in certified.items():
         note = Note(implied_by=implied.get(rule.name, ()))
@@ -316,6 +316,13 @@ def _catalogue(
     return catalogue, counts, rejected
 
 
+def _implications(rules: Sequence[Equation]) -> Mapping[str, tuple[str, ...]]:
+    """For every rule that smaller ones imply, the names of those."""
+    from shardwright.substitutions.generator.reduction import implications
+
+    return {name: names for name, names in implications(rules).items() if names}
+
+
 def _named(rules: Sequence[Equation]) -> dict[str, Equation]:
     """The rules by hash, under names of their own."""
     taken = Counter(rule.name for rule in rules)
@@ -323,11 +330,6 @@ def _named(rules: Sequence[Equation]) -> dict[str, Equation]:
         rule.hash: rule if taken[rule.name] == 1 else replace(rule, name=f"{rule.name}_{rule.hash[:8]}")
         for rule in rules
     }
-
-
-def implications(rules: Sequence[Equation]) -> Mapping[str, tuple[str, ...]]:
-    """For every rule that smaller ones imply, the names of those."""
-    return {}
 
 
 # ---- what is kept of an unfinished run ----

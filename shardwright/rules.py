@@ -138,34 +138,38 @@ def outcomes(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts.get(name, 0)} {name}" for name in told)
 
 
-def judging(labels: Iterable[Any], rules: Sequence[Rule], limit_s: float, num_jobs: int) -> Iterator[Task]:
+def judging(
+    labels: Iterable[Any], rules: Sequence[Rule], limit_s: float, num_jobs: int, *, explain: bool = True
+) -> Iterator[Task]:
     """Tasks that judge rules, some rules each; neighbours share what the prover remembers."""
     keys = list(labels)
     size = max(1, min(_CHUNK, len(rules) // (8 * num_jobs)))
     for at in range(0, len(rules), size):
-        yield _judge_task(keys[at : at + size], rules[at : at + size], limit_s)
+        yield _judge_task(keys[at : at + size], rules[at : at + size], limit_s, explain)
 
 
-def _judge_task(labels: Sequence[Any], rules: Sequence[Rule], limit_s: float) -> Task:
-    return Task("shardwright.rules:judge_rules", (list(rules), limit_s), ("judge", tuple(labels)))
+def _judge_task(labels: Sequence[Any], rules: Sequence[Rule], limit_s: float, explain: bool) -> Task:
+    return Task("shardwright.rules:judge_rules", (list(rules), limit_s, explain), ("judge", tuple(labels)))
 
 
 def verdicts_of(event: Event, pool: Workers) -> Iterator[tuple[Any, Verdict]]:
     """What an event says of a judging task: verdicts, by label. A rule that kills its worker is unknown."""
     _, labels = event.task.label
-    rules, limit_s = event.task.arguments
+    rules, limit_s, explain = event.task.arguments
     if event.kind == "done":
         yield from zip(labels, event.value, strict=True)
     elif event.kind == "died" and len(labels) == 1:
         yield labels[0], Verdict("unknown", None, f"the prover's process died ({event.value})")
     elif event.kind == "died":
-        alone = [_judge_task([label], [rule], limit_s) for label, rule in zip(labels, rules, strict=True)]
+        alone = [_judge_task([label], [rule], limit_s, explain) for label, rule in zip(labels, rules, strict=True)]
         pool.submit(alone, first=True)
 
 
-def judge_rules(rules: Sequence[Rule], limit_s: float, report: Callable[[object], None]) -> list[Verdict]:
+def judge_rules(
+    rules: Sequence[Rule], limit_s: float, explain: bool, report: Callable[[object], None]
+) -> list[Verdict]:
     """In a worker: judge some rules."""
-    return [judge(rule, limit_s) for rule in rules]
+    return [judge(rule, limit_s, explain=explain) for rule in rules]
 
 
 def prove_lemmas(report: Callable[[object], None]) -> dict[str, str]:

@@ -54,7 +54,9 @@ def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Verd
     if isinstance(rule, RowRule) and not _occurs(rule):
         return Verdict("unknown", None, f"no {rule.row} is known to have the pattern {rule.pattern!r}")
     found = _prove(rule, limit_s)
-    if found.outcome != "certified":
+    if found.outcome == "certified" and isinstance(rule, Equation) and rule.moves and not rule.axes:
+        found = _exact(rule, found, limit_s)
+    elif found.outcome != "certified":
         counterexample = _counterexample(rule, limit_s)
         if counterexample is not None:
             found = Verdict("refuted", None, counterexample)
@@ -88,6 +90,18 @@ def _prove(rule: Rule, limit_s: float) -> Verdict:
     if failure is None:
         return Verdict("certified", Certificate(rule.hash, rule.name, axioms, rule_guard(rule), version()))
     return Verdict("refuted" if failure.refuted else "unknown", None, str(failure))
+
+
+def _exact(rule: Equation, found: Verdict, limit_s: float) -> Verdict:
+    """A rule that is true over the reals, but not bit for bit as its field `moves` says, is refuted."""
+    from shardwright.verifier.exactness import inexact
+
+    try:
+        with _limit(limit_s):
+            differs = inexact(rule)
+    except Exception:  # noqa: BLE001 - no instance that runs on real numbers: nothing is known against it
+        return found
+    return found if differs is None else Verdict("refuted", None, f"field 'moves': not bit for bit: {differs}")
 
 
 def _counterexample(rule: Rule, limit_s: float) -> str | None:

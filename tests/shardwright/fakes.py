@@ -61,6 +61,6 @@ def generate(
     return [CATALOGUE[name] for name in context.rules]
 
 
-def doubt(rules: list[Equation], limit_s: float, report: Report) -> list[Verdict]:
+def doubt(rules: list[Equation], limit_s: float, explain: bool, report: Report) -> list[Verdict]:
     """A prover that proves nothing."""
     return [Verdict("unknown", None, "too hard") for _ in rules]

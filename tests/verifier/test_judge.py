@@ -8,13 +8,14 @@ import time
 import pytest
 
 from shardwright.substitutions.catalogue import CATALOGUE
-from shardwright.substitutions.equations import equation
+from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES, steps
 from shardwright.verifier import judge as module
+from shardwright.verifier.exactness import inexact
 from shardwright.verifier.judge import Verdict, judge
 
 LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
@@ -48,7 +49,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("rule", "message"), WRONG, ids=[rule.name for rule, _ in WRONG])
 def test_false_rules_are_refuted(rule: Rule, message: str) -> None:
-    found = judge(rule)
+    found = judge(rule, explain=False)
     assert found.outcome == "refuted"
     assert found.certificate is None
     assert message in found.reason
@@ -57,6 +58,26 @@ def test_false_rules_are_refuted(rule: Rule, message: str) -> None:
 def test_counterexamples_are_small_tensors() -> None:
     lines = judge(WRONG[0][0]).reason.splitlines()
     assert [line.split()[0] for line in lines] == ["swapped", "x", "y", "left", "right"]
+
+
+def test_a_rule_that_sums_in_another_order_does_not_only_move_data() -> None:
+    found = judge(Equation.from_json({**CATALOGUE["linear_of_sum"].to_json(), "moves": True}))
+    assert found.outcome == "refuted"
+    assert found.reason.startswith("field 'moves': not bit for bit: linear_of_sum is false for ")
+
+
+@pytest.mark.parametrize("rule", [r for r in CATALOGUE.values() if r.moves], ids=lambda rule: rule.name)
+def test_rules_that_only_move_data_are_exact(rule: Equation) -> None:
+    assert inexact(rule) is None
+
+
+def test_a_false_equation_that_a_guard_mends_says_so() -> None:
+    data = CATALOGUE["rows_of_concat"].to_json()
+    found = judge(Equation.from_json({**data, "guard": ["s <= t"]}))
+    assert (found.outcome, found.hint) == ("refuted", "t <= i")
+    assert judge(Equation.from_json({**data, "guard": ["s <= t"]}), explain=False).hint == ""
+    assert judge(WRONG[0][0]).hint == ""
+    assert judge(Equation.from_json({**PLACED.to_json(), "guard": []})).hint == "i % a == 0"
 
 
 def test_a_row_rule_of_a_pattern_that_its_row_never_has_is_not_certified() -> None:
@@ -109,4 +130,4 @@ def test_other_threads_judge_without_a_limit() -> None:
     ids=lambda rule: rule.name,
 )
 def test_odd_rules_are_judged(rule: Rule) -> None:
-    assert judge(rule, limit_s=5).outcome in ("refuted", "unknown")
+    assert judge(rule, limit_s=5, explain=False).outcome in ("refuted", "unknown")
