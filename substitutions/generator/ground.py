@@ -1,0 +1,305 @@
+"""Terms at fixed sizes: what reduction rewrites.
+
+Every size stands for a prime of its own, so that a shape says which sizes it is made of and an equation between
+shapes holds for all sizes. Terms are interned; each has a shape and, under a placement rule's axes, a layout per axis,
+inferred from the operators' factor strings. A rule rewrites a term where its pattern fits and the type stays the same:
+a placement rule is true exactly when both sides have one type and one erasure.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.layout import Layout, Layouts
+from shardwright.pcg.optable import ROWS, Row
+from shardwright.pcg.parallel import PARALLEL_OPS, step
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.expressions import Expression
+from shardwright.substitutions.terms import Apply, Term, Variable, subterms
+
+AXES = ("a", "b")
+_FREE: Mapping[str, Any] = {"padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0),
+                            "dilation": (1, 1), "ignore_index": -100, "label_smoothing": 0.25}  # fmt: skip
+"""Attributes that rules leave free: no shape depends on their values."""
+
+
+class Type(NamedTuple):
+    """A shape, and a layout per axis; `layouts` is None where no one choice gives it."""
+
+    shape: tuple[int, ...]
+    layouts: Layouts | None
+
+
+class Ground(NamedTuple):
+    """An operator with its attributes' values on terms, or a variable (`op` empty)."""
+
+    op: str
+    attrs: tuple[tuple[str, Any], ...]
+    operands: tuple[int, ...]
+
+
+def _primes() -> Iterator[int]:
+    number = 1009
+    while True:
+        if all(number % d for d in range(2, int(number**0.5) + 1)):
+            yield number
+        number += 2
+
+
+@dataclass
+class Sizes:
+    """The number that every name stands for: primes for sizes, small numbers for where slices start."""
+
+    of: dict[str, Any] = field(default_factory=dict)
+    _fresh: Iterator[int] = field(default_factory=_primes)
+    _small: int = 3
+
+    def env(self, rule: Equation) -> dict[str, Any]:
+        """The names of a rule. Names of one kind mean the same in all rules, so that rules share terms."""
+        env: dict[str, Any] = {}
+        for _, dims in rule.variables:
+            for name in dims.names:
+                env[name.lstrip("*")] = self._number(name)
+        applied = [t for side in (*rule.left, *rule.right) for t in subterms(side) if isinstance(t, Apply)]
+        for key in ("stop", "start", *_FREE):
+            for term in applied:
+                for name in dict(term.attrs)[key].names if key in dict(term.attrs) else ():
+                    if name not in env:
+                        env[name] = _FREE[key] if key in _FREE else self._number(f"{key} {name}")
+        for term in applied:
+            for key, value in term.attrs:
+                for name in value.names if key != "axis" else ():
+                    env.setdefault(name, self._number(f"*{name}"))
+        return env
+
+    @property
+    def splices(self) -> frozenset[int]:
+        """The numbers that splices are made of."""
+        return frozenset(n for value in self.of.values() if isinstance(value, tuple) for n in value)
+
+    def _number(self, name: str) -> int | tuple[int, int]:
+        if name not in self.of:
+            if name.startswith("*"):
+                self.of[name] = (next(self._fresh), next(self._fresh))
+            elif name.startswith(("start ", "stop ")):
+                self._small += 2
+                self.of[name] = self._small + (400 if name.startswith("stop ") else 0)
+            else:
+                self.of[name] = next(self._fresh)
+        return self.of[name]
+
+
+class Terms:
+    """All ground terms."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Ground] = []
+        self.types: list[Type] = []
+        self.sizes: list[int] = []
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._results: dict[tuple[object, ...], Type | None] = {}
+
+    def variable(self, name: str, kind: Type) -> int:
+        """A variable of that name and type."""
+        return self._intern(("", name, kind), Ground("", (("name", name),), ()), kind)
+
+    def apply(self, op: str, attrs: tuple[tuple[str, Any], ...], operands: tuple[int, ...]) -> int | None:
+        """The term, or None where the operator does not fit."""
+        key = (op, attrs, operands)
+        if key in self._numbers:
+            return self._numbers[key]
+        kinds = tuple(self.types[i] for i in operands)
+        if (op, attrs, kinds) not in self._results:
+            self._results[op, attrs, kinds] = _result(op, attrs, kinds)
+        kind = self._results[op, attrs, kinds]
+        return None if kind is None else self._intern(key, Ground(op, attrs, operands), kind)
+
+    def _intern(self, key: tuple[object, ...], node: Ground, kind: Type) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = len(self.nodes)
+            self.nodes.append(node)
+            self.types.append(kind)
+            self.sizes.append(bool(node.op) + sum(self.sizes[i] for i in node.operands))
+        return self._numbers[key]
+
+    def build(self, term: Term, variables: Mapping[str, int], env: Mapping[str, Any]) -> int | None:
+        """A term of a rule, or None where it does not fit. Axes are names in `env`."""
+        if isinstance(term, Variable):
+            return variables[term.name]
+        operands: list[int] = []
+        for operand in term.operands:
+            built = self.build(operand, variables, env)
+            if built is None:
+                return None
+            operands.append(built)
+        attrs = tuple((key, value.evaluate(env)) for key, value in term.attrs)
+        return self.apply(term.op, attrs, tuple(operands))
+
+
+def _result(op: str, attrs_: tuple[tuple[str, Any], ...], kinds: tuple[Type, ...]) -> Type | None:
+    attrs = dict(attrs_)
+    layouts = [kind.layouts for kind in kinds]
+    try:
+        if op in PARALLEL_OPS:
+            return _stepped(op, attrs, kinds[0])
+        signature = ROWS[op].signature([kind.shape for kind in kinds], attrs)
+        shape = signature.result_shape
+        if any(given is None for given in layouts):
+            return None
+        split = [_split(ROWS[op], signature, along) for along in zip(*layouts, strict=True)]  # type: ignore[arg-type]
+    except (GraphError, ValueError, IndexError, TypeError, ZeroDivisionError):
+        return None
+    found = tuple(layout for layout in split if layout is not None)
+    return Type(shape, found) if len(found) == len(split) else None
+
+
+def _stepped(op: str, attrs: Mapping[str, Any], kind: Type) -> Type | None:
+    axis = AXES.index(attrs["axis"])
+    if kind.layouts is None:
+        return None
+    after = step(op, axis, kind.layouts[axis], attrs.get("dim", -1), attrs.get("blocks", 1)).after
+    return Type(kind.shape, (*kind.layouts[:axis], after, *kind.layouts[axis + 1 :]))
+
+
+def _split(row: Row, signature: Signature, operands: Sequence[Layout]) -> Layout | None:
+    """The layout of the result along an axis on which the operands have these; None where no choice asks for them."""
+    kinds = {layout.kind for layout in operands}
+    if kinds in ({"R"}, {"C"}):
+        return operands[0]
+    for partial in row.linear_in:
+        if tuple(layout.kind for layout in operands) == tuple(
+            "P" if i in partial else "C" for i in range(len(operands))
+        ):
+            return Layout("P")
+    blocks = {layout.blocks for layout in operands if layout.is_shard}
+    for number, factor in enumerate(signature.factors):
+        if factor.role == "fixed":
+            continue
+        for count in {1, *blocks}:
+            if factor.size % count:
+                continue
+            view = signature if count == 1 else signature.refined(number, count)
+            at = next(i for i, f in enumerate(view.factors) if f.name == factor.name)
+            needed, result = view.split_layouts(at)
+            if all(_same(a, b) for a, b in zip(needed, operands, strict=True)):
+                return result
+    return None
+
+
+def _same(needed: Layout, given: Layout) -> bool:
+    return needed == given or {needed.kind, given.kind} == {"R", "C"}
+
+
+# ---- matching ----
+
+
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """A rule from one side to the other."""
+
+    rule: Equation
+    left: Term
+    right: Term
+
+    @property
+    def op(self) -> str:
+        return self.left.op if isinstance(self.left, Apply) else ""
+
+
+@dataclass
+class Match:
+    """What the variables and names of a rule are in a term."""
+
+    terms: Terms
+    direction: Direction
+    variables: dict[str, int] = field(default_factory=dict)
+    env: dict[str, Any] = field(default_factory=dict)
+    attrs: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def take(self, term: Term, number: int) -> bool:
+        """Whether the pattern fits, sizes and attributes aside."""
+        if isinstance(term, Variable):
+            return self.variables.setdefault(term.name, number) == number
+        node = self.terms.nodes[number]
+        if node.op != term.op or len(node.operands) != len(term.operands) or len(node.attrs) != len(term.attrs):
+            return False
+        if not all(self.take(operand, i) for operand, i in zip(term.operands, node.operands, strict=True)):
+            return False
+        for (key, want), (name, have) in zip(term.attrs, node.attrs, strict=True):
+            if key != name:
+                return False
+            self.attrs.append((want, have))
+        return True
+
+    def solved(self) -> bool:
+        """Whether sizes and attributes fit too; binds what the pattern leaves open."""
+        rule = self.direction.rule
+        for want, have in self.attrs:
+            for name, value in want.read(have).items():
+                self.env.setdefault(name, value)
+        dims = [(rule.dims[v], self.terms.types[i].shape) for v, i in self.variables.items()]
+        for entry, shape in dims:
+            found = entry.bind(shape)
+            if found is None:
+                return False
+            for name, value in found.items():
+                if self.env.setdefault(name, value) != value:
+                    return False
+        for entry, shape in dims:
+            found = entry.factored(shape, self.env)
+            if found is None:
+                return False
+            self.env.update(found)
+        return self._attributes() and self._layouts()
+
+    def _attributes(self) -> bool:
+        try:
+            return all(want.evaluate(self.env) == have for want, have in self.attrs)
+        except (RuleError, TypeError):
+            return False
+
+    def _layouts(self) -> bool:
+        """Whether the variables have the layouts that a placement rule gives them."""
+        rule = self.direction.rule
+        for name, placements in rule.layouts:
+            kind = self.terms.types[self.variables[name]]
+            for axis, placement in zip(rule.axes, placements, strict=True):
+                where = AXES.index(self.env.get(axis, axis))
+                if kind.layouts is None or where >= len(kind.layouts):
+                    return False
+                try:
+                    blocks = prod(self.env[b] for b in placement.blocks)
+                except KeyError:
+                    return False
+                have = kind.layouts[where]
+                if (have.kind, have.dim, have.blocks) != (placement.kind, placement.dim, blocks):
+                    return False
+        return True
+
+    def needs(self, splices: frozenset[int]) -> tuple[tuple[str, int], ...] | None:
+        """What the guard asks: (axis, size that its degree divides), ("len", 0) of a rank, ("", 0) of an order.
+
+        None where it does not hold at these sizes. `splices` are the numbers of which nobody knows how many there are.
+        """
+        found: list[tuple[str, int]] = []
+        for guard in self.direction.rule.guard:
+            match guard.tree:
+                case ast.Compare(left=ast.BinOp(left=size, op=ast.Mod(), right=ast.Name(id=axis))) if (
+                    axis in self.direction.rule.axes
+                ):
+                    found.append((self.env.get(axis, axis), Expression(ast.unparse(size)).evaluate(self.env)))
+                case ast.Compare(left=ast.Call(args=[ast.Name(id=splice)])) if splices.issuperset(self.env[splice]):
+                    found.append(("len", 0))
+                case ast.Compare(left=ast.Call(args=[ast.Name()])):
+                    continue
+                case _ if guard.names & set(self.direction.rule.axes) or guard.evaluate(self.env) is not True:
+                    return None
+                case _:
+                    found.append(("", 0))
+        return tuple(found)

@@ -1,0 +1,176 @@
+"""What smaller rules imply: a rule is implied if rewriting with kept, smaller rules joins its two sides.
+
+Rules are taken in order of size. Both sides are rewritten, a bounded number of times, by the rules kept so far,
+anywhere in the term; where a term is reached from both sides, the rules on the way imply the rule. What is not found
+implied within the bound is kept: the catalogue may be larger than the smallest one, and is never too small.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.generator.candidates import size_of
+from shardwright.substitutions.generator.ground import AXES, Direction, Ground, Match, Sizes, Terms, Type
+from shardwright.substitutions.terms import Apply, Term, Variable, is_splice, subterms
+
+EXPANSIONS = 10
+GROWTH = 1
+Needs = tuple[tuple[str, int], ...]
+Edge = tuple[str, Needs]
+"""The rule that rewrites, and what its guard asks of the sizes."""
+
+
+def implications(rules: Sequence[Equation], expansions: int = EXPANSIONS) -> dict[str, tuple[str, ...]]:
+    """For every rule, by name, the smaller rules that imply it; none for the rules of the minimal catalogue."""
+    run = Reduction(expansions)
+    return {rule.name: run.implied_by(rule) for rule in sorted(rules, key=_rank)}
+
+
+def _rank(rule: Equation) -> tuple[object, ...]:
+    """Serial rules first, then small ones, then those that fit more tensors."""
+    entries = [entry for _, dims in rule.variables for entry in dims.entries]
+    plain = sum(1 + 2 * (len(entry) > 1) for entry in entries if not is_splice(entry))
+    return (len(rule.axes), size_of(rule), plain, len(rule.guard), rule.name)
+
+
+class Reduction:
+    """The rules kept so far, and the terms that they rewrite."""
+
+    def __init__(self, expansions: int = EXPANSIONS) -> None:
+        self.terms, self.sizes, self.expansions = Terms(), Sizes(), expansions
+        self._kept: dict[str, list[Direction]] = {}
+        self._next: dict[int, dict[int, Edge]] = {}
+        self._seen: dict[int, dict[str, int]] = {}
+
+    def implied_by(self, rule: Equation) -> tuple[str, ...]:
+        """The kept rules that imply this one; if there are none, it is kept."""
+        sides = self._sides(rule)
+        names = None if sides is None else self._joined(*sides, self._given(rule))
+        if names is None:
+            self._keep(rule)
+        return tuple(sorted(names or ()))
+
+    def _sides(self, rule: Equation) -> tuple[int, int] | None:
+        """Both sides at fixed sizes; None for rules that are not rewritten: with several roots, or parameters."""
+        if len(rule.left) > 1 or rule.parameters or len(rule.axes) > len(AXES):
+            return None
+        env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
+        try:
+            variables = {name: self._variable(rule, name, env) for name, _ in rule.variables}
+            left, right = (self.terms.build(side[0], variables, env) for side in (rule.left, rule.right))
+        except (RuleError, KeyError):
+            return None
+        return None if left is None or right is None else (left, right)
+
+    def _given(self, rule: Equation) -> frozenset[tuple[str, int]]:
+        """What the guard of a rule grants to the rules that rewrite it."""
+        match = Match(self.terms, Direction(rule, rule.left[0], rule.right[0]))
+        match.env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
+        return frozenset(match.needs(self.sizes.splices) or ())
+
+    def _variable(self, rule: Equation, name: str, env: Mapping[str, Any]) -> int:
+        layouts = tuple(place.at(env) for place in dict(rule.layouts)[name]) if rule.axes else ()
+        return self.terms.variable(name, Type(rule.dims[name].shape(env), layouts))
+
+    def _keep(self, rule: Equation) -> None:
+        if len(rule.left) > 1 or rule.parameters:
+            return
+        for left, right in ((rule.left[0], rule.right[0]), (rule.right[0], rule.left[0])):
+            if isinstance(left, Apply) and _variables(right) <= _variables(left):
+                self._kept.setdefault(left.op, []).append(Direction(rule, left, right))
+
+    # ---- rewriting ----
+
+    def _joined(self, left: int, right: int, given: frozenset[tuple[str, int]]) -> set[str] | None:
+        """The rules on a way from one side to the other; smallest terms are rewritten first."""
+        limit = max(self.terms.sizes[left], self.terms.sizes[right]) + GROWTH
+        ways: list[dict[int, tuple[int, str]]] = [{left: (-1, "")}, {right: (-1, "")}]
+        queues = [[(self.terms.sizes[side], side)] for side in (left, right)]
+        for _ in range(self.expansions):
+            for here, queue in enumerate(queues):
+                if not queue:
+                    continue
+                _, number = heapq.heappop(queue)
+                for other, (name, needs) in self._rewritten(number).items():
+                    if other in ways[here] or self.terms.sizes[other] > limit or not _granted(needs, given):
+                        continue
+                    ways[here][other] = (number, name)
+                    if other in ways[1 - here]:
+                        return _names(ways[0], other) | _names(ways[1], other)
+                    heapq.heappush(queue, (self.terms.sizes[other], other))
+        return None
+
+    def _rewritten(self, number: int) -> Mapping[int, Edge]:
+        """What kept rules make of a term; remembered, and extended by rules kept since."""
+        found = self._next.setdefault(number, {})
+        node, kind = self.terms.nodes[number], self.terms.types[number]
+        if not node.op:
+            return found
+        for position, operand in enumerate(node.operands):
+            for other, edge in list(self._rewritten(operand).items()):
+                operands = (*node.operands[:position], other, *node.operands[position + 1 :])
+                made = self.terms.apply(node.op, node.attrs, operands)
+                if made is not None and self.terms.types[made] == kind:
+                    found.setdefault(made, edge)
+        seen = self._seen.setdefault(number, {})
+        rules = self._kept.get(node.op, [])
+        for direction in rules[seen.get(node.op, 0) :]:
+            if not self._resembles(direction.left, node):
+                continue
+            for made, needs in self._applied(direction, number):
+                if made != number and self.terms.types[made] == kind:
+                    found.setdefault(made, (direction.rule.name, needs))
+        seen[node.op] = len(rules)
+        return found
+
+    def _resembles(self, pattern: Term, node: Ground) -> bool:
+        """Whether operators and operands' operators agree: most rules fail here."""
+        assert isinstance(pattern, Apply)
+        nodes = self.terms.nodes
+        return len(pattern.operands) == len(node.operands) and all(
+            isinstance(want, Variable) or want.op == nodes[have].op
+            for want, have in zip(pattern.operands, node.operands, strict=True)
+        )
+
+    def _applied(self, direction: Direction, number: int) -> Iterator[tuple[int, Needs]]:
+        for axes in _axes(direction.rule):
+            match = Match(self.terms, direction, env=dict(axes))
+            if match.take(direction.left, number) and match.solved():
+                try:
+                    made = self.terms.build(direction.right, match.variables, match.env)
+                    needs = match.needs(self.sizes.splices)
+                except (RuleError, KeyError):
+                    continue
+                if made is not None and needs is not None:
+                    yield made, needs
+
+
+def _axes(rule: Equation) -> list[dict[str, str]]:
+    """The axes that a rule's axes may be."""
+    if not rule.axes:
+        return [{}]
+    if len(rule.axes) == 1:
+        return [{rule.axes[0]: axis} for axis in AXES]
+    return [dict(zip(rule.axes, order, strict=True)) for order in (AXES, AXES[::-1])]
+
+
+def _variables(term: Term) -> set[str]:
+    return {t.name for t in subterms(term) if isinstance(t, Variable)}
+
+
+def _names(ways: Mapping[int, tuple[int, str]], number: int) -> set[str]:
+    """The rules on the way to a term."""
+    names: set[str] = set()
+    while number >= 0:
+        number, name = ways[number]
+        names.add(name)
+    return names - {""}
+
+
+def _granted(needs: Needs, given: frozenset[tuple[str, int]]) -> bool:
+    """Whether a guard grants what is needed: a degree divides the multiples of what it divides."""
+    return all(any(a == axis and (not of or size % of == 0) for a, of in given) for axis, size in needs)
