@@ -119,12 +119,14 @@ class Symbols:
 
     def _divides(self, name: str, divisor: Poly) -> None:
         """The size is divisor · quotient."""
-        if name in divisor.names or len(divisor.terms) != 1:
+        atoms, coefficient = divisor.terms[0] if len(divisor.terms) == 1 else ((), 0)
+        if name in divisor.names or coefficient < 1 or not all(map(self.is_positive, atoms)):
             self.facts.append(("==", app("mod", poly(name), divisor)))
             return
         quotient = f"{name}//{divisor}"
         self.sizes.add(quotient)
-        self._solve(name, (*map(poly, divisor.terms[0][0]), poly(quotient)))  # type: ignore[arg-type]
+        parts = tuple(Poly((((atom,), 1),)) for atom in atoms) if coefficient == 1 else (divisor,)
+        self._solve(name, (*parts, poly(quotient)))
 
     def _compared(self, op: ast.cmpop, left: ast.expr, right: ast.expr) -> None:
         a, b = self._number(left), self._number(right)

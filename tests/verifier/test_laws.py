@@ -63,6 +63,33 @@ def test_sizes_that_a_guard_equates_are_written_by_one_another(
         assert prove_equation(equation("unguarded", variables, left, right)) is not None
 
 
+HALVES = "reshape(relu(reshape(x, shape=(2, n // 2))), shape=(n,))"
+
+
+@pytest.mark.parametrize(
+    ("right", "guard", "true"),
+    [
+        ("relu(x)", "n % 2 == 0", True),
+        ("relu(x)", "n % 3 == 0", False),
+        ("slice(relu(x), dim=0, start=0, stop=n // 2, step=1)", "n % 2 == 0", False),
+    ],
+)
+def test_a_number_may_divide_a_size(right: str, guard: str, true: bool) -> None:
+    failure = prove_equation(equation("halves", {"x": "n"}, HALVES, right, guard=(guard,)))
+    assert (failure is None) == true
+
+
+def test_what_may_be_negative_divides_nothing() -> None:
+    """s is a bound of a slice: n = s·q says nothing about the sign of q."""
+    left = "add(slice(x, dim=0, start=0, stop=s, step=1), slice(x, dim=0, start=0, stop=s, step=1))"
+    rule = equation(
+        "bound", {"x": "n"}, left, "slice(add(x, x), dim=0, start=0, stop=s, step=1)", guard=("n % s == 0",)
+    )
+    assert prove_equation(rule) is None
+    wrong = equation("bound", {"x": "n"}, left, "slice(add(x, x), dim=0, start=0, stop=n // s, step=1)", guard=("n % s == 0",))  # fmt: skip
+    assert prove_equation(wrong) is not None
+
+
 def test_a_size_of_1_is_not_assumed_away() -> None:
     """x + y broadcasts where n is 1; the sum of what was broadcast is not the sum."""
     rule = equation(
