@@ -35,8 +35,15 @@ class Mismatch:
         return "\n".join(lines)
 
 
+_MOST = 24
+
+
 def _short(array: Array) -> str:
-    return np.array2string(np.asarray(array), threshold=40, edgeitems=2).replace("\n", "")
+    """The tensor on one line; of a large one its first elements, in row-major order."""
+    array = np.asarray(array)
+    if array.size <= _MOST:
+        return np.array2string(array, precision=6).replace("\n", "")
+    return np.array2string(array.ravel()[:_MOST], precision=6, max_line_width=10_000)[:-1] + " ...]"
 
 
 def largest_of(value: Array) -> float:

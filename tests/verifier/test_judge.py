@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from shardwright.substitutions.catalogue import CATALOGUE
@@ -15,8 +17,9 @@ from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES, steps
 from shardwright.verifier import judge as module
-from shardwright.verifier.exactness import inexact
+from shardwright.verifier.exactness import as_it_is, inexact
 from shardwright.verifier.judge import Verdict, judge
+from shardwright.verifier.mismatch import Mismatch
 
 LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
 PLACED = equation(
@@ -69,6 +72,19 @@ def test_a_rule_that_sums_in_another_order_does_not_only_move_data() -> None:
 @pytest.mark.parametrize("rule", [r for r in CATALOGUE.values() if r.moves], ids=lambda rule: rule.name)
 def test_rules_that_only_move_data_are_exact(rule: Equation) -> None:
     assert inexact(rule) is None
+    assert as_it_is(rule) is rule
+
+
+def test_a_generated_rule_that_does_not_only_move_data_says_so() -> None:
+    rule = CATALOGUE["linear_of_sum"]
+    assert as_it_is(replace(rule, moves=True)) == rule
+
+
+def test_large_tensors_are_cut_to_one_line() -> None:
+    data = np.arange(1000.0).reshape(10, 5, 20)
+    text = str(Mismatch("rule", {}, {"x": data}, data, data))
+    assert max(map(len, text.splitlines())) < 250
+    assert "  x [10, 5, 20] = [ 0.  1.  2.  3." in text
 
 
 def test_a_false_equation_that_a_guard_mends_says_so() -> None:
