@@ -50,11 +50,11 @@ def models(tmp_path: Path) -> Path:
 
 
 def test_every_model_of_a_file_is_planned_for_every_cluster(capfd: pytest.CaptureFixture[str], models: Path) -> None:
-    status, out, err = run(capfd, "--models", str(models), "--cluster", "local:2", "--cluster", "preset:dgx-h100")
+    status, out, err = run(capfd, "--models", str(models), "--cluster", "local:2", "--cluster", "local:4")
     assert status == 0
     assert [line.strip().partition(":")[0] for line in out.splitlines()[1:5]] == [
-        "net on local-2 (2 devices)", "net on dgx-h100 (8 devices)",
-        "other on local-2 (2 devices)", "other on dgx-h100 (8 devices)",
+        "net on local-2 (2 devices)", "net on local-4 (4 devices)",
+        "other on local-2 (2 devices)", "other on local-4 (4 devices)",
     ]  # fmt: skip
     assert "linear [a b, c b -> a c] by R" in out
     assert "coverage: planning net for local-2" in err

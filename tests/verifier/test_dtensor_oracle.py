@@ -179,6 +179,8 @@ def accepted(mesh: DeviceMesh, row: str, given: Sample) -> Iterator[tuple[tuple[
     ]
     for chosen in product(*(range(len(own)) for own in placements)):
         operands = tuple(placements[i][j] for i, j in enumerate(chosen))
+        if len(operands) > 2 and {Partial, Shard} <= set(map(type, operands)):
+            continue  # to keep the number of combinations low
         answer = propagated(mesh, row, given.attrs, [made[i][j] for i, j in enumerate(chosen)])
         if not isinstance(answer, str) and answer not in ours.get(operands, ()):
             yield operands, answer

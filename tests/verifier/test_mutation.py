@@ -53,16 +53,16 @@ def test_no_mutant_of_an_operator_in_parts_is_certified_if_it_is_false() -> None
     assert found.total("unknown") < found.num_mutants / 4
 
 
-@pytest.mark.parametrize("row", ["linear", "embedding", "slice", "softmax", "dropout", "sdpa"])
+@pytest.mark.parametrize("row", ["linear", "embedding", "slice", "softmax", "dropout", "layer_norm"])
 def test_no_mutant_of_a_row_rule_is_certified_if_it_is_false(row: str) -> None:
     found = sweep([case.rule for case in cases(row)], every=5, samples=samples)
     assert found.num_mutants > 5
     assert not found.wrong
 
 
-@pytest.mark.parametrize("source", sources()[4::12], ids=lambda source: source.name)
+@pytest.mark.parametrize("source", sources()[4::20], ids=lambda source: source.name)
 def test_no_mutant_of_a_generated_rule_is_certified_if_it_is_false(source: Source) -> None:
-    """A sample: a few mutants of every twelfth context of the generator."""
+    """A sample: a few mutants of every twentieth context of the generator."""
     found = sweep(generate_one(source.function, source.context, 2, 0, lambda counts: None), every=17)
     assert found.num_mutants
     assert not found.wrong

@@ -98,7 +98,7 @@ def assert_equal_with_gradients(rule: Equation, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_both_sides_have_equal_values_and_gradients(name: str, seed: int) -> None:
     assert_equal_with_gradients(CATALOGUE[name], seed)
@@ -195,12 +195,12 @@ def test_placement_rules_are_true_on_every_device_forward_and_backward(rule: Equ
         assert_placed(rule, mesh)
 
 
-GENERATED = sources()[3::9]
+GENERATED = sources()[3::14]
 
 
 @pytest.mark.parametrize("source", GENERATED, ids=lambda source: source.name)
 def test_generated_rules_are_true_by_torch(source: Source) -> None:
-    """A sample: a few rules of every ninth context of the generator."""
+    """A sample: a few rules of every fourteenth context of the generator."""
     rules = generate_one(source.function, source.context, 2, 0, lambda counts: None)
     for rule in rules[:: max(1, len(rules) // 5)]:
         if rule.axes:
