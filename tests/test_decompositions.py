@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bench.accuracy import measure, prepare
 from bench.plans import CERTIFIED, fast_links
 from examples.zoo import GPT
 from shardwright.cost.cluster import Cluster, Device, Level
@@ -24,6 +25,7 @@ from shardwright.search.check import check_plan
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import FREE, TENSOR
 from shardwright.substitutions.apply import apply
+from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import places
@@ -203,3 +205,18 @@ def test_the_search_keeps_a_vocabulary_sharded_up_to_the_loss(num_ranks: int) ->
     check_plan(plan, case.captured.graph, RULES)
     assert splits(plan.graph, "pick") == ["v"]
     assert_trains_as_serial(case, plan.graph, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_models_of_the_zoo_train_with_decompositions(name: str, num_ranks: int) -> None:
+    prepared = prepare(name)
+    cluster = Cluster("slow links", SLOW_LINKS, (Level("rank", num_ranks, 1e6, 0.0),), "gloo", "made up")
+    plan = Planner(cluster, CERTIFIED, rules={name: CATALOGUE[name] for name in SEARCHED}).plan(
+        prepared.captured.graph, name, mesh=Mesh.of(tp=num_ranks), roles=(TENSOR,)
+    )
+    used = {step for rewrite in plan.report.rewrites for step, _ in rewrite.steps}
+    assert used >= ({"cross_entropy_in_parts"} | ({"layer_norm_in_parts_affine"} if name == "bert" else set()))
+    errors = measure(prepared, plan.graph)
+    assert errors.within_tolerance, errors
