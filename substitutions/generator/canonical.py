@@ -1,7 +1,7 @@
 """One form for each rule, whichever way round and with whatever names it was found.
 
-Operands of commutative operators stand in order of structure, the larger side on the left, variables and sizes are named
-in order of appearance.
+Operands of commutative operators stand in order of structure, the larger side on the left, variables and sizes are
+named in order of appearance.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ Sides = tuple[Term, Term]
 
 
 def canonical(rule: Equation) -> Equation:
-    """The rule with one root a side in canonical form, without its name. Raises `RuleError` if no side binds the other."""
-    best: tuple[tuple[object, ...], Equation] | None = None
+    """The rule with one root a side in canonical form, nameless. Raises `RuleError` if no side binds the other."""
+    best: tuple[tuple[int, int], str, Equation] | None = None
     for sides in _forms((rule.left[0], rule.right[0])):
         for left, right in (sides, sides[::-1]):
-            size = _structure(left)[0]
-            if isinstance(left, Variable) or (best is not None and size < best[0][0]):  # type: ignore[operator]
+            size = (-_num_ops(left), _num_ops(right))
+            if isinstance(left, Variable) or (best is not None and size > best[0]):
                 continue
             try:
                 named = _named(rule, left, right)
             except RuleError:
                 continue
-            rank = (size, -_structure(right)[0], named.equation)
-            if best is None or rank[:2] > best[0][:2] or (rank[:2] == best[0][:2] and rank[2] < best[0][2]):  # type: ignore[operator]
-                best = (rank, named)
+            if best is None or (size, named.equation) < best[:2]:
+                best = (size, named.equation, named)
     if best is None:
         raise RuleError(f"rule {rule.name!r}: neither side binds the sizes of the other")
-    return best[1]
+    return best[2]
 
 
 def key(rule: Equation) -> str:
@@ -88,8 +87,11 @@ def _structure(term: Term) -> tuple[object, ...]:
     """Number of distinct operators, then the shape of the term, whatever its variables are called."""
     if isinstance(term, Variable):
         return (0, "", ())
-    ops = len({t for t in subterms(term) if isinstance(t, Apply)})
-    return (ops, term.op, tuple(_structure(operand) for operand in term.operands))
+    return (_num_ops(term), term.op, tuple(_structure(operand) for operand in term.operands))
+
+
+def _num_ops(term: Term) -> int:
+    return len({t for t in subterms(term) if isinstance(t, Apply)})
 
 
 def _forms(sides: Sides) -> Iterator[Sides]:
@@ -148,7 +150,7 @@ def _sizes(rule: Equation, variables: list[str], sides: Sides) -> dict[str, str]
     plain = [n for n in dict.fromkeys(names) if not n.startswith("*") and n not in splices and n not in _FREE]
     if len(splices) > len(_SPLICES) or len(plain) > len(_SIZES):
         raise RuleError(f"rule {rule.name!r}: more sizes than names for them")
-    return dict(zip(splices, _SPLICES, strict=False)) | dict(zip(plain, _SIZES, strict=False))
+    return {old: new for names, given in ((splices, _SPLICES), (plain, _SIZES)) for old, new in zip(names, given)}  # noqa: B905
 
 
 def _dims(dims: Dims, sizes: Mapping[str, str]) -> Dims:

@@ -26,11 +26,11 @@ def _monomials(tree: ast.expr) -> Monomials:
             return _sum({(): value})
         case ast.Name(id=name):
             return (((name,), 1),)
-        case ast.BinOp(left=left, op=op, right=right):
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() as op, right=right):
             a, b = _monomials(left), _monomials(right)
             if isinstance(op, ast.Mult):
                 return _product(a, b)
-            sign = {ast.Add: 1, ast.Sub: -1}[type(op)]
+            sign = -1 if isinstance(op, ast.Sub) else 1
             return _added(a, tuple((names, sign * count) for names, count in b))
         case _:
             raise ValueError(f"{ast.unparse(tree)} is not a sum of products")

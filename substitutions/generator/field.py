@@ -262,16 +262,16 @@ def _sdpa(field: Field, q: Parts, k: Parts, v: Parts, *mask: Parts, causal: bool
     keys, values = (tuple(np.repeat(part, repeat, -3) for part in parts) for parts in (k, v))
     scores = _each(lambda r, q, k: r.matmul(q, k.swapaxes(-1, -2)))(field, q, keys)
     scaled: list[Array] = []
-    for i, part in enumerate(scores):
+    for i, score in enumerate(scores):
         ring = field.rings[i]
         factor = int(ring.inverse(ring.root(np.array(q[0].shape[-1])))) if scale is None else field.number(scale, i)
-        scaled.append(ring.reduce(part * factor))
+        scaled.append(ring.reduce(score * factor))
     scores = tuple(scaled)
     for m in mask:
         scores = _each(_add)(field, scores, m)
     weights = _exp(field, scores)
     if causal:
-        weights = tuple(np.tril(part) for part in weights)
+        weights = tuple(map(np.tril, weights))
 
     def part(ring: Ring, e: Array, v: Array) -> Array:
         return ring.matmul(ring.reduce(e * ring.inverse(ring.reduce(e.sum(-1, keepdims=True)))), v)

@@ -152,7 +152,7 @@ def _result(op: str, attrs_: tuple[tuple[str, Any], ...], kinds: tuple[Type, ...
         shape = signature.result_shape
         if any(given is None for given in layouts):
             return None
-        split = [_split(ROWS[op], signature, along) for along in zip(*layouts, strict=True)]  # type: ignore[arg-type]
+        split = [_split(ROWS[op], signature, along) for along in zip(*layouts, strict=True)]
     except (GraphError, ValueError, IndexError, TypeError, ZeroDivisionError):
         return None
     found = tuple(layout for layout in split if layout is not None)

@@ -87,7 +87,7 @@ class Pruner:
     def _equal(self, pair: Pair, hole: int, at: int) -> bool:
         """Whether both sides are equal at one instance when the class `hole` is any tensor of its type."""
         left, right = (self._read(self._value(root, hole, at)) for root in pair)
-        return np.array_equal(*np.broadcast_arrays(left, right))
+        return bool((left == right).all())
 
     def _read(self, value: Parts) -> Array:
         return value[min(self.pool.part, len(value) - 1)]

@@ -56,7 +56,7 @@ class Reduction:
 
     def _sides(self, rule: Equation) -> tuple[int, int] | None:
         """Both sides at fixed sizes; None for rules that are not rewritten: with several roots, or parameters."""
-        if len(rule.left) > 1 or rule.parameters or len(rule.axes) > len(AXES):
+        if len(rule.left) != 1 or len(rule.right) != 1 or rule.parameters or len(rule.axes) > len(AXES):
             return None
         env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
         try:
@@ -68,7 +68,8 @@ class Reduction:
 
     def _given(self, rule: Equation) -> frozenset[tuple[str, int]]:
         """What the guard of a rule grants to the rules that rewrite it."""
-        match = Match(self.terms, Direction(rule, rule.left[0], rule.right[0]))
+        (left, *_), (right, *_) = rule.left, rule.right
+        match = Match(self.terms, Direction(rule, left, right))
         match.env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
         return frozenset(match.needs(self.sizes.splices) or ())
 
@@ -77,9 +78,10 @@ class Reduction:
         return self.terms.variable(name, Type(rule.dims[name].shape(env), layouts))
 
     def _keep(self, rule: Equation) -> None:
-        if len(rule.left) > 1 or rule.parameters:
+        if len(rule.left) != 1 or len(rule.right) != 1 or rule.parameters:
             return
-        for left, right in ((rule.left[0], rule.right[0]), (rule.right[0], rule.left[0])):
+        (one,), (other,) = rule.left, rule.right
+        for left, right in ((one, other), (other, one)):
             if isinstance(left, Apply) and _variables(right) <= _variables(left):
                 self._kept.setdefault(left.op, []).append(Direction(rule, left, right))
 

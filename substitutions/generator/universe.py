@@ -88,7 +88,9 @@ class Context:
     def dimensions(self) -> tuple[str, ...]:
         """The sizes that variables have."""
         names = (name for dims in self.dims.values() for name in dims.names if name[0] != "*")
-        limits = (name for kind in self.types.values() if kind.into for names, _ in monomials(kind.into) for name in names)
+        limits = (
+            name for kind in self.types.values() if kind.into for names, _ in monomials(kind.into) for name in names
+        )
         return tuple(sorted({*names, *limits}))
 
     @cached_property
@@ -135,15 +137,13 @@ def chosen(
     dims = [*context.dimensions, *(f"*{s}{i}" for s in context.splices for i in range(rank))]
     bounds = [name for name in context.names if name not in dims]
     pool, best = range(2, 3 + len(dims) + spare), None
-    valid = 0
+    left = TRIES
     for _ in range(20 * TRIES):
-        if valid == TRIES:
-            break
         sizes = dict(zip(dims, rng.sample(pool, len(dims)), strict=True))
         sizes |= {name: rng.choice(pool) - 1 for name in bounds}
         if not _bounded(context, sizes):
             continue
-        valid += 1
+        left -= 1
         extents = {d: size(d, sizes) for d in context.reach.extents if not d.startswith("*") and d != "1"}
         extents |= {name: value for name, value in sizes.items() if name.startswith("*")}
         found: dict[str, Any] = {name: value for name, value in sizes.items() if not name.startswith("*")}
@@ -152,6 +152,8 @@ def chosen(
         cost = (len(extents) - len(set(extents.values())), _alike(context.names, found, before), volume)
         if best is None or cost < best[0]:
             best = (cost, found)
+        if not left:
+            break
     if best is None:
         raise RuleError(f"context {context.name!r}: no small sizes satisfy its slices")
     stride = rng.sample((1, 2), 2)

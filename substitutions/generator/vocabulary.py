@@ -124,9 +124,10 @@ def _linear(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
 
 
 def _matmul(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    """Of a splice and a dimension with a matrix too: the re-check finds that the splice may not be empty."""
     (x, _), (y, _) = types
-    fits = min(len(plain(x[-2:])), len(plain(y[-2:]))) == 2 and x[-1] == y[-2] and _real(types)
-    if fits and (len(y) == 2 or x[:-2] == y[:-2]):
+    fits = len(x) >= 2 and len(plain(y[-2:])) == 2 and x[-1] == y[-2] and _real(types)
+    if fits and (len(y) == 2 or (x[:-2] == y[:-2] and len(plain(x[-2:])) == 2)):
         yield Use("matmul", (), Type((*x[:-1], y[-1])))
 
 

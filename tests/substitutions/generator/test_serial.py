@@ -1,0 +1,193 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.generator import bits
+from shardwright.substitutions.generator.candidates import generate_context, merged
+from shardwright.substitutions.generator.canonical import canonical, key, named
+from shardwright.substitutions.generator.contexts import contexts
+from shardwright.substitutions.generator.extents import extent, minus, plus, size, times
+from shardwright.substitutions.generator.serial import Counts, Enumeration
+from shardwright.substitutions.generator.universe import Context, instances
+from shardwright.substitutions.generator.vocabulary import VOCABULARY, Reach, Type
+from shardwright.verifier.falsify_serial import falsify_equation
+
+LINEAR = Context("t", {"x": "*b i", "w": "o i", "v": "o i", "c": ""}, ("linear", "add", "mul"), {})
+PIECES = Context(
+    "t", {"x": "*b n", "y": "*b n"}, ("slice", "concat", "add"), {"n": (("0", "s"), ("s", "n"))}, ("s", "n - s")
+)
+HEADS = Context("t", {"x": "m (h d)"}, ("split", "merge", "neg"), {}, ("h", "d"))
+NOTHING = Reach({}, {}, frozenset())
+
+
+def names(rules: list[Equation]) -> set[str]:
+    return {rule.name for rule in rules}
+
+
+def test_extents_are_sums_of_products() -> None:
+    assert extent("h*d + o - o") == "d*h"
+    assert plus("o", "p") == "o + p"
+    assert minus("n", "s") == "n - s"
+    assert plus(minus("n", "s"), "s") == "n"
+    assert times("h", "2*d") == "2*d*h"
+    assert size("n - s + d*h", {"n": 9, "s": 2, "h": 3, "d": 4}) == 19
+    with pytest.raises(ValueError, match="not a sum of products"):
+        extent("o // 2")
+
+
+def test_attributes_are_written_in_the_rule_language() -> None:
+    (use,) = VOCABULARY["softmax"].uses([Type(("*b", "i"))], NOTHING)
+    assert str(dict(use.attrs)["dim"]) == "len(b)"
+    (use,) = VOCABULARY["transpose"].uses([Type(("*b", "m", "k"))], NOTHING)
+    assert str(dict(use.attrs)["dims"]) == "(*iota(len(b)), len(b) + 1, len(b))"
+    assert use.result.dims == ("*b", "k", "m")
+    assert not list(VOCABULARY["add"].uses([Type(("m", "i")), Type(("m",))], NOTHING))
+    assert not list(VOCABULARY["add"].uses([Type(("m",), "v"), Type(("m",), "v")], NOTHING))
+
+
+def test_every_operator_of_the_vocabulary_is_enumerated() -> None:
+    assert {op for context in contexts() for op in context.operators} == set(VOCABULARY)
+    assert len({context.name for context in contexts()}) == len(contexts())
+
+
+@pytest.mark.parametrize("context", contexts(), ids=lambda context: context.name)
+def test_instances_differ_in_all_sizes_where_that_is_possible(context: Context) -> None:
+    first, second = instances(context, Enumeration(context, 0).field, 0)
+    dims = context.dimensions
+    assert all(first.sizes[name] != 1 for name in dims)
+    assert sum(first.sizes[name] == second.sizes[name] for name in dims) <= len(dims) // 4
+    assert first.tensors.keys() == context.types.keys()
+
+
+def test_instances_need_room_for_their_slices() -> None:
+    context = replace(PIECES, cuts={"n": (("n", "s"),)})
+    with pytest.raises(RuleError, match="context 't': no small sizes satisfy its slices"):
+        list(instances(context, Enumeration(LINEAR, 0).field, 0))
+
+
+def test_rules_of_linear_are_found_and_true() -> None:
+    assert "linear_by_scaled" in names(generate_context(LINEAR, 2))
+    rules = generate_context(LINEAR, 3)
+    assert {"linear_by_scaled", "linear_by_sum"} <= names(rules)
+    for rule in rules[::4]:
+        assert falsify_equation(rule) is None, rule.equation
+
+
+def test_pieces_of_a_tensor_are_put_together() -> None:
+    rules = generate_context(PIECES, 3)
+    assert "concat_of_slices" in names(rules)
+    for rule in rules:
+        assert falsify_equation(rule) is None, rule.equation
+
+
+def test_a_reshape_and_its_inverse() -> None:
+    texts = [rule.equation for rule in generate_context(HEADS, 2)]
+    assert "reshape(reshape(x, shape=(i, o, k)), shape=(i, k * o)) = x for x: i (o k)" in texts
+    assert any(text.startswith(("neg(reshape(", "reshape(neg(")) for text in texts)
+
+
+def test_equal_runs_give_equal_rules_and_counts() -> None:
+    counts: list[Counts] = []
+    first = generate_context(LINEAR, 2, 5, lambda name, c: counts.append(replace(c)))
+    assert first == generate_context(LINEAR, 2, 5)
+    assert counts[-1].candidates == len(first)
+    assert counts[-1].graphs > counts[-1].fingerprints > 0
+    assert names(merged([*first, *first])) == names(first)
+
+
+def test_shared_subterms_count_once() -> None:
+    run = Enumeration(Context("t", {"x": "*b"}, ("neg", "relu", "mul"), {}), 0)
+    list(run.pairs(3))
+    sizes = {len(inside) for inside in run.pool.inside}
+    assert sizes == {0, 1, 2}
+    blocks = run._level(3, last=False)  # mul(neg(x), relu(neg(x))) has three operators
+    texts = [
+        {run.pool.nodes[c].use.op for c in row if run.pool.nodes[c].use}  # type: ignore[union-attr]
+        for found in blocks.values() for block in found if block.use.op == "mul" for row in block.operands.tolist()
+    ]  # fmt: skip
+    assert {"neg", "relu"} in texts
+
+
+def test_instances_of_smaller_rules_are_dropped() -> None:
+    rules = generate_context(Context("t", {"x": "*b", "y": "*b"}, ("add", "relu"), {}), 3)
+    assert "add_commutes" in names(rules)
+    for rule in rules:  # relu(x) + y = y + relu(x) says less than x + y = y + x
+        assert "add(relu(x), y) = add(y, relu(x))" not in rule.equation
+        assert "add(x, x), y) = add(add(x, y), x)" not in rule.equation
+
+
+def test_rules_without_their_operator_are_left_to_other_contexts() -> None:
+    rules = generate_context(replace(LINEAR, about=("linear",)), 2)
+    assert rules
+    assert all("linear" in rule.equation for rule in rules)
+
+
+def test_ranks_become_guards() -> None:
+    context = Context("t", {"x": "*b i", "w": "o i"}, ("linear", "matmul", "transpose"), {})
+    (rule,) = [r for r in generate_context(context, 2) if r.name == "linear_as_matmul"]
+    assert [str(g) for g in rule.guard] == ["len(b) > 0"]
+
+
+def test_a_rule_that_holds_for_one_size_only_is_not_found() -> None:
+    """sum_i c = 2 c where i is 2; the first sizes that were tried were all as small as possible."""
+    context = Context("t", {"x": "*b i", "c": ""}, ("sum", "add", "sub"), {})
+    for rule in generate_context(context, 3):
+        assert falsify_equation(rule, trials=12) is None, rule.equation
+
+
+# ---- canonical form ----
+
+
+def test_names_and_direction_do_not_matter() -> None:
+    one = equation(
+        "r", {"p": "*q k", "w": "j k", "v": "j k"}, "add(linear(p, w), linear(p, v))", "linear(p, add(v, w))"
+    )
+    other = CATALOGUE["linear_by_sum"]
+    assert key(canonical(one)) == key(canonical(other)) == key(canonical(other.converse("c")))
+    assert named(canonical(one)).name == "linear_by_sum"
+
+
+def test_sums_in_attributes_are_written_in_one_way() -> None:
+    text = "slice(concat(x, y, dim=0), dim=0, start=i, step=1, stop={})"
+    first, second = (
+        equation("r", {"x": "i", "y": "j"}, text.format(stop), "y", moves=True) for stop in ("i + j", "j + i")
+    )
+    assert key(canonical(first)) == key(canonical(second))
+
+
+def test_a_rule_that_neither_side_binds_has_no_form() -> None:
+    rule = equation("r", {"x": "*b n"}, "slice(x, dim=len(b), start=s, stop=t, step=1)",
+                    "slice(x, dim=len(b), start=s, stop=t, step=1)")  # fmt: skip
+    broken = replace(rule, variables=rule.variables)
+    object.__setattr__(broken, "left", (broken.left[0].operands[0],))  # type: ignore[union-attr]
+    object.__setattr__(broken, "right", (broken.left[0],))
+    with pytest.raises(RuleError, match="neither side binds"):
+        canonical(broken)
+
+
+def test_bit_exact_rules_are_told_from_reassociations() -> None:
+    context = Context("t", {"x": "*b", "y": "*b", "z": "*b"}, ("add", "sub", "neg", "mul"), {})
+    moves = {rule.name: rule.moves for rule in generate_context(context, 2)}
+    exact = {rule.equation.split(" for ")[0]: rule.moves for rule in generate_context(context, 2)}
+    assert exact["neg(sub(x, y)) = sub(y, x)"]
+    assert not moves["add_associates"]
+    assert not moves["mul_of_sum"] if "mul_of_sum" in moves else True
+
+
+def test_floating_point_has_few_laws() -> None:
+    rng = np.random.default_rng(0)
+    x, y, z = (bits.random(rng, (3,)) for _ in range(3))
+
+    def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        total = bits.evaluate("add", [a, b], {})
+        assert total is not None
+        return total
+
+    assert np.array_equal(add(x, y), add(y, x))
+    assert np.array_equal(add(-x, -y), -add(x, y))
+    assert not np.array_equal(add(add(x, y), z), add(x, add(y, z)))
+    assert bits.evaluate("linear", [x, y], {}) is None
