@@ -19,10 +19,11 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier.elements import Dim, Evaluator, extent, spliced
 from shardwright.verifier.elements_rows import evaluator
-from shardwright.verifier.logic import Formula, Number, z3
+from shardwright.verifier.logic import Formula, Number, Solver, z3
+from shardwright.verifier.pointwise import pointwise_equal
 from shardwright.verifier.polys import App, Poly
 from shardwright.verifier.serialproof import known
-from shardwright.verifier.solver import is_valid
+from shardwright.verifier.solver import is_valid, new_solver
 from shardwright.verifier.symbols import formula, translated
 
 BASIC = (
@@ -199,9 +200,7 @@ def _eliminated(body: Formula, sizes: list[Formula], sides: list[Number]) -> For
 
 def derives(rule: Equation, axioms: Mapping[str, Equation] = CATALOGUE, names: Iterable[str] = AXIOMS) -> bool:
     """Whether the rule follows from the named axioms, itself and its converse left out. False also for unknown."""
-    sort = _tensor()
-    goal = Translation(rule, sort, "")
-    known = [f for name in names if axioms[name].hash != rule.hash for f in axiom(axioms[name], sort)]
+    goal = Translation(rule, _tensor(), "")
     try:
         equal = [goal.term(root) for root in rule.left]
         well_formed = goal.needs()  # of the graph that is matched
@@ -211,4 +210,28 @@ def derives(rule: Equation, axioms: Mapping[str, Equation] = CATALOGUE, names: I
     except RuleError:
         return False
     given = [*well_formed, *goal.guard(), *goal.positive()]
-    return is_valid(z3.And(goal.needs()), given) and is_valid(z3.And(equal), [*known, *facts, *given])
+    used = tuple(axioms[name] for name in names if axioms[name].hash != rule.hash)
+    return is_valid(z3.And(goal.needs()), given) and _follows(z3.And(equal), [*facts, *given], used)
+
+
+def _follows(goal: Formula, given: Iterable[Formula], axioms: tuple[Equation, ...]) -> bool:
+    solver = _with_axioms(axioms)
+    solver.push()
+    try:
+        solver.add(*given, z3.Not(goal))
+        return solver.check() == z3.unsat
+    finally:
+        solver.pop()
+
+
+@lru_cache(maxsize=64)
+def _with_axioms(axioms: tuple[Equation, ...]) -> Solver:
+    """A solver that knows these axioms: they are translated and asserted once."""
+    solver = new_solver()
+    solver.add(*(z3.simplify(f, som=True) for rule in axioms for f in axiom(rule, _tensor())))
+    return solver
+
+
+def audited(rule: Equation) -> str:
+    """Which second proof a serial rule has: "reals" (`verifier/pointwise.py`), "axioms", or "" for none."""
+    return "reals" if pointwise_equal(rule) else "axioms" if derives(rule) else ""

@@ -37,10 +37,10 @@ class Failure:
 
 @lru_cache(maxsize=1)
 def _shared() -> Solver:
-    return _solver()
+    return new_solver()
 
 
-def _solver() -> Solver:
+def new_solver() -> Solver:
     """Quantifiers are instantiated by their triggers only: without models of quantifiers, an answer comes at once."""
     solver = z3.SimpleSolver()
     solver.set("timeout", TIMEOUT_MS)
@@ -74,7 +74,7 @@ def refute(claim: str, formula: Formula, given: Iterable[Formula], sizes: Iterab
     given, sizes = list(given), list(sizes)
     for small in (SMALL, SMALL[::-1], SMALL[3:] + SMALL[:3]):
         concrete = [(size, z3.IntVal(small[i % len(small)])) for i, size in enumerate(sizes)]
-        solver = _solver()
+        solver = new_solver()
         solver.add(*[z3.substitute(h, *concrete) for h in given], z3.Not(z3.substitute(formula, *concrete)))
         if solver.check() == z3.sat:
             model = solver.model()
