@@ -95,29 +95,38 @@ _LOWEST = "full(shape=(), value=-1e30, dtype='float32')"
 
 
 def _attention(kind: str, suffix: str) -> Equation:
-    """Keys may be sharded: the products with the values and the weights' sums are partial. As many key as query heads.
+    """Keys may be sharded: the products with the values and the weights' sums are partial.
 
-    A causal query sees the keys up to its own position; the others weigh nothing, whatever their score.
+    A causal query sees the keys up to its own position; the others weigh nothing, whatever their score. Grouped query
+    heads `(h r)` share key heads `h`.
     """
     value, scale, guard = _SCALES[suffix]
-    causal, masked = kind == "causal_", kind == "masked_"
-    scores = f"mul(matmul(q, permute(y, dims=(0, 1, 3, 2))), {scale})"
+    causal, masked, grouped = ("causal" in kind), ("masked" in kind), ("grouped" in kind)
+    lead, heads, dim = ("b, h, r", "(h r)", "4") if grouped else ("b, h", "h", "3")
+    query, key, attended = "q", "y", "z"
+    if grouped:
+        query = "reshape(q, shape=(b, h, r, i, d))"
+        key, attended = (f"reshape({x}, shape=(b, h, 1, j, {n}))" for x, n in (("y", "d"), ("z", "e")))
+    turned = "0, 1, 2, 4, 3" if grouped else "0, 1, 3, 2"
+    scores = f"mul(matmul({query}, permute({key}, dims=({turned}))), {scale})"
     scores = f"add({scores}, a)" if masked else scores
     visible = f"where({_SEEN}, {scores}, {_LOWEST})" if causal else scores
-    maximum = _maximum(f"detach({visible})", "b, h, i", "j", "3")
+    maximum = _maximum(f"detach({visible})", f"{lead}, i", "j", dim)
     weights = f"exp(sub({scores}, {maximum}))"
     if causal:  # no exponential of a masked score, which may be large
         weights = f"mul(exp(sub(where({_SEEN}, {scores}, {maximum}), {maximum})), {_SEEN})"
+    result = f"div(matmul({weights}, {attended}), sum({weights}, dims=({dim},), keepdim=True))"
     return equation(
         f"{kind}attention_in_parts{suffix}",
-        {"q": "b h i d", "y": "b h j d", "z": "b h j e"} | ({"a": "i j"} if masked else {}),
+        {"q": f"b {heads} i d", "y": "b h j d", "z": "b h j e"} | ({"a": "i j"} if masked else {}),
         f"sdpa(q, y, z{', a' * masked}, causal={causal}, scale={value})",
-        f"div(matmul({weights}, z), sum({weights}, dims=(3,), keepdim=True))",
-        guard=(*guard, "j % k == 0"), parameters=_BLOCKS,
+        f"reshape({result}, shape=(b, h * r, i, e))" if grouped else result,
+        guard=(*guard, *(("1 < r",) if grouped else ()), "j % k == 0"), parameters=_BLOCKS,
     )  # fmt: skip
 
 
-ATTENTION = [_attention(kind, suffix) for kind in ("", "masked_", "causal_") for suffix in _SCALES]
+_KINDS = ("", "masked_", "causal_", "grouped_", "grouped_causal_")
+ATTENTION = [_attention(kind, suffix) for kind in _KINDS for suffix in _SCALES]
 
 DECOMPOSITIONS = [*SOFTMAX, _cross_entropy(), *_norms(), *ATTENTION]
 """Every decomposition of an operator; the norms have no parameters, as their statistics are sums."""

@@ -62,12 +62,15 @@ class Example:
 
 def _attention(causal: bool = False, scale: float | None = None) -> Callable[..., Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, masks[0] if masks else None, is_causal=causal, scale=scale)
+        grouped = q.shape[1] != k.shape[1]
+        mask = masks[0] if masks else None
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
     return attend
 
 
 X, Q, K, V = (3, 5, 16), (1, 3, 5, 7), (1, 3, 8, 7), (1, 3, 8, 9)
+GROUPED = (1, 9, 5, 7)
 EXAMPLES = [
     Example("maximum_in_blocks", lambda x: x.amax(-1, keepdim=True), (X,), (3, 5, 1)),
     Example("softmax_in_parts", lambda x: x.softmax(-1), (X,), X),
@@ -83,6 +86,10 @@ EXAMPLES = [
     Example("masked_attention_in_parts_of_usual_scale", _attention(), (Q, K, V, (5, 8)), (1, 3, 5, 9)),
     Example("causal_attention_in_parts", _attention(causal=True, scale=0.3), (Q, K, V), (1, 3, 5, 9)),
     Example("causal_attention_in_parts_of_usual_scale", _attention(causal=True), (Q, K, V), (1, 3, 5, 9)),
+    Example("grouped_attention_in_parts", _attention(scale=0.3), (GROUPED, K, V), (1, 9, 5, 9)),
+    Example("grouped_attention_in_parts_of_usual_scale", _attention(), (GROUPED, K, V), (1, 9, 5, 9)),
+    Example("grouped_causal_attention_in_parts", _attention(causal=True, scale=0.3), (GROUPED, K, V), (1, 9, 5, 9)),
+    Example("grouped_causal_attention_in_parts_of_usual_scale", _attention(causal=True), (GROUPED, K, V), (1, 9, 5, 9)),
 ]
 
 
