@@ -83,7 +83,7 @@ class LeafSearch:
     """Looks for rewrites of a solved problem's leaves that make the plan cheaper.
 
     `restriction` says what the axes may do to a graph. `places` counts, by rule, the places that were found in the
-    graphs that it came by.
+    graphs that it came by, in every copy of a leaf.
     """
 
     def __init__(
@@ -107,7 +107,9 @@ class LeafSearch:
             first = copies[0]
             boundary = {name: _chosen(problem, solution, name) for name in _read(first)}
             end = _chosen(problem, solution, first.end)
+            known = Counter(self.places)
             steps = self._best_first(first.graph, lambda g, b=boundary, e=end: self._cost(g, b, e, price))
+            self.places.update({rule: n * (len(copies) - 1) for rule, n in (self.places - known).items()})
             if steps:
                 rewrites += [Rewrite(part.start, part.end, steps) for part in copies]
         return rewrites
