@@ -106,7 +106,7 @@ def test_shared_subterms_count_once() -> None:
     assert sizes == {0, 1, 2}
     blocks = run._level(3, last=False)  # mul(neg(x), relu(neg(x))) has three operators
     texts = [
-        {run.pool.nodes[c].use.op for c in row if run.pool.nodes[c].use}  # type: ignore[union-attr]
+        {run.pool.nodes[c].use.op for c in row if run.pool.nodes[c].use}
         for found in blocks.values() for block in found if block.use.op == "mul" for row in block.operands.tolist()
     ]  # fmt: skip
     assert {"neg", "relu"} in texts
