@@ -86,7 +86,7 @@ def test_help_answers_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert time.perf_counter() - start < 2  # 0.15 s on a machine that does nothing else
     assert done.stdout.endswith("[]\n")
-    for command in ("plan", "explain", "compare", "view", "verify", "run", "calibrate"):
+    for command in ("plan", "explain", "compare", "view", "verify", "run", "calibrate", "rules"):
         assert f"\n  {command} " in done.stdout
 
 
