@@ -17,7 +17,7 @@ from shardwright.substitutions.generator.candidates import size_of
 from shardwright.substitutions.generator.ground import AXES, Direction, Ground, Match, Sizes, Terms, Type
 from shardwright.substitutions.terms import Apply, Term, Variable, is_splice, subterms
 
-EXPANSIONS = 10
+EXPANSIONS = 8
 GROWTH = 1
 Needs = tuple[tuple[str, int], ...]
 Edge = tuple[str, Needs]
