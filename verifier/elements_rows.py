@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from shardwright.substitutions.equations import Equation
 from shardwright.verifier.elements import Evaluator, Rows
+from shardwright.verifier.elements_lookups import LOOKUPS
 from shardwright.verifier.elements_moves import MOVES
 from shardwright.verifier.elements_pointwise import POINTWISE
 from shardwright.verifier.elements_sums import SUMS
 from shardwright.verifier.laws import Laws
 from shardwright.verifier.symbols import Symbols
 
-SEMANTICS: Rows = {**POINTWISE, **MOVES, **SUMS}
+SEMANTICS: Rows = {**POINTWISE, **MOVES, **LOOKUPS, **SUMS}
 
 
 def evaluator(rule: Equation, symbols: Symbols) -> Evaluator:

@@ -23,7 +23,7 @@ from shardwright.verifier.elements import (
     plain,
     spliced,
 )  # fmt: skip
-from shardwright.verifier.elements_moves import constant, kept, looked_up, number, picked
+from shardwright.verifier.elements_lookups import constant, kept, looked_up, number, picked
 from shardwright.verifier.elements_pointwise import broadcast, read
 from shardwright.verifier.normal import ONE, ZERO, Bound, Normal
 from shardwright.verifier.polys import Poly, app, applied, poly

@@ -127,7 +127,7 @@ def _falsify(rule: Rule) -> str | None:
 
         found = falsify_equation(rule)
     else:
-        from shardwright.verifier.falsify_serial import falsify_steps
+        from shardwright.verifier.falsify_steps import falsify_steps
 
         found = falsify_steps(rule)
     return None if found is None else str(found)

@@ -28,7 +28,8 @@ from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import StepRule
 from shardwright.verifier.certificates import prove
 from shardwright.verifier.falsify import falsify, falsify_row
-from shardwright.verifier.falsify_serial import falsify_equation, falsify_steps
+from shardwright.verifier.falsify_serial import falsify_equation
+from shardwright.verifier.falsify_steps import falsify_steps
 from shardwright.verifier.solver import Failure
 from shardwright.verifier.twins import fixed_twins, row_twins, step_twins, term_twins
 

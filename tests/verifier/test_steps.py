@@ -7,7 +7,7 @@ import pytest
 from shardwright.pcg.layout import C, P, R, S
 from shardwright.pcg.parallel import ADJOINT, step
 from shardwright.substitutions.steps import STEP_RULES, steps
-from shardwright.verifier.falsify_serial import falsify_steps
+from shardwright.verifier.falsify_steps import falsify_steps
 from shardwright.verifier.stepproof import prove_steps
 from shardwright.verifier.twins import step_twins
 
