@@ -35,7 +35,7 @@ def generate_context(context: Context, max_ops: int, seed: int = 0, report: Repo
     """The candidate rules of one context, re-checked, pruned and named; the same for the same seed."""
     run = Enumeration(context, seed)
     pruner, check, found = Pruner(run.pool, seed), Recheck(context, run.pool, seed), dict[str, Equation]()
-    for pair in run.pairs(max_ops):
+    for pair in run.pairs(min(max_ops, context.num_ops)):
         if not pruner.keeps(pair):
             continue
         rule = check.rule(pair)

@@ -379,6 +379,7 @@ NORMS = (
         ("layer_norm", "layer_norm_scaled", "layer_norm_affine", "add", "mul", "neg"),
         _NO_CUTS,
         about=("layer_norm",),
+        num_ops=3,
     ),
     Context(
         "rms_norm",
@@ -393,6 +394,7 @@ NORMS = (
         ("layer_norm_affine", "layer_norm", "rms_norm", "rms_norm_scaled", "concat", "slice", "neg"),
         _cut("m + n", "0:m", "m:m + n"),
         ("m + n",),
+        num_ops=3,
     ),
     Context(
         "norms_of_linear",
@@ -477,6 +479,7 @@ ATTENTION = (
         _NO_CUTS,
         parts=2,
         about=("sdpa",),
+        num_ops=3,
     ),
     Context(
         "causal_sdpa",
@@ -501,6 +504,7 @@ ATTENTION = (
         _NO_CUTS,
         ("l + m", "e + f"),
         parts=2,
+        num_ops=3,
     ),
     Context(
         "sdpa_heads",
