@@ -9,7 +9,7 @@ from shardwright.pcg.layout import Layout
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term, Variable, erase
 from shardwright.verifier.elements import Dim, Evaluator, extent, spliced
-from shardwright.verifier.laws import Laws
+from shardwright.verifier.elements_rows import evaluator
 from shardwright.verifier.serialproof import known
 from shardwright.verifier.typing import Typing
 
@@ -27,8 +27,7 @@ class TermTypes:
 
     def __post_init__(self) -> None:
         try:
-            symbols = known(self.rule)
-            self._evaluator = Evaluator(self.rule, symbols, Laws(symbols.is_positive))
+            self._evaluator = evaluator(self.rule, known(self.rule))
         except _BEYOND:
             self._evaluator = None
         try:

@@ -157,7 +157,9 @@ def _forest(roots: Sequence[Term], type_of: TypeOf) -> Iterator[str]:
     for root in roots:
         for term in _nodes(root):
             uses[term] = uses.get(term, 0) + 1
-    numbers = {term: i + 1 for i, term in enumerate(t for t, n in uses.items() if n > 1 and isinstance(t, Apply))}
+    numbers: dict[Term, int] = {
+        term: i + 1 for i, term in enumerate(t for t, n in uses.items() if n > 1 and isinstance(t, Apply))
+    }
     drawn: set[Term] = set()
     lines = [item for root in roots for item in _tree(root, "", "", numbers, drawn)]
     width = max(len(text) for text, _ in lines) + 2

@@ -217,7 +217,7 @@ def test_an_equation_is_shown_with_both_graphs(run: Run) -> None:
     assert "\n  guard     none\n" in out
     assert "values    equal over the reals" in out
     assert "\nleft\n  linear" in out
-    assert "└─ concat dim=0" in out
+    assert "└─ concat dim=0 #2                          [o+p i]\n" in out
     assert "as above" in out
     assert "\nproof\n" in out
 
@@ -225,7 +225,9 @@ def test_an_equation_is_shown_with_both_graphs(run: Run) -> None:
 def test_a_placement_rule_is_shown_with_its_layouts(run: Run) -> None:
     status, out, _ = run("rules", "show", "placed", write(PLACED, SERIAL))
     assert status == 0
-    assert "S(1)" in out.split("\nleft\n")[1]
+    left, right = out.split("\nleft\n")[1].split("\nright\n")
+    assert "├─ combine axis=a  [m i] R\n" in left
+    assert right.startswith("  reduce axis=a  [m o] R\n  └─ linear      [m o] P\n")
     assert "serial    both sides are one serial term" in out
     assert "implied by linear_of_sum" in out
     assert "no certificate of this prover in the file" in out
