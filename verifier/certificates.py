@@ -38,9 +38,8 @@ class Certificate:
 
 _PROVER = (
     "attributes", "claims", "elements", "elements_lookups", "elements_moves", "elements_pointwise", "elements_rows",
-    "elements_sums",
-    "laws", "lemmas", "normal", "polys", "rowproof", "semantics", "serialproof", "solver", "stepproof", "sums",
-    "symbols", "typing",
+    "elements_sums", "laws", "lemmas", "normal", "polys", "rowproof", "semantics", "serialproof", "solver", "stepproof",
+    "sums", "symbols", "typing",
 )  # fmt: skip
 _FORMS = ("equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
 

@@ -1,8 +1,9 @@
 """The falsifier of serial rules: small tensors, exact arithmetic where there is any.
 
-Both sides run as graphs: the left side is built at random small sizes that satisfy the guard, the rule is applied to it,
-and both graphs are interpreted: on integers, where sums and products are exact, or, where a row rounds, on small decimals.
-Results are compared wherever the left side has a value. Placement rules run device by device (`falsify_placement`).
+Both sides run as graphs: the left side is built at random small sizes that satisfy the guard, the rule is applied to
+it, and both graphs are interpreted: on integers, where sums and products are exact, or, where a row rounds, on small
+decimals. Results are compared wherever the left side has a value. Placement rules run device by device
+(`falsify_placement`).
 """
 
 from __future__ import annotations
