@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.graph import Graph, Node, infer, leaf, make_attrs, required_layouts
+from shardwright.pcg.graph import Graph, Node, fits, infer, leaf, make_attrs, required_layouts
 from shardwright.pcg.interpret import Array, denote, run_devices, run_serial
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
@@ -112,7 +112,10 @@ class Devices:
             blocked = [
                 f"{f.name}/{n}" for f in signature.factors for n in blocks if f.role != "fixed" and f.size % n == 0
             ]
-            fitting = (c for c in (*choices, *blocked) if _asks(signature, c, len(operands), row) == have)
+            asked = ((c, _asks(signature, c, len(operands), row)) for c in (*choices, *blocked))
+            fitting = (
+                c for c, needs in asked if needs is not None and all(map(fits, operands, (axis,) * len(needs), needs))
+            )
             if (choice := next(fitting, None)) is None:
                 raise GraphError(f"{op} has no split for operands in {', '.join(map(str, have))} along {name!r}")
             found.append(choice)

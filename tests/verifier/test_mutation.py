@@ -204,3 +204,14 @@ def test_a_judged_mutant_says_why() -> None:
     found = judged(Mutant("equation", "bias", "moved", FALSE))
     assert found.outcome in ("type", "z3")
     assert found.reason
+
+
+def test_indices_are_the_same_replicated_and_copied() -> None:
+    """They carry no gradient: a table that is split by vocabulary reads either."""
+    rule = equation(
+        "lookup", {"x": "m i", "y": "o"},
+        "embedding(partition(reduce(x, axis=a), axis=a, dim=0), y, padding_idx=pad, offset=0)",
+        "embedding(x, y, padding_idx=pad, offset=0)",
+        axes=("a",), layouts={"x": ["P"], "y": ["R"]}, guard=("m % a == 0",),
+    )  # fmt: skip
+    assert judgement(rule) == ("true", "")
