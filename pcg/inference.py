@@ -15,7 +15,7 @@ from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARTITION, applicable, step
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
-NOT_DIFFERENTIABLE = frozenset({"detach", "floor", "ceil", "sign", "full", "arange"})
+NOT_DIFFERENTIABLE = frozenset({"detach", "floor", "ceil", "sign", "full", "arange", "histc"})
 
 
 def required_layouts(signature: Signature, choice: str, num_operands: int, row: Row) -> tuple[Layouts, Layout]:

@@ -46,7 +46,7 @@ _FORMS = ("equations", "expressions", "pattern", "placement", "rowrules", "steps
 
 @lru_cache(maxsize=1)
 def prover_digest() -> str:
-    """Names the prover: its source, the form of the rules, and the rows' code that runs on symbolic sizes."""
+    """Names the prover: its source, the form of the rules, and of every row what proofs depend on."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
     for file in [here / f"{name}.py" for name in _PROVER] + [here.parent / "substitutions" / f"{n}.py" for n in _FORMS]:
@@ -54,7 +54,8 @@ def prover_digest() -> str:
     for row in ROWS.values():
         facts = (row.name, row.offset, row.random, row.linear_in)
         source = "" if row.localize is keep_attrs else inspect.getsource(row.localize)
-        digest.update(repr((facts, source)).encode())
+        factors = row.factors if isinstance(row.factors, str) else inspect.getsource(row.factors)
+        digest.update(repr((facts, source, factors)).encode())
     return digest.hexdigest()[:16]
 
 
