@@ -58,8 +58,8 @@ INDEX_OPERANDS: Mapping[str, Mapping[int, tuple[int, int]]] = {
     "gather": {1: (0, -1)},
     "index": {1: (0, -1)},
 }
-"""op -> operand -> (operand, dimension) that it indexes into; dimension -1 is the one that the attribute `dim` names, or
-the last where there is no such attribute.
+"""op -> operand -> (operand, dimension) that it indexes into; dimension -1 is the one that the attribute `dim` names,
+or the last where there is no such attribute.
 
 A variable at an index operand holds integers in [0, size of that dimension). Logits without a batch have their classes
 in dimension 0.
