@@ -14,12 +14,20 @@ import numpy as np
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import run_serial
+from shardwright.pcg.parallel import REDUCE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import replacement
+from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.falsify_serial import instances
 from shardwright.verifier.mismatch import ERRORS, Mismatch
 
 TRIALS = 4
+
+
+def reduces(rule: Equation) -> bool:
+    """Whether a placement rule adds up what devices hold: that is more than moving data."""
+    terms = (term for root in (*rule.left, *rule.right) for term in subterms(root))
+    return any(isinstance(term, Apply) and term.op == REDUCE for term in terms)
 
 
 def inexact(rule: Equation, seed: int = 0) -> Mismatch | None:

@@ -259,8 +259,16 @@ def _compare(rule: Equation, graph: Graph, match: Match, seed: int, positive: bo
     for root in match.roots:
         want, have = expected[root], got[results[root]]
         if not same(want, have, largest):
-            return Mismatch(rule.name, match.sizes, shown, want, have)
+            return Mismatch(rule.name, match.sizes, shown, want, have, _DETACHED if _detaches(rule) else "")
     return None
+
+
+_DETACHED = "where detach(u) is another tensor than u: if the values are equal, the gradients are not"
+
+
+def _detaches(rule: Equation) -> bool:
+    terms = (term for root in (*rule.left, *rule.right) for term in subterms(root))
+    return any(isinstance(term, Apply) and term.op == "detach" for term in terms)
 
 
 def _run(graph: Graph, tensors: Mapping[str, Array]) -> Mapping[str, Array]:

@@ -54,7 +54,7 @@ def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Verd
     if isinstance(rule, RowRule) and not _occurs(rule):
         return Verdict("unknown", None, f"no {rule.row} is known to have the pattern {rule.pattern!r}")
     found = _prove(rule, limit_s)
-    if found.outcome == "certified" and isinstance(rule, Equation) and rule.moves and not rule.axes:
+    if found.outcome == "certified" and isinstance(rule, Equation) and rule.moves:
         found = _exact(rule, found, limit_s)
     elif found.outcome != "certified":
         counterexample = _counterexample(rule, limit_s)
@@ -94,11 +94,16 @@ def _prove(rule: Rule, limit_s: float) -> Verdict:
 
 def _exact(rule: Equation, found: Verdict, limit_s: float) -> Verdict:
     """A rule that is true over the reals, but not bit for bit as its field `moves` says, is refuted."""
-    from shardwright.verifier.exactness import inexact
+    from shardwright.verifier.exactness import inexact, reduces
 
+    if reduces(rule):
+        return Verdict("refuted", None, "field 'moves': reduce adds up what the devices hold")
+    serial = rule.erased if rule.axes else rule
+    if serial is None:  # one serial term on both sides
+        return found
     try:
         with _limit(limit_s):
-            differs = inexact(rule)
+            differs = inexact(serial)
     except Exception:  # noqa: BLE001 - no instance that runs on real numbers: nothing is known against it
         return found
     return found if differs is None else Verdict("refuted", None, f"field 'moves': not bit for bit: {differs}")

@@ -19,19 +19,21 @@ LOWEST = -1e30
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Concrete tensors for which the two sides of a rule differ."""
+    """Concrete tensors for which the two sides of a rule differ; `note` says what the tensors do not show."""
 
     rule: str
     sizes: Mapping[str, Any]
     tensors: Mapping[str, Array]
     left: Array
     right: Array | str
+    note: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.rule} is false for {', '.join(f'{k} = {v}' for k, v in self.sizes.items())}"]
         for name, array in {**self.tensors, "left": self.left}.items():
             lines.append(f"  {name} {list(np.shape(array))} = {_short(array)}")
         lines.append(f"  right = {self.right if isinstance(self.right, str) else _short(self.right)}")
+        lines += [f"  {self.note}"] if self.note else []
         return "\n".join(lines)
 
 

@@ -69,6 +69,27 @@ def test_a_rule_that_sums_in_another_order_does_not_only_move_data() -> None:
     assert found.reason.startswith("field 'moves': not bit for bit: linear_of_sum is false for ")
 
 
+def test_a_counterexample_to_a_gradient_says_so() -> None:
+    found = judge(equation("detached", {"x": "*b"}, "neg(x)", "neg(detach(x))"), explain=False)
+    assert found.outcome == "refuted"
+    assert found.reason.splitlines()[-1].strip() == (
+        "where detach(u) is another tensor than u: if the values are equal, the gradients are not"
+    )
+
+
+def test_a_placement_rule_that_says_that_it_only_moves_data_is_held_to_it() -> None:
+    found = judge(replace(PLACED, moves=True))
+    assert (found.outcome, found.reason) == ("refuted", "field 'moves': reduce adds up what the devices hold")
+    sharded = {"axes": ("a",), "layouts": dict.fromkeys("xyz", ("S(1)",)), "guard": ("i % a == 0",), "moves": True}
+    dims = dict.fromkeys("xyz", "m i")
+    left = "add(add(combine(x, axis=a), combine(y, axis=a)), combine(z, axis=a))"
+    right = "combine(add({}, {}), axis=a)"
+    found = judge(equation("regrouped", dims, left, right.format("x", "add(y, z)"), **sharded))
+    assert found.outcome == "refuted"
+    assert found.reason.startswith("field 'moves': not bit for bit: regrouped is false for ")
+    assert judge(equation("delayed", dims, left, right.format("add(x, y)", "z"), **sharded)).outcome == "certified"
+
+
 @pytest.mark.parametrize("rule", [r for r in CATALOGUE.values() if r.moves], ids=lambda rule: rule.name)
 def test_rules_that_only_move_data_are_exact(rule: Equation) -> None:
     assert inexact(rule) is None
