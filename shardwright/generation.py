@@ -28,7 +28,7 @@ from shardwright.search.sections import Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.verifier.catalogue import Catalogue, Note, write_text
 from shardwright.verifier.certificates import Certificate
-from shardwright.verifier.judge import Verdict
+from shardwright.verifier.judge import LIMIT_S, Verdict
 from shardwright.workers import Event, Task, Workers, workers
 
 _EVERY_S = 2.0
@@ -67,7 +67,7 @@ class Settings:
     max_ops: int
     seed: int = 0
     operators: tuple[str, ...] = ()
-    limit_s: float = 20.0
+    limit_s: float = LIMIT_S
 
 
 @dataclass
@@ -127,7 +127,7 @@ def _path(function: Callable[..., Any]) -> str:
 
 
 def restricted(found: Sequence[Source], operators: Sequence[str]) -> list[Source]:
-    """The sources that are left when only these operators are applied."""
+    """The sources that are left when only these operators, by the names of the op table, are applied."""
     known = {_operator(op) for source in found for op in source.context.operators}
     strange = [op for op in operators if op not in known]
     if strange:
@@ -139,7 +139,11 @@ def restricted(found: Sequence[Source], operators: Sequence[str]) -> list[Source
 
 
 def _operator(text: str) -> str:
-    return text.partition("(")[0]
+    """The row of an operator of a context: placement contexts say `permute(dims=(1, 0))`, serial ones `transpose`."""
+    from shardwright.substitutions.generator.vocabulary import VOCABULARY
+
+    name = text.partition("(")[0]
+    return VOCABULARY[name].name if name in VOCABULARY else name
 
 
 def generate(
@@ -247,7 +251,8 @@ class Run:
     def _line(self) -> str:
         totals = Counter[str]()
         for counts in self._counts.values():
-            totals.update({key: counts.get(key, 0) for key in COUNTS[:3]})
+            totals.update({key: counts.get(key, 0) for key in COUNTS[:2]})
+        totals["candidates"] = len(self._asked)
         totals.update(verdict.outcome for verdict in self._verdicts.values())
         return line(totals)
 
@@ -282,7 +287,10 @@ def generate_one(
 
 
 def _distinct(rules: Iterable[Equation]) -> list[Equation]:
-    return list({rule.hash: rule for rule in reversed(list(rules))}.values())[::-1]
+    found: dict[str, Equation] = {}
+    for rule in rules:
+        found.setdefault(rule.hash, rule)
+    return list(found.values())
 
 
 # ---- the result ----

@@ -62,7 +62,7 @@ Examples:
               help="Operators on each side of a rule, at most.")  # fmt: skip
 @click.option("--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path),
               help="Write the certified rules here; unfinished work is kept in FILE.partial.")  # fmt: skip
-@click.option("--operators", default="", metavar="OPS", help="Only these, such as linear,add,relu; by default all.")
+@click.option("--operators", default="", metavar="OPS", help="Only these rows, such as linear,permute; by default all.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the data of fingerprints.")
 @jobs_option
 @format_option
@@ -172,7 +172,7 @@ Examples:
 @format_option
 def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minimal: bool, text: str, form: str) -> None:
     """List the rules of a file, one a line."""
-    from shardwright.cli.ruletext import describe, form_of, line, operators
+    from shardwright.cli.ruletext import describe, form_of, operators
     from shardwright.search.sections import Section, Table
 
     found = _read(file)
@@ -188,7 +188,7 @@ def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minim
     if form == "json":
         terminal.show_json([describe(entry, rule) for entry, rule in chosen])
         return
-    rows = tuple((rule.name, form_of(rule), _mark(entry), line(rule)) for entry, rule in chosen)
+    rows = tuple((rule.name, form_of(rule), _mark(entry), rule.equation) for entry, rule in chosen)
     columns = (("name", False), ("form", False), ("proof", False), ("equation", False))
     terminal.show(Section(f"{found.path}: {len(rows)} of {len(found.entries)} rules", (), Table(columns, rows)))
 

@@ -169,6 +169,14 @@ def test_operators_restrict_the_contexts(tmp_path: Path) -> None:
         restricted(contexts(tmp_path), ["linear", "lstm"])
 
 
+def test_operators_are_chosen_by_row_in_contexts_of_both_kinds() -> None:
+    found = sources(["permute"])
+    assert {source.kind for source in found} == {"serial", "placement"}
+    applied = {op for source in found for op in source.context.operators}
+    assert "transpose" in applied
+    assert all(op == "transpose" or op.startswith("permute(") for op in applied)
+
+
 def test_the_contexts_of_the_generator_have_names_of_their_own() -> None:
     found = sources()
     assert len({source.name for source in found}) == len(found)
