@@ -34,11 +34,6 @@ def operators(rule: Rule) -> frozenset[str]:
     return frozenset(term.op for term in terms if isinstance(term, Apply))
 
 
-def line(rule: Rule) -> str:
-    """The rule as one line."""
-    return rule.equation
-
-
 def explain_rule(entry: Entry, rule: Rule) -> Explanation:
     """Everything there is to say of a rule."""
     title = f"{rule.name}: {_KINDS[form_of(rule)]}"

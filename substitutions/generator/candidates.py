@@ -1,12 +1,11 @@
 """From pairs of terms to rules: exact re-check on other data, guards on ranks, canonical form, names.
 
 generate_context(context, max_ops, seed, report)     all candidate rules of one context
-merged(rules)                                        rules of several contexts, each once
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
@@ -50,14 +49,6 @@ def generate_context(context: Context, max_ops: int, seed: int = 0, report: Repo
     return [named(rule) for rule in found.values()]
 
 
-def merged(rules: Iterable[Equation]) -> list[Equation]:
-    """Rules of several contexts, each once, small ones first."""
-    found: dict[str, Equation] = {}
-    for rule in rules:
-        found.setdefault(rule.name, rule)
-    return sorted(found.values(), key=lambda rule: (size_of(rule), rule.name))
-
-
 def size_of(rule: Equation) -> int:
     """The distinct operators of both sides."""
     return sum(len(set(_applied(root))) for root in (*rule.left, *rule.right))
@@ -87,7 +78,6 @@ class Recheck:
     def __init__(self, context: Context, pool: Pool, seed: int) -> None:
         self.context, self.pool = context, pool
         self.field = Field(CHAINS[1])
-        self.refuted = 0
         self._terms: dict[int, Term] = {}
         self._trials: list[_Trial] = []
         for number in range(len(RANKS)):
@@ -111,7 +101,6 @@ class Recheck:
         """The pair as a canonical rule; None where it is false, or where neither side binds the other's sizes."""
         guard = self._guard(pair)
         if guard is None:
-            self.refuted += 1
             return None
         left, right = (self._term(root) for root in pair)
         if isinstance(left, Variable):

@@ -73,7 +73,7 @@ class Sizes:
         value = prod(factors)
         at = (prod(factors[:i]) for i in range(1, len(factors)))
         self._prefixes.setdefault(value, set()).update(n for n in at if 1 < n < value)
-        if value not in self._texts and all(map(self._known, factors)):
+        if value not in self._texts and all(map(self.known, factors)):
             self._texts[value] = " * ".join(self.text(n) for n in factors if n != 1)
 
     def name(self, value: int, text: str) -> bool:
@@ -94,10 +94,9 @@ class Sizes:
             self._texts[value] = " * ".join(self._names[p] for p in factors)
         return self._texts[value]
 
-    def _known(self, value: int) -> bool:
+    def known(self, value: int) -> bool:
+        """Whether the size has an expression."""
         return value in self._texts or self._factors(value) is not None
-
-    known = _known
 
     def _factors(self, value: int) -> list[int] | None:
         found: list[int] = []
