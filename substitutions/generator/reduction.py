@@ -34,7 +34,8 @@ def _rank(rule: Equation) -> tuple[object, ...]:
     """Serial rules first, then small ones, then those that fit more tensors."""
     entries = [entry for _, dims in rule.variables for entry in dims.entries]
     plain = sum(1 + 2 * (len(entry) > 1) for entry in entries if not is_splice(entry))
-    return (len(rule.axes), size_of(rule), plain, len(rule.guard), rule.name)
+    fixed = sum(not any(map(is_splice, dims.entries)) for _, dims in rule.variables)
+    return (len(rule.axes), size_of(rule), plain, fixed, len(rule.guard), rule.name)
 
 
 class Reduction:

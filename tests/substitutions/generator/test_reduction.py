@@ -21,6 +21,8 @@ def test_rules_about_more_tensors_imply_those_about_fewer() -> None:
     rows = equation("rows", {"x": "m i", "y": "m i"}, "add(x, y)", "add(y, x)")
     assert implications([rows, COMMUTES]) == {"add_commutes": (), "rows": ("add_commutes",)}
     assert implications([rows])["rows"] == ()
+    numbers = equation("a_number", {"x": "", "y": ""}, "add(x, y)", "add(y, x)")
+    assert implications([numbers, COMMUTES]) == {"add_commutes": (), "a_number": ("add_commutes",)}
 
 
 def test_a_rule_is_not_implied_by_one_about_other_dims() -> None:
