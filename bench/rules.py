@@ -62,6 +62,7 @@ class Figures:
     lemmas: Counter[str] = field(default_factory=Counter)
     adjoints: Counter[str] = field(default_factory=Counter)
     coverage: Coverage | None = None
+    generated_coverage: Coverage | None = None
 
     @property
     def num_mutants(self) -> int:
@@ -117,20 +118,30 @@ def mutate(figures: Figures, num_generated: int) -> None:
 
 
 def survey(models: Sequence[str]) -> Coverage:
-    """What the search used of the catalogue that it loads, on the zoo and on a large model on fake tensors."""
+    """What the search used of the shipped catalogue, on the zoo and on a large model on fake tensors."""
     certified = Certified()
     rules = {rule.name: rule for rule in certified.equations()}
+    found = _on_the_zoo(models, certified, [make(ranks) for make in (default_cluster, fast_links) for ranks in (2, 4)])
+    progress("coverage: Llama-8B, 4 layers, on dgx-h100")
+    graph = _captured(*llama_8b(num_layers=4))
+    found.plan("llama_8b, 4 layers", graph, Cluster.preset("dgx-h100", nodes=8), certified, rules)
+    return found
+
+
+def survey_generated(models: Sequence[str], file: Path) -> Coverage:
+    """What the search used on the zoo of the rules that were generated, no hand-named equation among them."""
+    return _on_the_zoo(models, Certified.of_file(file, progress), [default_cluster(2), fast_links(4)])
+
+
+def _on_the_zoo(models: Sequence[str], certified: Certified, clusters: Sequence[Cluster]) -> Coverage:
+    rules = {rule.name: rule for rule in certified.equations()}
     found = Coverage.of(certified)
-    clusters = [make(ranks) for make in (default_cluster, fast_links) for ranks in (2, 4)]
     for name in models:
         torch.manual_seed(0)
         graph = _captured(*ZOO[name]())
         for cluster in clusters:
             progress(f"coverage: {name} on {cluster.name}")
             found.plan(name, graph, cluster, certified, rules)
-    progress("coverage: Llama-8B, 4 layers, on dgx-h100")
-    graph = _captured(*llama_8b(num_layers=4))
-    found.plan("llama_8b, 4 layers", graph, Cluster.preset("dgx-h100", nodes=8), certified, rules)
     return found
 
 
@@ -170,7 +181,9 @@ def page(figures: Figures) -> str:
     if figures.sweeps:
         parts += _mutation(figures)
     if figures.coverage is not None:
-        parts += _coverage(figures.coverage)
+        parts += _coverage("What the search used", _SHIPPED, figures.coverage)
+    if figures.generated_coverage is not None:
+        parts += _coverage("What the search used of the generated rules", _GENERATED, figures.generated_coverage)
     return "\n".join(parts)
 
 
@@ -241,17 +254,27 @@ def _mutation(figures: Figures) -> list[str]:
     return parts + (["Unknown mutants, by reason:\n", _table(("why", "number"), told)] if told else [])
 
 
-def _coverage(coverage: Coverage) -> list[str]:
+_SHIPPED = (
+    "the models of `examples/zoo.py` for 2 and 4 local ranks and for links that cost nothing, where nearly everything "
+    "is split, and four layers of Llama-8B (fake tensors) for 8 × 8 H100"
+)
+_GENERATED = (
+    "`--rules` with the file of this page, no hand-named equation: the models of `examples/zoo.py` for 2 local ranks, "
+    "and for 4 on links that cost nothing. The search spans placement rules by row rules and steps: they are compared "
+    "with what a plan does, not applied"
+)
+
+
+def _coverage(title: str, what: str, coverage: Coverage) -> list[str]:
     forms = coverage.by_form()
     keys = ("loaded", "matched", "fired", "on_demand")
     rows = [(form, *(f"{forms[form][key]:,}" for key in keys)) for form in FORMS if any(forms[form].values())]
     text = (
-        f"{len(coverage.plans)} plans: the models of `examples/zoo.py` for 2 and 4 local ranks and for links that cost "
-        "nothing, where nearly everything is split, and four layers of Llama-8B (fake tensors) for 8 × 8 H100. "
+        f"{len(coverage.plans)} plans: {what}. "
         "*matched*: offered to an operator or found in a leaf; *fired*: in a plan; *on demand*: rules that the "
         "catalogue lacks and that were proven when they were asked for.\n"
     )
-    parts = ["## What the search used\n", text, _table(("form", "loaded", "matched", "fired", "on demand"), rows)]
+    parts = [f"## {title}\n", text, _table(("form", "loaded", "matched", "fired", "on demand"), rows)]
     for form in FORMS:
         fired = [t for t in coverage.ranked() if t.form == form and t.fired]
         if fired:
@@ -265,7 +288,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(options.max_ops, options.jobs, options.output or Path(folder) / "rules.json")
+        file = options.output or Path(folder) / "rules.json"
+        figures = measure(options.max_ops, options.jobs, file)
+        if not options.no_coverage:
+            figures.generated_coverage = survey_generated(list(ZOO), file)
     if not options.no_mutants:
         mutate(figures, options.mutate)
     if not options.no_coverage:
