@@ -7,7 +7,7 @@ from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator import bits
-from shardwright.substitutions.generator.candidates import generate_context, merged
+from shardwright.substitutions.generator.candidates import generate_context
 from shardwright.substitutions.generator.canonical import canonical, key, named
 from shardwright.substitutions.generator.contexts import contexts
 from shardwright.substitutions.generator.extents import extent, minus, plus, size, times
@@ -96,7 +96,6 @@ def test_equal_runs_give_equal_rules_and_counts() -> None:
     assert first == generate_context(LINEAR, 2, 5)
     assert counts[-1].candidates == len(first)
     assert counts[-1].graphs > counts[-1].fingerprints > 0
-    assert names(merged([*first, *first])) == names(first)
 
 
 def test_shared_subterms_count_once() -> None:
