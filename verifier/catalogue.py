@@ -137,8 +137,7 @@ class Catalogue:
 
         def place(key: str) -> tuple[int, str, str]:
             data = self.json(key)
-            name = str(data.get("name") or f"{data['row']} [{data['pattern']}] {data['choice']}")
-            return order[str(data["form"])], name, key
+            return order[str(data["form"])], _name(data), key
 
         return sorted(self, key=place)
 
@@ -174,10 +173,9 @@ class Catalogue:
             key = found._take(entry)
             if "certificate" in entry:
                 told = {**prover, **entry["certificate"]}
-                name = str(entry.get("name") or f"{entry['row']} [{entry['pattern']}] by {entry['choice']}")
                 guard = tuple(told.get("guard", entry.get("guard", ())))
                 found.certificates[key] = Certificate(
-                    key, name, tuple(told["axioms"]), guard, str(told.get("solver")), str(told.get("scope"))
+                    key, _name(entry), tuple(told["axioms"]), guard, str(told.get("solver")), str(told.get("scope"))
                 )
         return found
 
@@ -188,6 +186,11 @@ class Catalogue:
         if "implied_by" in entry or "search" in entry:
             self.notes[key] = Note(tuple(entry.get("implied_by", ())), entry.get("search", True))
         return key
+
+
+def _name(data: Mapping[str, Any]) -> str:
+    """The name of a rule from its JSON form; row rules have no such field."""
+    return str(data.get("name") or f"{data['row']} [{data['pattern']}] by {data['choice']}")
 
 
 def hash_of(data: Mapping[str, Any]) -> str:
