@@ -63,23 +63,26 @@ class Equation:
     def __post_init__(self) -> None:
         where = f"rule {self.name!r}"
         self._check_layouts(where)
-        if len(self.left) != len(self.right) or not self.left:
-            raise RuleError(
-                f"{where}: {len(self.left)} roots on the left, {len(self.right)} on the right; give as many"
-            )
-        if any(isinstance(root, Variable) for root in self.left):
-            raise RuleError(f"{where}: a root on the left is a bare variable, which would match anything")
+        if not self.left:
+            raise RuleError(f"{where}: field 'left': the pattern is empty; give at least one root")
+        if len(self.left) != len(self.right):
+            counts = f"{len(self.left)} roots on the left, {len(self.right)} on the right"
+            raise RuleError(f"{where}: field 'right': {counts}; give as many")
+        for i, root in enumerate(self.left):
+            if isinstance(root, Variable):
+                raise RuleError(f"{where}: field 'left[{i}]': the bare variable {root} would match anything")
         declared = {name for name, _ in self.variables}
         for side, terms in (("left", self.left), ("right", self.right)):
             used = {t.name for root in terms for t in subterms(root) if isinstance(t, Variable)}
             if used - declared:
-                raise RuleError(f"{where}: variable {min(used - declared)!r} on the {side} has no dims")
+                raise RuleError(f"{where}: field {side!r}: variable {min(used - declared)!r} has no dims")
             if side == "left" and declared - used:
-                raise RuleError(f"{where}: variable {min(declared - used)!r} does not occur on the left")
-        free = self._names(self.right) | {name for g in self.guard for name in g.names}
-        unbound = free - self.bound - set(self.parameters) - set(self.axes)  # an axis stands for its degree
-        if unbound:
-            raise RuleError(f"{where}: {min(unbound)!r} is not bound by the left side")
+                name = min(declared - used)
+                raise RuleError(f"{where}: field 'variables.{name}': {name!r} does not occur on the left")
+        bound = self.bound.union(self.parameters, self.axes)  # an axis stands for its degree
+        for key, free in (("right", self._names(self.right)), ("guard", {n for g in self.guard for n in g.names})):
+            if free - bound:
+                raise RuleError(f"{where}: field {key!r}: {min(free - bound)!r} is not bound by the left side")
 
     def _check_layouts(self, where: str) -> None:
         """Every variable has a layout for every axis, and parallel operators move along these axes."""

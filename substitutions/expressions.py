@@ -131,7 +131,8 @@ def _parse(text: str) -> ast.expr:
         tree = ast.parse(text, mode="eval").body
         ast.unparse(tree)
     except (SyntaxError, ValueError) as error:
-        raise RuleError(f"expression {text!r} cannot be read: {error}") from None
+        why = error.msg if isinstance(error, SyntaxError) else error
+        raise RuleError(f"expression {text!r} cannot be read: {why}") from None
     except (RecursionError, MemoryError):
         raise RuleError(f"expression {text[:60]!r}... cannot be read: it is nested too deeply") from None
     check(tree, text)

@@ -89,7 +89,8 @@ def parse_term(text: str) -> Term:
         tree = ast.parse(text, mode="eval").body
         return _term(tree, text)
     except (SyntaxError, ValueError) as error:
-        raise RuleError(f"term {text!r} cannot be read: {error}") from None
+        why = error.msg if isinstance(error, SyntaxError) else error
+        raise RuleError(f"term {text!r} cannot be read: {why}") from None
     except (RecursionError, MemoryError):
         raise RuleError(f"term {text[:60]!r}... cannot be read: it is nested too deeply") from None
 

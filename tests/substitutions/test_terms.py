@@ -177,11 +177,11 @@ def test_an_equation_reads_as_one() -> None:
 @pytest.mark.parametrize(
     ("variables", "left", "right", "guard", "message"),
     [
-        ({"x": "n"}, "x", "x", (), "a root on the left is a bare variable"),
+        ({"x": "n"}, "x", "x", (), "field 'left\\[0\\]': the bare variable x would match anything"),
         ({"x": "n"}, "relu(x)", "relu(x); x", (), "1 roots on the left, 2 on the right; give as many"),
-        ({}, "relu(x)", "x", (), "variable 'x' on the left has no dims"),
-        ({"x": "n"}, "relu(x)", "relu(y)", (), "variable 'y' on the right has no dims"),
-        ({"x": "n", "y": "n"}, "relu(x)", "x", (), "variable 'y' does not occur on the left"),
+        ({}, "relu(x)", "x", (), "field 'left': variable 'x' has no dims"),
+        ({"x": "n"}, "relu(x)", "relu(y)", (), "field 'right': variable 'y' has no dims"),
+        ({"x": "n", "y": "n"}, "relu(x)", "x", (), "field 'variables.y': 'y' does not occur on the left"),
         ({"x": "n"}, "relu(x)", "permute(x, dims=p)", (), "'p' is not bound by the left side"),
         ({"x": "n"}, "relu(x)", "x", ("m > 1",), "'m' is not bound by the left side"),
         ({"x": "n"}, "nothing(x)", "x", (), "operator 'nothing' has no row"),
