@@ -14,6 +14,7 @@ and offsets n in row-major order (`verifier/polys.py` applies it):
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
@@ -112,6 +113,7 @@ class Evaluator:
     rows        the semantics of every row
     assuming    the terms are of the left side: what makes them well-formed holds. Otherwise it must follow.
     equations   sizes that the left side needs to be equal
+    ranges      sizes that the left side indexes into by a variable: its elements are below them
     cuts        where concatenations cut digits of a size: sums over other digits of that size are cut alike
     """
 
@@ -123,6 +125,7 @@ class Evaluator:
     equations: list[tuple[Dim, Dim]] = field(default_factory=list)
     cuts: dict[Poly, tuple[Poly, ...]] = field(default_factory=dict)
     use_cuts: bool = False
+    ranges: dict[str, list[Poly]] = field(default_factory=dict)
     _made: dict[Term, Tensor] = field(default_factory=dict)
 
     def tensor(self, term: Term) -> Tensor:
@@ -142,6 +145,7 @@ class Evaluator:
 
     def _apply(self, term: Apply) -> Tensor:
         operands = [self.tensor(operand) for operand in term.operands]
+        _expect_numbers(term)
         if term.op not in self.rows:
             raise RuleError(f"{term.op} has no index semantics for algebraic rules; add them in verifier/elements.py")
         return self.rows[term.op](self, term, operands)
@@ -256,14 +260,40 @@ class Evaluator:
             number = value.evaluate({})
             if isinstance(number, int) and 0 <= number < len(dims) and not any(map(spliced, dims[: number + 1])):
                 return number
+        names = sorted({spliced(d).partition(" by ")[0] for d in dims if spliced(d)})
+        if not value.names <= set(names) or not all(isinstance(n, _SUMS_OF_LENGTHS) for n in ast.walk(value.tree)):
+            raise RuleError(f"{value} does not name one dimension")
         found = set[int]()
-        for length in (0, 1, 2, 5):
-            number = value.evaluate(dict.fromkeys(value.names, (1,) * length))
-            starts = [sum(length if spliced(d) else 1 for d in dims[:i]) for i in range(len(dims))]
+        for lengths in product((0, 1, 2, 5), repeat=len(names)):  # two tell: positions are sums of lengths
+            rank = dict(zip(names, lengths, strict=True))
+            number = value.evaluate({name: (1,) * length for name, length in rank.items()})
+            spans = [rank[spliced(d).partition(" by ")[0]] if spliced(d) else 1 for d in dims]
+            starts = [sum(spans[:i]) for i in range(len(dims))]
             found.add(next((i for i, s in enumerate(starts) if s == number and not spliced(dims[i])), -1))
         if len(found) != 1 or -1 in found:
             raise RuleError(f"{value} does not name one dimension")
         return found.pop()
+
+
+_SUMS_OF_LENGTHS = (ast.BinOp, ast.Add, ast.Sub, ast.Constant, ast.Call, ast.Name, ast.expr_context)
+_OF_BOOLS = ("contiguous", "slice", "concat", "permute", "reshape", "expand", "mul", "where", "sum")
+_WITH_BOOLS = ("add", "mul", "where")
+
+
+def is_bool(term: Term) -> bool:
+    """Whether the elements are bools; indices are integers."""
+    if isinstance(term, Variable) or term.op == "sum":
+        return False
+    return term.op in ("le", "ne") or (bool(term.operands) and all(map(is_bool, term.operands)))
+
+
+def _expect_numbers(term: Apply) -> None:
+    """Bools are no numbers: their sum is a bool, and they have no negative."""
+    bools = [is_bool(operand) for operand in term.operands]
+    if (all(bools) and bools and term.op not in _OF_BOOLS) or (
+        any(bools) and term.op not in (*_OF_BOOLS, *_WITH_BOOLS)
+    ):
+        raise RuleError(f"{term}: arithmetic of bools")
 
 
 def expect(term: Apply, condition: bool) -> None:

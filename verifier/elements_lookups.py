@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.expressions import Expression
-from shardwright.substitutions.terms import Apply, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier import polys
 from shardwright.verifier.elements import (
     Dim,
@@ -18,11 +18,12 @@ from shardwright.verifier.elements import (
     Rows,
     Tensor,
     expect,
+    extent,
     plain,
 )  # fmt: skip
 from shardwright.verifier.elements_moves import entry
-from shardwright.verifier.normal import ZERO, Normal
-from shardwright.verifier.polys import Poly, app
+from shardwright.verifier.normal import ZERO, Factor, Normal
+from shardwright.verifier.polys import App, Poly, app
 
 
 def looked_up(run: Evaluator, term: Apply, ids: Tensor, index: Index) -> Poly:
@@ -33,6 +34,31 @@ def looked_up(run: Evaluator, term: Apply, ids: Tensor, index: Index) -> Poly:
         if cell.kind == "cell" and power == 1:
             return app(f"value of {cell.parts[0]}", *cell.parts[1])  # type: ignore[arg-type]
     raise RuleError(f"{term}: an index that is not an element of a variable")
+
+
+_FIRST = ("contiguous", "slice", "permute", "reshape", "expand", "index", "gather", "embedding")
+"""Rows whose elements are elements of their first operand."""
+
+
+def _indices(term: Term) -> set[str]:
+    """The variables that the elements of an index tensor are elements of."""
+    if isinstance(term, Variable):
+        return {term.name}
+    if term.op in _FIRST:
+        return _indices(term.operands[0])
+    if term.op == "concat":
+        return set().union(*map(_indices, term.operands))
+    raise RuleError(f"{term}: indices that are not elements of variables")
+
+
+def within(run: Evaluator, term: Apply, dim: Dim) -> None:
+    """Indices are in range: on the left side they are; on the right, where the left indexes into no more by them."""
+    size = extent(plain(term, dim))
+    for name in _indices(term.operands[1]):
+        if run.assuming:
+            run.ranges.setdefault(name, []).append(size)
+        elif not any(run.symbols.nonnegative(size - other) for other in run.ranges.get(name, ())):
+            raise RuleError(f"{term}: {name} is not known to be below {size}")
 
 
 def row(run: Evaluator, term: Apply, dim: Dim, value: Poly) -> Position:
@@ -46,13 +72,40 @@ def embedding(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor
     (w, ids), attrs = operands, dict(term.attrs)
     expect(term, len(w.dims) == 2 and str(attrs.get("offset", "0")) == "0" and set(attrs) <= {"padding_idx", "offset"})
     padding = attrs.get("padding_idx", Expression("None"))
+    within(run, term, w.dims[0])
 
     def element(index: Index) -> Normal:
         value = looked_up(run, term, ids, index[:-1])
         value = value if str(padding) == "None" else app(f"unless {padding}", value)
-        return w.element(((row(run, term, w.dims[0], value),), index[-1]))
+        found = w.element(((row(run, term, w.dims[0], value),), index[-1]))
+        if str(padding) != "None":  # a computed row would pass its gradient on to what it is computed from
+            expect(term, all(value in _places(f) for f in _cells(found)))
+        return found
 
     return Tensor((*ids.dims, w.dims[1]), element)
+
+
+def _cells(part: object) -> Iterator[Factor]:
+    """All elements of variables in a form."""
+    if isinstance(part, Factor) and part.kind == "cell":
+        if not str(part.parts[0]).startswith("attribute "):
+            yield part
+    elif isinstance(part, Factor | tuple):
+        for inner in part.parts if isinstance(part, Factor) else part:
+            yield from _cells(inner)
+
+
+def _places(cell: Factor) -> Iterator[Poly]:
+    """The index of an element, and what its numbers are sums and products of."""
+    pending: list[Poly] = list(cell.parts[1])  # type: ignore[arg-type]
+    while pending:
+        place = pending.pop()
+        yield place
+        for atoms, _ in place.terms:
+            for atom in atoms:
+                if isinstance(atom, App):
+                    yield Poly((((atom,), 1),))
+                    pending += atom.args
 
 
 def gather(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
@@ -60,6 +113,7 @@ def gather(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     x, ids = operands
     at = run.position(x.dims, dict(term.attrs)["dim"])
     expect(term, len(x.dims) == len(ids.dims))
+    within(run, term, x.dims[at])
     for d, (a, b) in enumerate(zip(x.dims, ids.dims, strict=True)):
         if d != at:
             run.proven_equal(f"{term}: dimensions agree", a, b)
@@ -76,6 +130,7 @@ def index(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     expect(term, len(operands) == 2)
     x, ids = operands
     at = run.position(x.dims, dict(term.attrs)["dim"])
+    within(run, term, x.dims[at])
 
     def element(place: Index) -> Normal:
         inner = place[at : at + len(ids.dims)]
@@ -136,6 +191,7 @@ def arange(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     attrs = dict(term.attrs)
     start, stop, step = (run.symbols.number(attrs[key]) for key in ("start", "stop", "step"))
     expect(term, start == polys.ZERO and step == polys.ONE and "int" in str(attrs["dtype"]))
+    expect(term, holds_numbers(attrs["dtype"]))
     run.need(f"{term}: not empty", stop - 1)
     dim = entry(run, attrs["stop"].tree)
     return Tensor((dim,), lambda index: run.forms.size(number(dim, index[0])))
@@ -153,6 +209,7 @@ def full(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """A constant: an integer over sizes, or a decimal."""
     attrs = dict(term.attrs)
     expect(term, isinstance(attrs["shape"].tree, ast.Tuple))
+    expect(term, holds_numbers(attrs.get("dtype")))
     value = constant(run, attrs["value"])
     name = attrs["value"].name
     integers = {v.name for root in run.rule.left for t in subterms(root) if isinstance(t, Apply)
@@ -160,6 +217,11 @@ def full(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     whole = all(c.denominator == 1 for _, c in value) and (name is None or name in run.symbols.sizes | integers)
     expect(term, whole or "float" in str(attrs.get("dtype", "float")))
     return Tensor(tuple(entry(run, t) for t in attrs["shape"].tree.elts), lambda index: value)  # type: ignore[attr-defined]
+
+
+def holds_numbers(dtype: Expression | None) -> bool:
+    """Whether a data type has negative numbers and large ones: bools and short integers wrap them."""
+    return dtype is None or str(dtype).strip("'") in ("int32", "int64") or "float" in str(dtype)
 
 
 def constant(run: Evaluator, value: Expression) -> Normal:

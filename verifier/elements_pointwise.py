@@ -7,8 +7,19 @@ from collections.abc import Callable, Sequence
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.terms import Apply
 from shardwright.verifier import polys
-from shardwright.verifier.elements import Dim, Evaluator, Index, Rows, Semantics, Tensor, expect, shown, spliced
-from shardwright.verifier.normal import INDICATORS, ONE, Normal
+from shardwright.verifier.elements import (
+    Dim,
+    Evaluator,
+    Index,
+    Rows,
+    Semantics,
+    Tensor,
+    expect,
+    is_bool,
+    shown,
+    spliced,
+)
+from shardwright.verifier.normal import INDICATORS, ONE, Normal, total_normal
 from shardwright.verifier.polys import Poly
 
 Merge = Callable[[Evaluator, Normal, Normal], Normal]
@@ -92,17 +103,22 @@ def integer(normal: Normal) -> Poly:
 
 
 def where(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """c·x + (1 - c)·y, c being 0 or 1."""
+    """c·x + (1 - c)·y, c being 0 or 1. What is not chosen need not exist, which the product would ask for."""
     expect(term, len(operands) == 3)
+    expect(term, is_bool(term.operands[0]))
     c, x, y = operands
     dims = broadcast(run, str(term), broadcast(run, str(term), c.dims, x.dims), y.dims)
     forms = run.forms
 
     def element(index: Index) -> Normal:
         condition = read(c, index)
-        expect(term, all(k == 1 and all(f.kind in INDICATORS for f, _ in m) for m, k in condition))
+        expect(
+            term, len(condition) <= 1 and all(k == 1 and all(f.kind in INDICATORS for f, _ in m) for m, k in condition)
+        )
+        chosen, other = read(x, index), read(y, index)
+        expect(term, total_normal(chosen) and total_normal(other))
         otherwise = forms.add(ONE, forms.scaled(condition, -1))
-        return forms.add(forms.times(condition, read(x, index)), forms.times(otherwise, read(y, index)))
+        return forms.add(forms.times(condition, chosen), forms.times(otherwise, other))
 
     return Tensor(dims, element)
 

@@ -25,7 +25,7 @@ from shardwright.verifier.elements import (
 )  # fmt: skip
 from shardwright.verifier.elements_lookups import constant, kept, looked_up, number, picked
 from shardwright.verifier.elements_pointwise import broadcast, read
-from shardwright.verifier.normal import ONE, ZERO, Bound, Normal
+from shardwright.verifier.normal import ONE, ZERO, Bound, Normal, total_normal
 from shardwright.verifier.polys import Poly, app, applied, poly
 
 Family = tuple[tuple[tuple[Position, ...], ...], list[Bound]]
@@ -191,6 +191,7 @@ def cross_entropy_sum(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -
             mean = total(run, [x.dims[at]], lambda j: forms.scaled(logit(*j), -1))
             mean = forms.times(mean, forms.reciprocal(forms.size(extent(x.dims[at]))))
             found = forms.add(found, forms.times(smoothing, mean))
+        expect(term, total_normal(found))  # the loss of what is ignored need not exist
         return forms.times(kept(run, ignored, value), found)
 
     return Tensor((), lambda index: total(run, target.dims, loss))

@@ -154,6 +154,8 @@ class Forms:
             return right
         if right == ONE:
             return left
+        if not left or not right:  # 0 · u exists where u does
+            return self.scaled(left or right, 0)
         parts = [self.scaled(self.monomial((*a, *b)), c * d) for (a, c), (b, d) in product(left, right)]
         return self.add(*parts) if len(parts) != 1 else parts[0]
 

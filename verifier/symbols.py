@@ -316,9 +316,9 @@ def _translated_atom(atom: Atom) -> Number:
     match atom.name:
         case "max0":
             return z3.If(args[0] > 0, args[0], 0)
-        case "div":
-            return args[0] / args[1]
+        case "div":  # rounded down: Z3 rounds up where the divisor is negative
+            return z3.If(args[1] > 0, args[0] / args[1], -args[0] / -args[1])
         case "mod":
-            return args[0] % args[1]
+            return z3.If(args[1] > 0, args[0] % args[1], -(-args[0] % -args[1]))
         case name:
             return z3.Function(name, *(z3.IntSort() for _ in range(len(args) + 1)))(*args)

@@ -121,6 +121,8 @@ class Typing:
         rule = self.rule
         if any(name.startswith("*") for _, dims in rule.variables for name in dims.names):
             raise RuleError(f"rule {rule.name!r}: variables of any rank have no layouts; give every dimension a name")
+        if taken := set(rule.axes) & (rule.bound | set(rule.parameters)):
+            raise RuleError(f"rule {rule.name!r}: {min(taken)!r} names a mesh axis and a size or attribute")
         symbols = known(rule)
         self._evaluator = evaluator(rule, symbols)
         names = [n for n in sorted(rule.sizes) if n not in symbols.solved]

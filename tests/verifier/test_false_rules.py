@@ -1,0 +1,104 @@
+"""False rules that look true: each was certified once. None is, and their true siblings are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardwright.substitutions.equations import equation
+from shardwright.verifier.certificates import Certificate, certify
+
+W = {"w": "v d", "i": "m"}
+KEPT = "ne(t, full(shape=(), value=3, dtype='int64'))"
+ZERO = "full(shape=(), value=0, dtype='float32')"
+CHOSEN = f"where({KEPT}, reciprocal(x), {ZERO})"
+FIRST = "slice(w, dim=0, start=0, stop=1, step=1)"
+ROUNDED = "m - m // (s - t) * (s - t)"
+
+FALSE: dict[str, tuple[dict[str, str], str, str, tuple[str, ...]]] = {
+    # indices beyond the table
+    "embedding of a part": (W, "embedding(w, i)", f"embedding({FIRST}, i)", ()),
+    "index of a part": (W, "index(w, i, dim=0)", f"index({FIRST}, i, dim=0)", ()),
+    "gather of a part": ({"w": "v d", "i": "m d"}, "gather(w, i, dim=0)", f"gather({FIRST}, i, dim=0)", ()),
+    "indices of something else": (
+        W | {"x": "m n"}, "add(pick(x, i), sum(w, dims=(0, 1), keepdim=False))",
+        ("add(pick(x, i), sub(sum(w, dims=(0, 1), keepdim=False),"
+        " sub(sum(embedding(w, i), dims=(1,), keepdim=False), sum(embedding(w, i), dims=(1,), keepdim=False))))"), ()),
+    # dimensions that ranks move
+    "another dimension from rank 8 on": (
+        {"x": "*b i j"}, "softmax(x, dim=len(b))", "softmax(x, dim=len(b) + len(b) // 6)", ()),
+    "the rank of another variable": (
+        {"x": "*b i j", "y": "*c i j"}, "softmax(x, dim=len(b)); softmax(y, dim=len(c))",
+        "softmax(x, dim=len(c)); softmax(y, dim=len(b))", ()),
+    # data types
+    "two that is True": ({"x": "m"}, "add(x, x)", "mul(x, full(shape=(), value=2, dtype='bool'))", ()),
+    "minus one that is 255": ({"x": "m"}, "neg(x)", "mul(x, full(shape=(), value=-1, dtype='uint8'))", ()),
+    "sum of bools": (
+        {"x": "m", "t": "m"}, f"mul(add({KEPT}, {KEPT}), x)",
+        f"mul(mul({KEPT}, x), full(shape=(), value=2, dtype='int64'))", ()),
+    "negative of a bool": ({"x": "m", "t": "m"}, f"mul({KEPT}, neg(x))", f"mul(neg({KEPT}), x)", ()),
+    # what exists on the left only
+    "zero times a reciprocal": ({"x": "m"}, f"mul(x, {ZERO})", f"mul(reciprocal(x), {ZERO})", ()),
+    "zero times a logarithm": ({"x": "m"}, "sub(x, x)", "mul(sub(x, x), log(x))", ()),
+    "a product for a choice": ({"x": "m", "t": "m"}, CHOSEN, f"mul({KEPT}, reciprocal(x))", ()),
+    "a quotient that the choice avoids": (
+        {"x": "m", "t": "m"}, f"where({KEPT}, {ZERO}, reciprocal(x))",
+        f"add(where({KEPT}, {ZERO}, reciprocal(x)), sub(div(x, x), full(shape=(), value=1, dtype='int64')))", ()),
+    "a loss that is ignored": (
+        {"x": "m n", "t": "m"}, "cross_entropy_sum(log(x), t, ignore_index=3, label_smoothing=0.0)",
+        f"sum(mul({KEPT}, sub(log(sum(x, dims=(1,), keepdim=False)), pick(log(x), t))), dims=(0,), keepdim=False)",
+        ()),
+    # gradients: what is looked up at the padding index has none
+    "a weight behind a padded table": (
+        {"w": "v k", "u": "k d", "i": "m"}, "embedding(matmul(w, u), i, padding_idx=p)",
+        "matmul(embedding(w, i, padding_idx=p), u)", ()),
+    "a bias behind a padded table": (
+        {"w": "v k", "u": "k", "i": "m"}, "embedding(add(w, u), i, padding_idx=0)",
+        "add(embedding(w, i, padding_idx=0), u)", ()),
+    # rounding down, by a negative number
+    "a slice from -1": (
+        {"x": "m", "y": "k"}, "relu(x); slice(y, dim=0, start=s, stop=t, step=1)",
+        (f"relu(concat(slice(x, dim=0, start=0, stop={ROUNDED}, step=1),"
+        f" slice(x, dim=0, start={ROUNDED}, stop=m, step=1), dim=0)); slice(y, dim=0, start=s, stop=t, step=1)"),
+        ("s < t", "t - s < m")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_a_false_rule_is_not_certified(name: str) -> None:
+    variables, left, right, guard = FALSE[name]
+    assert not isinstance(certify(equation(name, variables, left, right, guard=guard)), Certificate)
+
+
+TRUE: dict[str, tuple[dict[str, str], str, str, tuple[str, ...]]] = {
+    "embedding of a part that is all": (
+        W, "embedding(w, i)", "embedding(slice(w, dim=0, start=0, stop=v, step=1), i)", ()),
+    "embedding of more": (
+        W, "embedding(slice(w, dim=0, start=0, stop=s, step=1), i)", "embedding(w, i)", ()),
+    "a function of a padded table": (
+        W, "embedding(relu(w), i, padding_idx=p)", "relu(embedding(w, i, padding_idx=p))", ()),
+    "a weight behind a table": (
+        {"w": "v k", "u": "k d", "i": "m"}, "embedding(matmul(w, u), i, padding_idx=None)",
+        "matmul(embedding(w, i, padding_idx=None), u)", ()),
+    "zero times what exists": ({"x": "m"}, f"mul(x, {ZERO})", f"mul(exp(x), {ZERO})", ()),
+    "a product for a choice that exists": (
+        {"x": "m", "t": "m"}, f"where({KEPT}, exp(x), {ZERO})", f"mul({KEPT}, exp(x))", ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRUE)
+def test_its_true_sibling_is_certified(name: str) -> None:
+    variables, left, right, guard = TRUE[name]
+    assert isinstance(certify(equation(name, variables, left, right, guard=guard)), Certificate)
+
+
+def test_an_axis_that_is_called_as_a_size_says_nothing_about_the_size() -> None:
+    """`m % m == 0` holds whatever the degree and the size."""
+
+    def rule(axis: str) -> Any:
+        left, right = f"relu(partition(x, axis={axis}, dim=0))", f"partition(relu(x), axis={axis}, dim=0)"
+        return equation("rule", {"x": "m i"}, left, right, (f"m % {axis} == 0",), False, (axis,), {"x": ["R"]})
+
+    assert isinstance(certify(rule("a")), Certificate)
+    assert certify(rule("m")) == "rule 'rule': 'm' names a mesh axis and a size or attribute: not proven"
