@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
@@ -22,6 +23,8 @@ GROWTH = 1
 Needs = tuple[tuple[str, int], ...]
 Edge = tuple[str, Needs]
 """The rule that rewrites, and what its guard asks of the sizes."""
+Shape = tuple[str | None, ...]
+"""A pattern's operator and those of its operands, None for a variable: rules are looked up by it."""
 
 
 def implications(rules: Sequence[Equation], expansions: int = EXPANSIONS) -> dict[str, tuple[str, ...]]:
@@ -43,9 +46,9 @@ class Reduction:
 
     def __init__(self, expansions: int = EXPANSIONS) -> None:
         self.terms, self.sizes, self.expansions = Terms(), Sizes(), expansions
-        self._kept: dict[str, list[Direction]] = {}
+        self._kept: dict[Shape, list[Direction]] = {}
         self._next: dict[int, dict[int, Edge]] = {}
-        self._seen: dict[int, dict[str, int]] = {}
+        self._seen: dict[int, dict[Shape, int]] = {}
 
     def implied_by(self, rule: Equation) -> tuple[str, ...]:
         """The kept rules that imply this one; if there are none, it is kept."""
@@ -84,7 +87,8 @@ class Reduction:
         (one,), (other,) = rule.left, rule.right
         for left, right in ((one, other), (other, one)):
             if isinstance(left, Apply) and _variables(right) <= _variables(left):
-                self._kept.setdefault(left.op, []).append(Direction(rule, left, right))
+                shape = (left.op, *(None if isinstance(x, Variable) else x.op for x in left.operands))
+                self._kept.setdefault(shape, []).append(Direction(rule, left, right))
 
     # ---- rewriting ----
 
@@ -120,24 +124,19 @@ class Reduction:
                 if made is not None and self.terms.types[made] == kind:
                     found.setdefault(made, edge)
         seen = self._seen.setdefault(number, {})
-        rules = self._kept.get(node.op, [])
-        for direction in rules[seen.get(node.op, 0) :]:
-            if not self._resembles(direction.left, node):
-                continue
-            for made, needs in self._applied(direction, number):
-                if made != number and self.terms.types[made] == kind:
-                    found.setdefault(made, (direction.rule.name, needs))
-        seen[node.op] = len(rules)
+        for shape in self._shapes(node):
+            rules = self._kept.get(shape, [])
+            for direction in rules[seen.get(shape, 0) :]:
+                for made, needs in self._applied(direction, number):
+                    if made != number and self.terms.types[made] == kind:
+                        found.setdefault(made, (direction.rule.name, needs))
+            seen[shape] = len(rules)
         return found
 
-    def _resembles(self, pattern: Term, node: Ground) -> bool:
-        """Whether operators and operands' operators agree: most rules fail here."""
-        assert isinstance(pattern, Apply)
-        nodes = self.terms.nodes
-        return len(pattern.operands) == len(node.operands) and all(
-            isinstance(want, Variable) or want.op == nodes[have].op
-            for want, have in zip(pattern.operands, node.operands, strict=True)
-        )
+    def _shapes(self, node: Ground) -> Iterator[Shape]:
+        """The shapes of patterns that may match a term."""
+        ops = (self.terms.nodes[operand].op for operand in node.operands)
+        return product((node.op,), *((None, op) if op else (None,) for op in ops))
 
     def _applied(self, direction: Direction, number: int) -> Iterator[tuple[int, Needs]]:
         for axes in _axes(direction.rule):
