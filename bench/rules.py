@@ -31,9 +31,10 @@ from shardwright.generation import Generated, Settings, generate
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.rules import Report, verify
-from shardwright.search.coverage import FORMS, Coverage
+from shardwright.search.coverage import Coverage
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.rules import KINDS
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.derivation import AXIOMS
@@ -268,14 +269,14 @@ _GENERATED = (
 def _coverage(title: str, what: str, coverage: Coverage) -> list[str]:
     forms = coverage.by_form()
     keys = ("loaded", "matched", "fired", "on_demand")
-    rows = [(form, *(f"{forms[form][key]:,}" for key in keys)) for form in FORMS if any(forms[form].values())]
+    rows = [(form, *(f"{forms[form][key]:,}" for key in keys)) for form in KINDS if any(forms[form].values())]
     text = (
         f"{len(coverage.plans)} plans: {what}. "
         "*matched*: offered to an operator or found in a leaf; *fired*: in a plan; *on demand*: rules that the "
         "catalogue lacks and that were proven when they were asked for.\n"
     )
     parts = [f"## {title}\n", text, _table(("form", "loaded", "matched", "fired", "on demand"), rows)]
-    for form in FORMS:
+    for form in KINDS:
         fired = [t for t in coverage.ranked() if t.form == form and t.fired]
         if fired:
             table = _table(("rule", "matched", "fired"), [(f"`{t.name}`", t.matched, t.fired) for t in fired[:15]])

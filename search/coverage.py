@@ -3,7 +3,7 @@
     form       matched                                            fired
     row        offered as a certified choice to an operator       chosen for an operator of the plan, per mesh axis
     steps      a tensor's producer and a reader can ask for it    in the plan, one step directly after the other
-    equation   backtracking found a place for it in a leaf        among the plan's rewrites
+    serial     backtracking found a place for it in a leaf        among the plan's rewrites
     placement  its left side without parallel operators occurs    a side with parallel operators occurs in the plan
 
 Everything is derived from the captured graph and the finished plan, and from the places that backtracking counts as it
@@ -29,11 +29,9 @@ from shardwright.search.sections import Explanation, Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.rules import Rule
-from shardwright.substitutions.steps import StepRule
+from shardwright.substitutions.rules import KINDS, Rule, kind_of
 from shardwright.verifier.choices import Certified, rule_of
 
-FORMS = ("row", "steps", "equation", "placement")
 _FUSED = {
     (REDUCE, PARTITION): "reduce_scatter",
     (COMBINE, REPLICATE): "gather_copy",
@@ -63,15 +61,6 @@ class Tally:
     fired: int = 0
 
 
-def form_of(rule: Rule) -> str:
-    """The form under which a rule is counted."""
-    if isinstance(rule, RowRule):
-        return "row"
-    if isinstance(rule, StepRule):
-        return "steps"
-    return "placement" if rule.axes else "equation"
-
-
 @dataclass
 class Coverage:
     """What became of every rule, over all plans that were added; `tallies` is by rule hash."""
@@ -95,7 +84,7 @@ class Coverage:
         return coverage
 
     def _load(self, rule: Rule, loaded: bool) -> Tally:
-        form = form_of(rule)
+        form = kind_of(rule)
         if rule.hash not in self.tallies:
             self.tallies[rule.hash] = Tally(form, rule.name, loaded)
             self._named[form, rule.name] = rule.hash
@@ -121,7 +110,7 @@ class Coverage:
         self.plans.append(f"{model} on {plan.cluster.name} ({plan.cluster.num_devices} devices): {plan.mesh}")
         self._count_rows(graph, plan.graph, certified)
         self._count_steps(graph, plan.graph, certified)
-        self._count("equation", places, _rewrites(plan))
+        self._count("serial", places, _rewrites(plan))
         serial, parallel = Occurrences(graph), Occurrences(plan.graph)
         for key, rule in self._placements.items():
             tally = self.tallies[key]
@@ -154,7 +143,7 @@ class Coverage:
 
     def by_form(self) -> dict[str, dict[str, int]]:
         """Per form, the numbers of rules: loaded, those of them that matched and that fired; and proven on demand."""
-        found = {form: {"loaded": 0, "matched": 0, "fired": 0, "on_demand": 0} for form in FORMS}
+        found = {form: {"loaded": 0, "matched": 0, "fired": 0, "on_demand": 0} for form in KINDS}
         for tally in self.tallies.values():
             counts = found[tally.form]
             if tally.loaded:
@@ -167,7 +156,7 @@ class Coverage:
 
     def ranked(self) -> list[Tally]:
         """Rules by form, those that fired most first."""
-        return sorted(self.tallies.values(), key=lambda t: (FORMS.index(t.form), -t.fired, -t.matched, t.name))
+        return sorted(self.tallies.values(), key=lambda t: (KINDS.index(t.form), -t.fired, -t.matched, t.name))
 
     def to_json(self) -> dict[str, Any]:
         """The whole report as plain data."""
@@ -186,7 +175,7 @@ class Coverage:
         )
         columns = (("form", False), ("loaded", True), ("matched", True), ("fired", True), ("on demand", True))
         totals = Section("Rules that the search used", tuple(self.plans), Table(columns, rows))
-        return Explanation((totals, *(s for form in FORMS if (s := self._section(form, most)))))
+        return Explanation((totals, *(s for form in KINDS if (s := self._section(form, most)))))
 
     def _section(self, form: str, most: int) -> Section | None:
         tallies = [t for t in self.ranked() if t.form == form]
@@ -194,7 +183,7 @@ class Coverage:
         if not tallies:
             return None
         lines = []
-        if form == "steps" or (form == "equation" and len(tallies) < 100):
+        if form == "steps" or (form == "serial" and len(tallies) < 100):
             lines = [f"never fired: {', '.join(t.name for t in tallies if not t.fired) or 'none'}"]
         table = Table(
             (("rule", False), ("matched", True), ("fired", True)),

@@ -12,6 +12,16 @@ from shardwright.substitutions.steps import StepRule
 
 Rule = RowRule | StepRule | Equation
 
+KINDS = ("row", "steps", "serial", "placement")
+
+
+def kind_of(rule: Rule) -> str:
+    """What people call the rule: its form, but for equations, which are serial or have mesh axes."""
+    if isinstance(rule, Equation):
+        return "placement" if rule.axes else "serial"
+    return "row" if isinstance(rule, RowRule) else "steps"
+
+
 _FORMS: Mapping[str, type[RowRule] | type[StepRule] | type[Equation]] = {
     "row": RowRule,
     "steps": StepRule,

@@ -24,7 +24,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.parallel import ADJOINT, COMBINE, PARALLEL_OPS, PARTITION, REDUCE, REPLICATE, step
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.substitutions.steps import StepRule
 from shardwright.verifier.certificates import prove
 from shardwright.verifier.falsify import falsify, falsify_row
@@ -55,13 +55,6 @@ class Mutant:
     reason: str = ""
 
 
-def form_of(rule: Rule) -> str:
-    """row, steps, equation or placement."""
-    if isinstance(rule, Equation):
-        return "placement" if rule.axes else "equation"
-    return "row" if isinstance(rule, RowRule) else "steps"
-
-
 def no_samples(rule: RowRule) -> Iterable[tuple[Sequence[Any], Mapping[str, Any]]]:
     """Row rules are then run on operands made up from their patterns alone, where these decide everything."""
     return ()
@@ -75,7 +68,7 @@ def mutants(rules: Iterable[Rule]) -> Iterator[Mutant]:
         for what, twin in _twins(rule):
             if twin.hash not in seen and not (isinstance(twin, Equation) and twin.left == twin.right):
                 seen.add(twin.hash)
-                yield Mutant(form_of(rule), rule.name, what, twin)
+                yield Mutant(kind_of(rule), rule.name, what, twin)
 
 
 def _twins(rule: Rule) -> Iterator[tuple[str, Rule]]:

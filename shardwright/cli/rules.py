@@ -172,15 +172,16 @@ Examples:
 @format_option
 def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minimal: bool, text: str, form: str) -> None:
     """List the rules of a file, one a line."""
-    from shardwright.cli.ruletext import describe, form_of, operators
+    from shardwright.cli.ruletext import describe, operators
     from shardwright.search.sections import Section, Table
+    from shardwright.substitutions.rules import kind_of
 
     found = _read(file)
     _note_malformed(found)
     chosen = [
         (entry, rule)
         for entry, rule in found.good
-        if (kind is None or form_of(rule) == kind)
+        if (kind is None or kind_of(rule) == kind)
         and operators(rule).issuperset(wanted)
         and not (minimal and entry.note.implied_by)
         and text.lower() in f"{rule.name} {rule.equation}".lower()
@@ -188,7 +189,7 @@ def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minim
     if form == "json":
         terminal.show_json([describe(entry, rule) for entry, rule in chosen])
         return
-    rows = tuple((rule.name, form_of(rule), _mark(entry), rule.equation) for entry, rule in chosen)
+    rows = tuple((rule.name, kind_of(rule), _mark(entry), rule.equation) for entry, rule in chosen)
     columns = (("name", False), ("form", False), ("proof", False), ("equation", False))
     terminal.show(Section(f"{found.path}: {len(rows)} of {len(found.entries)} rules", (), Table(columns, rows)))
 

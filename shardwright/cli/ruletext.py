@@ -8,20 +8,13 @@ from typing import Any
 from shardwright.search.sections import Explanation, Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.substitutions.steps import Move, StepRule
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier.catalogue import SHIPPED
 from shardwright.verifier.rulefile import Entry, read_rules
 
 TypeOf = Callable[[Term], str]
-
-
-def form_of(rule: Rule) -> str:
-    """row, steps, serial or placement."""
-    if isinstance(rule, Equation):
-        return "placement" if rule.axes else "serial"
-    return "row" if isinstance(rule, RowRule) else "steps"
 
 
 def operators(rule: Rule) -> frozenset[str]:
@@ -36,7 +29,7 @@ def operators(rule: Rule) -> frozenset[str]:
 
 def explain_rule(entry: Entry, rule: Rule) -> Explanation:
     """Everything there is to say of a rule."""
-    title = f"{rule.name}: {_KINDS[form_of(rule)]}"
+    title = f"{rule.name}: {_KINDS[kind_of(rule)]}"
     facts = [f"equation  {rule.equation}", f"guard     {', '.join(map(str, rule.guard)) or 'none'}"]
     facts += [f"{key:<9} {value}" for key, value in _facts(rule).items()]
     sections = [Section(title, tuple(facts))]
@@ -65,7 +58,7 @@ def describe(entry: Entry, rule: Rule) -> dict[str, Any]:
     return {
         **rule.to_json(),
         "name": rule.name,
-        "kind": form_of(rule),
+        "kind": kind_of(rule),
         "equation": rule.equation,
         "guard": list(map(str, rule.guard)),
         "hash": rule.hash,

@@ -54,7 +54,7 @@ def test_missed_targets_are_named(figures: Figures) -> None:
     assert f"{figures.num_mutants} mutants" in missed
     assert not any("false mutants" in what or "GB" in what for what in missed)
     rule = CATALOGUE["add_commutes"]
-    figures.sweeps["steps"].add(Mutant("equation", "x", "y", rule, "wrong"))
+    figures.sweeps["steps"].add(Mutant("serial", "x", "y", rule, "wrong"))
     assert "1 false mutants certified" in figures.missed()
 
 

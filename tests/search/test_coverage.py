@@ -55,7 +55,7 @@ def test_the_catalogue_fires_on_a_real_model(model: str) -> None:
 @pytest.mark.slow
 def test_every_form_is_loaded_matched_and_fired() -> None:
     forms = surveyed()["gpt"].by_form()
-    for form in ("steps", "equation"):
+    for form in ("steps", "serial"):
         assert forms[form]["loaded"] > forms[form]["matched"] >= forms[form]["fired"] > 0, form
     rows = forms["row"]
     assert rows["matched"] + rows["on_demand"] > 100
@@ -76,13 +76,13 @@ def test_the_report_lists_what_fired_and_what_did_not() -> None:
     assert "fired, the 3 most frequent" in text
     assert "never fired: " in text
     assert data["forms"] == coverage.by_form()
-    assert [t["name"] for t in data["rules"] if t["form"] == "equation" and t["fired"]] == ["unfuse_three_affine"]
+    assert [t["name"] for t in data["rules"] if t["form"] == "serial" and t["fired"]] == ["unfuse_three_affine"]
 
 
 def test_a_catalogue_that_fires_nowhere_is_all_zeros() -> None:
     coverage = Coverage.of_rules([CATALOGUE["relu_of_relu"], STEP_RULES["all_reduce"]])
-    assert coverage.by_form()["equation"] == {"loaded": 1, "matched": 0, "fired": 0, "on_demand": 0}
-    assert "equation: 0 fired\n  never fired: relu_of_relu" in str(coverage.report())
+    assert coverage.by_form()["serial"] == {"loaded": 1, "matched": 0, "fired": 0, "on_demand": 0}
+    assert "serial: 0 fired\n  never fired: relu_of_relu" in str(coverage.report())
 
 
 # ---- placement rules ----

@@ -66,8 +66,8 @@ def test_a_rule_file_is_the_source_of_its_form(capfd: pytest.CaptureFixture[str]
     status, out, _ = run(capfd, str(file), "--models", f"{models}:net", "--format", "json")
     assert status == 0
     data = json.loads(out)
-    assert data["forms"]["equation"] == {"loaded": 1, "matched": 0, "fired": 0, "on_demand": 0}
-    assert {"form": "equation", "name": "mine", "loaded": True, "matched": 0, "fired": 0} in data["rules"]
+    assert data["forms"]["serial"] == {"loaded": 1, "matched": 0, "fired": 0, "on_demand": 0}
+    assert {"form": "serial", "name": "mine", "loaded": True, "matched": 0, "fired": 0} in data["rules"]
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_a_rule_that_no_sizes_fit_cannot_be_falsified() -> None:
 def test_a_sweep_counts_by_form_and_keeps_what_needs_explaining() -> None:
     rules = [CATALOGUE["add_commutes"], STEP_RULES["all_reduce"]]
     found = sweep(rules)
-    assert set(found.counts) == {"equation", "steps"}
+    assert set(found.counts) == {"serial", "steps"}
     assert found.num_mutants == len(list(mutants(rules))) == sum(map(found.total, mutation.OUTCOMES))
     assert len(found.true) == found.total("true")
     merged = mutation.Sweep()
@@ -201,7 +201,7 @@ def test_a_lemma_that_z3_got_wrong_would_be_seen(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_judged_mutant_says_why() -> None:
-    found = judged(Mutant("equation", "bias", "moved", FALSE))
+    found = judged(Mutant("serial", "bias", "moved", FALSE))
     assert found.outcome in ("type", "z3")
     assert found.reason
 
