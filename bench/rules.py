@@ -157,10 +157,11 @@ INTRODUCTION = """\
 
 Written by `make bench-rules` on {date}: {cores}-core CPU, {jobs} workers, Python {python}, torch {torch}, {z3}.
 
-`shardwright rules generate --max-ops {max_ops}` enumerates graphs of up to {max_ops} operators on each side, keeps the
-pairs whose fingerprints agree, checks them again on other data, and proves what is left: for all sizes and all degrees,
-forward and backward. Only what is proven is written. [rules.md](rules.md) says what a rule is, [proofs.md](proofs.md)
-what a proof is.
+`shardwright rules generate --max-ops {max_ops}` enumerates, context by context
+([what that leaves out](rules.md#what-the-generator-enumerates)), graphs of up to {max_ops} operators on each side,
+keeps the pairs whose fingerprints agree, checks them again on other data, and proves what is left: for all sizes and
+all degrees, forward and backward. Only what is proven is written. [rules.md](rules.md) says what a rule is,
+[proofs.md](proofs.md) what a proof is.
 """
 _MEANING = {
     "type": "refuted: ill-typed, or not defined where the rule is",
