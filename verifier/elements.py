@@ -256,6 +256,8 @@ class Evaluator:
 
     def position(self, dims: Sequence[Dim], value: Expression) -> int:
         """Which of `dims` an attribute such as `len(b)` names, whatever the length of the splices."""
+        if any(isinstance(n, ast.Constant) and type(n.value) is not int for n in ast.walk(value.tree)):
+            raise RuleError(f"{value} is not a dimension")
         if not value.names:
             number = value.evaluate({})
             if isinstance(number, int) and 0 <= number < len(dims) and not any(map(spliced, dims[: number + 1])):

@@ -112,7 +112,13 @@ def permute(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     if not dims.names:
         order = dims.evaluate({})
         plain_dims = not any(map(spliced, x.dims))
-        expect(term, isinstance(order, tuple) and sorted(order) == list(range(len(x.dims))) and plain_dims)
+        expect(
+            term,
+            isinstance(order, tuple)
+            and all(type(d) is int for d in order)
+            and sorted(order) == list(range(len(x.dims)))
+            and plain_dims,
+        )
         inverse = [order.index(d) for d in range(len(order))]
         return Tensor(tuple(x.dims[d] for d in order), lambda index: x.element(tuple(index[d] for d in inverse)))
     if isinstance(dims.tree, ast.Tuple):

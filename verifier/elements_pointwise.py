@@ -84,7 +84,12 @@ def _minimum(run: Evaluator, x: Normal, y: Normal) -> Normal:
 def detach(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """Any tensor of these dims: a rule with it then holds for the value and, as it has no gradient, for gradients."""
     (x,) = operands
-    return Tensor(x.dims, lambda index: run.forms.cell(f"any {term}", [p.value for dim in index for p in dim]))
+
+    def element(index: Index) -> Normal:
+        expect(term, total_normal(x.element(index)))  # it must exist, whatever it is
+        return run.forms.cell(f"any {term}", [p.value for dim in index for p in dim])
+
+    return Tensor(x.dims, element)
 
 
 def _le(run: Evaluator, x: Normal, y: Normal) -> Normal:

@@ -203,7 +203,7 @@ def cross_entropy_sum(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -
 def _normalized(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> int:
     """The number of normalized dimensions; weight and bias have exactly these."""
     x, count = operands[0], dict(term.attrs)["normalized_dims"].evaluate({})
-    expect(term, isinstance(count, int) and 1 <= count <= len(x.dims) and not any(map(spliced, x.dims[-count:])))
+    expect(term, type(count) is int and 1 <= count <= len(x.dims) and not any(map(spliced, x.dims[-count:])))
     for affine in operands[1:]:
         expect(term, len(affine.dims) == count)
         for a, b in zip(x.dims[-count:], affine.dims, strict=True):

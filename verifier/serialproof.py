@@ -44,6 +44,8 @@ def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> 
 
 def known(rule: Equation) -> Symbols:
     """What the rule's guard says about its sizes."""
+    if bound := rule.bound & set(rule.parameters):  # an attribute may be negative, a parameter may not
+        raise RuleError(f"{min(bound)!r} is bound by the left side, and no parameter")
     symbols = Symbols(set(rule.sizes))
     for condition in rule.guard:
         if not condition.names & set(rule.axes):  # what degrees divide says nothing about logical tensors

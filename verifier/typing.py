@@ -196,6 +196,8 @@ class Typing:
         dim, blocks = -1, 1
         if term.op == PARTITION:
             dim = attrs["dim"].evaluate(self.sizes)
+            if type(dim) is not int:
+                raise IllTypedError(f"{term}: {dim} is not a dimension")
             blocks = attrs["blocks"].evaluate(self.sizes) if "blocks" in attrs else 1
         try:
             after = step(term.op, axis, operand.layouts[axis], dim, blocks).after

@@ -49,6 +49,13 @@ FALSE: dict[str, tuple[dict[str, str], str, str, tuple[str, ...]]] = {
         {"x": "m n", "t": "m"}, "cross_entropy_sum(log(x), t, ignore_index=3, label_smoothing=0.0)",
         f"sum(mul({KEPT}, sub(log(sum(x, dims=(1,), keepdim=False)), pick(log(x), t))), dims=(0,), keepdim=False)",
         ()),
+    "a constant that does not exist": ({"x": "m"}, "contiguous(x)", "add(x, sub(detach(log(x)), detach(log(x))))", ()),
+    # numbers that are none
+    "dimension True": ({"x": "m n"}, "softmax(x, dim=1)", "softmax(x, dim=True)", ()),
+    "dimension 1.0": ({"x": "m n"}, "softmax(x, dim=1)", "softmax(x, dim=1.0)", ()),
+    "dimensions False and True": ({"x": "m n"}, "relu(x)", "permute(relu(x), dims=(False, True))", ()),
+    "True dimensions": (
+        {"x": "m n"}, "rms_norm(x, eps=e, normalized_dims=1)", "rms_norm(x, eps=e, normalized_dims=True)", ()),
     # gradients: what is looked up at the padding index has none
     "a weight behind a padded table": (
         {"w": "v k", "u": "k d", "i": "m"}, "embedding(matmul(w, u), i, padding_idx=p)",
@@ -102,3 +109,17 @@ def test_an_axis_that_is_called_as_a_size_says_nothing_about_the_size() -> None:
 
     assert isinstance(certify(rule("a")), Certificate)
     assert certify(rule("m")) == "rule 'rule': 'm' names a mesh axis and a size or attribute: not proven"
+
+
+def test_an_attribute_is_no_parameter_and_may_be_0() -> None:
+    whole = "slice(x, dim=1, start=s, stop=n, step=1)"
+    right = "slice(slice(x, dim=1, start=1, stop=n, step=1), dim=1, start=s - 1, stop=n - 1, step=1)"
+    assert isinstance(certify(equation("rule", {"x": "m n"}, whole, right, ("s > 0",))), Certificate)
+    wrong = equation("rule", {"x": "m n"}, whole, right, parameters=("s",))
+    assert certify(wrong) == "'s' is bound by the left side, and no parameter: not proven"
+
+
+def test_a_dimension_to_partition_is_a_number() -> None:
+    left, right = "relu(partition(x, axis=a, dim=1))", "partition(relu(x), axis=a, dim=True)"
+    rule = equation("rule", {"x": "m n"}, left, right, ("n % a == 0",), False, ("a",), {"x": ["R"]})
+    assert "True is not a dimension" in str(certify(rule))
