@@ -1,7 +1,7 @@
 """Rules, generated and proven: how many, how fast, how much memory; the prover's mutation test; what the search uses.
 
-Writes docs/generated-rules.md and exits with 1 where a target is missed or a false mutant is certified. Run it with
-`make bench-rules`.
+Writes docs/generated-rules.md (generated-rules-N.md for --max-ops N other than 3) and exits with 1 where a target is
+missed or a false mutant is certified. Run it with `make bench-rules`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from shardwright.verifier.rulefile import read_rules
 from shardwright.verifier.solver import version
 from shardwright.workers import num_cpus
 
-PAGE = Path(__file__).parents[1] / "docs" / "generated-rules.md"
+DOCS = Path(__file__).parents[1] / "docs"
+DEFAULT_OPS = 3
 TARGET_S = {3: 120.0, 4: 1200.0}
 TARGET_RULES, TARGET_MUTANTS, TARGET_PROOF_S, TARGET_BYTES = 3000, 2000, 60.0, 4e9
 
@@ -91,7 +92,7 @@ def progress(message: str) -> None:
 
 def measure(max_ops: int, num_jobs: int, output: Path) -> Figures:
     """Generate, and prove everything anew."""
-    generated = generate(output, Settings(max_ops), num_jobs, progress)
+    generated = generate(output, Settings(max_ops, named=True), num_jobs, progress)
     own, child = (resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     file = read_rules(output)
     rules = [rule for _, rule in file.good if isinstance(rule, Equation)]
@@ -226,7 +227,8 @@ def _proof(figures: Figures) -> list[str]:
         f"in {report.time_s:.0f} s: {report.counts['certified']:,} certified, {report.counts['refuted']} refuted, "
         f"{report.counts['unknown']} unknown.\n"
     )
-    return ["## Proven anew\n", text]
+    seconds = "".join(f"* {what}: {number:,} of {of:,}\n" for what, number, of in report.second_proofs())
+    return ["## Proven anew\n", text, seconds]
 
 
 def _mutation(figures: Figures) -> list[str]:
@@ -301,7 +303,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = page(figures)
     print(text)
     if not options.dry:
-        PAGE.write_text(text)
+        name = "generated-rules" + f"-{options.max_ops}" * (options.max_ops != DEFAULT_OPS)
+        (DOCS / f"{name}.md").write_text(text)
     for what in figures.missed():
         print(f"MISSED: {what}", file=sys.stderr)
     return 1 if figures.missed() else 0
@@ -309,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-rules", description=__doc__)
-    parser.add_argument("--max-ops", type=int, default=3, help="operators on each side of a rule")
+    parser.add_argument("--max-ops", type=int, default=DEFAULT_OPS, help="operators on each side of a rule")
     parser.add_argument("--jobs", type=int, default=num_cpus(), help="worker processes")
     parser.add_argument("--mutate", type=int, default=600, metavar="N", help="mutate about this many generated rules")
     parser.add_argument("--output", type=Path, help="keep the generated catalogue here")

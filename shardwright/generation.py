@@ -28,6 +28,7 @@ from shardwright.search.sections import Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.verifier.catalogue import Catalogue, Note, write_text
 from shardwright.verifier.certificates import Certificate
+from shardwright.verifier.choices import Certified
 from shardwright.verifier.judge import LIMIT_S, Verdict
 from shardwright.workers import Event, Task, Workers, workers
 
@@ -43,6 +44,7 @@ _MEANING = {
     "refuted": "false, though the fingerprints agree",
     "unknown": "neither proven nor refuted, and left out",
     "minimal": "certified and not implied by smaller ones",
+    "named": "hand-named rules that are not among these, with several roots or parameters mostly; written along",
 }
 _MOST_REASONS = 8
 
@@ -62,12 +64,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a catalogue is generated from; with the code, it decides the result."""
+    """What a catalogue is generated from; with the code, it decides the result.
+
+    With `named`, the hand-named rules that the search tries are written along: those of several roots, as fusions are,
+    and those with parameters are not generated.
+    """
 
     max_ops: int
     seed: int = 0
     operators: tuple[str, ...] = ()
     limit_s: float = LIMIT_S
+    named: bool = False
 
 
 @dataclass
@@ -89,7 +96,7 @@ class Generated:
 
     def report(self, path: Path) -> Section:
         """The counts, and what was not certified and why, most frequent first."""
-        rows = tuple((key, f"{self.counts[key]:,}", _MEANING[key]) for key in (*COUNTS, "minimal"))
+        rows = tuple((key, f"{number:,}", _MEANING[key]) for key, number in self.counts.items())
         reasons = Counter((v.outcome, v.reason.splitlines()[0]) for _, v in self.rejected)
         told = sorted(reasons.items(), key=lambda item: (item[0][0], -item[1]))  # refuted ones first
         lines = [f"{outcome} ({number}): {reason}" for (outcome, reason), number in told[:_MOST_REASONS]]
@@ -316,14 +323,26 @@ def _catalogue(
         certificate = judged[key][1].certificate
         catalogue.add(rule, certificate and replace(certificate, name=rule.name), note)
     counts["minimal"] = sum(not catalogue.note(key).implied_by for key in catalogue)
+    if settings.named:
+        counts["named"] = _add_named(catalogue)
+    told = {key: counts[key] for key in (*COUNTS, "minimal", *(("named",) if settings.named else ()))}
     rejected = tuple((rule, verdict) for rule, verdict in judged.values() if verdict.outcome != "certified")
     unknown = [(rule, verdict) for rule, verdict in rejected if verdict.outcome == "unknown"]
     catalogue.generator = {
         **asdict(settings), "operators": list(settings.operators), "version": shardwright.__version__,
-        "contexts": [source.name for source in todo], "counts": {key: counts[key] for key in (*COUNTS, "minimal")},
+        "contexts": [source.name for source in todo], "counts": told,
         "unknown": [{"equation": rule.equation, "reason": verdict.reason} for rule, verdict in unknown],
     }  # fmt: skip
-    return catalogue, counts, rejected
+    return catalogue, told, rejected
+
+
+def _add_named(catalogue: Catalogue) -> int:
+    """Write the hand-named rules of the search along; how many were not there under their names."""
+    known, named = {catalogue.rule(key).name for key in catalogue}, Certified()
+    missing = [rule for rule in named.equations() if rule.name not in known]
+    for rule in missing:
+        catalogue.add(rule, named.store.certificates[rule.hash])
+    return len(missing)
 
 
 def _implications(rules: Sequence[Equation]) -> Mapping[str, tuple[str, ...]]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.verifier.catalogue import SHIPPED
 from shardwright.verifier.judge import LIMIT_S, Verdict, judge
 from shardwright.verifier.rulefile import Entry, RuleFile, read_rules
@@ -40,6 +41,7 @@ class Judged:
         found = {"equation": self.entry.rule.equation if self.entry.rule else "", "reason": self.verdict.reason,
                  "true_under": self.verdict.hint}  # fmt: skip
         axioms = list(self.verdict.certificate.axioms) if self.verdict.certificate else []
+        found["second_proof"] = self.verdict.second
         return {
             **data,
             **{k: v for k, v in found.items() if v},
@@ -68,6 +70,21 @@ class Report:
         """Whether nothing is refuted or malformed, and all lemmas are proven."""
         bad = {"refuted", "malformed"} & {judged.outcome for judged in (*self.rules, *self.base)}
         return not bad and not any(self.lemmas.values())
+
+    def second_proofs(self) -> list[tuple[str, int, int]]:
+        """How many certified equations have a second proof: in words, the number, and of how many."""
+        certified = [
+            (judged.entry.rule, judged.verdict.second)
+            for judged in self.rules
+            if judged.verdict is not None and judged.outcome == "certified" and isinstance(judged.entry.rule, Equation)
+        ]
+        kinds = {"placement": "by what typed terms denote", "serial": "in real arithmetic, or from axioms"}
+        found: list[tuple[str, int, int]] = []
+        for kind, how in kinds.items():
+            seconds = [second for rule, second in certified if rule is not None and kind_of(rule) == kind]
+            if seconds:
+                found.append((f"{kind} rules proven a second time, {how}", sum(map(bool, seconds)), len(seconds)))
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for `--format json`."""

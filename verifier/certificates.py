@@ -41,16 +41,17 @@ _PROVER = (
     "elements_sums", "laws", "lemmas", "normal", "polys", "rowproof", "semantics", "serialproof", "solver", "stepproof",
     "sums", "symbols", "typing",
 )  # fmt: skip
+_TYPES = ("factors", "inference", "layout", "parallel")
 _FORMS = ("equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
 
 
 @lru_cache(maxsize=1)
 def prover_digest() -> str:
     """Names the prover: its source, the form of the rules, and of every row what proofs depend on."""
-    here = Path(__file__).parent
-    digest = hashlib.sha256()
-    for file in [here / f"{name}.py" for name in _PROVER] + [here.parent / "substitutions" / f"{n}.py" for n in _FORMS]:
-        digest.update(file.read_bytes())
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for folder, names in (("verifier", _PROVER), ("substitutions", _FORMS), ("pcg", _TYPES)):
+        for name in names:
+            digest.update((root / folder / f"{name}.py").read_bytes())
     for row in ROWS.values():
         facts = (row.name, row.offset, row.random, row.linear_in)
         source = "" if row.localize is keep_attrs else inspect.getsource(row.localize)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import FrameType
 from typing import Literal
@@ -35,6 +35,7 @@ class Verdict:
 
     reason    what broke, where it is not certified: a counterexample as small tensors where one was found
     hint      a guard under which a refuted rule is true, if one was found
+    second    the second proof that the rule has: "den" (`denotation`), "reals" (`pointwise`), "axioms" (`derivation`)
     """
 
     outcome: Outcome
@@ -42,6 +43,7 @@ class Verdict:
     reason: str = ""
     hint: str = ""
     time_s: float = 0.0
+    second: str = ""
 
 
 class _Late(Exception):  # noqa: N818 - a signal, caught here
@@ -49,7 +51,10 @@ class _Late(Exception):  # noqa: N818 - a signal, caught here
 
 
 def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Verdict:
-    """Prove the rule, or find out what is wrong with it. Without `explain`, no guard is looked for that mends it."""
+    """Prove the rule, or find out what is wrong with it.
+
+    Without `explain`, no guard is looked for that mends it, and no second proof.
+    """
     start = time.perf_counter()
     if isinstance(rule, RowRule) and not _occurs(rule):
         return Verdict("unknown", None, f"no {rule.row} is known to have the pattern {rule.pattern!r}")
@@ -62,7 +67,28 @@ def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Verd
             found = Verdict("refuted", None, counterexample)
         hint = _weakest_guard(rule, limit_s) if explain and found.outcome == "refuted" else ""
         found = Verdict(found.outcome, None, found.reason, hint)
-    return Verdict(found.outcome, found.certificate, found.reason, found.hint, time.perf_counter() - start)
+    second = _second_proof(rule, limit_s) if explain and found.outcome == "certified" else ""
+    return replace(found, time_s=time.perf_counter() - start, second=second)
+
+
+def _second_proof(rule: Rule, limit_s: float) -> str:
+    """The proof that shares nothing with the first, if it is found. The axioms are asked about named rules alone."""
+    if not isinstance(rule, Equation):
+        return ""
+    from shardwright.substitutions.catalogue import CATALOGUE
+    from shardwright.verifier.denotation import denotes_equal
+    from shardwright.verifier.derivation import derives
+    from shardwright.verifier.pointwise import pointwise_equal
+
+    try:
+        with _limit(limit_s):
+            if rule.axes:
+                return "den" if denotes_equal(rule) else ""
+            if pointwise_equal(rule):
+                return "reals"
+            return "axioms" if rule.name in CATALOGUE and derives(rule) else ""
+    except Exception:  # noqa: BLE001 - no second proof, and no more
+        return ""
 
 
 def _occurs(rule: RowRule) -> bool:

@@ -69,8 +69,9 @@ Examples:
 def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, form: str) -> None:
     """Generate rules: enumerate graphs, compare fingerprints, prove what agrees.
 
-    Only certified rules are written, with their certificates; rules that smaller ones imply are marked. After Ctrl-C
-    the same command goes on where it stopped. The same arguments give the same file, whatever the number of jobs.
+    Only certified rules are written, with their certificates; rules that smaller ones imply are marked. Without
+    --operators, the hand-named rules that the search tries are written along. After Ctrl-C the same command goes on
+    where it stopped. The same arguments give the same file, whatever the number of jobs.
     """
     from shardwright.generation import Settings
     from shardwright.generation import generate as run
@@ -78,7 +79,7 @@ def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, f
     with terminal.progress("generate") as progress:
         progress("loading the generator")
         chosen = tuple(sorted({op.strip() for op in operators.split(",") if op.strip()}))
-        found = run(output, Settings(max_ops, seed, chosen), jobs, progress)
+        found = run(output, Settings(max_ops, seed, chosen, named=not chosen), jobs, progress)
     if form == "json":
         terminal.show_json(found.to_json())
     else:
@@ -131,7 +132,7 @@ def _report(found: Report) -> Explanation:
         if judged.outcome == outcome
     ]
     broken = [f"lemma {name}: {problem}" for name, problem in found.lemmas.items() if problem]
-    lines = [outcomes(found.counts)]
+    lines = [outcomes(found.counts), *(f"{text}: {number} of {of}" for text, number, of in found.second_proofs())]
     if found.base:
         lines.append(f"shipped rules that proofs rest on: {outcomes(count(found.base))}")
     if found.lemmas:

@@ -13,6 +13,7 @@ from shardwright.generation import Settings, Source, generate, line, restricted,
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.verifier.catalogue import Catalogue
+from shardwright.verifier.choices import Certified
 from shardwright.verifier.rulefile import read_rules
 from tests.shardwright.fakes import FakeContext
 
@@ -52,6 +53,16 @@ def test_certified_rules_are_written_once_with_their_provenance(tmp_path: Path) 
     assert written.generator["contexts"] == ["fake-one", "fake-two", "fake-none"]
     assert not read_rules(path).malformed
     assert not (tmp_path / "rules.json.partial").exists()
+
+
+def test_hand_named_rules_are_written_along_under_names_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "rules.json"
+    found = generate(path, Settings(2, 7, named=True), 1, lambda text: None, contexts(tmp_path))
+    written = {rule.name: rule for rule in Catalogue.load(path).rules.values()}
+    assert found.counts["certified"] == 4
+    assert len(written) == 4 + found.counts["named"]
+    assert {"fuse_three_linears", "cross_entropy_in_parts"} <= set(written)
+    assert set(Certified.of_file(path).equations()) >= {CATALOGUE["fuse_three_linears"]}
 
 
 def test_the_number_of_jobs_does_not_matter(tmp_path: Path) -> None:

@@ -58,6 +58,22 @@ def test_false_rules_are_refuted(rule: Rule, message: str) -> None:
     assert message in found.reason
 
 
+@pytest.mark.parametrize(
+    ("rule", "second"),
+    [
+        (CATALOGUE["neg_of_neg"], "reals"),
+        (CATALOGUE["fuse_two_linears"], "axioms"),
+        (equation("split_the_sum", {"x": "m i", "w": "o i"}, "linear(combine(x, axis=a), combine(w, axis=a))",
+                  "reduce(linear(x, w), axis=a)", guard=("i % a == 0",), axes=("a",),
+                  layouts={"x": ["S(1)"], "w": ["S(1)"]}), "den"),
+        (CATALOGUE["softmax_in_parts"], ""),
+    ],
+)  # fmt: skip
+def test_second_proofs(rule: Equation, second: str) -> None:
+    assert judge(rule).second == second
+    assert not judge(rule, explain=False).second
+
+
 def test_counterexamples_are_small_tensors() -> None:
     lines = judge(WRONG[0][0]).reason.splitlines()
     assert [line.split()[0] for line in lines] == ["swapped", "x", "y", "left", "right"]
