@@ -15,7 +15,7 @@ from typing import Any
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.candidates import size_of
-from shardwright.substitutions.generator.ground import AXES, Direction, Ground, Match, Sizes, Terms, Type
+from shardwright.substitutions.generator.ground import AXES, Direction, Match, Sizes, Terms, Type
 from shardwright.substitutions.terms import Apply, Term, Variable, is_splice, subterms
 
 EXPANSIONS = 8
@@ -23,8 +23,8 @@ GROWTH = 1
 Needs = tuple[tuple[str, int], ...]
 Edge = tuple[str, Needs]
 """The rule that rewrites, and what its guard asks of the sizes."""
-Shape = tuple[str | None, ...]
-"""A pattern's operator and those of its operands, None for a variable: rules are looked up by it."""
+Shape = tuple[Any, ...] | None
+"""A pattern's operator with the shapes of its operands, None for a variable: rules are looked up by it."""
 
 
 def implications(rules: Sequence[Equation], expansions: int = EXPANSIONS) -> dict[str, tuple[str, ...]]:
@@ -49,6 +49,7 @@ class Reduction:
         self._kept: dict[Shape, list[Direction]] = {}
         self._next: dict[int, dict[int, Edge]] = {}
         self._seen: dict[int, dict[Shape, int]] = {}
+        self._shaped: dict[int, tuple[Shape, ...]] = {}
 
     def implied_by(self, rule: Equation) -> tuple[str, ...]:
         """The kept rules that imply this one; if there are none, it is kept."""
@@ -87,8 +88,7 @@ class Reduction:
         (one,), (other,) = rule.left, rule.right
         for left, right in ((one, other), (other, one)):
             if isinstance(left, Apply) and _variables(right) <= _variables(left):
-                shape = (left.op, *(None if isinstance(x, Variable) else x.op for x in left.operands))
-                self._kept.setdefault(shape, []).append(Direction(rule, left, right))
+                self._kept.setdefault(_shape(left), []).append(Direction(rule, left, right))
 
     # ---- rewriting ----
 
@@ -124,8 +124,8 @@ class Reduction:
                 if made is not None and self.terms.types[made] == kind:
                     found.setdefault(made, edge)
         seen = self._seen.setdefault(number, {})
-        for shape in self._shapes(node):
-            rules = self._kept.get(shape, [])
+        for shape in self._shapes(number):
+            rules = self._kept.get(shape, ())
             for direction in rules[seen.get(shape, 0) :]:
                 for made, needs in self._applied(direction, number):
                     if made != number and self.terms.types[made] == kind:
@@ -133,10 +133,13 @@ class Reduction:
             seen[shape] = len(rules)
         return found
 
-    def _shapes(self, node: Ground) -> Iterator[Shape]:
-        """The shapes of patterns that may match a term."""
-        ops = (self.terms.nodes[operand].op for operand in node.operands)
-        return product((node.op,), *((None, op) if op else (None,) for op in ops))
+    def _shapes(self, number: int) -> tuple[Shape, ...]:
+        """The shapes of patterns that may match a term, that of a variable left out."""
+        if number not in self._shaped:
+            node = self.terms.nodes[number]
+            below = [(None, *self._shapes(operand)) for operand in node.operands]
+            self._shaped[number] = tuple((node.op, *shapes) for shapes in product(*below)) if node.op else ()
+        return self._shaped[number]
 
     def _applied(self, direction: Direction, number: int) -> Iterator[tuple[int, Needs]]:
         for axes in _axes(direction.rule):
@@ -149,6 +152,10 @@ class Reduction:
                     continue
                 if made is not None and needs is not None:
                     yield made, needs
+
+
+def _shape(term: Term) -> Shape:
+    return None if isinstance(term, Variable) else (term.op, *map(_shape, term.operands))
 
 
 def _axes(rule: Equation) -> list[dict[str, str]]:
