@@ -77,7 +77,9 @@ def test_workers_are_gone_when_the_block_is_left() -> None:
 @pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_workers_do_not_outlive_their_parent(ended_by: signal.Signals) -> None:
     code = (
+        "import signal\n"
         "from shardwright.workers import Task, workers\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job inherits that it is ignored
         "with workers(1) as pool:\n"
         f"    pool.submit([Task('{HERE}:sleep', (60,))])\n"
         "    for event in pool.events(): print(event.value, flush=True)\n"
@@ -88,9 +90,9 @@ def test_workers_do_not_outlive_their_parent(ended_by: signal.Signals) -> None:
     )  # fmt: skip
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    parent.send_signal(ended_by)
-    parent.wait(timeout=20)
-    parent.stdout.close()
+    with parent:
+        parent.send_signal(ended_by)
+        parent.wait(timeout=20)
     deadline = time.monotonic() + 10
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)

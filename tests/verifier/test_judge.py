@@ -96,14 +96,18 @@ def test_a_counterexample_to_a_gradient_says_so() -> None:
 def test_a_placement_rule_that_says_that_it_only_moves_data_is_held_to_it() -> None:
     found = judge(replace(PLACED, moves=True))
     assert (found.outcome, found.reason) == ("refuted", "field 'moves': reduce adds up what the devices hold")
-    sharded = {"axes": ("a",), "layouts": dict.fromkeys("xyz", ("S(1)",)), "guard": ("i % a == 0",), "moves": True}
-    dims = dict.fromkeys("xyz", "m i")
-    left = "add(add(combine(x, axis=a), combine(y, axis=a)), combine(z, axis=a))"
-    right = "combine(add({}, {}), axis=a)"
-    found = judge(equation("regrouped", dims, left, right.format("x", "add(y, z)"), **sharded))
+
+
+def test_a_placement_rule_that_regroups_sums_is_held_to_what_it_says() -> None:
+    def rule(name: str, right: str) -> Equation:
+        left = "add(add(combine(x, axis=a), combine(y, axis=a)), combine(z, axis=a))"
+        return equation(name, dict.fromkeys("xyz", "m i"), left, f"combine({right}, axis=a)", guard=("i % a == 0",),
+                        axes=("a",), layouts=dict.fromkeys("xyz", ["S(1)"]), moves=True)  # fmt: skip
+
+    found = judge(rule("regrouped", "add(x, add(y, z))"))
     assert found.outcome == "refuted"
     assert found.reason.startswith("field 'moves': not bit for bit: regrouped is false for ")
-    assert judge(equation("delayed", dims, left, right.format("add(x, y)", "z"), **sharded)).outcome == "certified"
+    assert judge(rule("delayed", "add(add(x, y), z)")).outcome == "certified"
 
 
 @pytest.mark.parametrize("rule", [r for r in CATALOGUE.values() if r.moves], ids=lambda rule: rule.name)
