@@ -112,7 +112,7 @@ def falsified(rule: Rule, samples: Samples = no_samples) -> tuple[Outcome | None
     """How the falsifier refutes the rule, if it does; not at all where it cannot run it."""
     try:
         found = _counterexample(rule, samples)
-    except RuleError:  # no small sizes satisfy the left side and the guard
+    except (RuleError, IndexError):  # no small sizes satisfy the left side and the guard, or numbers stand for indices
         return None, ""
     if not found:
         return None, ""
