@@ -131,7 +131,7 @@ def survey(models: Sequence[str]) -> Coverage:
 
 
 def survey_generated(models: Sequence[str], file: Path) -> Coverage:
-    """What the search used on the zoo of the rules that were generated, no hand-named equation among them."""
+    """What the search used on the zoo of the rules in a generated file."""
     return _on_the_zoo(models, Certified.of_file(file, progress), [default_cluster(2), fast_links(4)])
 
 
@@ -263,9 +263,9 @@ _SHIPPED = (
     "is split, and four layers of Llama-8B (fake tensors) for 8 × 8 H100"
 )
 _GENERATED = (
-    "`--rules` with the file of this page, no hand-named equation: the models of `examples/zoo.py` for 2 local ranks, "
-    "and for 4 on links that cost nothing. The search spans placement rules by row rules and steps: they are compared "
-    "with what a plan does, not applied"
+    "`--rules` with the file of this page, the hand-named rules that are written along included: the models of "
+    "`examples/zoo.py` for 2 local ranks, and for 4 on links that cost nothing. The search spans placement rules by row "
+    "rules and steps: they are compared with what a plan does, not applied"
 )
 
 
