@@ -264,8 +264,8 @@ _SHIPPED = (
 )
 _GENERATED = (
     "`--rules` with the file of this page, the hand-named rules that are written along included: the models of "
-    "`examples/zoo.py` for 2 local ranks, and for 4 on links that cost nothing. The search spans placement rules by row "
-    "rules and steps: they are compared with what a plan does, not applied"
+    "`examples/zoo.py` for 2 local ranks, and for 4 on links that cost nothing. The search spans placement rules by "
+    "row rules and steps: they are compared with what a plan does, not applied"
 )
 
 
