@@ -102,7 +102,7 @@ def test_a_placement_rule_that_regroups_sums_is_held_to_what_it_says() -> None:
     def rule(name: str, right: str) -> Equation:
         left = "add(add(combine(x, axis=a), combine(y, axis=a)), combine(z, axis=a))"
         return equation(name, dict.fromkeys("xyz", "m i"), left, f"combine({right}, axis=a)", guard=("i % a == 0",),
-                        axes=("a",), layouts=dict.fromkeys("xyz", ["S(1)"]), moves=True)  # fmt: skip
+                        axes=("a",), layouts={x: ["S(1)"] for x in "xyz"}, moves=True)  # fmt: skip
 
     found = judge(rule("regrouped", "add(x, add(y, z))"))
     assert found.outcome == "refuted"
