@@ -203,7 +203,8 @@ def _generation(figures: Figures) -> list[str]:
     forms = Counter("placement" if rule.axes else "serial" for rule in figures.rules)
     axes = sum(len(rule.axes) > 1 for rule in figures.rules)
     text = (
-        f"{forms['serial']:,} of the certified rules are serial, {forms['placement']:,} placement rules, "
+        f"{forms['serial'] - counts.get('named', 0):,} of the certified rules are serial, "
+        f"{forms['placement']:,} placement rules, "
         f"{axes:,} of these on two axes. *minimal* counts those that no smaller ones imply. Memory is that of the "
         "parent and of the largest worker, once for every worker.\n"
     )

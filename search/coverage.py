@@ -25,6 +25,7 @@ from shardwright.search.occurrences import Occurrences
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.search.problem import constant_nodes
+from shardwright.search.reshard import MOVES
 from shardwright.search.sections import Explanation, Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.placement import Placement
@@ -37,16 +38,6 @@ _FUSED = {
     (COMBINE, REPLICATE): "gather_copy",
     (REDUCE, REPLICATE): "reduce_copy",
     (COMBINE, PARTITION): "all_to_all",
-}
-_OPERATORS = {
-    ("R", "S"): (PARTITION,),
-    ("S", "R"): (COMBINE,),
-    ("R", "C"): (REPLICATE,),
-    ("P", "R"): (REDUCE,),
-    ("P", "S"): (REDUCE, PARTITION),
-    ("S", "C"): (COMBINE, REPLICATE),
-    ("P", "C"): (REDUCE, REPLICATE),
-    ("S", "S"): (COMBINE, PARTITION),
 }
 
 
@@ -244,7 +235,7 @@ def _offered_steps(graph: Graph, rules: _RowRules, two_axes: bool) -> Iterator[s
                 wanted.setdefault(name, set()).add(placement)
     for name in made.keys() - constants:
         pairs = {(x, y) for x in made[name] for y in wanted.get(name, ()) if x != y}
-        chains = {_OPERATORS[x.kind, y.kind] for x, y in pairs if (x.kind, y.kind) in _OPERATORS}
+        chains = {MOVES[x.kind, y.kind][0] for x, y in pairs if (x.kind, y.kind) in MOVES}
         yield from (_FUSED[chain] for chain in chains if len(chain) == 2)
         single = sorted({op for chain in chains for op in chain})
         yield from (f"{first}_then_{second}" for first in single for second in single if two_axes)

@@ -237,7 +237,7 @@ class _Build:
 
     def _kind(self, node: Node) -> tuple[Hashable, ...]:
         """Names an operator and its operands' types; equal for equal nodes of repeated blocks."""
-        attrs = tuple(a for a in node.attrs if a[0] != "seed") if node.op == "dropout" else node.attrs
+        attrs = tuple(a for a in node.attrs if a[0] != "seed")
         return (node.op, attrs, *(id(self.kinds[i]) for i in node.inputs))
 
     def _sums_constants(self, node: Node, choice: str) -> bool:

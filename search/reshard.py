@@ -30,7 +30,7 @@ from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.types import ITEM_BYTES
 
 INFINITY = float("inf")
-_MOVES: dict[tuple[str, str], tuple[tuple[str, ...], str, str]] = {
+MOVES: dict[tuple[str, str], tuple[tuple[str, ...], str, str]] = {
     ("R", "S"): ((PARTITION,), "slice", "all_gather"),
     ("S", "R"): ((COMBINE,), "all_gather", "slice"),
     ("R", "C"): ((REPLICATE,), "", "all_reduce"),
@@ -40,6 +40,7 @@ _MOVES: dict[tuple[str, str], tuple[tuple[str, ...], str, str]] = {
     ("P", "C"): ((REDUCE, REPLICATE), "all_reduce", "all_reduce"),
     ("S", "S"): ((COMBINE, PARTITION), "all_to_all", "all_to_all"),
 }
+"""Kinds of layout before and after -> parallel operators, and the collectives of forward and backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +68,16 @@ class Move:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        return _MOVES[self.before.kind, self.after.kind][0]
+        return MOVES[self.before.kind, self.after.kind][0]
 
     def collectives(self) -> tuple[str, str]:
         """The collectives of the forward and of the backward pass ("" or "slice" where there is none)."""
-        return _MOVES[self.before.kind, self.after.kind][1:]
+        return MOVES[self.before.kind, self.after.kind][1:]
 
 
 def is_move(move: Move) -> bool:
     """Whether a change of layout along one axis is a single move."""
-    return (move.before.kind, move.after.kind) in _MOVES
+    return (move.before.kind, move.after.kind) in MOVES
 
 
 class MoveCosts:
@@ -171,7 +172,7 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
                 after = after_state[axis]
                 if not tensor.grad and {before.kind, after.kind} == {"R", "C"}:
                     cost[i, j] = 0.0
-                elif (before.kind, after.kind) in _MOVES and _allowed(state, after_state, axis):
+                elif (before.kind, after.kind) in MOVES and _allowed(state, after_state, axis):
                     cost[i, j] = costs.move_s(tensor, state, Move(axis, before, after))
     following = np.where(np.isfinite(cost), np.arange(len(states))[None, :], -1)
     for k in range(len(states)):
