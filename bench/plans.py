@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.cost.cluster import COLLECTIVES, Cluster, CollectiveLine, Device, Level
+from shardwright.cost.cluster import COLLECTIVES, Cluster, CollectiveLine, Level
+from shardwright.cost.device import Device
 from shardwright.cost.local import default_cluster
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

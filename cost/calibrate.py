@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from shardwright.cost import checks
-from shardwright.cost.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine, Device, Level, threads_per_rank
+from shardwright.cost.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine, Level, threads_per_rank
+from shardwright.cost.device import Device
 from shardwright.cost.fit import Fit, fit_line
 from shardwright.cost.local import cache_path, device_name, memory_per_rank_bytes
 from shardwright.cost.measure import Workload

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardwright.cost import checks
-from shardwright.cost.cluster import FORMAT, VERSION, Cluster, CollectiveLine, Device, Level
+from shardwright.cost.cluster import FORMAT, VERSION, Cluster, CollectiveLine, Level
+from shardwright.cost.device import Device
 from shardwright.pcg.errors import ClusterError
 
 _Part = TypeVar("_Part", Device, Level, CollectiveLine)

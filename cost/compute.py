@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.cluster import Device
+from shardwright.cost.device import Device
 
 Amount = TypeVar("Amount", float, NDArray[np.float64])
 """One number, or a numpy array with one number per candidate."""

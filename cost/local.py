@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardwright.cost import checks
-from shardwright.cost.cluster import Cluster, Collective, CollectiveLine, Device, Level, threads_per_rank
+from shardwright.cost.cluster import Cluster, Collective, CollectiveLine, Level, threads_per_rank
+from shardwright.cost.device import Device
 from shardwright.pcg.errors import ClusterError
 
 DEFAULT = "default"

@@ -18,7 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.cost import checks
-from shardwright.cost.cluster import Cluster, Device, Level
+from shardwright.cost.cluster import Cluster, Level
+from shardwright.cost.device import Device
 from shardwright.pcg.errors import ClusterError
 
 MEMORY_SHARE = 0.85

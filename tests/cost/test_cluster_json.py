@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright.cost
-from shardwright.cost.cluster import COLLECTIVES, PRECISIONS, Cluster, CollectiveLine, Device, Level
+from shardwright.cost.cluster import COLLECTIVES, Cluster, CollectiveLine, Level
+from shardwright.cost.device import PRECISIONS, Device
 from shardwright.cost.presets import PRESETS
 from shardwright.pcg.errors import ClusterError
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.cluster import COLLECTIVES, Cluster, CollectiveLine, Device, Level
+from shardwright.cost.cluster import COLLECTIVES, Cluster, CollectiveLine, Level
 from shardwright.cost.communication import BASE_LATENCY_S, Communication, Line
+from shardwright.cost.device import Device
 from shardwright.pcg.errors import ClusterError
 
 DEVICE = Device("gpu", 10**9, 1e12, {"fp32": 1e12}, 0.8, 0, "cuda")

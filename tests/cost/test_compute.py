@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.cluster import Device
 from shardwright.cost.compute import Compute
+from shardwright.cost.device import Device
 from shardwright.pcg.errors import ClusterError
 
 DEVICE = Device("gpu", 10**9, 1e12, {"fp32": 2e13, "bf16": 2e14}, 0.5, 1e-6, "cuda")
