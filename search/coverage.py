@@ -4,7 +4,7 @@
     row        offered as a certified choice to an operator       chosen for an operator of the plan, per mesh axis
     steps      a tensor's producer and a reader can ask for it    in the plan, one step directly after the other
     serial     backtracking found a place for it in a leaf        among the plan's rewrites
-    placement  its left side without parallel operators occurs    a side with parallel operators occurs in the plan
+    placement  a side without its parallel operators occurs       the side occurs in the plan, in the rule's layouts
 
 Everything is derived from the captured graph and the finished plan, and from the places that backtracking counts as it
 goes (`Planner.places`); the search does nothing for the report.
@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.cost.cluster import Cluster
+from shardwright.cost.moves import MOVES
+from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.occurrences import Occurrences
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
-from shardwright.search.problem import constant_nodes
-from shardwright.search.reshard import MOVES
 from shardwright.search.sections import Explanation, Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.placement import Placement

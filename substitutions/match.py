@@ -8,16 +8,19 @@ guards hold, and every replaced result keeps its type.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Any
 
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.graph import Graph, Node, infer
+from shardwright.pcg.parallel import PARTITION
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.terms import Apply, Term, Variable
+
+_ONE = Expression("1")
 
 
 @dataclass(frozen=True)
@@ -37,21 +40,29 @@ class Match:
 
 
 @dataclass
-class _State:
-    """A partial match. Operators are matched by structure; equal terms are one node."""
+class PartialMatch:
+    """A match in the making: operators match by structure, equal terms are one node.
+
+    `axes` says which mesh axis each of a placement rule's stands for. Where it is empty, the graph is serial, and
+    neither layouts nor degrees are looked at.
+    """
 
     graph: Graph
     rule: Equation
+    axes: Mapping[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     placed: dict[Term, str] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
     attrs: list[tuple[Expression, Any]] = field(default_factory=list)
 
-    def copy(self) -> _State:
-        return _State(self.graph, self.rule, {**self.variables}, {**self.placed}, {**self.sizes}, [*self.attrs])
+    def copy(self) -> PartialMatch:
+        """The same, to be extended independently."""
+        return replace(
+            self, variables={**self.variables}, placed={**self.placed}, sizes={**self.sizes}, attrs=[*self.attrs]
+        )
 
     def take(self, term: Term, name: str) -> bool:
-        """Match `term` against the node `name`; False, with the state spoiled, where it does not fit."""
+        """Match `term` against the node `name`; False, with the match spoiled, where it does not fit."""
         if isinstance(term, Variable):
             return self._take_variable(term.name, name)
         if term in self.placed:
@@ -59,11 +70,22 @@ class _State:
         node = self.graph.by_name[name]
         if node.op != term.op or len(node.inputs) != len(term.operands) or name in self.placed.values():
             return False
-        if [key for key, _ in node.attrs] != [key for key, _ in term.attrs]:
+        if not self._take_attributes(term, node):
             return False
         self.placed[term] = name
-        self.attrs += [(want, have) for (_, want), (_, have) in zip(term.attrs, node.attrs, strict=True)]
         return all(self.take(operand, i) for operand, i in zip(term.operands, node.inputs, strict=True))
+
+    def _take_attributes(self, term: Apply, node: Node) -> bool:
+        want, have = dict(term.attrs), dict(node.attrs)
+        if node.is_parallel:
+            if self.axes.get(str(want.pop("axis"))) != have.pop("axis"):
+                return False
+            if node.op == PARTITION:
+                want.setdefault("blocks", _ONE)
+        if want.keys() != have.keys():
+            return False
+        self.attrs += [(value, have[key]) for key, value in want.items()]
+        return True
 
     def _take_variable(self, variable: str, name: str) -> bool:
         if variable in self.variables:
@@ -76,6 +98,16 @@ class _State:
             return False
         self.variables[variable] = name
         self.sizes.update(found)
+        return not self.axes or self._take_layouts(variable, name)
+
+    def _take_layouts(self, variable: str, name: str) -> bool:
+        """Match the layouts of a variable; what they say of blocks is looked at in the end, as attributes are."""
+        layouts = dict(zip(self.graph.mesh.names, self.graph.types[name].layouts, strict=True))
+        for axis, place in zip(self.rule.axes, dict(self.rule.layouts)[variable], strict=True):
+            have = layouts[self.axes[axis]]
+            if (have.kind, have.dim) != (place.kind, place.dim):
+                return False
+            self.attrs.append((Expression(" * ".join(place.blocks) or "1"), have.blocks))
         return True
 
     def _bound(self) -> bool:
@@ -92,11 +124,13 @@ class _State:
 
     def solved(self) -> bool:
         """Whether sizes, attributes and guards hold, after binding what attributes name."""
+        degrees = {axis: self.graph.mesh.sizes[self.graph.mesh.index(name)] for axis, name in self.axes.items()}
+        guard = [g for g in self.rule.guard if self.axes or g.names.isdisjoint(self.rule.axes)]
         try:
             if not self._bound():
                 return False
             return all(want.evaluate(self.sizes) == have for want, have in self.attrs) and all(
-                condition.evaluate(self.sizes) is True for condition in self.rule.guard
+                condition.evaluate({**self.sizes, **degrees}) is True for condition in guard
             )
         except (RuleError, TypeError):  # a name bound to a tuple where a size is needed
             return False
@@ -110,7 +144,7 @@ def matches(rule: Equation, graph: Graph, parameters: Mapping[str, int] | None =
     if len(graph.mesh):
         raise RuleError(f"rule {rule.name!r} applies to serial graphs; this one is on the mesh {graph.mesh}")
     found: list[Match] = []
-    for state in _roots(_State(graph, rule, sizes=dict(parameters or {})), rule.left):
+    for state in extended(PartialMatch(graph, rule, sizes=dict(parameters or {})), rule.left):
         match = _finish(state)
         if match is not None and match not in found:
             found.append(match)
@@ -123,8 +157,8 @@ def places(rule: Equation, graph: Graph, degrees: Sequence[int] = ()) -> list[Ma
     return [m for values in chosen for m in matches(rule, graph, dict(zip(rule.parameters, values, strict=True)))]
 
 
-def _roots(state: _State, roots: Sequence[Term]) -> Iterator[_State]:
-    """Match the roots one after the other; roots of one operator are taken in graph order."""
+def extended(state: PartialMatch, roots: Sequence[Term]) -> Iterator[PartialMatch]:
+    """The match extended by each way to match further roots; roots of one operator are taken in graph order."""
     if not roots:
         yield state
         return
@@ -132,10 +166,10 @@ def _roots(state: _State, roots: Sequence[Term]) -> Iterator[_State]:
     for name in _candidates(state, root):
         attempt = state.copy()
         if attempt.take(root, name):
-            yield from _roots(attempt, roots[1:])
+            yield from extended(attempt, roots[1:])
 
 
-def _candidates(state: _State, root: Term) -> Sequence[str]:
+def _candidates(state: PartialMatch, root: Term) -> Sequence[str]:
     """Nodes that may match a root: users of an operand that is matched already, where there is one."""
     assert isinstance(root, Apply)
     graph = state.graph
@@ -146,7 +180,7 @@ def _candidates(state: _State, root: Term) -> Sequence[str]:
     return [node.name for node in graph.nodes if node.op == root.op]
 
 
-def _finish(state: _State) -> Match | None:
+def _finish(state: PartialMatch) -> Match | None:
     graph, rule = state.graph, state.rule
     if not state.solved():
         return None

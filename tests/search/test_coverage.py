@@ -119,6 +119,38 @@ def test_a_placement_rule_occurs_where_a_side_with_parallel_operators_does() -> 
 
 
 @pytest.mark.parametrize(
+    ("guard", "places"), [((), 1), (("i % a == 0",), 1), (("i % (3 * a) == 0",), 0), (("a == 2",), 1)]
+)
+def test_guards_speak_of_the_degrees_of_the_plan(guard: tuple[str, ...], places: int) -> None:
+    rule = equation("split", {"x": "m i", "w": "o i"}, "linear(x, combine(w, axis=a))",
+                    "reduce(linear(partition(x, axis=a, dim=1), w), axis=a)",
+                    guard, axes=("a",), layouts={"x": ["R"], "w": ["S(1)"]})  # fmt: skip
+    assert Occurrences(parallel()).of(rule) == places
+    assert Occurrences(parallel().erased()).erased(rule) == 1  # where there are no degrees yet
+
+
+def test_a_lone_parallel_operator_is_no_occurrence() -> None:
+    rule = equation("lone", {"x": "m i"}, "neg(reduce(neg(x), axis=a))", "reduce(x, axis=a)", axes=("a",),
+                    layouts={"x": ["P"]})  # fmt: skip
+    assert Occurrences(parallel()).of(rule) == 0
+    assert Occurrences(parallel().erased()).erased(rule) == 0
+
+
+@pytest.mark.parametrize(("blocks", "places"), [("", 0), (", blocks=2", 1), (", blocks=n", 1)])
+def test_blocks_are_part_of_the_layout(blocks: str, places: int) -> None:
+    x = leaf("x", "input", (4, 8), "float32", "x", layouts=(R,))
+    nodes = (
+        x,
+        Node("y", "relu", ("x",), (), ("R",)),
+        Node("z", "partition", ("y",), make_attrs(axis="a", dim=1, blocks=2)),
+    )
+    graph = Graph(nodes, (("loss", "z"),), Mesh.of(a=2))
+    rule = equation("blocked", {"x": "m i"}, f"partition(relu(x), axis=a, dim=1{blocks})",
+                    f"relu(partition(x, axis=a, dim=1{blocks}))", axes=("a",), layouts={"x": ["R"]})  # fmt: skip
+    assert Occurrences(graph).of(rule) == places
+
+
+@pytest.mark.parametrize(
     ("left", "right", "layouts"),
     [
         ("linear(combine(x, axis=a), combine(w, axis=a))", "reduce(linear(x, w), axis=a)", {"x": ["S(0)"], "w": ["R"]}),
