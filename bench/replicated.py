@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.plans import CERTIFIED
+from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
-from shardwright.search.domain import is_whole
-from shardwright.search.problem import constant_nodes
 from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO, batch_factors
 
 CHEAPER = "cheaper whole"

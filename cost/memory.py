@@ -42,6 +42,12 @@ class Memory:
         return Memory(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
 
+ADAM_BYTES_PER_BYTE = 4
+"""Weight, gradient and two moments of Adam, all in the weight's dtype."""
+ADAM_TRAFFIC_PER_BYTE = 7
+"""Adam reads weight, gradient and both moments, and writes weight and both moments."""
+
+
 def adam_bytes(
     num_elements: int,
     *,

@@ -10,16 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from shardwright.cost.moves import Move, fused_moves
+from shardwright.cost.predict import NodeCosts, node_costs
+from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE
-from shardwright.search.domain import is_whole
 from shardwright.search.plan import Plan
-from shardwright.search.predict import NodeCosts, fused_moves, node_costs
-from shardwright.search.problem import constant_nodes
-from shardwright.search.reshard import Move
 
 Use = str
 """Along what an operator is split: one of `USES`."""

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from shardwright.cost.cluster import Cluster
+from shardwright.cost.predict import Prediction
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.anatomy import Anatomy, AxisUse, Traffic, Unsplit, Use
 from shardwright.search.plan import Plan
-from shardwright.search.predict import Prediction
 from shardwright.search.sections import Explanation, Section, Table
 from shardwright.search.tree import Module, module_tree
 from shardwright.search.units import percent, plural, seconds, size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import OPAQUE, Graph, Node, infer, make_attrs
 from shardwright.pcg.layout import C, Layout, Layouts, R, innermost, shard_order
 from shardwright.pcg.optable import ROWS
@@ -15,7 +16,7 @@ from shardwright.pcg.parallel import PARTITION
 from shardwright.pcg.types import TensorType
 from shardwright.search.domain import Certified
 from shardwright.search.eliminate import Solution
-from shardwright.search.problem import Problem, constant_nodes
+from shardwright.search.problem import Problem
 from shardwright.search.reshard import Closure, replicated
 
 

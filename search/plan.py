@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.cost.cluster import Cluster
+from shardwright.cost.predict import Prediction
 from shardwright.pcg.errors import ClusterError, GraphError, PlanError
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.text import parse_graph, print_graph
-from shardwright.search.predict import Prediction
 
 VERSION = 1
 

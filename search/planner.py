@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.cluster import Cluster
+from shardwright.cost.moves import INFINITY
+from shardwright.cost.predict import Prediction, predict
+from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
@@ -17,9 +20,7 @@ from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.materialize import materialize
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint
-from shardwright.search.predict import Prediction, predict
-from shardwright.search.problem import Problem, ProblemBuilder, Restrict, constant_nodes
-from shardwright.search.reshard import INFINITY
+from shardwright.search.problem import Problem, ProblemBuilder, Restrict
 from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO, role_restriction
 from shardwright.substitutions.equations import Equation
 

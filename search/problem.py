@@ -22,13 +22,15 @@ import numpy as np
 
 from shardwright.cost.cluster import Cluster
 from shardwright.cost.compute import Compute
+from shardwright.cost.moves import MoveCosts, TensorClass
+from shardwright.pcg.analysis import constant_nodes, copies_data, is_whole, saved_by
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.search.blocks import blocked_choices
-from shardwright.search.domain import Certified, Domain, is_whole, node_domain, storage_domain
-from shardwright.search.reshard import Closure, MoveCosts, TensorClass, close, replicated, valid_states
+from shardwright.search.domain import Certified, Domain, node_domain, storage_domain
+from shardwright.search.reshard import Closure, close, replicated, valid_states
 
 Restrict = Callable[[Node, int, str], bool]
 """Whether a node may take a choice on an axis; used for baselines and forced layouts."""
@@ -89,31 +91,6 @@ class Problem:
     closures: dict[str, Closure] = field(default_factory=dict)
     index: dict[tuple[str, str], int] = field(default_factory=dict)
     order: Order | None = None
-
-
-def constant_nodes(graph: Graph) -> frozenset[str]:
-    """Nodes that no parameter reaches, nor the tensor at the cut where a part of a graph begins."""
-    reached: set[str] = set()
-    for node in graph.nodes:
-        if node.op == "parameter" or (node.is_leaf and node.attr("grad")) or any(i in reached for i in node.inputs):
-            reached.add(node.name)
-    return frozenset(n.name for n in graph.nodes if n.name not in reached)
-
-
-def copies_data(graph: Graph, node: Node) -> bool:
-    """Whether a view has to copy: a reshape of something that is not contiguous, moved or not in between."""
-    if node.op != "reshape":
-        return False
-    source = graph.by_name[node.inputs[0]]
-    while source.is_parallel:
-        source = graph.by_name[source.inputs[0]]
-    return source.op in ("permute", "expand", "slice")
-
-
-def saved_by(node: Node) -> tuple[int | str, ...]:
-    """What a differentiated operator keeps for backward, as `Row.saves`; one that is not known, everything it sees."""
-    row = ROWS.get(node.op)
-    return row.saves if row is not None else (*range(len(node.inputs)), "result")
 
 
 class ProblemBuilder:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from shardwright.pcg.analysis import is_whole
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.optable import ROWS
-from shardwright.search.domain import is_whole
 from shardwright.search.problem import Restrict
 
 DATA, ZERO, TENSOR, FREE = "data", "zero", "tensor", "free"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import networkx as nx
 
+from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import Graph, Node, leaf
-from shardwright.search.problem import constant_nodes
 
 MIN_OPERATORS = 8
 """Leaves smaller than this are joined with the next one."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.graph import Graph, Node, infer, make_attrs
@@ -17,7 +18,6 @@ from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.pcg.types import TensorType
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.planner import Planner
-from shardwright.search.problem import constant_nodes
 from shardwright.verifier.choices import Certified
 from tests.search.graphs import cluster
 

@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from shardwright.cost.predict import node_costs, predict
+from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -13,8 +15,6 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
 from shardwright.search.explain import quality
 from shardwright.search.planner import Planner, _within_memory, meshes
-from shardwright.search.predict import node_costs, predict
-from shardwright.search.problem import constant_nodes
 from tests.search.graphs import cluster, every_choice, mlp
 
 FAST, SLOW = 1e12, 1e7

@@ -11,9 +11,9 @@ import inspect
 import sys
 import time
 
+from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import Graph
 from shardwright.search.blocks import blocked_choices
-from shardwright.search.problem import constant_nodes
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note
 from shardwright.verifier.certificates import Certificate, certify

@@ -6,19 +6,18 @@ objective (tested). Communication is taken as not overlapped with compute; the t
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 
 from shardwright.cost.cluster import Cluster
 from shardwright.cost.compute import Compute
-from shardwright.cost.memory import Memory, adam_bytes
+from shardwright.cost.memory import ADAM_TRAFFIC_PER_BYTE, Memory, adam_bytes
+from shardwright.cost.moves import MoveCosts, TensorClass, fused_moves
+from shardwright.cost.operators import NodeCost
+from shardwright.pcg.analysis import block_of, constant_nodes, copies_data, saved_by, stored_nodes
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
-from shardwright.search.domain import ADAM_TRAFFIC_PER_BYTE, NodeCost
-from shardwright.search.problem import constant_nodes, copies_data, saved_by
-from shardwright.search.reshard import Move, MoveCosts, TensorClass, is_move
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +63,12 @@ def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
     )
 
 
-def fused_moves(graph: Graph) -> Iterable[tuple[Node, str, Move]]:
-    """The moves of a parallel graph as the lowering runs them: (last node, tensor before, move).
-
-    Two steps on one axis are one move where nobody else reads the value between them.
-    """
-    kinds, absorbed = graph.types, set[str]()
-    for node in reversed(graph.nodes):
-        if not node.is_parallel or node.name in absorbed:
-            continue
-        axis = graph.mesh.index(str(node.attr("axis")))
-        before = graph.by_name[node.inputs[0]]
-        start = before.name
-        if before.is_parallel and before.attr("axis") == node.attr("axis") and len(graph.users[before.name]) == 1:
-            candidate = Move(axis, kinds[before.inputs[0]].layouts[axis], kinds[node.name].layouts[axis])
-            if is_move(candidate) and candidate.before != candidate.after:
-                start = before.inputs[0]
-                absorbed.add(before.name)
-        yield node, start, Move(axis, kinds[start].layouts[axis], kinds[node.name].layouts[axis])
-
-
 def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
     """Every node's predicted part of a step. Parameters carry their optimizer's update as compute."""
     costs, compute = MoveCosts(cluster, graph.mesh.sizes), Compute(cluster.device)
     constants, known = constant_nodes(graph), dict[Hashable, float]()
     table = {node.name: _compute_part(graph, node, compute, known) for node in graph.nodes if not node.is_parallel}
-    stored = _stored(graph)
+    stored = stored_nodes(graph)
     for node, start, move in fused_moves(graph):
         kind = graph.types[start]
         tensor = TensorClass(kind.shape, kind.dtype, kind.grad, start in stored)
@@ -109,15 +88,6 @@ def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
     return table
 
 
-def _stored(graph: Graph) -> set[str]:
-    """Parameters, and parameters on their way through parallel operators."""
-    found: set[str] = set()
-    for node in graph.nodes:
-        if node.op == "parameter" or (node.is_parallel and node.inputs[0] in found):
-            found.add(node.name)
-    return found
-
-
 def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashable, float]) -> NodeCosts:
     """`known` holds the seconds of operators seen before: equal blocks are costed once."""
     kind = graph.types[node.name]
@@ -135,15 +105,6 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
         split = node.split or ("R",) * len(graph.mesh)
         known[key] = cost.time_s(split, tuple(t.layouts for t in operands), kind.layouts)
     return NodeCosts(node.name, known[key])
-
-
-_BLOCK = re.compile(r"^(.*?\.\d+)\.|^(.*)\.")
-
-
-def block_of(qualified_name: str) -> str:
-    """The repeated block of a parameter: its name up to the first number (`model.layers.3`), else its module."""
-    match = _BLOCK.match(qualified_name)
-    return (match[1] or match[2]) if match else ""
 
 
 def predict_memory(graph: Graph) -> Memory:
@@ -170,7 +131,7 @@ def _local_elements(graph: Graph, node: Node) -> int:
 
 def _gathered(graph: Graph) -> Iterable[tuple[str, int]]:
     """Parameters that are gathered from shards, by qualified name, with the bytes of the gathered value."""
-    stored = _stored(graph)
+    stored = stored_nodes(graph)
     for node in graph.nodes:
         if node.op == "combine" and node.name in stored:
             leaf = node
@@ -182,7 +143,7 @@ def _gathered(graph: Graph) -> Iterable[tuple[str, int]]:
 def _kept_activations(graph: Graph) -> int:
     """Bytes that wait for backward: what the op table says is saved, each storage once."""
     constants = constant_nodes(graph)
-    stored = _stored(graph)
+    stored = stored_nodes(graph)
     roots: dict[str, str] = {}
     kept: dict[str, int] = {}
     for node in graph.nodes:
@@ -215,6 +176,3 @@ def predict(graph: Graph, cluster: Cluster) -> Prediction:
         sum(c.communication_bytes for c in table.values()),
         predict_memory(graph),
     )
-
-
-__all__ = ["NodeCosts", "Prediction", "block_of", "fused_moves", "node_costs", "predict", "predict_memory"]

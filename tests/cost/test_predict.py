@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright.cost.predict import node_costs, predict_memory
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.text import parse_graph
 from shardwright.search.planner import Planner
-from shardwright.search.predict import node_costs, predict_memory
 from tests.search.graphs import cluster, every_choice
 
 
