@@ -9,25 +9,22 @@ number of workers or on the order in which they finish.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
-import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import shardwright
 from shardwright.pcg.errors import RuleError
+from shardwright.resuming import Found, Unfinished, unfinished
 from shardwright.rules import OUTCOMES, Progress, judging, verdicts_of
 from shardwright.search.sections import Section, Table
 from shardwright.substitutions.equations import Equation
-from shardwright.verifier.catalogue import Catalogue, Note, write_text
-from shardwright.verifier.certificates import Certificate
+from shardwright.substitutions.generator.sources import Source, sources
+from shardwright.verifier.catalogue import Catalogue, Note
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.judge import LIMIT_S, Verdict
 from shardwright.workers import Event, Task, Workers, workers
@@ -50,19 +47,6 @@ _MOST_REASONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A context with the function of the generator that enumerates it."""
-
-    kind: str
-    function: str
-    context: Any
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}-{self.context.name}"
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """What a catalogue is generated from; with the code, it decides the result.
 
@@ -75,14 +59,6 @@ class Settings:
     operators: tuple[str, ...] = ()
     limit_s: float = LIMIT_S
     named: bool = False
-
-
-@dataclass
-class Found:
-    """What one context gave: candidates with their verdicts, and the generator's counts."""
-
-    rules: list[tuple[Equation, Verdict]]
-    counts: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -114,45 +90,6 @@ class Generated:
         return {"counts": dict(self.counts), "time_s": round(self.time_s, 3), "rejected": rejected}
 
 
-def sources(operators: Sequence[str] = ()) -> list[Source]:
-    """Every context of the generator, restricted to some operators where any are named.
-
-    Raises `RuleError` for an operator that no context has.
-    """
-    from shardwright.substitutions.generator.candidates import generate_context
-    from shardwright.substitutions.generator.contexts import contexts
-    from shardwright.substitutions.generator.placements import generate_placements
-    from shardwright.substitutions.generator.typedcontexts import PLACEMENT_CONTEXTS
-
-    serial = [Source("serial", _path(generate_context), context) for context in contexts()]
-    placed = [Source("placement", _path(generate_placements), context) for context in PLACEMENT_CONTEXTS]
-    return restricted([*serial, *placed], operators)
-
-
-def _path(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}:{function.__name__}"
-
-
-def restricted(found: Sequence[Source], operators: Sequence[str]) -> list[Source]:
-    """The sources that are left when only these operators, by the names of the op table, are applied."""
-    known = {_operator(op) for source in found for op in source.context.operators}
-    strange = [op for op in operators if op not in known]
-    if strange:
-        raise RuleError(f"operators: {strange[0]!r} is not generated; choose among {', '.join(sorted(known))}")
-    if not operators:
-        return list(found)
-    kept = [(source, tuple(op for op in source.context.operators if _operator(op) in operators)) for source in found]
-    return [replace(source, context=replace(source.context, operators=ops)) for source, ops in kept if ops]
-
-
-def _operator(text: str) -> str:
-    """The row of an operator of a context: placement contexts say `permute(dims=(1, 0))`, serial ones `transpose`."""
-    from shardwright.substitutions.generator.vocabulary import VOCABULARY
-
-    name = text.partition("(")[0]
-    return VOCABULARY[name].name if name in VOCABULARY else name
-
-
 def generate(
     path: Path, settings: Settings, num_jobs: int, progress: Progress, given: Sequence[Source] | None = None
 ) -> Generated:
@@ -162,13 +99,19 @@ def generate(
     """
     start = time.perf_counter()
     todo = list(given) if given is not None else sources(settings.operators)
-    with _partial(path, settings, todo, progress) as folder, workers(num_jobs) as pool:
-        found = Run(pool, settings, folder, progress).all(todo)
-    progress("finding out which rules imply which")
-    catalogue, counts, rejected = _catalogue(found, settings, todo)
-    catalogue.save(path)
-    shutil.rmtree(folder)
+    with unfinished(path, _arguments(settings, todo), progress) as kept:
+        with workers(num_jobs) as pool:
+            found = Run(pool, settings, kept, progress).all(todo)
+        progress("finding out which rules imply which")
+        catalogue, counts, rejected = _catalogue(found, settings, todo)
+        catalogue.save(path)
     return Generated(catalogue, counts, rejected, time.perf_counter() - start)
+
+
+def _arguments(settings: Settings, todo: Sequence[Source]) -> dict[str, Any]:
+    """What a run is of, as plain data."""
+    contexts = hashlib.sha256(repr(todo).encode()).hexdigest()[:16]
+    return {**asdict(settings), "operators": list(settings.operators), "contexts": contexts}
 
 
 @dataclass
@@ -177,7 +120,7 @@ class Run:
 
     pool: Workers
     settings: Settings
-    folder: Path
+    kept: Unfinished
     progress: Progress
     finished: dict[str, Found] = field(default_factory=dict)
     _open: dict[str, list[Equation]] = field(default_factory=dict)
@@ -190,8 +133,8 @@ class Run:
     def all(self, todo: Sequence[Source]) -> dict[str, Found]:
         """What every context gives, by name, in the order of the contexts."""
         for source in todo:
-            if (kept := _loaded(self.folder / f"{source.name}.json")) is not None:
-                self._finish(source.name, kept)
+            if (found := self.kept.load(source.name)) is not None:
+                self._finish(source.name, found)
         left = [source for source in todo if source.name not in self.finished]
         if len(left) < len(todo):
             self.progress(f"{len(todo) - len(left)} of {len(todo)} contexts are kept from the last run")
@@ -230,7 +173,7 @@ class Run:
         if self._tries[source.name] >= _TRIES:
             raise RuleError(
                 f"generating {source.name} with {self.settings.max_ops} operators ended its process {_TRIES} times "
-                f"({how}); is there enough memory? Finished contexts are kept in {self.folder}"
+                f"({how}); is there enough memory? Finished contexts are kept in {self.kept.folder}"
             )
         self.pool.submit([self._generating(source)])
 
@@ -244,7 +187,7 @@ class Run:
         for name, rules in list(self._open.items()):
             if all(rule.hash in self._verdicts for rule in rules):
                 found = Found([(rule, self._verdicts[rule.hash]) for rule in rules], self._counts.get(name, {}))
-                _save(self.folder / f"{name}.json", found)
+                self.kept.save(name, found)
                 del self._open[name]
                 self._finish(name, found)
 
@@ -359,71 +302,3 @@ def _named(rules: Sequence[Equation]) -> dict[str, Equation]:
         rule.hash: rule if taken[rule.name] == 1 else replace(rule, name=f"{rule.name}_{rule.hash[:8]}")
         for rule in rules
     }
-
-
-# ---- what is kept of an unfinished run ----
-
-
-@contextmanager
-def _partial(path: Path, settings: Settings, todo: Sequence[Source], progress: Progress) -> Generator[Path]:
-    """The folder of an unfinished run of the same arguments and code, or a new one; ours alone while we write in it."""
-    folder = path.with_name(path.name + ".partial")
-    key = {**asdict(settings), "operators": list(settings.operators), "code": code_digest(),
-           "contexts": hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}  # fmt: skip
-    mark = folder / "run.json"
-    try:
-        if folder.exists() and _read(mark) != key:
-            if not mark.exists() and any(folder.iterdir()):
-                raise RuleError(f"{folder}: this folder is not ours, and unfinished work is kept there; move it away")
-            progress("the unfinished run was of other arguments or another version: starting anew")
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not mark.exists():
-            write_text(mark, json.dumps(key))
-        lock = mark.open()
-    except OSError as error:
-        raise RuleError(f"{folder}: cannot keep unfinished work there ({error.strerror}); check the path") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RuleError(f"{path}: another run is generating this file; wait for it or use another name") from None
-        yield folder
-
-
-def code_digest() -> str:
-    """Names the code that decides what is generated: operators, rules and prover."""
-    root, digest = Path(shardwright.__file__).parent, hashlib.sha256()
-    for folder in ("pcg", "substitutions", "verifier"):
-        for file in sorted((root / folder).rglob("*.py")):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _read(path: Path) -> Any:  # noqa: ANN401 - JSON
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def _save(path: Path, found: Found) -> None:
-    rules = [{**asdict(verdict), "rule": rule.to_json()} for rule, verdict in found.rules]
-    write_text(path, json.dumps({"counts": found.counts, "rules": rules}))
-
-
-def _loaded(path: Path) -> Found | None:
-    """A context that was finished before; None where there is none, or the file was damaged."""
-    data = _read(path)
-    try:
-        return Found([(Equation.from_json(e["rule"]), _verdict(e)) for e in data["rules"]], dict(data["counts"]))
-    except (TypeError, KeyError, RuleError):
-        return None
-
-
-def _verdict(data: Mapping[str, Any]) -> Verdict:
-    kept = data["certificate"]
-    certificate = kept and Certificate(
-        kept["rule"], kept["name"], tuple(kept["axioms"]), tuple(kept["guard"]), kept["solver"], kept["scope"]
-    )
-    return Verdict(data["outcome"], certificate, data["reason"], data["hint"], data["time_s"])

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shardwright import generation
-from shardwright.generation import Settings, Source, generate, line, restricted, sources
+from shardwright import generation, resuming
+from shardwright.generation import Settings, generate, line
 from shardwright.pcg.errors import RuleError
+from shardwright.resuming import Found, Unfinished, unfinished
 from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.generator.sources import Source, restricted, sources
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.rulefile import read_rules
@@ -77,17 +79,17 @@ class Stopped(Exception):  # noqa: N818
 
 def stop_after(path: Path, given: Sequence[Source], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Generate until this many contexts are kept."""
-    save = generation._save
+    save = Unfinished.save
 
-    def saved(file: Path, found: generation.Found) -> None:
-        save(file, found)
-        if len(list(file.parent.glob("fake-*"))) == number:
+    def saved(kept: Unfinished, name: str, found: Found) -> None:
+        save(kept, name, found)
+        if len(list(kept.folder.glob("fake-*"))) == number:
             raise Stopped
 
-    monkeypatch.setattr(generation, "_save", saved)
+    monkeypatch.setattr(Unfinished, "save", saved)
     with pytest.raises(Stopped):
         run(path, given, 1)
-    monkeypatch.setattr(generation, "_save", save)
+    monkeypatch.setattr(Unfinished, "save", save)
 
 
 def test_finished_contexts_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +113,7 @@ def test_what_is_kept_is_used_only_where_it_fits(tmp_path: Path, monkeypatch: py
     if damage == "arguments":
         settings = Settings(3, 7)
     elif damage == "code":
-        monkeypatch.setattr(generation, "code_digest", lambda: "another")
+        monkeypatch.setattr(resuming, "code_digest", lambda: "another")
     else:
         file = tmp_path / "rules.json.partial" / "fake-one.json"
         file.write_text(file.read_text()[:100])
@@ -164,13 +166,15 @@ def test_a_path_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> No
         run(tmp_path / "file" / "rules.json", [])
 
 
-def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_ops", [2, 3])
+def test_two_runs_do_not_write_one_file(tmp_path: Path, max_ops: int) -> None:
+    """Nor does a run of other arguments throw away what the other one keeps."""
     path = tmp_path / "rules.json"
-    with (
-        generation._partial(path, Settings(2, 7), [], lambda text: None),
-        pytest.raises(RuleError, match=r"rules.json: another run is generating this file"),
-    ):
-        run(path, [])
+    with unfinished(path, generation._arguments(Settings(max_ops, 7), []), lambda text: None) as kept:
+        kept.save("one", Found([], {}))
+        with pytest.raises(RuleError, match=r"rules.json: another run is generating this file"):
+            run(path, [])
+        assert kept.load("one") == Found([], {})
 
 
 def test_operators_restrict_the_contexts(tmp_path: Path) -> None:
@@ -207,10 +211,12 @@ def test_rules_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_what_is_kept_of_a_context_is_read_as_it_was(tmp_path: Path) -> None:
     run(tmp_path / "rules.json", contexts(tmp_path))
-    found = generation.Found(
+    found = Found(
         [(rule, generation.Verdict("refuted", None, "because", "n > 1", 0.5)) for rule in CATALOGUE.values()],
         {"graphs": 3},
     )
-    generation._save(tmp_path / "kept.json", found)
-    assert generation._loaded(tmp_path / "kept.json") == found
+    kept = Unfinished(tmp_path)
+    kept.save("kept", found)
+    assert kept.load("kept") == found
+    assert kept.load("another") is None
     assert json.loads((tmp_path / "kept.json").read_text())["counts"] == {"graphs": 3}

@@ -11,11 +11,11 @@ import pytest
 from shardwright import generation, workers
 from shardwright import rules as driver
 from shardwright.cli.main import main
-from shardwright.generation import Source
 from shardwright.pcg.graph import Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.generator.sources import Source
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import choices, derive
 from shardwright.substitutions.steps import STEP_RULES

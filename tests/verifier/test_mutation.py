@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from shardwright.generation import Source, generate_one, sources
+from shardwright.generation import generate_one
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.decompositions import DECOMPOSITIONS
 from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.generator.sources import Source, sources
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.substitutions.rules import Rule

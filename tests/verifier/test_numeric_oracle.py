@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shardwright.generation import Source, generate_one, sources
+from shardwright.generation import generate_one
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import Array, denote, scatter
@@ -27,9 +27,10 @@ from shardwright.pcg.types import TensorType
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator.devices import Devices
+from shardwright.substitutions.generator.sources import Source, sources
 from shardwright.substitutions.match import Match, replacement
 from shardwright.substitutions.terms import Apply, subterms
-from shardwright.verifier.falsify_serial import _instance
+from shardwright.verifier.instances import instance as made_instance
 from tests.pcg.run_torch import run_torch
 from tests.verifier import devices_torch
 

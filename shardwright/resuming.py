@@ -1,0 +1,110 @@
+"""What is kept of an unfinished run of the generator, so that the same command goes on where it stopped.
+
+Beside the file that is being written stands a folder, `FILE.partial`: `run.json` says of which arguments and code it
+is, `lock` is locked while a run writes there, and every finished context is a file of candidates and verdicts. A folder
+of other arguments or code is emptied.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import shardwright
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.equations import Equation
+from shardwright.verifier.catalogue import write_text
+from shardwright.verifier.certificates import Certificate
+from shardwright.verifier.judge import Verdict
+
+
+@dataclass
+class Found:
+    """What one context gave: candidates with their verdicts, and the generator's counts."""
+
+    rules: list[tuple[Equation, Verdict]]
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The folder of a run, ours alone while we write in it."""
+
+    folder: Path
+
+    def load(self, name: str) -> Found | None:
+        """A context that was finished before; None where there is none, or the file was damaged."""
+        data = _read(self._file(name))
+        try:
+            return Found([(Equation.from_json(e["rule"]), _verdict(e)) for e in data["rules"]], dict(data["counts"]))
+        except (TypeError, KeyError, RuleError):
+            return None
+
+    def save(self, name: str, found: Found) -> None:
+        """Keep a finished context."""
+        rules = [{**asdict(verdict), "rule": rule.to_json()} for rule, verdict in found.rules]
+        write_text(self._file(name), json.dumps({"counts": found.counts, "rules": rules}))
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+
+@contextmanager
+def unfinished(path: Path, arguments: Mapping[str, Any], progress: Callable[[str], None]) -> Generator[Unfinished]:
+    """What is kept of a run that writes `path`; dropped when the block ends without an error.
+
+    `arguments` are plain data: with the code, they decide whether what is there is used. Raises `RuleError` where the
+    folder cannot be written, is not ours, or is being used by another run.
+    """
+    folder = path.with_name(path.name + ".partial")
+    key, mark, lock = {**arguments, "code": code_digest()}, folder / "run.json", folder / "lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not mark.exists() and set(folder.iterdir()) - {lock}:
+            raise RuleError(f"{folder}: this folder is not ours, and unfinished work is kept there; move it away")
+        held = lock.open("a")
+    except OSError as error:
+        raise RuleError(f"{folder}: cannot keep unfinished work there ({error.strerror}); check the path") from error
+    with held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RuleError(f"{path}: another run is generating this file; wait for it or use another name") from None
+        if mark.exists() and _read(mark) != key:
+            progress("the unfinished run was of other arguments or another version: starting anew")
+            for file in set(folder.iterdir()) - {lock, mark}:
+                file.unlink()
+        write_text(mark, json.dumps(key))
+        yield Unfinished(folder)
+        shutil.rmtree(folder)
+
+
+def code_digest() -> str:
+    """Names the code that decides what is generated: operators, rules and prover."""
+    root, digest = Path(shardwright.__file__).parent, hashlib.sha256()
+    for folder in ("pcg", "substitutions", "verifier"):
+        for file in sorted((root / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _read(path: Path) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _verdict(data: Mapping[str, Any]) -> Verdict:
+    kept = data["certificate"]
+    certificate = kept and Certificate(
+        kept["rule"], kept["name"], tuple(kept["axioms"]), tuple(kept["guard"]), kept["solver"], kept["scope"]
+    )
+    return Verdict(data["outcome"], certificate, data["reason"], data["hint"], data["time_s"])
