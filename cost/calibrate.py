@@ -105,9 +105,9 @@ def _fit_collective(samples: Sequence[Sequence[Any]], collective: Collective, si
 def _level(num_ranks: int, all_gather: Fit | None) -> Level:
     """The links as the all-gather saw them: (n−1)/n of the bytes in n−1 hops."""
     if all_gather is None:
-        return Level("rank", num_ranks, 1e12, 0.0)  # one rank: nothing is ever sent
+        return Level("rank", num_ranks, 1e12, 0.0, "host")  # one rank: nothing is ever sent
     hops = num_ranks - 1
-    return Level("rank", num_ranks, hops / num_ranks / all_gather.s_per_byte, all_gather.latency_s / hops)
+    return Level("rank", num_ranks, hops / num_ranks / all_gather.s_per_byte, all_gather.latency_s / hops, "host")
 
 
 def _provenance(torch_version: str, workload: Workload, fits: list[Fit]) -> str:

@@ -11,39 +11,17 @@ from typing import Literal, cast
 
 from shardwright.cost import checks
 from shardwright.cost.device import Device
+from shardwright.cost.topology import Level
 from shardwright.pcg.errors import ClusterError
 
 FORMAT = "shardwright-cluster"
-VERSION = 1
+VERSION = 2
 
 Backend = Literal["nccl", "gloo"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 
 BACKENDS: tuple[Backend, ...] = ("nccl", "gloo")
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One level of the network: `size` units of the level below (at the innermost level: devices), joined by links.
-
-    Attributes:
-        bandwidth_bytes_per_s: sustained bandwidth of one *device* out of its unit, one way, while all others send too.
-        latency_s: one hop.
-    """
-
-    name: str
-    size: int
-    bandwidth_bytes_per_s: float
-    latency_s: float
-
-    def __post_init__(self) -> None:
-        checks.text(self.name, "Level", "name", "what joins the units, such as 'nvlink' or 'network'")
-        size = checks.positive_int(self.size, "Level", "size", "how many units of the level below this level joins")
-        bandwidth = checks.positive(self.bandwidth_bytes_per_s, "Level", "bandwidth_bytes_per_s", "bytes per second")
-        object.__setattr__(self, "size", size)
-        object.__setattr__(self, "bandwidth_bytes_per_s", bandwidth)
-        object.__setattr__(self, "latency_s", checks.non_negative(self.latency_s, "Level", "latency_s", "seconds"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +126,7 @@ class Cluster:
     def to_json(self) -> dict[str, object]:
         """The JSON form, described by `cost/cluster.schema.json`."""
         fields = cast("dict[str, object]", asdict(self))
-        fields["levels"] = [asdict(level) for level in self.levels]
+        fields["levels"] = [{**asdict(level), "dims": list(level.dims)} for level in self.levels]
         fields["collectives"] = [asdict(line) for line in self.collectives]
         return {"format": FORMAT, "version": VERSION, **fields}
 

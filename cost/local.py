@@ -76,7 +76,7 @@ def default_cluster(num_ranks: int) -> Cluster:
         kind="cpu",
     )
     lines = tuple(CollectiveLine(name, 2, alpha, beta) for name, alpha, beta in _LINES)
-    level = Level("rank", num_ranks, _LINK_BYTES_PER_S, _LINK_HOP_S)
+    level = Level("rank", num_ranks, _LINK_BYTES_PER_S, _LINK_HOP_S, "host")
     return Cluster(f"local-{num_ranks}", device, (level,), "gloo", DEFAULT, lines)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from shardwright.cost import checks
 from shardwright.cost.cluster import Cluster, Level
 from shardwright.cost.device import Device
+from shardwright.cost.topology import LinkKind, Topology
 from shardwright.pcg.errors import ClusterError
 
 MEMORY_SHARE = 0.85
@@ -35,12 +36,14 @@ class Link:
     name: str
     share: float
     hop_s: float
+    kind: LinkKind
+    topology: Topology
 
 
-NVLINK = Link("nvlink", 0.78, 1.25e-6)
-XGMI = Link("xgmi", 0.78, 1.25e-6)
-PCIE = Link("pcie", 0.75, 1.75e-6)
-PCIE_THROUGH_HOST = Link("pcie", 0.4, 1.75e-6)
+NVLINK = Link("nvlink", 0.78, 1.25e-6, "nvlink", "switch")
+XGMI = Link("xgmi", 0.78, 1.25e-6, "nvlink", "mesh")
+PCIE = Link("pcie", 0.75, 1.75e-6, "pcie", "pcie")
+PCIE_THROUGH_HOST = Link("pcie", 0.4, 1.75e-6, "pcie", "pcie")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +159,5 @@ def gpu_device(name: str) -> Device:
 
 def in_node_level(gpu: Gpu, size: int) -> Level:
     """`size` GPUs of one node at the bandwidth that collectives reach."""
-    return Level(gpu.link.name, size, gpu.link_gb_per_s * 1e9 * gpu.link.share, gpu.link.hop_s)
+    link, bandwidth = gpu.link, gpu.link_gb_per_s * 1e9 * gpu.link.share
+    return Level(link.name, size, bandwidth, link.hop_s, link.kind, link.topology)
