@@ -1,0 +1,299 @@
+"""Work: what one kernel does on one device; and the kernels of an operator's forward and backward pass.
+
+Everything follows from the op table's rows. A contraction's factor string gives its matrix multiplication: factors of
+
+    both operands and the result                  the batch
+    the first operand (or a window) and the result    m
+    the second operand and the result                 n
+    both operands, or the second (a kernel), only     k
+
+and its backward is one multiplication per operand that needs a gradient, [m, n]·[n, k] and [n, m]·[m, k]. Whatever else
+an operator does is a pass over its operands, its result and what its backward kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from shardwright.pcg.attrs import Attrs
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.optable import Row
+from shardwright.pcg.types import TensorType, is_float
+
+WorkKind = Literal["matmul", "attention", "conv", "pointwise", "reduction", "lookup", "random", "copy", "view"]
+"""What a kernel is bound by. A `view` has no kernel: it costs its dispatch."""
+WORK_KINDS: tuple[WorkKind, ...] = (
+    "matmul", "attention", "conv", "pointwise", "reduction", "lookup", "random", "copy", "view",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one kernel does on one device.
+
+    Attributes:
+        shape: of a matmul or convolution (batch, m, n, k), a convolution as the multiplication that it is; of attention
+            (batch · heads, queries, keys, head_dim); else (elements of the largest tensor,).
+        flops: multiplications and additions that are carried out, each counted as one.
+        num_bytes: read from memory and written to it.
+        dtype: of the operands, by the graph's names.
+        causal: attention that leaves out keys after the query.
+        backward: attention's backward pass, which recomputes the scores.
+    """
+
+    kind: WorkKind
+    shape: tuple[int, ...]
+    flops: float
+    num_bytes: float
+    dtype: str
+    causal: bool = False
+    backward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The kernels of an operator's forward and of its backward pass, in order."""
+
+    forward: tuple[Work, ...] = ()
+    backward: tuple[Work, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """One device's part of an operator.
+
+    Attributes:
+        row: None for an operator that the table does not know: a pass over all it sees.
+        signature: of the logical operator, with `extents` for the sizes of its factors on the device.
+        operands: types with local shapes; `grad` says which need a gradient.
+        result: type with its local shape; without `grad` there is no backward.
+        drawn: elements that a random operator draws.
+        copies: a view that has to copy.
+    """
+
+    row: Row | None
+    attrs: Attrs
+    signature: Signature | None
+    extents: tuple[int, ...]
+    operands: tuple[TensorType, ...]
+    result: TensorType
+    drawn: int
+    copies: bool
+
+    @property
+    def dtype(self) -> str:
+        floats = [t.dtype for t in (*self.operands, self.result) if is_float(t.dtype)]
+        return floats[-1] if floats else "float32"
+
+    @property
+    def trained(self) -> tuple[TensorType, ...]:
+        """The operands that get a gradient."""
+        return tuple(t for t in self.operands if t.grad) if self.result.grad else ()
+
+
+def passes(part: Local) -> Passes:
+    """The kernels of an operator on one device."""
+    row = part.row
+    if row is None:
+        return _elementwise(part, "pointwise", 1.0)
+    if row.contraction:
+        return _attention(part) if row.passes > 1 else _contraction(part)
+    if row.view and not part.copies:
+        return Passes((_view(part),), _moved_back(part))
+    if row.view:
+        return Passes((_work(part, "copy", 2 * part.result.num_bytes),), _moved_back(part))
+    if row.lookup:
+        return _lookup(part)
+    if row.random:
+        return _random(part)
+    return _elementwise(part, _kind(part), row.flops_per_element)
+
+
+# ------------------------------------------------------------------------------------------------------- contractions
+
+
+def matmul_shape(signature: Signature, extents: Sequence[int], outside: Sequence[str]) -> tuple[int, int, int, int]:
+    """(batch, m, n, k) of the matrix multiplication that a contraction of two operands is."""
+    first, second = ({f for dim in dims for f in dim} for dims in signature.operands[:2])
+    result = {f for dim in signature.result for f in dim}
+    batch, m, n, k, groups = 1, 1, 1, 1, 1
+    for f, extent in enumerate(extents):
+        if signature.factors[f].name in outside:
+            groups *= extent if f in second else 1  # as many multiplications, each with its part of the rows
+        elif f in result:
+            batch, m, n = (
+                (batch * extent, m, n) if f in first and f in second
+                else (batch, m, n * extent) if f in second
+                else (batch, m * extent, n)
+            )  # fmt: skip
+        else:
+            k *= extent
+    return batch * groups, max(1, m // groups), n, k
+
+
+def _contraction(part: Local) -> Passes:
+    assert part.row is not None
+    assert part.signature is not None
+    batch, m, n, k = matmul_shape(part.signature, part.extents, part.row.outside)
+    kind: WorkKind = "conv" if _has_windows(part.signature) else "matmul"
+    num_bytes = _bytes(part.operands) + part.result.num_bytes
+    flops = 2.0 * batch * m * n * k
+
+    def multiply(*shape: int) -> Work:
+        return Work(kind, shape, flops, num_bytes, part.dtype)
+
+    backward = [(batch, m, k, n), (batch, k, n, m)]
+    trained = [t.grad and part.result.grad for t in part.operands[:2]]
+    return Passes(
+        (multiply(batch, m, n, k),),
+        tuple(multiply(*shape) for shape, grad in zip(backward, trained, strict=True) if grad),
+    )
+
+
+def _has_windows(signature: Signature) -> bool:
+    """Whether a dimension of the result is in no operand: where a kernel is laid."""
+    seen = {f for dims in signature.operands for dim in dims for f in dim}
+    return any(f not in seen for dim in signature.result for f in dim)
+
+
+def _attention(part: Local) -> Passes:
+    """Fused attention: the backward computes the scores again, five multiplications instead of two.
+
+    Source: Dao et al., "FlashAttention" (2022), section 3.1 and appendix B.
+    """
+    q, k = part.operands[0].shape, part.operands[1].shape
+    shape = (prod(q[:-2]), q[-2], k[-2], q[-1])
+    causal = bool(part.attrs.get("causal", False))
+    scores = shape[0] * _scores(q[-2], k[-2], causal)
+    flops = 2.0 * scores * (q[-1] + part.operands[2].shape[-1])
+    num_bytes = _bytes(part.operands) + part.result.num_bytes
+    forward = Work("attention", shape, flops, num_bytes, part.dtype, causal)
+    if not part.trained:
+        return Passes((forward,))
+    again = num_bytes + part.result.num_bytes + _bytes(part.trained)
+    return Passes((forward,), (Work("attention", shape, 2.5 * flops, again, part.dtype, causal, backward=True),))
+
+
+def _scores(queries: int, keys: int, causal: bool) -> int:
+    """Pairs of a query and a key that it sees: query i sees keys up to i."""
+    if not causal:
+        return queries * keys
+    full = min(queries, keys)
+    return full * (full + 1) // 2 + (queries - full) * keys
+
+
+# --------------------------------------------------------------------------------------------------------- everything
+
+
+def _kind(part: Local) -> WorkKind:
+    """An operator whose factors are all in its result, none of them fixed, works on each element alone."""
+    assert part.signature is not None
+    alone = all(f.role == "map" for f in part.signature.factors)
+    return "pointwise" if alone else "reduction"
+
+
+def _elementwise(part: Local, kind: WorkKind, flops_per_element: float) -> Passes:
+    """A pass forward; backward one kernel, or, for a pointwise operator of several operands, one for each."""
+    forward = _work(part, kind, _bytes(part.operands) + part.result.num_bytes, flops_per_element)
+    if not part.trained:
+        return Passes((forward,))
+    if _passes_gradient_on(part):
+        return Passes((forward,), _moved_back(part))
+    saved, gradient = _saved_bytes(part), part.result.num_bytes
+    if kind == "pointwise":
+        per_operand = saved / len(part.operands)
+        kernels = [_work(part, kind, gradient + per_operand + t.num_bytes, flops_per_element) for t in part.trained]
+        return Passes((forward,), (*kernels, *_broadcast_sums(part)))
+    kernel = _work(part, kind, gradient + saved + _bytes(part.trained), flops_per_element)
+    return Passes((forward,), (kernel,))
+
+
+def _passes_gradient_on(part: Local) -> bool:
+    """Linear in all operands together, nothing kept, no dimension needed whole: gradients are views of the result's."""
+    row, signature = part.row, part.signature
+    if row is None or signature is None or row.saves or tuple(range(len(part.operands))) not in row.linear_in:
+        return False
+    same = all(t.dtype == part.result.dtype for t in part.operands)
+    return same and all(f.role != "fixed" for f in signature.factors)
+
+
+def _moved_back(part: Local) -> tuple[Work, ...]:
+    """Backward of what only moves elements: a view; a pass where the operand is larger, a sum where it is smaller."""
+    found: list[Work] = []
+    for t in part.trained:
+        if part.row is not None and part.row.view and t.num_elements > part.result.num_elements:
+            found.append(_work(part, "copy", t.num_bytes + 2 * part.result.num_bytes))  # zeros, and a part written
+        elif t.num_elements >= part.result.num_elements or not _is_broadcast(part, t):
+            found.append(_view(part))
+    return (*found, *_broadcast_sums(part))
+
+
+def _broadcast_sums(part: Local) -> tuple[Work, ...]:
+    """The gradient of a broadcast operand is a sum."""
+    gradient = part.result.num_bytes
+    return tuple(_work(part, "reduction", gradient + t.num_bytes) for t in part.trained if _is_broadcast(part, t))
+
+
+def _is_broadcast(part: Local, operand: TensorType) -> bool:
+    """Whether a factor of the result is not in an operand, as in an addition of a bias or an expansion."""
+    if part.signature is None:
+        return False
+    dims = part.signature.operands[part.operands.index(operand)]
+    mine = {f for dim in dims for f in dim}
+    return any(
+        f not in mine and part.extents[f] > 1 and part.signature.factors[f].role == "map"
+        for dim in part.signature.result for f in dim
+    )  # fmt: skip
+
+
+def _lookup(part: Local) -> Passes:
+    """Reads what it returns, not its table; the gradient of the table is zeros to which rows are added."""
+    index = _bytes(part.operands[1:])
+    returned = part.result.num_bytes
+    forward = _work(part, "lookup", min(part.operands[0].num_bytes, returned) + returned + index)
+    if not part.trained:
+        return Passes((forward,))
+    return Passes((forward,), (_work(part, "lookup", part.operands[0].num_bytes + 3 * returned + index),))
+
+
+def _random(part: Local) -> Passes:
+    """Every device draws the mask of the whole tensor, one byte an element, and takes its part."""
+    assert part.row is not None
+    drawn, local = part.drawn, part.result.num_elements
+    moved = _bytes(part.operands) + part.result.num_bytes
+    draw = Work("random", (drawn,), part.row.flops_per_element * drawn, drawn + local + moved, part.dtype)
+    if not part.trained:
+        return Passes((draw,))
+    return Passes((draw,), (_work(part, "pointwise", moved + local),))
+
+
+def _view(part: Local) -> Work:
+    return Work("view", (part.result.num_elements,), 0.0, 0.0, part.dtype)
+
+
+def _work(part: Local, kind: WorkKind, num_bytes: float, flops_per_element: float = 1.0) -> Work:
+    largest = max((t.num_elements for t in (*part.operands, part.result)), default=1)
+    if kind == "lookup":
+        largest = part.result.num_elements
+    return Work(kind, (largest,), 0.0 if kind == "copy" else flops_per_element * largest, num_bytes, part.dtype)
+
+
+def _bytes(tensors: Sequence[TensorType]) -> float:
+    return float(sum(t.num_bytes for t in tensors))
+
+
+def _saved_bytes(part: Local) -> float:
+    """What backward reads of what forward kept."""
+    saves = part.row.saves if part.row is not None else (*range(len(part.operands)), "result")
+    total = 0.0
+    for item in saves:
+        if item == "result":
+            total += part.result.num_bytes
+        elif item == "mask":
+            total += part.result.num_elements
+        elif int(item) < len(part.operands):
+            total += part.operands[int(item)].num_bytes
+    return total
