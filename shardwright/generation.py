@@ -23,7 +23,7 @@ from shardwright.resuming import Found, Unfinished, unfinished
 from shardwright.rules import OUTCOMES, Progress, judging, verdicts_of
 from shardwright.search.sections import Section, Table
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.generator.sources import Source, sources
+from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.verifier.catalogue import Catalogue, Note
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.judge import LIMIT_S, Verdict
@@ -91,7 +91,7 @@ class Generated:
 
 
 def generate(
-    path: Path, settings: Settings, num_jobs: int, progress: Progress, given: Sequence[Source] | None = None
+    path: Path, settings: Settings, num_jobs: int, progress: Progress, given: Sequence[ContextSource] | None = None
 ) -> Generated:
     """Generate, prove and reduce rules, and write them to `path`; `given` replaces the generator's own contexts.
 
@@ -108,7 +108,7 @@ def generate(
     return Generated(catalogue, counts, rejected, time.perf_counter() - start)
 
 
-def _arguments(settings: Settings, todo: Sequence[Source]) -> dict[str, Any]:
+def _arguments(settings: Settings, todo: Sequence[ContextSource]) -> dict[str, Any]:
     """What a run is of, as plain data."""
     contexts = hashlib.sha256(repr(todo).encode()).hexdigest()[:16]
     return {**asdict(settings), "operators": list(settings.operators), "contexts": contexts}
@@ -130,7 +130,7 @@ class Run:
     _tries: Counter[str] = field(default_factory=Counter)
     _told: float = field(default_factory=time.perf_counter)
 
-    def all(self, todo: Sequence[Source]) -> dict[str, Found]:
+    def all(self, todo: Sequence[ContextSource]) -> dict[str, Found]:
         """What every context gives, by name, in the order of the contexts."""
         for source in todo:
             if (found := self.kept.load(source.name)) is not None:
@@ -149,12 +149,12 @@ class Run:
                 self.progress(f"{len(self.finished)} of {len(todo)} contexts; {self._line()}")
         return {source.name: self.finished[source.name] for source in todo}
 
-    def _generating(self, source: Source) -> Task:
+    def _generating(self, source: ContextSource) -> Task:
         arguments = (source.context, self.settings.max_ops, self.settings.seed)
         return Task("shardwright.generation:generate_one", (source.function, *arguments), ("generate", source))
 
     def _generated(self, event: Event) -> None:
-        source: Source = event.task.label[1]
+        source: ContextSource = event.task.label[1]
         if event.kind == "report":
             self._counts[source.name] = dict(event.value)
         elif event.kind == "died":
@@ -168,7 +168,7 @@ class Run:
             self.pool.submit(judging(keys, new, self.settings.limit_s, self.pool.num_jobs, explain=False), first=True)
             self._close()
 
-    def _again(self, source: Source, how: str) -> None:
+    def _again(self, source: ContextSource, how: str) -> None:
         self._tries[source.name] += 1
         if self._tries[source.name] >= _TRIES:
             raise RuleError(
@@ -223,9 +223,9 @@ def generate_one(
     last: Mapping[str, int] = {}
     told = time.perf_counter()
 
-    def note(*what: Any) -> None:
+    def note(counts: Mapping[str, int]) -> None:
         nonlocal last, told
-        last = what[-1] if isinstance(what[-1], Mapping) else asdict(what[-1])
+        last = counts
         if time.perf_counter() - told > _EVERY_S:
             told = time.perf_counter()
             report(dict(last))
@@ -247,7 +247,7 @@ def _distinct(rules: Iterable[Equation]) -> list[Equation]:
 
 
 def _catalogue(
-    found: Mapping[str, Found], settings: Settings, todo: Sequence[Source]
+    found: Mapping[str, Found], settings: Settings, todo: Sequence[ContextSource]
 ) -> tuple[Catalogue, Mapping[str, int], tuple[tuple[Equation, Verdict], ...]]:
     judged: dict[str, tuple[Equation, Verdict]] = {}
     counts = Counter[str]()

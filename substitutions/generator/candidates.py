@@ -18,11 +18,11 @@ from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.generator import bits
 from shardwright.substitutions.generator.canonical import canonical, key, named
 from shardwright.substitutions.generator.field import CHAINS, Field, Parts
-from shardwright.substitutions.generator.pools import Node, Pool
+from shardwright.substitutions.generator.pools import Pool, PoolNode
 from shardwright.substitutions.generator.pruning import Pruner
 from shardwright.substitutions.generator.rings import Array
-from shardwright.substitutions.generator.serial import Enumeration, Pair, Report
-from shardwright.substitutions.generator.universe import Context, Instance, chosen, instance, shape_of
+from shardwright.substitutions.generator.serial import Pair, SerialTerms
+from shardwright.substitutions.generator.universe import Instance, SerialContext, chosen, instance, shape_of
 from shardwright.substitutions.terms import Apply, Term, Variable
 
 T = TypeVar("T")
@@ -30,9 +30,17 @@ RANKS = (1, 2, 0)
 """The ranks of splices in the re-check. Rank 0 comes last: a rule that fails there alone needs a guard."""
 
 
-def generate_context(context: Context, max_ops: int, seed: int = 0, report: Report | None = None) -> list[Equation]:
-    """The candidate rules of one context, re-checked, pruned and named; the same for the same seed."""
-    run = Enumeration(context, seed)
+def generate_context(
+    context: SerialContext,
+    max_ops: int,
+    seed: int = 0,
+    report: Callable[[Mapping[str, int]], None] = lambda counts: None,
+) -> list[Equation]:
+    """The candidate rules of one context, re-checked, pruned and named; the same for the same seed.
+
+    `report` is given counts now and then, and at the end: those of `SerialTerms`, and "candidates" after pruning.
+    """
+    run = SerialTerms(context, seed)
     pruner, check, found = Pruner(run.pool, seed), Recheck(context, run.pool, seed), dict[str, Equation]()
     for pair in run.pairs(min(max_ops, context.num_ops)):
         if not pruner.keeps(pair):
@@ -40,12 +48,8 @@ def generate_context(context: Context, max_ops: int, seed: int = 0, report: Repo
         rule = check.rule(pair)
         if rule is not None:
             found.setdefault(key(rule), rule)
-        if report is not None:
-            run.counts.candidates = len(found)
-            report(context.name, run.counts)
-    run.counts.candidates = len(found)
-    if report is not None:
-        report(context.name, run.counts)
+        report({**run.counts, "candidates": len(found)})
+    report({**run.counts, "candidates": len(found)})
     return [named(rule) for rule in found.values()]
 
 
@@ -75,7 +79,7 @@ class _Trial:
 class Recheck:
     """Decides whether a pair of terms holds on data that nothing was grouped by, and writes it as a rule."""
 
-    def __init__(self, context: Context, pool: Pool, seed: int) -> None:
+    def __init__(self, context: SerialContext, pool: Pool, seed: int) -> None:
         self.context, self.pool = context, pool
         self.field = Field(CHAINS[1])
         self._terms: dict[int, Term] = {}
@@ -125,10 +129,10 @@ class Recheck:
             return tuple(expression(f"len({s}) > 0") for s in splices)
         return None
 
-    def _spliced(self, root: Node) -> set[str]:
+    def _spliced(self, root: PoolNode) -> set[str]:
         return {d[1:] for v in self._names(root) for d in self.context.types[v].dims if d.startswith("*")}
 
-    def _names(self, root: Node) -> list[str]:
+    def _names(self, root: PoolNode) -> list[str]:
         if root.use is None:
             return [root.variable]
         return [name for c in root.operands for name in self._names(self.pool.nodes[c])]
@@ -142,7 +146,7 @@ class Recheck:
         at = min(self.pool.part, len(left) - 1)
         return np.array_equal(left[at], right[at])
 
-    def _value(self, trial: _Trial, root: Node) -> Parts | None:
+    def _value(self, trial: _Trial, root: PoolNode) -> Parts | None:
         if root.use is None:
             return trial.data.tensors[root.variable]
         operands: list[Parts] = []
@@ -163,7 +167,7 @@ class Recheck:
                 return False
         return True
 
-    def _exact(self, trial: _Trial, root: Node) -> Array | None:
+    def _exact(self, trial: _Trial, root: PoolNode) -> Array | None:
         if root.use is None:
             return trial.bits[root.variable]
         operands: list[Array] = []
@@ -178,7 +182,7 @@ class Recheck:
 
     # ---- as terms ----
 
-    def _term(self, root: Node) -> Term:
+    def _term(self, root: PoolNode) -> Term:
         if root.use is None:
             return Variable(root.variable)
         for c in root.operands:
@@ -187,7 +191,7 @@ class Recheck:
         return Apply(root.use.op, tuple(self._terms[c] for c in root.operands), root.use.attrs)
 
 
-def _computed(function: Callable[[str, Mapping[str, Any]], T], root: Node, sizes: Mapping[str, Any]) -> T | None:
+def _computed(function: Callable[[str, Mapping[str, Any]], T], root: PoolNode, sizes: Mapping[str, Any]) -> T | None:
     """What the operator gives; None where it is not defined at these ranks."""
     assert root.use is not None
     try:

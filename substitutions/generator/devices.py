@@ -23,7 +23,7 @@ from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARALLEL_OPS, REPLICATE
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.generator.contextsizes import CONSTANTS
+from shardwright.substitutions.generator.primesizes import CONSTANTS
 from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, subterms
 
 DEGREES = (2, 3)

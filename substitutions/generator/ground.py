@@ -29,7 +29,7 @@ _FREE: Mapping[str, Any] = {"padding_idx": None, "scale": 0.5, "eps": 1e-5, "str
 """Attributes that rules leave free: no shape depends on their values."""
 
 
-class Type(NamedTuple):
+class GroundType(NamedTuple):
     """A shape, and a layout per axis; `layouts` is None where no one choice gives it."""
 
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ def _primes() -> Iterator[int]:
 
 
 @dataclass
-class Sizes:
+class GroundSizes:
     """The number that every name stands for: primes for sizes, small numbers for where slices start."""
 
     of: dict[str, Any] = field(default_factory=dict)
@@ -100,12 +100,12 @@ class Terms:
 
     def __init__(self) -> None:
         self.nodes: list[Ground] = []
-        self.types: list[Type] = []
+        self.types: list[GroundType] = []
         self.sizes: list[int] = []
         self._numbers: dict[tuple[object, ...], int] = {}
-        self._results: dict[tuple[object, ...], Type | None] = {}
+        self._results: dict[tuple[object, ...], GroundType | None] = {}
 
-    def variable(self, name: str, kind: Type) -> int:
+    def variable(self, name: str, kind: GroundType) -> int:
         """A variable of that name and type."""
         return self._intern(("", name, kind), Ground("", (("name", name),), ()), kind)
 
@@ -120,7 +120,7 @@ class Terms:
         kind = self._results[op, attrs, kinds]
         return None if kind is None else self._intern(key, Ground(op, attrs, operands), kind)
 
-    def _intern(self, key: tuple[object, ...], node: Ground, kind: Type) -> int:
+    def _intern(self, key: tuple[object, ...], node: Ground, kind: GroundType) -> int:
         if key not in self._numbers:
             self._numbers[key] = len(self.nodes)
             self.nodes.append(node)
@@ -142,7 +142,7 @@ class Terms:
         return self.apply(term.op, attrs, tuple(operands))
 
 
-def _result(op: str, attrs_: tuple[tuple[str, Any], ...], kinds: tuple[Type, ...]) -> Type | None:
+def _result(op: str, attrs_: tuple[tuple[str, Any], ...], kinds: tuple[GroundType, ...]) -> GroundType | None:
     attrs = dict(attrs_)
     layouts = [kind.layouts for kind in kinds]
     try:
@@ -156,15 +156,15 @@ def _result(op: str, attrs_: tuple[tuple[str, Any], ...], kinds: tuple[Type, ...
     except (GraphError, ValueError, IndexError, TypeError, ZeroDivisionError):
         return None
     found = tuple(layout for layout in split if layout is not None)
-    return Type(shape, found) if len(found) == len(split) else None
+    return GroundType(shape, found) if len(found) == len(split) else None
 
 
-def _stepped(op: str, attrs: Mapping[str, Any], kind: Type) -> Type | None:
+def _stepped(op: str, attrs: Mapping[str, Any], kind: GroundType) -> GroundType | None:
     axis = AXES.index(attrs["axis"])
     if kind.layouts is None:
         return None
     after = step(op, axis, kind.layouts[axis], attrs.get("dim", -1), attrs.get("blocks", 1)).after
-    return Type(kind.shape, (*kind.layouts[:axis], after, *kind.layouts[axis + 1 :]))
+    return GroundType(kind.shape, (*kind.layouts[:axis], after, *kind.layouts[axis + 1 :]))
 
 
 def _split(row: Row, signature: Signature, operands: Sequence[Layout]) -> Layout | None:
@@ -213,7 +213,7 @@ class Direction:
 
 
 @dataclass
-class Match:
+class GroundMatch:
     """What the variables and names of a rule are in a term."""
 
     terms: Terms

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shardwright.substitutions.generator.enumeration import Enumeration
-from shardwright.substitutions.generator.typed import Type, Typing
+from shardwright.substitutions.generator.typed import PlacedType, TypeTable
+from shardwright.substitutions.generator.typedgraphs import TypedGraphs
 from shardwright.substitutions.terms import Dims
 
 _VARIABLES = ("x", "y", "z", "w", "u", "v", "t", "x1", "y1", "z1")
@@ -15,7 +15,7 @@ _SIZES = ("m", "i", "o", "n", "h", "d", "j", "k", "l", "p", "q", "r", "m1", "i1"
 class Names:
     """Canonical names, given in order of appearance."""
 
-    def __init__(self, enumeration: Enumeration) -> None:
+    def __init__(self, enumeration: TypedGraphs) -> None:
         self._context = enumeration.context
         self._variables: dict[str, tuple[str, int]] = {}
         self._sizes: dict[str, str] = {}
@@ -39,10 +39,10 @@ class Names:
             for own, (new, _) in self._variables.items()
         )
 
-    def kinds(self, typing: Typing) -> Iterator[tuple[str, Type]]:
+    def kinds(self, typing: TypeTable) -> Iterator[tuple[str, PlacedType]]:
         for new, kind in self._variables.values():
             yield new, typing.types[kind]
 
-    def declared(self, typing: Typing) -> str:
+    def declared(self, typing: TypeTable) -> str:
         layouts = [str(kind.layouts) for _, kind in self.kinds(typing)]
         return "; ".join(f"{name}: {dims} {x}" for (name, dims), x in zip(self.dims(), layouts, strict=True))

@@ -11,24 +11,26 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.generator.contextsizes import PlacementContext
 from shardwright.substitutions.generator.devices import recheck
-from shardwright.substitutions.generator.enumeration import Enumeration
+from shardwright.substitutions.generator.primesizes import PlacementContext
 from shardwright.substitutions.generator.rendering import Renderer
+from shardwright.substitutions.generator.typedgraphs import TypedGraphs
 
-Report = Callable[[Mapping[str, int]], None]
 _EVERY = 50_000
 
 
 def generate_placements(
-    context: PlacementContext, max_ops: int, seed: int, report: Report = lambda counts: None
+    context: PlacementContext,
+    max_ops: int,
+    seed: int = 0,
+    report: Callable[[Mapping[str, int]], None] = lambda counts: None,
 ) -> list[Equation]:
     """The placement rules of a context whose sides have up to `max_ops` operators, re-checked device by device.
 
     `report` is given counts now and then, and at the end: graphs, fingerprints (classes), candidates, and what was
     dropped as "serial", "fewer axes", "zero", "subterm", "duplicate", "differ" (on the devices: there should be none).
     """
-    enumeration, counts = Enumeration(context, seed), Counter[str]()
+    enumeration, counts = TypedGraphs(context, seed), Counter[str]()
 
     def tick() -> None:
         if enumeration.num_graphs - counts["graphs"] > _EVERY:

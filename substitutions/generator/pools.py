@@ -16,13 +16,13 @@ import numpy as np
 from shardwright.substitutions.generator.field import Field, Parts
 from shardwright.substitutions.generator.rings import Array
 from shardwright.substitutions.generator.universe import Instance
-from shardwright.substitutions.generator.vocabulary import Type, Use
+from shardwright.substitutions.generator.vocabulary import SymbolicType, Use
 
 CHUNK = 2048
 ABOUT = 1 << 40
 
 
-class Node(NamedTuple):
+class PoolNode(NamedTuple):
     """A term: a variable, or an operator on classes; `number` is its class, if it stands for one."""
 
     use: Use | None
@@ -48,24 +48,24 @@ class Pool:
 
     def __init__(self, field: Field, instances: Sequence[Instance], part: int, about: Sequence[str] = ()) -> None:
         self.field, self.instances, self.part, self.about = field, tuple(instances), part, frozenset(about)
-        self.nodes: list[Node] = []
-        self.kinds: list[Type] = []
+        self.nodes: list[PoolNode] = []
+        self.kinds: list[SymbolicType] = []
         self.inside: list[tuple[int, ...]] = []
         self.masks: list[int] = []
         self.rows: list[int] = []
-        self.shelves: dict[Type, Shelf] = {}
-        self.known: dict[Type, dict[int, int]] = {}
+        self.shelves: dict[SymbolicType, Shelf] = {}
+        self.known: dict[SymbolicType, dict[int, int]] = {}
         self._attrs: dict[tuple[int, int], dict[str, Any]] = {}
 
-    def variables(self, types: Mapping[str, Type]) -> None:
+    def variables(self, types: Mapping[str, SymbolicType]) -> None:
         """Classes for the variables."""
         for number, (name, kind) in enumerate(types.items()):
             values = [instance.tensors[name] for instance in self.instances]
             print_ = int(self.fingerprints(values)[0])
-            self._add(Node(None, (), name), kind, (), 1 << number, print_)
+            self._add(PoolNode(None, (), name), kind, (), 1 << number, print_)
             self._store(kind, values)
 
-    def grow(self, kind: Type, use: Use, operands: Array, prints: Array) -> list[int]:
+    def grow(self, kind: SymbolicType, use: Use, operands: Array, prints: Array) -> list[int]:
         """New classes of terms `use(operands)`, one a row of class ids, with their fingerprints."""
         made: list[int] = []
         for row, print_ in zip(operands.tolist(), prints.tolist(), strict=True):
@@ -73,7 +73,7 @@ class Pool:
             mask = self.mark(use)
             for c in row:
                 mask |= self.masks[c]
-            made.append(self._add(Node(use, tuple(row)), kind, tuple(sorted(inside)), mask, print_))
+            made.append(self._add(PoolNode(use, tuple(row)), kind, tuple(sorted(inside)), mask, print_))
         for start in range(0, len(made), CHUNK):
             self._store(kind, self.evaluate(use, operands[start : start + CHUNK]))
         return made
@@ -82,7 +82,7 @@ class Pool:
         """The bit of the masks that tells whether there is an operator in a term that rules are about."""
         return ABOUT if use.op in self.about else 0
 
-    def _add(self, node: Node, kind: Type, inside: tuple[int, ...], mask: int, print_: int) -> int:
+    def _add(self, node: PoolNode, kind: SymbolicType, inside: tuple[int, ...], mask: int, print_: int) -> int:
         number, shelf = len(self.nodes), self.shelves.setdefault(kind, Shelf())
         self.nodes.append(node._replace(number=number))
         self.kinds.append(kind)
@@ -96,7 +96,7 @@ class Pool:
         self.known.setdefault(kind, {})[print_] = number
         return number
 
-    def _store(self, kind: Type, values: Sequence[Parts]) -> None:
+    def _store(self, kind: SymbolicType, values: Sequence[Parts]) -> None:
         shelf = self.shelves[kind]
         if not shelf.values:
             shelf.values = list(values)
@@ -145,7 +145,7 @@ class Pool:
 
     # ---- tuples of operands ----
 
-    def tuples(self, kinds: Sequence[Type], total: int) -> Array:
+    def tuples(self, kinds: Sequence[SymbolicType], total: int) -> Array:
         """All tuples of classes of these types that hold `total` distinct operators together, one a row."""
         groups = {0: (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.int64))}
         for number, kind in enumerate(kinds):
@@ -154,7 +154,7 @@ class Pool:
             groups = {u: tuple(map(np.concatenate, zip(*parts, strict=True))) for u, parts in wanted.items() if parts}
         return groups[total][0] if total in groups else np.zeros((0, len(kinds)), np.int64)
 
-    def _extended(self, ids: Array, sets: Array, kind: Type, total: int) -> tuple[Array, Array]:
+    def _extended(self, ids: Array, sets: Array, kind: SymbolicType, total: int) -> tuple[Array, Array]:
         """Rows of classes with the nodes in them, longer by a class of `kind`, so that there are `total` nodes."""
         found = [(np.zeros((0, ids.shape[1] + 1), np.int64), np.zeros((0, total), np.int64))]
         for ops in range(total + 1):

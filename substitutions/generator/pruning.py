@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardwright.substitutions.generator.field import Parts
-from shardwright.substitutions.generator.pools import Node, Pool
+from shardwright.substitutions.generator.pools import Pool, PoolNode
 from shardwright.substitutions.generator.rings import Array
 from shardwright.substitutions.generator.serial import Pair
-from shardwright.substitutions.generator.vocabulary import Type
+from shardwright.substitutions.generator.vocabulary import SymbolicType
 
 SAMPLES, SPLIT_SAMPLES = 4, 2
 MAX_OCCURRENCES = 4
@@ -35,7 +35,7 @@ class Pruner:
         self._general: dict[_Key, bool] = {}
         self._fresh: dict[tuple[int, int], Parts] = {}
         self._known_leaves: dict[int, tuple[int, ...]] = {}
-        self._kinds: dict[Type, int] = {}
+        self._kinds: dict[SymbolicType, int] = {}
 
     def keeps(self, pair: Pair) -> bool:
         """Whether the pair is new and no instance of a pair with a variable in the place of a common subterm."""
@@ -51,7 +51,7 @@ class Pruner:
             or any(self._generalizes(pair, hole) for hole in sorted(left ^ right, reverse=True))
         )
 
-    def _inside(self, node: Node) -> set[int]:
+    def _inside(self, node: PoolNode) -> set[int]:
         """The classes of the operators in a term; of itself only where it is a class."""
         inside = set().union(*(self.pool.inside[c] for c in node.operands))
         return inside | {node.number} if node.number >= 0 and node.use else inside
@@ -60,7 +60,7 @@ class Pruner:
         """The pair, variables and the hole known by their types and order of occurrence only."""
         nodes, numbers, entries = self.pool.nodes, dict[int, int](), list[tuple[object, ...]]()
 
-        def leaf(kind: Type) -> tuple[object, ...]:
+        def leaf(kind: SymbolicType) -> tuple[object, ...]:
             return ("", self._kinds.setdefault(kind, len(self._kinds)))
 
         def visit(c: int) -> int:
@@ -71,7 +71,7 @@ class Pruner:
                 entries.append(entry)
             return numbers[c]
 
-        def applied(node: Node) -> tuple[object, ...]:
+        def applied(node: PoolNode) -> tuple[object, ...]:
             return (id(node.use), *[visit(c) for c in node.operands])
 
         for root in pair:
@@ -103,7 +103,7 @@ class Pruner:
         left, right = (Counter(self._leaves(root)) for root in pair)
         return [v for v, count in (left + right).items() if count > 2 or 2 in (left[v], right[v])]
 
-    def _leaves(self, root: Node) -> tuple[int, ...]:
+    def _leaves(self, root: PoolNode) -> tuple[int, ...]:
         """The variables of a term in order, shared subterms as often as they are used."""
         if root.use is None:
             return (root.number,)
@@ -130,7 +130,7 @@ class Pruner:
             chosen = chosen[np.repeat(passed, SPLIT_SAMPLES)]
         return True
 
-    def _spread(self, root: Node, variable: int, tensors: Iterator[Parts], at: int) -> Parts:
+    def _spread(self, root: PoolNode, variable: int, tensors: Iterator[Parts], at: int) -> Parts:
         """The tensor of a term when each occurrence of the variable is the next tensor, a batch of choices."""
         if root.number == variable:
             return next(tensors)
@@ -142,7 +142,7 @@ class Pruner:
 
     # ---- data ----
 
-    def _value(self, root: Node, hole: int, at: int) -> Parts:
+    def _value(self, root: PoolNode, hole: int, at: int) -> Parts:
         """The tensor of a term when the class `hole` is any tensor of its type."""
         made: dict[int, Parts] = {hole: self._any(hole, at)}
 
@@ -151,7 +151,7 @@ class Pruner:
                 made[c] = applied(self.pool.nodes[c]) if hole in self.pool.inside[c] else self.pool.stored(c, at)
             return made[c]
 
-        def applied(node: Node) -> Parts:
+        def applied(node: PoolNode) -> Parts:
             assert node.use is not None
             return self.pool.computed(node.use, [value(c) for c in node.operands], at)
 

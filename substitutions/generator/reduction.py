@@ -15,7 +15,7 @@ from typing import Any
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.candidates import size_of
-from shardwright.substitutions.generator.ground import AXES, Direction, Match, Sizes, Terms, Type
+from shardwright.substitutions.generator.ground import AXES, Direction, GroundMatch, GroundSizes, GroundType, Terms
 from shardwright.substitutions.terms import Apply, Term, Variable, is_splice, subterms
 
 EXPANSIONS = 8
@@ -23,7 +23,7 @@ GROWTH = 1
 Needs = tuple[tuple[str, int], ...]
 Edge = tuple[str, Needs]
 """The rule that rewrites, and what its guard asks of the sizes."""
-Shape = tuple[Any, ...] | None
+PatternShape = tuple[Any, ...] | None
 """A pattern's operator with the shapes of its operands, None for a variable: rules are looked up by it."""
 
 
@@ -45,11 +45,11 @@ class Reduction:
     """The rules kept so far, and the terms that they rewrite."""
 
     def __init__(self, expansions: int = EXPANSIONS) -> None:
-        self.terms, self.sizes, self.expansions = Terms(), Sizes(), expansions
-        self._kept: dict[Shape, list[Direction]] = {}
+        self.terms, self.sizes, self.expansions = Terms(), GroundSizes(), expansions
+        self._kept: dict[PatternShape, list[Direction]] = {}
         self._next: dict[int, dict[int, Edge]] = {}
-        self._seen: dict[int, dict[Shape, int]] = {}
-        self._shaped: dict[int, tuple[Shape, ...]] = {}
+        self._seen: dict[int, dict[PatternShape, int]] = {}
+        self._shaped: dict[int, tuple[PatternShape, ...]] = {}
 
     def implied_by(self, rule: Equation) -> tuple[str, ...]:
         """The kept rules that imply this one; if there are none, it is kept."""
@@ -74,13 +74,13 @@ class Reduction:
     def _given(self, rule: Equation) -> frozenset[tuple[str, int]]:
         """What the guard of a rule grants to the rules that rewrite it."""
         (left, *_), (right, *_) = rule.left, rule.right
-        match = Match(self.terms, Direction(rule, left, right))
+        match = GroundMatch(self.terms, Direction(rule, left, right))
         match.env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
         return frozenset(match.needs(self.sizes.splices) or ())
 
     def _variable(self, rule: Equation, name: str, env: Mapping[str, Any]) -> int:
         layouts = tuple(place.at(env) for place in dict(rule.layouts)[name]) if rule.axes else ()
-        return self.terms.variable(name, Type(rule.dims[name].shape(env), layouts))
+        return self.terms.variable(name, GroundType(rule.dims[name].shape(env), layouts))
 
     def _keep(self, rule: Equation) -> None:
         if len(rule.left) != 1 or len(rule.right) != 1 or rule.parameters:
@@ -133,7 +133,7 @@ class Reduction:
             seen[shape] = len(rules)
         return found
 
-    def _shapes(self, number: int) -> tuple[Shape, ...]:
+    def _shapes(self, number: int) -> tuple[PatternShape, ...]:
         """The shapes of patterns that may match a term, that of a variable left out."""
         if number not in self._shaped:
             node = self.terms.nodes[number]
@@ -143,7 +143,7 @@ class Reduction:
 
     def _applied(self, direction: Direction, number: int) -> Iterator[tuple[int, Needs]]:
         for axes in _axes(direction.rule):
-            match = Match(self.terms, direction, env=dict(axes))
+            match = GroundMatch(self.terms, direction, env=dict(axes))
             if match.take(direction.left, number) and match.solved():
                 try:
                     made = self.terms.build(direction.right, match.variables, match.env)
@@ -154,7 +154,7 @@ class Reduction:
                     yield made, needs
 
 
-def _shape(term: Term) -> Shape:
+def _shape(term: Term) -> PatternShape:
     return None if isinstance(term, Variable) else (term.op, *map(_shape, term.operands))
 
 

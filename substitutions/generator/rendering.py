@@ -16,10 +16,10 @@ from dataclasses import replace
 
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression, expression
-from shardwright.substitutions.generator.enumeration import Enumeration
 from shardwright.substitutions.generator.field import Parts
 from shardwright.substitutions.generator.names import Names
-from shardwright.substitutions.generator.typed import Step, Type
+from shardwright.substitutions.generator.typed import PlacedType, TypedOperator
+from shardwright.substitutions.generator.typedgraphs import TypedGraphs
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.terms import Apply, Term, Variable
 
@@ -33,7 +33,7 @@ Graph = tuple[int, ...]
 class Renderer:
     """Makes the rules of an enumeration."""
 
-    def __init__(self, enumeration: Enumeration) -> None:
+    def __init__(self, enumeration: TypedGraphs) -> None:
         self._of, self._typing = enumeration, enumeration.typing
         self._inside: dict[int, frozenset[int]] = {}
         self._moved: dict[Graph, frozenset[str]] = {}
@@ -65,7 +65,7 @@ class Renderer:
 
     # ---- what is in a graph ----
 
-    def _step(self, graph: Graph) -> Step:
+    def _step(self, graph: Graph) -> TypedOperator:
         return self._typing.steps[graph[0]]
 
     def _axes(self, graph: Graph) -> frozenset[str]:
@@ -197,7 +197,7 @@ class Renderer:
             self._renamed[value.text, new] = expression(text)
         return self._renamed[value.text, new]
 
-    def _places(self, kind: Type) -> tuple[Placement, ...]:
+    def _places(self, kind: PlacedType) -> tuple[Placement, ...]:
         return tuple(
             Placement(x.kind, x.dim, () if x.blocks == 1 else tuple(self._typing.sizes.text(x.blocks).split(" * ")))
             for x in kind.layouts
@@ -248,7 +248,7 @@ class Renderer:
         if attrs["stop"].text not in text.split(" * "):
             yield self._rename("", expression(f"{attrs['stop']} <= {text}"), names)
 
-    def _divides(self, kind: Type) -> frozenset[tuple[str, int]]:
+    def _divides(self, kind: PlacedType) -> frozenset[tuple[str, int]]:
         """(axis, size) such that the degree of the axis divides the size."""
         pairs = zip(self._of.context.axes, kind.layouts, strict=True)
         return frozenset((a, kind.shape.extents[x.dim] // x.blocks) for a, x in pairs if x.is_shard)

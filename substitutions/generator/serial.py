@@ -8,8 +8,8 @@ computed together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
@@ -17,30 +17,17 @@ import numpy as np
 
 from shardwright.substitutions.generator.canonical import COMMUTATIVE
 from shardwright.substitutions.generator.field import Field
-from shardwright.substitutions.generator.pools import ABOUT, Node, Pool
+from shardwright.substitutions.generator.pools import ABOUT, Pool, PoolNode
 from shardwright.substitutions.generator.rings import Array
-from shardwright.substitutions.generator.universe import Context, instances
-from shardwright.substitutions.generator.vocabulary import Operator, Type, Use
-
-
-@dataclass
-class Counts:
-    """Progress: terms looked at, classes of terms, pairs with unbound variables, and candidates after pruning."""
-
-    graphs: int = 0
-    fingerprints: int = 0
-    noise: int = 0
-    candidates: int = 0
-
-
-Report = Callable[[str, Counts], None]
+from shardwright.substitutions.generator.universe import SerialContext, instances
+from shardwright.substitutions.generator.vocabulary import Operator, SymbolicType, Use
 
 
 class Pair(NamedTuple):
     """Two terms of one type and fingerprint; the left one was met first."""
 
-    left: Node
-    right: Node
+    left: PoolNode
+    right: PoolNode
 
 
 class _Block(NamedTuple):
@@ -51,16 +38,20 @@ class _Block(NamedTuple):
     prints: Array
 
 
-class Enumeration:
-    """All terms of a context up to a number of operators."""
+class SerialTerms:
+    """All terms of a context up to a number of operators.
 
-    def __init__(self, context: Context, seed: int, field: Field | None = None) -> None:
-        self.context, self.counts = context, Counts()
+    `counts` tells progress: "graphs" (terms looked at), "fingerprints" (classes of terms), "noise" (pairs with unbound
+    variables).
+    """
+
+    def __init__(self, context: SerialContext, seed: int, field: Field | None = None) -> None:
+        self.context, self.counts = context, Counter[str]()
         ranks = (1,) * context.samples
         self.field = field or Field()
         self.pool = Pool(self.field, list(instances(context, self.field, seed, ranks)), context.part, context.about)
         self.pool.variables(context.types)
-        self._uses: dict[tuple[str, tuple[Type, ...]], tuple[Use, ...]] = {}
+        self._uses: dict[tuple[str, tuple[SymbolicType, ...]], tuple[Use, ...]] = {}
 
     def pairs(self, max_ops: int) -> Iterator[Pair]:
         """The pairs, smaller terms first."""
@@ -69,12 +60,12 @@ class Enumeration:
             for kind, found in blocks.items():
                 yield from self._classified(kind, found, grow=ops < max_ops)
 
-    def _level(self, ops: int, last: bool) -> dict[Type, list[_Block]]:
+    def _level(self, ops: int, last: bool) -> dict[SymbolicType, list[_Block]]:
         """All terms with this many operators, by the type of their results.
 
         The `last` terms are those with an operator that rules have to be about.
         """
-        blocks: dict[Type, list[_Block]] = {}
+        blocks: dict[SymbolicType, list[_Block]] = {}
         kinds = list(self.pool.shelves)
         for way in self.context.ways:
             for operands in product(kinds, repeat=way.arity):
@@ -90,7 +81,7 @@ class Enumeration:
                     chosen = self._about(use, rows) if last else rows
                     if len(chosen):
                         blocks.setdefault(use.result, []).append(_Block(use, chosen, self.pool.prints(use, chosen)))
-                        self.counts.graphs += len(chosen)
+                        self.counts["graphs"] += len(chosen)
         return blocks
 
     def _about(self, use: Use, rows: Array) -> Array:
@@ -103,13 +94,13 @@ class Enumeration:
         """The variables of each term, and whether it has an operator that rules are about."""
         return np.bitwise_or.reduce(np.asarray(self.pool.masks)[block.operands], 1) | self.pool.mark(block.use)
 
-    def _uses_of(self, way: Operator, operands: tuple[Type, ...]) -> tuple[Use, ...]:
+    def _uses_of(self, way: Operator, operands: tuple[SymbolicType, ...]) -> tuple[Use, ...]:
         key = (str(id(way)), operands)
         if key not in self._uses:
             self._uses[key] = tuple(way.uses(operands, self.context.reach))
         return self._uses[key]
 
-    def _classified(self, kind: Type, blocks: list[_Block], grow: bool) -> Iterator[Pair]:
+    def _classified(self, kind: SymbolicType, blocks: list[_Block], grow: bool) -> Iterator[Pair]:
         """Pairs of each term with its class's representative; terms of new classes join the pool if it may `grow`."""
         prints = np.concatenate([block.prints for block in blocks])
         unique, first, inverse = np.unique(prints, return_index=True, return_inverse=True)
@@ -117,7 +108,7 @@ class Enumeration:
         representative = np.asarray([known.get(p, -1) for p in unique.tolist()], np.int64)
         starts = np.cumsum([0, *(len(block.prints) for block in blocks)])
         fresh = np.sort(first[representative < 0])
-        self.counts.fingerprints += len(fresh)
+        self.counts["fingerprints"] += len(fresh)
         if grow:
             for block, start, stop in zip(blocks, starts, starts[1:], strict=False):
                 rows = fresh[(fresh >= start) & (fresh < stop)] - start
@@ -129,13 +120,13 @@ class Enumeration:
         new[fresh] = True
         repeated = ~new
         bound = repeated & (theirs[inverse] | ABOUT == masks | ABOUT)
-        self.counts.noise += int(repeated.sum() - bound.sum())
+        self.counts["noise"] += int(repeated.sum() - bound.sum())
         if self.context.about:
             bound &= (theirs[inverse] | masks) >= ABOUT
 
-        def node(row: int) -> Node:
+        def node(row: int) -> PoolNode:
             block = int(np.searchsorted(starts, row, "right")) - 1
-            return Node(blocks[block].use, tuple(blocks[block].operands[row - starts[block]].tolist()))
+            return PoolNode(blocks[block].use, tuple(blocks[block].operands[row - starts[block]].tolist()))
 
         for row in np.flatnonzero(bound).tolist():
             group = inverse[row]

@@ -8,14 +8,13 @@ from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.generator.candidates import generate_context
-from shardwright.substitutions.generator.contexts import CONTEXTS
+from shardwright.substitutions.generator.contexts import PLACEMENT_CONTEXTS, SERIAL_CONTEXTS
 from shardwright.substitutions.generator.placements import generate_placements
-from shardwright.substitutions.generator.typedcontexts import PLACEMENT_CONTEXTS
 from shardwright.substitutions.generator.vocabulary import VOCABULARY
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ContextSource:
     """A context with the function of the generator that enumerates it."""
 
     kind: str
@@ -27,13 +26,13 @@ class Source:
         return f"{self.kind}-{self.context.name}"
 
 
-def sources(operators: Sequence[str] = ()) -> list[Source]:
+def sources(operators: Sequence[str] = ()) -> list[ContextSource]:
     """Every context of the generator, restricted to some operators where any are named.
 
     Raises `RuleError` for an operator that no context has.
     """
-    serial = [Source("serial", _path(generate_context), context) for context in CONTEXTS]
-    placed = [Source("placement", _path(generate_placements), context) for context in PLACEMENT_CONTEXTS]
+    serial = [ContextSource("serial", _path(generate_context), context) for context in SERIAL_CONTEXTS]
+    placed = [ContextSource("placement", _path(generate_placements), context) for context in PLACEMENT_CONTEXTS]
     return restricted([*serial, *placed], operators)
 
 
@@ -41,7 +40,7 @@ def _path(function: Callable[..., Any]) -> str:
     return f"{function.__module__}:{function.__name__}"
 
 
-def restricted(found: Sequence[Source], operators: Sequence[str]) -> list[Source]:
+def restricted(found: Sequence[ContextSource], operators: Sequence[str]) -> list[ContextSource]:
     """The sources that are left when only these operators, by the names of the op table, are applied."""
     known = {_operator(op) for source in found for op in source.context.operators}
     strange = [op for op in operators if op not in known]

@@ -1,4 +1,4 @@
-"""Typing of the graphs that `placements.py` enumerates: operators as tables over small integers.
+"""Typing of the graphs that `typedgraphs.py` enumerates: operators as tables over small integers.
 
 A *type* is a shape with one layout per mesh axis. Whether an operator may be applied to operands of given types, and
 what it then gives, is what its row offers along each axis (`required_layouts`, as `derive` reads it); the four parallel
@@ -19,10 +19,10 @@ from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.substitutions.expressions import Expression, expression
-from shardwright.substitutions.generator.contextsizes import PlacementContext, Sizes
+from shardwright.substitutions.generator.canonical import COMMUTATIVE
+from shardwright.substitutions.generator.primesizes import PlacementContext, PrimeSizes
 from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Dims, parse_term
 
-COMMUTATIVE = frozenset({"add", "mul"})
 _ARITIES: Mapping[str, tuple[int, ...]] = {
     "concat": (2,), "layer_norm": (1, 3), "rms_norm": (1, 2), "sdpa": (3,), "cross_entropy_sum": (2,), "conv2d": (2,),
 }  # fmt: skip
@@ -38,7 +38,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class PlacedType:
     """A shape in one layout per mesh axis."""
 
     shape: Shape
@@ -65,7 +65,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TypedOperator:
     """An operator on operands of one shape each, and every way in which it may be run.
 
     values  the attributes where fingerprints are taken
@@ -84,19 +84,19 @@ class Step:
         return self.op in COMMUTATIVE
 
 
-class Typing:
+class TypeTable:
     """The types and operators of one context, made as they are met."""
 
     def __init__(self, context: PlacementContext) -> None:
-        self.context, self.sizes = context, Sizes(context)
-        self.types: list[Type] = []
-        self.steps: list[Step] = []
-        self._numbers: dict[Type, int] = {}
+        self.context, self.sizes = context, PrimeSizes(context)
+        self.types: list[PlacedType] = []
+        self.steps: list[TypedOperator] = []
+        self._numbers: dict[PlacedType, int] = {}
         self._moves: dict[int, tuple[tuple[int, int], ...]] = {}
         self._whole = {self.sizes.of[name] for name in context.whole}
         self._limits = {name: self.sizes.of[size] for name, size in context.indices}
 
-    def number(self, kind: Type) -> int:
+    def number(self, kind: PlacedType) -> int:
         if kind not in self._numbers:
             self._numbers[kind] = len(self.types)
             self.types.append(kind)
@@ -110,7 +110,7 @@ class Typing:
         shape = Shape(dims.shape(self.sizes.of), index)
         plain = (R, C) if index else (R, C, P)
         options = product(*[(*plain, *self._shards(shape)) for _ in self.context.axes])
-        return [self.number(Type(shape, layouts)) for layouts in options if _apart(layouts)]
+        return [self.number(PlacedType(shape, layouts)) for layouts in options if _apart(layouts)]
 
     def _shards(self, shape: Shape) -> Iterator[Layout]:
         for dim, extent in enumerate(shape.extents):
@@ -131,9 +131,9 @@ class Typing:
             for op, after, attrs in self._single(kind.shape, layout):
                 layouts = (*kind.layouts[:axis], after, *kind.layouts[axis + 1 :])
                 if _apart(layouts):
-                    result = self.number(Type(kind.shape, layouts))
+                    result = self.number(PlacedType(kind.shape, layouts))
                     texts = tuple(sorted((k, expression(v)) for k, v in {"axis": name, **attrs}.items()))
-                    self.steps.append(Step(len(self.steps), op, texts, {}, True, (((number,), result),)))
+                    self.steps.append(TypedOperator(len(self.steps), op, texts, {}, True, (((number,), result),)))
                     yield self.steps[-1].number, result
 
     def _single(self, shape: Shape, before: Layout) -> Iterator[tuple[str, Layout, dict[str, str]]]:
@@ -149,7 +149,7 @@ class Typing:
 
     # ---- operators with a row ----
 
-    def apply(self, template: Template, shapes: Sequence[Shape]) -> tuple[Step, Shape] | None:
+    def apply(self, template: Template, shapes: Sequence[Shape]) -> tuple[TypedOperator, Shape] | None:
         """The operator on operands of these shapes with the shape of its result; None where it does not fit."""
         row, extents = ROWS[template.op], [shape.extents for shape in shapes]
         if not self._indices_fit(template.op, shapes):
@@ -170,7 +170,7 @@ class Typing:
         shape = Shape(result)
         rows = tuple(self._rows(template.op, signature, shapes, shape))
         values = {key: value.evaluate(self.sizes.small) for key, value in template.attrs}
-        step = Step(len(self.steps), template.op, template.attrs, values, False, rows)
+        step = TypedOperator(len(self.steps), template.op, template.attrs, values, False, rows)
         self.steps.append(step)
         return step, shape
 
@@ -223,8 +223,8 @@ class Typing:
             needs = [tuple(way[0][i] for way in along) for i in range(num_operands)]
             after = tuple(way[1] for way in along)
             if all(map(_apart, (*needs, after))):
-                operands = (self.number(Type(s, layouts)) for s, layouts in zip(shapes, needs, strict=True))
-                yield tuple(operands), self.number(Type(result, after))
+                operands = (self.number(PlacedType(s, layouts)) for s, layouts in zip(shapes, needs, strict=True))
+                yield tuple(operands), self.number(PlacedType(result, after))
 
 
 def _apart(layouts: Layouts) -> bool:

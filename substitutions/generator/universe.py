@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -14,16 +14,24 @@ import numpy as np
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.generator.extents import monomials, size, times
 from shardwright.substitutions.generator.field import Field, Parts
-from shardwright.substitutions.generator.vocabulary import VOCABULARY, Operator, Reach, Type
+from shardwright.substitutions.generator.vocabulary import VOCABULARY, Operator, Reach, SymbolicType
 from shardwright.substitutions.terms import Dims
 
 TRIES = 100
 REALS = ("eps", "scale", "smoothing")
 """Free real attributes."""
+RING = ("add", "sub", "mul", "neg")
+Cuts = Mapping[str, tuple[tuple[str, str], ...]]
+"""dimension -> the (start, stop) of slices"""
+
+
+def cut(dim: str, *pairs: str) -> Cuts:
+    """`cut("n", "s:t")`: slices of dimension n from s to t."""
+    return {dim: tuple((a.strip(), b.strip()) for a, b in (pair.split(":") for pair in pairs))}
 
 
 @dataclass(frozen=True)
-class Context:
+class SerialContext:
     """A pool of variables and the operators over it.
 
     name       what progress calls it
@@ -42,7 +50,7 @@ class Context:
     name: str
     variables: Mapping[str, str]
     operators: tuple[str, ...]
-    cuts: Mapping[str, tuple[tuple[str, str], ...]]
+    cuts: Cuts = field(default_factory=dict)
     extents: tuple[str, ...] = ()
     parts: int = 1
     part: int = 0
@@ -57,10 +65,10 @@ class Context:
         return {name: Dims.parse(text.partition("->")[0]) for name, text in self.variables.items()}
 
     @cached_property
-    def types(self) -> Mapping[str, Type]:
+    def types(self) -> Mapping[str, SymbolicType]:
         """The type of every variable."""
         return {
-            name: Type(tuple(map(_extent, self.dims[name].entries)), text.partition("->")[2].strip())
+            name: SymbolicType(tuple(map(_extent, self.dims[name].entries)), text.partition("->")[2].strip())
             for name, text in self.variables.items()
         }
 
@@ -119,7 +127,7 @@ class Instance:
 
 
 def instances(
-    context: Context, field: Field, seed: int, ranks: Sequence[int] = (1, 1), spare: int = 1
+    context: SerialContext, field: Field, seed: int, ranks: Sequence[int] = (1, 1), spare: int = 1
 ) -> Iterator[Instance]:
     """One instance for each rank of the splices, at pairwise distinct sizes of at least 2, different each time."""
     before: list[Mapping[str, Any]] = []
@@ -130,7 +138,7 @@ def instances(
 
 
 def chosen(
-    context: Context, rng: random.Random, rank: int, spare: int = 1, before: Sequence[Mapping[str, Any]] = ()
+    context: SerialContext, rng: random.Random, rank: int, spare: int = 1, before: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """Sizes for every name: small, and pairwise distinct where possible, also among sums, products and differences.
 
@@ -169,14 +177,14 @@ def _alike(names: Sequence[str], sizes: Mapping[str, int], before: Sequence[Mapp
     return 2 * same + sum(all((old[a] < old[b]) == (sizes[a] < sizes[b]) for old in before) for a, b in pairs)
 
 
-def _bounded(context: Context, sizes: Mapping[str, int]) -> bool:
+def _bounded(context: SerialContext, sizes: Mapping[str, int]) -> bool:
     """Whether slices are not empty and kernels fit."""
     cuts = [(size(a, sizes), size(b, sizes), size(d, sizes)) for d, pairs in context.cuts.items() for a, b in pairs]
     kernels = [(sizes[k], sizes[n]) for k, n in (("p", "h"), ("q", "w")) if "conv2d" in context.operators]
     return all(0 <= a < b <= n for a, b, n in cuts) and all(k < n for k, n in kernels)
 
 
-def instance(context: Context, field: Field, sizes: Mapping[str, Any], seed: int) -> Instance:
+def instance(context: SerialContext, field: Field, sizes: Mapping[str, Any], seed: int) -> Instance:
     """Random tensors, and random real attributes, at these sizes."""
     rng = np.random.default_rng(seed)
     env = {**sizes, **{name: field.constant(rng) for name in REALS}, "ignore": -100}
@@ -192,7 +200,7 @@ def instance(context: Context, field: Field, sizes: Mapping[str, Any], seed: int
     return Instance(env, tensors)
 
 
-def shape_of(kind: Type, sizes: Mapping[str, Any]) -> tuple[int, ...]:
+def shape_of(kind: SymbolicType, sizes: Mapping[str, Any]) -> tuple[int, ...]:
     """The concrete shape of a tensor of this type."""
     shape: list[int] = []
     for dim in kind.dims:

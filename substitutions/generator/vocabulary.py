@@ -14,14 +14,14 @@ from typing import NamedTuple
 from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.generator.extents import minus, plus, times
 
-Dims = tuple[str, ...]
+SymbolicDims = tuple[str, ...]
 Attrs = tuple[tuple[str, Expression], ...]
 
 
-class Type(NamedTuple):
+class SymbolicType(NamedTuple):
     """Symbolic dimensions; `into` is the extent that an index tensor's values stay below."""
 
-    dims: Dims
+    dims: SymbolicDims
     into: str = ""
 
 
@@ -30,7 +30,7 @@ class Use(NamedTuple):
 
     op: str
     attrs: Attrs
-    result: Type
+    result: SymbolicType
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Operator:
 
     name: str
     arity: int
-    uses: Callable[[Sequence[Type], Reach], Iterator[Use]]
+    uses: Callable[[Sequence[SymbolicType], Reach], Iterator[Use]]
 
 
 def attributes(**attrs: str) -> Attrs:
@@ -63,19 +63,19 @@ def attributes(**attrs: str) -> Attrs:
     return tuple((key, expression(attrs[key])) for key in sorted(attrs))
 
 
-def position(dims: Dims, index: int) -> str:
+def position(dims: SymbolicDims, index: int) -> str:
     """How the rule language names dimension `index`: `len(b)` after a splice `*b`."""
     splices = [f"len({d[1:]})" for d in dims[:index] if d.startswith("*")]
     plain = index - len(splices)
     return " + ".join([*splices, *([str(plain)] if plain or not splices else [])])
 
 
-def plain(dims: Dims) -> list[int]:
+def plain(dims: SymbolicDims) -> list[int]:
     """The dimensions that are no splices."""
     return [i for i, d in enumerate(dims) if not d.startswith("*")]
 
 
-def _real(types: Sequence[Type]) -> bool:
+def _real(types: Sequence[SymbolicType]) -> bool:
     return not any(t.into for t in types)
 
 
@@ -85,14 +85,14 @@ def _real(types: Sequence[Type]) -> bool:
 def pointwise(name: str, **attrs: str) -> Operator:
     """A function of each element."""
 
-    def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
         if _real(types):
             yield Use(name, attributes(**attrs), types[0])
 
     return Operator(name, 1, uses)
 
 
-def broadcast(long: Dims, short: Dims) -> Dims | None:
+def broadcast(long: SymbolicDims, short: SymbolicDims) -> SymbolicDims | None:
     """The dims of the result where `short` is aligned at the end of `long`, as NumPy broadcasts."""
     if len(short) > len(long):
         return None
@@ -105,11 +105,11 @@ def broadcast(long: Dims, short: Dims) -> Dims | None:
 def binary(name: str) -> Operator:
     """A function of two elements, with broadcasting."""
 
-    def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
         (x, _), (y, _) = types
         dims = broadcast(x, y) if len(x) >= len(y) else broadcast(y, x)
         if dims is not None and _real(types):
-            yield Use(name, (), Type(dims))
+            yield Use(name, (), SymbolicType(dims))
 
     return Operator(name, 2, uses)
 
@@ -117,34 +117,34 @@ def binary(name: str) -> Operator:
 # ---- contractions ----
 
 
-def _linear(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _linear(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     (x, _), (w, _) = types
     if x and len(w) == 2 and x[-1] == w[1] and len(plain(w)) == 2 and _real(types):
-        yield Use("linear", (), Type((*x[:-1], w[0])))
+        yield Use("linear", (), SymbolicType((*x[:-1], w[0])))
 
 
-def _matmul(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _matmul(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """Of a splice and a dimension with a matrix too: the re-check finds that the splice may not be empty."""
     (x, _), (y, _) = types
     fits = len(x) >= 2 and len(plain(y[-2:])) == 2 and x[-1] == y[-2] and _real(types)
     if fits and (len(y) == 2 or (x[:-2] == y[:-2] and len(plain(x[-2:])) == 2)):
-        yield Use("matmul", (), Type((*x[:-1], y[-1])))
+        yield Use("matmul", (), SymbolicType((*x[:-1], y[-1])))
 
 
-def _conv2d(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _conv2d(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """Strides, padding and dilation are free; the spatial sizes of the result are `y` and `x`, known to nobody else."""
     (x, _), (w, _) = types
     if len(x) == len(w) == 4 and x[1] == w[1] and x[2:] == ("h", "w") and w[2:] == ("p", "q"):
         attrs = attributes(stride="stride", padding="padding", dilation="dilation", groups="1")
-        yield Use("conv2d", attrs, Type((x[0], w[0], "y", "x")))
+        yield Use("conv2d", attrs, SymbolicType((x[0], w[0], "y", "x")))
 
 
 def _sdpa(causal: str) -> Operator:
-    def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
         q, k, v = (t.dims for t in types)
         plains = all(len(d) >= 3 and len(plain(d[-2:])) == 2 for d in (q, k, v))
         if plains and q[:-2] == k[:-2] == v[:-2] and q[-1] == k[-1] and k[-2] == v[-2] and _real(types):
-            yield Use("sdpa", attributes(causal=causal, scale="scale"), Type((*q[:-1], v[-1])))
+            yield Use("sdpa", attributes(causal=causal, scale="scale"), SymbolicType((*q[:-1], v[-1])))
 
     return Operator("sdpa", 3, uses)
 
@@ -152,23 +152,23 @@ def _sdpa(causal: str) -> Operator:
 # ---- reductions and norms ----
 
 
-def _sum(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _sum(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     x = types[0].dims
     for i in plain(x) if _real(types) else ():
-        yield Use("sum", attributes(dims=f"({position(x, i)},)", keepdim="False"), Type(x[:i] + x[i + 1 :]))
+        yield Use("sum", attributes(dims=f"({position(x, i)},)", keepdim="False"), SymbolicType(x[:i] + x[i + 1 :]))
 
 
-def _sum_keep(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _sum_keep(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     x = types[0].dims
     if x and plain(x[-1:]) and x[-1] != "1" and _real(types):
         at = position(x, len(x) - 1)
-        yield Use("sum", attributes(dims=f"({at},)", keepdim="True"), Type((*x[:-1], "1")))
+        yield Use("sum", attributes(dims=f"({at},)", keepdim="True"), SymbolicType((*x[:-1], "1")))
 
 
 def along(name: str) -> Operator:
     """An operator along one plain dimension."""
 
-    def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
         x = types[0].dims
         for i in plain(x) if _real(types) else ():
             if x[i] != "1":
@@ -180,7 +180,7 @@ def along(name: str) -> Operator:
 def norm(name: str, arity: int) -> Operator:
     """A norm over the last dimension, with up to two affine operands."""
 
-    def uses(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
         x = types[0].dims
         if x and plain(x[-1:]) and x[-1] != "1" and all(t.dims == x[-1:] for t in types[1:]) and _real(types):
             yield Use(name, attributes(eps="eps", normalized_dims="1"), types[0])
@@ -188,43 +188,43 @@ def norm(name: str, arity: int) -> Operator:
     return Operator(name, arity, uses)
 
 
-def _cross_entropy(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _cross_entropy(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     (logits, _), target = types
-    if len(plain(logits)) == len(logits) == 2 and target == Type(logits[:1], logits[1]):
-        yield Use("cross_entropy_sum", attributes(ignore_index="ignore", label_smoothing="smoothing"), Type(()))
+    if len(plain(logits)) == len(logits) == 2 and target == SymbolicType(logits[:1], logits[1]):
+        yield Use("cross_entropy_sum", attributes(ignore_index="ignore", label_smoothing="smoothing"), SymbolicType(()))
 
 
 # ---- lookups ----
 
 
-def _embedding(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _embedding(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     (w, _), (ids, into) = types
     if len(plain(w)) == len(w) == 2 and into == w[0] and not types[0].into:
-        yield Use("embedding", attributes(padding_idx="padding"), Type((*ids, w[1])))
+        yield Use("embedding", attributes(padding_idx="padding"), SymbolicType((*ids, w[1])))
 
 
 # ---- movement ----
 
 
-def _transpose(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _transpose(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """Neighbouring plain dimensions swapped."""
     x = types[0].dims
     for i in range(len(x) - 1):
         if len(plain(x[i : i + 2])) == 2:
             order = [*range(i), i + 1, i, *range(i + 2, len(x))]
-            result = Type(tuple(x[j] for j in order), types[0].into)
+            result = SymbolicType(tuple(x[j] for j in order), types[0].into)
             yield Use("permute", attributes(dims=f"({', '.join(_places(x, order))},)"), result)
 
 
-def _places(dims: Dims, order: Sequence[int]) -> list[str]:
+def _places(dims: SymbolicDims, order: Sequence[int]) -> list[str]:
     return [f"*iota({dims[i].replace('*', 'len(')}))" if dims[i].startswith("*") else position(dims, i) for i in order]
 
 
-def _reshaped(x: Type, dims: Dims) -> Use:
-    return Use("reshape", attributes(shape=f"({', '.join(dims)},)" if dims else "()"), Type(dims, x.into))
+def _reshaped(x: SymbolicType, dims: SymbolicDims) -> Use:
+    return Use("reshape", attributes(shape=f"({', '.join(dims)},)" if dims else "()"), SymbolicType(dims, x.into))
 
 
-def _merge(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _merge(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """Neighbouring plain dimensions made one."""
     x = types[0].dims
     for i in range(len(x) - 1):
@@ -234,7 +234,7 @@ def _merge(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
                 yield _reshaped(types[0], (*x[:i], merged, *x[i + 2 :]))
 
 
-def _split(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _split(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """A dimension made two."""
     x = types[0].dims
     for i in plain(x) if len(x) < reach.max_rank else ():
@@ -242,15 +242,15 @@ def _split(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
             yield _reshaped(types[0], (*x[:i], major, minor, *x[i + 1 :]))
 
 
-def _slice(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _slice(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     x = types[0].dims
     for i in plain(x):
         for start, stop in reach.cuts.get(x[i], ()):
             attrs = attributes(dim=position(x, i), start=start, stop=stop, step="1")
-            yield Use("slice", attrs, Type((*x[:i], minus(stop, start), *x[i + 1 :]), types[0].into))
+            yield Use("slice", attrs, SymbolicType((*x[:i], minus(stop, start), *x[i + 1 :]), types[0].into))
 
 
-def _concat(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
+def _concat(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     (x, into), (y, other) = types
     if len(x) != len(y) or into != other:
         return
@@ -258,7 +258,7 @@ def _concat(types: Sequence[Type], reach: Reach) -> Iterator[Use]:
         if len(plain(y[i : i + 1])) == 1 and x[:i] == y[:i] and x[i + 1 :] == y[i + 1 :]:
             joined = plus(x[i], y[i])
             if joined in reach.extents:
-                yield Use("concat", attributes(dim=position(x, i)), Type((*x[:i], joined, *x[i + 1 :]), into))
+                yield Use("concat", attributes(dim=position(x, i)), SymbolicType((*x[:i], joined, *x[i + 1 :]), into))
 
 
 VOCABULARY: Mapping[str, Operator] = {

@@ -13,7 +13,7 @@ from shardwright.generation import Settings, generate, line
 from shardwright.pcg.errors import RuleError
 from shardwright.resuming import Found, Unfinished, unfinished
 from shardwright.substitutions.catalogue import CATALOGUE
-from shardwright.substitutions.generator.sources import Source, restricted, sources
+from shardwright.substitutions.generator.sources import ContextSource, restricted, sources
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.rulefile import read_rules
@@ -23,10 +23,10 @@ FAKE = "tests.shardwright.fakes:generate"
 RULES = {"one": ("linear_of_sum", "neg_of_neg", "add_commutes"), "two": ("neg_of_neg", "mul_commutes"), "none": ()}
 
 
-def contexts(tmp_path: Path, **deaths: int) -> list[Source]:
+def contexts(tmp_path: Path, **deaths: int) -> list[ContextSource]:
     log = str(tmp_path / "log")
     return [
-        Source("fake", FAKE, FakeContext(name, ("linear", "relu(dim=1)"), rules, log, deaths.get(name, 0)))
+        ContextSource("fake", FAKE, FakeContext(name, ("linear", "relu(dim=1)"), rules, log, deaths.get(name, 0)))
         for name, rules in RULES.items()
     ]
 
@@ -36,7 +36,7 @@ def asked(tmp_path: Path) -> list[str]:
     return sorted((tmp_path / "log").read_text().splitlines())
 
 
-def run(path: Path, given: Sequence[Source], jobs: int = 1) -> tuple[generation.Generated, list[str]]:
+def run(path: Path, given: Sequence[ContextSource], jobs: int = 1) -> tuple[generation.Generated, list[str]]:
     told: list[str] = []
     return generate(path, Settings(2, 7), jobs, told.append, given), told
 
@@ -77,7 +77,7 @@ class Stopped(Exception):  # noqa: N818
     """Ctrl-C."""
 
 
-def stop_after(path: Path, given: Sequence[Source], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def stop_after(path: Path, given: Sequence[ContextSource], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Generate until this many contexts are kept."""
     save = Unfinished.save
 

@@ -11,7 +11,7 @@ from shardwright.generation import generate_one
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.decompositions import DECOMPOSITIONS
 from shardwright.substitutions.equations import Equation, equation
-from shardwright.substitutions.generator.sources import Source, sources
+from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.substitutions.rules import Rule
@@ -62,7 +62,7 @@ def test_no_mutant_of_a_row_rule_is_certified_if_it_is_false(row: str) -> None:
 
 
 @pytest.mark.parametrize("source", sources()[4::20], ids=lambda source: source.name)
-def test_no_mutant_of_a_generated_rule_is_certified_if_it_is_false(source: Source) -> None:
+def test_no_mutant_of_a_generated_rule_is_certified_if_it_is_false(source: ContextSource) -> None:
     """A sample: a few mutants of every twentieth context of the generator."""
     found = sweep(generate_one(source.function, source.context, 2, 0, lambda counts: None), every=17)
     assert found.num_mutants

@@ -27,7 +27,7 @@ from shardwright.pcg.types import TensorType
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator.devices import Devices
-from shardwright.substitutions.generator.sources import Source, sources
+from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.substitutions.match import Match, replacement
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.instances import instance as made_instance
@@ -206,7 +206,7 @@ GENERATED = sources()[3::14]
 
 
 @pytest.mark.parametrize("source", GENERATED, ids=lambda source: source.name)
-def test_generated_rules_are_true_by_torch(source: Source) -> None:
+def test_generated_rules_are_true_by_torch(source: ContextSource) -> None:
     """A sample: a few rules of every fourteenth context of the generator."""
     rules = generate_one(source.function, source.context, 2, 0, lambda counts: None)
     for rule in rules[:: max(1, len(rules) // 5)]:

@@ -13,12 +13,12 @@ from shardwright.pcg.errors import LayoutError, RuleError
 from shardwright.pcg.mesh import Mesh
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator import gradients
-from shardwright.substitutions.generator.contextsizes import PlacementContext, Sizes
+from shardwright.substitutions.generator.contexts import PLACEMENT_CONTEXTS
 from shardwright.substitutions.generator.devices import recheck
 from shardwright.substitutions.generator.gradients import gradient_difference
 from shardwright.substitutions.generator.placements import generate_placements
-from shardwright.substitutions.generator.typed import Shape, Template, Type, Typing
-from shardwright.substitutions.generator.typedcontexts import PLACEMENT_CONTEXTS
+from shardwright.substitutions.generator.primesizes import PlacementContext, PrimeSizes
+from shardwright.substitutions.generator.typed import PlacedType, Shape, Template, TypeTable
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.typing import prove_placement, required_guard
 
@@ -175,7 +175,7 @@ def test_nothing_differs_on_devices(context: PlacementContext) -> None:
 
 
 def test_sizes_are_read_off_numbers() -> None:
-    sizes = Sizes(PlacementContext("s", (("x", "m (h d)"),), ()))
+    sizes = PrimeSizes(PlacementContext("s", (("x", "m (h d)"),), ()))
     m, h, d = (sizes.of[name] for name in "mhd")
     sizes.learn([h, d])
     assert sizes.text(h * d) == "h * d"
@@ -188,7 +188,7 @@ def test_sizes_are_read_off_numbers() -> None:
 
 
 def test_only_what_fits_is_applied() -> None:
-    typing = Typing(LOOKUP)
+    typing = TypeTable(LOOKUP)
     w, t = (typing.types[typing.variable(name)[0]].shape for name in "wt")
     embedding, add = (template for text in LOOKUP.operators for template in Template.parse(text))
     assert typing.apply(embedding, (w, t)) is not None
@@ -199,7 +199,7 @@ def test_only_what_fits_is_applied() -> None:
 
 def test_slices_and_reshapes_keep_blocks_whole() -> None:
     """Otherwise the bounds of a slice would be sizes that no variable of the rule has."""
-    typing = Typing(PlacementContext("b", (("x", "m i"), ("w", "(q o) i")), ()))
+    typing = TypeTable(PlacementContext("b", (("x", "m i"), ("w", "(q o) i")), ()))
     x, w = (typing.types[typing.variable(name)[0]].shape for name in "xw")
     cut = Template.parse("slice(dim=0, start=0, stop=o, step=1)")[0]
     merge = Template.parse("reshape(shape=(i, m))")[0]
@@ -209,8 +209,8 @@ def test_slices_and_reshapes_keep_blocks_whole() -> None:
 
 
 def test_two_axes_do_not_shard_one_dimension() -> None:
-    typing = Typing(AXES)
-    kinds: list[Type] = [typing.types[number] for number in typing.variable("x")]
+    typing = TypeTable(AXES)
+    kinds: list[PlacedType] = [typing.types[number] for number in typing.variable("x")]
     assert {" ".join(map(str, kind.layouts)) for kind in kinds} >= {"S(0) S(1)", "P C", "R R"}
     assert not [kind for kind in kinds if str(kind.layouts[0]) == str(kind.layouts[1]) == "S(0)"]
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from shardwright.substitutions.generator.contextsizes import PlacementContext
 from shardwright.substitutions.generator.field import Field, Parts
-from shardwright.substitutions.generator.typed import Shape, Step, Template, Typing
+from shardwright.substitutions.generator.primesizes import PlacementContext
+from shardwright.substitutions.generator.typed import Shape, Template, TypedOperator, TypeTable
 from shardwright.substitutions.terms import Dims
 
 _BATCH = 16
@@ -31,7 +31,7 @@ Head = tuple[int, tuple[int, ...], bool]
 class Values:
     """Serial terms by fingerprint: equal ones have one number."""
 
-    def __init__(self, typing: Typing, seed: int) -> None:
+    def __init__(self, typing: TypeTable, seed: int) -> None:
         self._typing, self._field, self._rng = typing, Field(), np.random.default_rng(seed)
         self.data: list[Parts] = []
         self._numbers: dict[bytes, int] = {}
@@ -54,14 +54,14 @@ class Values:
         draws = [self._field.random(self._rng, shape, self._typing.context.parts) for _ in range(_BATCH)]
         return tuple(np.concatenate(parts) for parts in zip(*draws, strict=True))
 
-    def apply(self, step: Step, operands: tuple[int, ...]) -> int:
+    def apply(self, step: TypedOperator, operands: tuple[int, ...]) -> int:
         """The number of what the operator makes of these values."""
         key = (step.number, *operands)
         if key not in self._known:
             self._known[key] = self._number(self.evaluate(step, [self.data[v] for v in operands]))
         return self._known[key]
 
-    def evaluate(self, step: Step, operands: Sequence[Parts]) -> Parts:
+    def evaluate(self, step: TypedOperator, operands: Sequence[Parts]) -> Parts:
         return self._field.evaluate(step.op, operands, step.values)
 
     def _number(self, data: Parts) -> int:
@@ -78,7 +78,7 @@ class Values:
         return repr(first.shape).encode() + first.tobytes()
 
 
-class Enumeration:
+class TypedGraphs:
     """The classes of typed graphs of one context, up to a number of operators.
 
     terms     of every class: (operator, operand classes); a variable is (-1, its number, its type)
@@ -86,7 +86,7 @@ class Enumeration:
     """
 
     def __init__(self, context: PlacementContext, seed: int) -> None:
-        self.context, self.typing = context, Typing(context)
+        self.context, self.typing = context, TypeTable(context)
         self.values = Values(self.typing, seed)
         self.terms: list[tuple[int, ...]] = []
         self.pairs: list[tuple[tuple[int, ...], int]] = []
@@ -102,7 +102,7 @@ class Enumeration:
         self._applied: set[tuple[int, tuple[Shape, ...]]] = set()
         self.dims = {name: Dims.parse(dims) for name, dims in context.variables}
         self._templates = [t for text in context.operators for t in Template.parse(text)]
-        self._operators: list[Step] = []
+        self._operators: list[TypedOperator] = []
 
     def run(self, max_ops: int, tick: Callable[[], None] = lambda: None) -> None:
         """Enumerate every graph of up to `max_ops` operators; `tick` is called now and then."""
@@ -178,7 +178,7 @@ class Enumeration:
                     for number in classes:
                         found((step, number), use, after, value[number], level)
 
-    def _apply(self, step: Step, size: int, level: Level) -> None:
+    def _apply(self, step: TypedOperator, size: int, level: Level) -> None:
         for needs, result in step.rows:
             for sizes in _compositions(size - 1, len(needs)):
                 heads: list[Head] = [(-1, (), True)]
@@ -198,7 +198,13 @@ class Enumeration:
                     yield from ((merged, (*operands, number), plain and serial[number]) for number in classes)
 
     def _last(
-        self, step: Step, heads: Sequence[Head], uses: Mapping[int, list[int]], result: int, level: Level, top: bool
+        self,
+        step: TypedOperator,
+        heads: Sequence[Head],
+        uses: Mapping[int, list[int]],
+        result: int,
+        level: Level,
+        top: bool,
     ) -> None:
         """The inner loop: the last operand. Among the largest graphs, serial ones are left out."""
         found, value, known, commutes, serial = self._found, self.value, self.values.apply, step.commutes, self._serial

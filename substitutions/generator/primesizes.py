@@ -53,7 +53,7 @@ class PlacementContext:
     num_ops: int = 99
 
 
-class Sizes:
+class PrimeSizes:
     """The numbers that stand for symbolic sizes, and back."""
 
     def __init__(self, context: PlacementContext) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.substitutions.generator.contextsizes import PlacementContext
+from shardwright.substitutions.generator.primesizes import PlacementContext
 
 _CONV = "conv2d(stride=stride, padding=padding, dilation=dilation, groups=1)"
 _NORM = "(eps=eps, normalized_dims=1)"
@@ -11,7 +11,7 @@ _REST = "slice(dim=0, start=o, stop=2 * o, step=1)"
 _LOSS = "cross_entropy_sum(ignore_index=ignore, label_smoothing=smoothing)"
 _SUMS = ("sum(dims=(0,), keepdim=False)", "sum(dims=(1,), keepdim=False)")
 
-PLACEMENT_CONTEXTS: tuple[PlacementContext, ...] = (
+ONE_AXIS = (
     PlacementContext(
         "dense",
         (("x", "m i"), ("y", "m i"), ("w", "o i"), ("c", "")),
@@ -209,6 +209,9 @@ PLACEMENT_CONTEXTS: tuple[PlacementContext, ...] = (
         (("x", "m i"), ("y", "m i"), ("w", "o i"), ("v", "o i")),
         ("linear", "concat(dim=0)", "concat(dim=1)", "mul", "tanh", "permute(dims=(1, 0))"),
     ),
+)
+
+TWO_AXES = (
     PlacementContext(
         "two_axes",
         (("x", "m i"), ("w", "o i")),
@@ -217,4 +220,3 @@ PLACEMENT_CONTEXTS: tuple[PlacementContext, ...] = (
         num_ops=3,
     ),
 )
-"""Each is a unit of work; the last has two axes."""
