@@ -38,8 +38,8 @@ class Certificate:
 
 _PROVER = (
     "attributes", "claims", "elements", "elements_lookups", "elements_moves", "elements_pointwise", "elements_rows",
-    "elements_sums", "laws", "lemmas", "normal", "polys", "rowproof", "semantics", "serialproof", "solver", "stepproof",
-    "sums", "symbols", "typing",
+    "elements_sums", "families", "lawbook", "laws", "lemmas", "monomials", "normal", "polys", "powers", "rowproof",
+    "semantics", "serialproof", "solver", "stepproof", "sums", "symbols", "typing",
 )  # fmt: skip
 _TYPES = ("factors", "inference", "layout", "parallel")
 _FORMS = ("equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
@@ -76,14 +76,15 @@ def prove(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
         proof = rowproof.prove(rule)
         return proof.axioms, proof.failure
     if isinstance(rule, Equation):
-        from shardwright.verifier.serialproof import prove_equation
+        from shardwright.verifier.serialproof import prove_terms
 
         if rule.axes:
             from shardwright.verifier.typing import prove_placement
 
             proved = prove_placement(rule)
             return proved.axioms, proved.failure
-        return ("index-semantics", "linear-sum"), prove_equation(rule)
+        proof = prove_terms(rule, rule.left, rule.right)
+        return proof.axioms, proof.failure
     from shardwright.verifier.stepproof import prove_steps
 
     return ("digits", "linear-sum"), prove_steps(rule)

@@ -228,7 +228,7 @@ class _Encoding:
         """The serial equations of the roots whose erasures differ, as facts about logical tensors, if proven."""
         pairs = [(erase(a), erase(b)) for a, b in zip(self.rule.left, self.rule.right, strict=True)]
         pairs = [(a, b) for a, b in pairs if a != b]
-        if not pairs or prove_terms(self.rule, *zip(*pairs, strict=True)) is not None:
+        if not pairs or prove_terms(self.rule, *zip(*pairs, strict=True)).failure is not None:
             return []
         return [self._plain(a) == self._plain(b) for a, b in pairs]
 

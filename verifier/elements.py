@@ -26,7 +26,7 @@ from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.terms import Apply, Term, Variable, is_splice
 from shardwright.verifier import polys
 from shardwright.verifier.laws import Laws
-from shardwright.verifier.normal import Bound, Normal
+from shardwright.verifier.monomials import Bound, Normal
 from shardwright.verifier.polys import Poly, poly
 from shardwright.verifier.solver import Failure
 from shardwright.verifier.symbols import Symbols

@@ -22,7 +22,7 @@ from shardwright.verifier.elements import (
     plain,
 )  # fmt: skip
 from shardwright.verifier.elements_moves import entry
-from shardwright.verifier.normal import ZERO, Factor, Normal
+from shardwright.verifier.monomials import ZERO, Factor, Normal
 from shardwright.verifier.polys import App, Poly, app
 
 

@@ -24,7 +24,7 @@ from shardwright.verifier.elements import (
     plain,
     spliced,
 )  # fmt: skip
-from shardwright.verifier.normal import Normal
+from shardwright.verifier.monomials import Normal
 from shardwright.verifier.polys import Poly, app, poly
 
 
@@ -127,6 +127,7 @@ def permute(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     p = run.symbols.attribute(dims)
     name, _, before = spliced(x.dims[0]).partition(" by ")
     chain = " ".join([*before.split(), *polys.composed(p)])
+    run.forms.used.add("permutations")
     return Tensor(
         ((Digit(splice=f"{name} by {chain}" if chain else name),),),
         lambda index: x.element(((_opaque(app("at", p, index[0][0].value)),),)),
@@ -159,6 +160,7 @@ def reshape(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         before, after = poly(f"shape {spliced(x.dims[0])}"), poly(f"shape {shape}")
         if shape.name == spliced(x.dims[0]):
             return x
+        run.forms.used.add("row-major")
         return Tensor(
             ((Digit(splice=str(shape)),),),
             lambda index: x.element(((_opaque(app("unflat", before, app("flat", after, index[0][0].value))),),)),

@@ -19,7 +19,7 @@ from shardwright.verifier.elements import (
     shown,
     spliced,
 )
-from shardwright.verifier.normal import INDICATORS, ONE, Normal, total_normal
+from shardwright.verifier.monomials import INDICATORS, ONE, Normal, total_normal
 from shardwright.verifier.polys import Poly
 
 Merge = Callable[[Evaluator, Normal, Normal], Normal]
@@ -78,6 +78,7 @@ def _maximum(run: Evaluator, x: Normal, y: Normal) -> Normal:
 
 def _minimum(run: Evaluator, x: Normal, y: Normal) -> Normal:
     forms = run.forms
+    forms.used.add("minimum")
     return forms.scaled(forms.maximum([((), forms.scaled(x, -1)), ((), forms.scaled(y, -1))]), -1)
 
 

@@ -25,7 +25,7 @@ from shardwright.verifier.elements import (
 )  # fmt: skip
 from shardwright.verifier.elements_lookups import constant, kept, looked_up, number, picked
 from shardwright.verifier.elements_pointwise import broadcast, read
-from shardwright.verifier.normal import ONE, ZERO, Bound, Normal, total_normal
+from shardwright.verifier.monomials import ONE, ZERO, Bound, Normal, total_normal
 from shardwright.verifier.polys import Poly, app, applied, poly
 
 Family = tuple[tuple[tuple[Position, ...], ...], list[Bound]]
@@ -43,8 +43,7 @@ def families(run: Evaluator, dims: Sequence[Dim]) -> Iterator[Family]:
 
 def total(run: Evaluator, dims: Sequence[Dim], element: object) -> Normal:
     """Σ over these dimensions of element(places)."""
-    forms = run.forms
-    return forms.add(*(forms.sum_over(element(places), bounds) for places, bounds in families(run, dims)))  # type: ignore[operator]
+    return _sum(run, [(bounds, element(places)) for places, bounds in families(run, dims)])  # type: ignore[operator]
 
 
 def linear(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
@@ -119,15 +118,19 @@ def reduction(merge: object) -> Semantics:
 
 
 def _sum(run: Evaluator, found: list[tuple[list[Bound], Normal]]) -> Normal:
+    run.forms.noted(len(found) > 1, "sum-in-pieces")
     return run.forms.add(*(run.forms.sum_over(normal, bounds) for bounds, normal in found))
 
 
 def _amax(run: Evaluator, found: list[tuple[list[Bound], Normal]]) -> Normal:
+    run.forms.noted(len(found) > 1, "max-of-max")
     return run.forms.maximum(found)
 
 
 def _amin(run: Evaluator, found: list[tuple[list[Bound], Normal]]) -> Normal:
     forms = run.forms
+    forms.used.add("minimum")
+    forms.noted(len(found) > 1, "max-of-max")
     return forms.scaled(forms.maximum([(bounds, forms.scaled(normal, -1)) for bounds, normal in found]), -1)
 
 

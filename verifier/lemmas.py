@@ -1,4 +1,4 @@
-"""The lemmas that every proof stands on: integers, digits, and finite sums by induction. Each is proven by Z3.
+"""The lemmas that every proof stands on: integers, digits, finite sums by induction, laws. Each is proven by Z3.
 
 Sums are handled by prefix sums S(n): S(0) = 0 and S(n + 1) = S(n) + t(n). A lemma about sums is proven by its base case
 and its induction step, both ground; the principle of induction itself is trusted.
@@ -6,25 +6,13 @@ and its induction step, both ground; the principle of induction itself is truste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
 
 from shardwright.pcg.errors import RuleError
-from shardwright.verifier.logic import Formula, z3
+from shardwright.verifier.lawbook import FACTS, LAWS, Claim, Lemma
+from shardwright.verifier.logic import z3
 from shardwright.verifier.solver import is_valid
-
-Claim = tuple[list[Formula], Formula]
-"""Hypotheses and goal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lemma:
-    """A named statement with the obligations that prove it."""
-
-    name: str
-    statement: str
-    obligations: Callable[[], list[Claim]]
 
 
 def _digits() -> list[Claim]:
@@ -119,21 +107,36 @@ def _sum_of_sums() -> list[Claim]:
 
 
 LEMMAS: Mapping[str, Lemma] = {
-    lemma.name: lemma
-    for lemma in (
-        Lemma("digits", "i = p·c + r is a bijection of [0, k) × [0, c) and [0, k·c)", _digits),
-        Lemma("range", "0 ≤ a < n and 0 ≤ d < m give 0 ≤ a·m + d < n·m", _range),
-        Lemma("euclid", "a·m + x = b·m + y with 0 ≤ x, y < m gives a = b and x = y", _euclid),
-        Lemma("cancel", "d·x = d·y with d ≥ 1 gives x = y", _cancel),
-        Lemma("exact", "n = d·w with d ≥ 1 gives n div d = w", _exact),
-        Lemma("split-sum", "Σ_{i < k·c} t(i) = Σ_{p < k} Σ_{r < c} t(p·c + r)", _split_sum),
-        Lemma("additive-sum", "f(x + y) = f(x) + f(y) and f(0) = 0 give f(Σ x) = Σ f(x)", _additive_sum),
-        Lemma("linear-sum", "Σ (s + t) = Σ s + Σ t and Σ a·t = a·Σ t", _sum_of_sums),
-    )
+    **LAWS,
+    **{
+        lemma.name: lemma
+        for lemma in (
+            Lemma("digits", "i = p·c + r is a bijection of [0, k) × [0, c) and [0, k·c)", _digits),
+            Lemma("range", "0 ≤ a < n and 0 ≤ d < m give 0 ≤ a·m + d < n·m", _range),
+            Lemma("euclid", "a·m + x = b·m + y with 0 ≤ x, y < m gives a = b and x = y", _euclid),
+            Lemma("cancel", "d·x = d·y with d ≥ 1 gives x = y", _cancel),
+            Lemma("exact", "n = d·w with d ≥ 1 gives n div d = w", _exact),
+            Lemma("split-sum", "Σ_{i < k·c} t(i) = Σ_{p < k} Σ_{r < c} t(p·c + r)", _split_sum),
+            Lemma("additive-sum", "f(x + y) = f(x) + f(y) and f(0) = 0 give f(Σ x) = Σ f(x)", _additive_sum),
+            Lemma("linear-sum", "Σ (s + t) = Σ s + Σ t and Σ a·t = a·Σ t", _sum_of_sums),
+        )
+    },
 }
 
+TRUSTED: Mapping[str, str] = {
+    **FACTS,
+    "chain-rule": "the derivative of a composition is the product of the derivatives",
+    "adjoint-of-linear": "the derivative of what is linear is linear",
+}
+"""What is not proven. `declared: …` besides, where a row declares that it is linear in operands."""
 
-@lru_cache(maxsize=64)
+
+def statement(name: str) -> str:
+    """What a lemma, a law or a trusted fact says; "" for what has no statement here."""
+    return LEMMAS[name].statement if name in LEMMAS else TRUSTED.get(name, "")
+
+
+@lru_cache(maxsize=128)
 def require(name: str) -> str:
     """Prove the lemma (once) and return its name; a `RuleError` if Z3 does not."""
     for number, (given, goal) in enumerate(LEMMAS[name].obligations()):

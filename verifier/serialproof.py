@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 from shardwright.pcg.errors import RuleError
@@ -12,6 +12,7 @@ from shardwright.substitutions.terms import Term
 from shardwright.verifier import polys
 from shardwright.verifier.elements import Digit, Dim, Evaluator, Index, Position, Tensor, UnprovenError, extent, spliced
 from shardwright.verifier.elements_rows import evaluator
+from shardwright.verifier.lawbook import rested_on
 from shardwright.verifier.polys import poly
 from shardwright.verifier.solver import Failure
 from shardwright.verifier.symbols import Symbols
@@ -19,27 +20,35 @@ from shardwright.verifier.symbols import Symbols
 MAX_ROUNDS = 6
 
 
+@dataclass(frozen=True, slots=True)
+class SerialProof:
+    """The laws that a proof applied, with the facts that they rest on, or why there is no proof."""
+
+    axioms: tuple[str, ...] = ()
+    failure: Failure | None = None
+
+
 def prove_equation(rule: Equation) -> Failure | None:
     """None if the rule is proven for all sizes and ranks; otherwise what broke."""
-    return prove_terms(rule, rule.left, rule.right)
+    return prove_terms(rule, rule.left, rule.right).failure
 
 
-def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> Failure | None:
-    """As `prove_equation`, for terms over the rule's variables: wherever the left ones are well-formed."""
+def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> SerialProof:
+    """Prove terms over the rule's variables equal, wherever the left ones are well-formed."""
     try:
         symbols = _solved(rule, left)
         run = evaluator(rule, symbols)
         failure = _failure(run, left, right)
         if failure is not None and not failure.refuted and run.cuts:
-            again = replace(evaluator(rule, symbols), cuts=run.cuts, use_cuts=True)
-            failure = _failure(again, left, right)
-        return failure
+            run = replace(evaluator(rule, symbols), cuts=run.cuts, use_cuts=True)
+            failure = _failure(run, left, right)
+        return SerialProof(failure=failure) if failure else SerialProof(rested_on({"index-semantics", *run.forms.used}))
     except UnprovenError as error:
-        return error.failure
+        return SerialProof(failure=error.failure)
     except RuleError as error:
-        return Failure(str(error))
+        return SerialProof(failure=Failure(str(error)))
     except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RecursionError) as error:
-        return Failure(f"beyond these proofs: {type(error).__name__}: {error}")
+        return SerialProof(failure=Failure(f"beyond these proofs: {type(error).__name__}: {error}"))
 
 
 def known(rule: Equation) -> Symbols:

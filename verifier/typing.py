@@ -33,7 +33,7 @@ from shardwright.verifier import rowproof
 from shardwright.verifier.elements import Evaluator, extent, spliced
 from shardwright.verifier.elements_rows import evaluator
 from shardwright.verifier.polys import Poly, poly, product
-from shardwright.verifier.serialproof import known, prove_terms
+from shardwright.verifier.serialproof import SerialProof, known, prove_terms
 from shardwright.verifier.solver import Failure
 
 Divides = tuple[str, Poly]
@@ -80,9 +80,10 @@ def prove_placement(rule: Equation) -> Proved:
                     f"root {number}: the left side is {shown[0]}, the right side {shown[1]}", ill_typed=True
                 )
                 return Proved(failure=failure)
-        if (failure := typing.unguarded()) is None:
-            failure = _unequal(rule)
-        return Proved((*typing.axioms(), "index-semantics"), typing.guard(), failure)
+        if (failure := typing.unguarded()) is not None:
+            return Proved(failure=failure)
+        serial = _erasures(rule)
+        return Proved(typing.axioms(serial.axioms), typing.guard(), serial.failure)
     except IllTypedError as error:
         return Proved(failure=Failure(str(error), ill_typed=True))
     except (RuleError, GraphError) as error:
@@ -99,10 +100,11 @@ def required_guard(rule: Equation) -> tuple[Expression, ...]:
     return typing.guard()
 
 
-def _unequal(rule: Equation) -> Failure | None:
+def _erasures(rule: Equation) -> SerialProof:
+    """The proof that the erasures are equal; one term needs none."""
     pairs = [(erase(a), erase(b)) for a, b in zip(rule.left, rule.right, strict=True)]
     different = [(a, b) for a, b in pairs if a != b]
-    return prove_terms(rule, *zip(*different, strict=True)) if different else None
+    return prove_terms(rule, *zip(*different, strict=True)) if different else SerialProof()
 
 
 @dataclass
@@ -267,9 +269,9 @@ class Typing:
 
     # ---- what the types rest on ----
 
-    def axioms(self) -> tuple[str, ...]:
-        """The row rules by hash, and what their proofs use."""
-        used = {axiom for rule in self.rows.values() for axiom in proven(rule).axioms}
+    def axioms(self, serial: tuple[str, ...]) -> tuple[str, ...]:
+        """The row rules by hash, and what their proofs and the proof of the erasures use."""
+        used = {"index-semantics", *serial, *(axiom for rule in self.rows.values() for axiom in proven(rule).axioms)}
         return (*(f"row {key}" for key in sorted(self.rows)), *sorted(used))
 
     def guard(self) -> tuple[Expression, ...]:

@@ -64,7 +64,8 @@ def describe(entry: Entry, rule: Rule) -> dict[str, Any]:
         "hash": rule.hash,
         "operators": sorted(operators(rule)),
         "certificate": None if certificate is None else {
-            "axioms": list(certificate.axioms), "solver": certificate.solver, "scope": certificate.scope,
+            "axioms": list(certificate.axioms), "statements": _statements(certificate.axioms),
+            "solver": certificate.solver, "scope": certificate.scope,
         },
         "implied_by": list(entry.note.implied_by),
         "search": entry.note.search,
@@ -89,6 +90,12 @@ def _facts(rule: Rule) -> Mapping[str, str]:
 _EXACT = "equal bit for bit: only data moves"
 
 
+def _statements(axioms: Sequence[str]) -> Mapping[str, str]:
+    from shardwright.verifier.lemmas import statement
+
+    return {axiom: said for axiom in axioms if (said := statement(axiom))}
+
+
 def _proof(entry: Entry) -> Iterator[str]:
     found = entry.certificate
     if found is None:
@@ -103,12 +110,20 @@ def _proof(entry: Entry) -> Iterator[str]:
 
 
 def _axioms(axioms: Sequence[str]) -> Iterator[str]:
-    """Lemmas and laws on one line, the row rules that type a placement below, by name where they are shipped."""
-    rows = [axiom.removeprefix("row ") for axiom in axioms if axiom.startswith("row ")]
-    yield f"rests on {', '.join(axiom for axiom in axioms if not axiom.startswith('row '))}"
-    if rows:
-        shipped = {rule.hash: rule.name for _, rule in read_rules(SHIPPED).good}
-        yield from (f"and on the row rule {shipped.get(row, row)}" for row in rows)
+    """What the proof rests on, each with what it says; the row rules that type a placement by name, where shipped."""
+    from shardwright.verifier.lemmas import TRUSTED, statement
+
+    shipped: dict[str, str] | None = None
+    plain = [axiom for axiom in axioms if not axiom.startswith("row ")]
+    width = max(map(len, plain), default=0)
+    for title, trusted in (("rests on, proven by Z3:", False), ("rests on, trusted:", True)):
+        chosen = [a for a in plain if (a in TRUSTED or not statement(a)) == trusted]
+        if chosen:
+            yield title
+            yield from (f"  {a.ljust(width)}  {statement(a)}".rstrip() for a in chosen)
+    for row in (axiom.removeprefix("row ") for axiom in axioms if axiom.startswith("row ")):
+        shipped = shipped or {rule.hash: rule.name for _, rule in read_rules(SHIPPED).good}
+        yield f"and on the row rule {shipped.get(row, row)}"
 
 
 def _sides(rule: Equation) -> Iterator[tuple[str, Sequence[Term]]]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shardwright import generation, workers
+from shardwright import generation
 from shardwright import rules as driver
-from shardwright.cli.main import main
 from shardwright.pcg.graph import Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
@@ -20,9 +18,10 @@ from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import choices, derive
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier.choices import Certified
+from shardwright.verifier.lemmas import LEMMAS
+from tests.shardwright.command import Run, write
 from tests.shardwright.fakes import FakeContext
 
-Run = Callable[..., tuple[int, str, str]]
 SERIAL = CATALOGUE["linear_of_sum"].to_json()
 FALSE = {**SERIAL, "name": "false", "right": ["add(linear(x, w), linear(x, w))"]}
 BROKEN = {**SERIAL, "name": "broken", "left": ["linea(x, w)"]}
@@ -32,43 +31,6 @@ PLACED = {
     "layouts": {"x": ["S(1)"], "w": ["S(1)"]}, "left": ["linear(combine(x, axis=a), combine(w, axis=a))"],
     "right": ["reduce(linear(x, w), axis=a)"], "implied_by": ["linear_of_sum"], "parameters": [],
 }  # fmt: skip
-MODELS = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x):
-        return self.down(self.up(x).relu()).square().mean()
-
-def net():
-    return Net(), {"x": torch.randn(4, 8)}
-"""
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command line in this process, in an empty folder: (status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(workers, "num_cpus", lambda: 1)
-    monkeypatch.delenv("SHARDWRIGHT_DEBUG", raising=False)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stopped:
-            main(arguments)
-        out, err = capfd.readouterr()
-        assert isinstance(stopped.value.code, int)
-        return stopped.value.code, out, err
-
-    return run
-
-
-def write(*rules: object, name: str = "mine.json") -> str:
-    Path(name).write_text(json.dumps({"version": 1, "rules": list(rules)}))
-    return name
 
 
 @pytest.mark.parametrize("command", ["", "generate", "verify", "list", "show", "coverage"])
@@ -314,7 +276,6 @@ def whole_rows(*names: str) -> list[dict[str, object]]:
 
 
 def test_the_search_uses_the_row_rules_of_a_file_and_no_others(run: Run) -> None:
-    Path("models.py").write_text(MODELS)
     name = write(*whole_rows("linear"))
     status, out, err = run("plan", "models.py:net", "--rules", name, "--mesh", "x=2")
     assert status == 0, err
@@ -345,7 +306,6 @@ def test_a_file_of_chains_is_the_only_source_of_chains(run: Run) -> None:
 
 
 def test_what_of_a_file_is_not_certified_is_left_out_and_said(run: Run) -> None:
-    Path("models.py").write_text(MODELS)
     status, _, err = run("plan", "models.py:net", "--rules", write(SERIAL, FALSE, BROKEN), "--mesh", "x=2")
     assert status == 0, err
     assert "mine.json: left out: rules[2] 'broken': rule 'broken': field 'left[0]'" in err
@@ -353,7 +313,17 @@ def test_what_of_a_file_is_not_certified_is_left_out_and_said(run: Run) -> None:
 
 
 def test_a_file_without_a_rule_to_use_is_an_error(run: Run) -> None:
-    Path("models.py").write_text(MODELS)
     status, _, err = run("plan", "models.py:net", "--rules", write(FALSE, BROKEN), "--mesh", "x=2")
     assert status == 2
+    assert "error: mine.json: no rule of it can be used; `shardwright rules verify mine.json` says why" in err
+
+
+def test_ranks_read_the_rule_file(run: Run) -> None:
+    status, out, err = run(
+        "run", "models.py:net", "--rules", write(SERIAL), "--cluster", "local:2", "--steps", "1"
+    )  # fmt: skip
+    assert status == 0, err
+    assert out.startswith("step    1  loss ")
+    status, _, err = run("run", "models.py:net", "--rules", write(FALSE), "--cluster", "local:2", "--steps", "1")
+    assert status == 1
     assert "error: mine.json: no rule of it can be used; `shardwright rules verify mine.json` says why" in err
