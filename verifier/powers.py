@@ -12,7 +12,7 @@ from math import isqrt
 
 from shardwright.pcg.errors import RuleError
 from shardwright.verifier.families import Families
-from shardwright.verifier.monomials import ONE, ZERO, Exponent, Factor, Monomial, Normal, argument_of, total_normal
+from shardwright.verifier.monomials import ONE, ZERO, Exponent, Factor, Monomial, Normal, argument_of, of, total_normal
 
 HALF = Fraction(1, 2)
 Powers = tuple[tuple[Factor, Exponent], ...]
