@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,10 @@ from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.errors import CaptureError, DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.optable import ROWS
 from shardwright.search.plan import Plan
+from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.rowrules import choices, derive
 
 Batch = Mapping[str, Tensor]
 
@@ -239,6 +243,21 @@ def test_a_plan_file_is_run(tmp_path: Path) -> None:
     plan(model, sw.Cluster.local(2), kwargs=batch, **forced()).save(tmp_path / "plan.json")
     ((losses, _),) = run_ranks(single, 1)
     assert run_ranks(_from_file, 2, args=(str(tmp_path / "plan.json"),)) == pytest.approx([losses[0]] * 2, rel=1e-5)
+
+
+def _with_rules(path: str) -> set[str]:
+    """The operators that are split by a plan that is searched on the ranks."""
+    model, batch = example()
+    parallel = compile(model, sw.Cluster.local(2), kwargs=batch, rules=path, **forced())
+    assert torch.isfinite(parallel.forward_backward(**batch))
+    return {node.op for node in parallel.graph.nodes if node.split not in ((), ("R",))}
+
+
+def test_ranks_plan_with_the_rules_of_a_file_and_no_others(tmp_path: Path) -> None:
+    pattern = Pattern.parse("a b c, d c -> a b d", 2)
+    rules = [derive("linear", pattern, choice).to_json() for choice in choices(ROWS["linear"], pattern)]
+    (tmp_path / "rules.json").write_text(json.dumps({"version": 1, "rules": rules}))
+    assert run_ranks(_with_rules, 2, args=(str(tmp_path / "rules.json"),)) == [{"linear"}] * 2
 
 
 def _refused(build: Callable[[], object]) -> str:

@@ -8,32 +8,20 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shardwright.cli import calibrate as calibrate_command
-from shardwright.cli.main import main
 from shardwright.cli.options import parse_cluster
 from shardwright.cli.run import environment
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.search.plan import Plan
+from tests.shardwright.command import MODELS, Run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MODELS = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x, scale=1.0):
-        return (self.down(self.up(x).relu()) * scale).square().mean()
-
-def net():
+OTHERS = """
+def scaled():
     return Net(), {"x": torch.randn(4, 8), "scale": 2.0}
 
 def positional():
@@ -52,25 +40,11 @@ def broken():
     raise ValueError("no such data set")
 """
 
-Run = Callable[..., tuple[int, str, str]]
 
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command line in this process, in a folder that holds `models.py`: (status, stdout, stderr)."""
-    (tmp_path / "models.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("SHARDWRIGHT_DEBUG", raising=False)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stopped:
-            main(arguments)
-        out, err = capfd.readouterr()
-        assert isinstance(stopped.value.code, int)
-        return stopped.value.code, out, err
-
-    return run
+@pytest.fixture(autouse=True)
+def _models(run: Run) -> None:
+    """More functions in `models.py`."""
+    Path("models.py").write_text(MODELS + OTHERS)
 
 
 # ---- help ----
@@ -188,8 +162,8 @@ def assert_error(result: tuple[int, str, str], message: str) -> None:
         (["plan"], "give either a model as FILE.py:FUNCTION or --hf-config FILE"),
         (["plan", "models.py"], "'models.py': give it as FILE.py:FUNCTION"),
         (["plan", "nope.py:net"], "there is no file nope.py"),
-        (["plan", "models.py:nope"], "models.py has no function 'nope'; it has Net, net, positional"),
-        (["plan", "models.py:broken"], "models.py:29: ValueError: no such data set"),
+        (["plan", "models.py:nope"], "models.py has no function 'nope'; it has Net, net, scaled, positional"),
+        (["plan", "models.py:broken"], "models.py:32: ValueError: no such data set"),
         (["plan", "models.py:lonely"], r"returns a model without a batch; return \(model, batch\)"),
         (["plan", "models.py:number"], "the function returns int"),
         (["plan", "models.py:net", "--cluster", "moon"], "--cluster 'moon' is no cluster: give local:N, preset"),
@@ -309,7 +283,7 @@ def test_verify_a_plan_as_json(run: Run) -> None:
 
 
 def test_verify_refuses_a_plan_for_another_batch(run: Run) -> None:
-    run("plan", "models.py:positional", "-o", "plan.json")
+    run("plan", "models.py:scaled", "-o", "plan.json")
     assert_error(run("verify", "models.py:net", "--plan", "plan.json"), "plan for 'Net' has fingerprint")
 
 
