@@ -7,43 +7,51 @@ with, and the forced layouts that the tests run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from shardwright.pcg.analysis import is_whole
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.factors import parse_choice
+from shardwright.pcg.factors import Signature, parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.optable import ROWS
 from shardwright.search.problem import Restrict
 
-DATA, ZERO, TENSOR, FREE = "data", "zero", "tensor", "free"
-ROLES = (DATA, ZERO, TENSOR, FREE)
+DATA, ZERO, CONTEXT, TENSOR, FREE = "data", "zero", "context", "tensor", "free"
+ROLES = (DATA, ZERO, CONTEXT, TENSOR, FREE)
 
 
-def batch_factors(graph: Graph) -> Mapping[str, str]:
+def batch_factors(graph: Graph, dim: int = 0) -> Mapping[str, str]:
     """For every node that carries the batch dimension, the factor that splits it.
 
-    The batch is dimension 0 of the inputs; it is followed through factor strings, so that `(b s)` after a reshape and
-    the sum over it in a loss are found too.
+    The batch is dimension 0 of the inputs, the sequence their dimension 1; `dim` says which one is followed through
+    factor strings, so that `(b s)` after a reshape and the sum over it in a loss are found too.
     """
-    where: dict[str, Layout] = {n.name: S(0) for n in graph.leaves("input") if graph.types[n.name].shape}
+    where: dict[str, Layout] = {n.name: S(dim) for n in graph.leaves("input") if len(graph.types[n.name].shape) > dim}
     found: dict[str, str] = {}
     for node in graph.nodes:
         if node.is_leaf or node.op == OPAQUE:
             continue
         signature = graph.signature(node)
-        for index, factor in enumerate(signature.factors):
-            if factor.role == "fixed":
-                continue
-            operands, result = signature.split_layouts(index)
+        for choice, operands, result in _splits(signature, {where[i].blocks for i in node.inputs if i in where}):
             carried = [name for name, x in zip(node.inputs, operands, strict=True) if where.get(name) == x]
             if carried:
-                found[node.name] = factor.name
+                found[node.name] = choice
                 if result.is_shard:
                     where[node.name] = result
                 break
     return found
+
+
+def _splits(signature: Signature, blocks: set[int]) -> Iterator[tuple[str, tuple[Layout, ...], Layout]]:
+    """The choices that split one factor, whole or in this many blocks, with the layouts of operands and result."""
+    for index, factor in enumerate(signature.factors):
+        if factor.role == "fixed":
+            continue
+        yield factor.name, *signature.split_layouts(index)
+        for n in sorted(blocks):
+            if 1 < n < factor.size and factor.size % n == 0:
+                yield f"{factor.name}/{n}", *signature.refined(index, n).split_layouts(index)
 
 
 def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -> Restrict:
@@ -51,6 +59,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
 
     data      splits the batch wherever an operator has it, and nothing else; parameters are stored whole
     zero      as data, but every parameter that can be is stored sharded
+    context   as data, but for dimension 1 of the inputs: the sequence
     tensor    splits anything but the batch; what multiplies or looks up a weight is split along the weight where it
               can be
     free      anything
@@ -59,7 +68,10 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     if unknown:
         raise PlanError(f"unknown axis role {unknown[0]!r}; choose one of {list(ROLES)}")
     batch = batch_factors(graph)
-    extents = {node.name: _extent(graph, node, batch.get(node.name)) for node in graph.nodes}
+    context = batch_factors(graph, 1) if CONTEXT in roles else {}
+    extents = {
+        (n, choice): _extent(graph, graph.by_name[n], choice) for d in (batch, context) for n, choice in d.items()
+    }
     weights = {node.name: _weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
 
     def allowed(node: Node, axis: int, choice: str) -> bool:
@@ -68,11 +80,11 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
             return True
         if node.op == "parameter":
             return _storage_allowed(graph, node, role, choice, sizes[axis])
-        mine = batch.get(node.name)
+        mine = (context if role == CONTEXT else batch).get(node.name)
         if role == TENSOR:
             along_weight = {f for f, size in weights[node.name] if size % sizes[axis] == 0}
             return parse_choice(choice)[0] in along_weight if along_weight else choice != mine
-        if mine is None or extents[node.name] % sizes[axis]:
+        if mine is None or extents[node.name, mine] % sizes[axis]:
             return is_whole(choice)
         return choice == mine
 
@@ -101,15 +113,16 @@ def _is_weight(graph: Graph, name: str) -> bool:
     return node.op == "parameter"
 
 
-def _extent(graph: Graph, node: Node, factor: str | None) -> int:
-    """The size of the node's factor of that name; 1, which nothing divides, where it has none."""
-    signature = graph.signature(node) if factor is not None else None
-    index = signature.index(factor) if signature and factor else None
-    return signature.factors[index].size if signature and index is not None else 1
+def _extent(graph: Graph, node: Node, choice: str) -> int:
+    """The size of what an axis divides that splits the node this way; 1, which nothing divides, where it cannot."""
+    factor, blocks = parse_choice(choice)
+    signature = graph.signature(node)
+    index = signature.index(factor)
+    return signature.factors[index].size // blocks if index is not None else 1
 
 
 def _storage_allowed(graph: Graph, node: Node, role: str, choice: str, size: int) -> bool:
-    if role == DATA:
+    if role in (DATA, CONTEXT):
         return choice == "R"
     if role == ZERO:
         shardable = any(extent % size == 0 for extent in graph.types[node.name].shape)

@@ -75,7 +75,7 @@ def plan(
         args: example inputs of one global batch, positional; shapes are baked into the plan.
         kwargs: the same, by name.
         mesh: search on this mesh only, as `Mesh.of(dp=2, tp=4)` or `{"dp": 2, "tp": 4}`.
-        roles: what each axis of `mesh` may do: "data", "zero", "tensor" or "free" (anything, the default).
+        roles: what each axis of `mesh` may do: "data", "zero", "context", "tensor" or "free" (anything, the default).
         strict: an operator without a row in the op table is an error; otherwise it runs replicated.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
             that it holds. Rules in it that are not certified are proven, or left out, which `progress` is told.

@@ -94,7 +94,7 @@ def search_options(command: Command) -> Command:
             "--roles",
             type=parse_roles,
             metavar="ROLES",
-            help="What each axis of --mesh may do: data, zero, tensor or free.",
+            help="What each axis of --mesh may do: data, zero, context, tensor or free.",
         ),
         click.option("--mesh", type=parse_mesh, metavar="MESH", help="Search on this mesh only, such as dp=2,tp=4."),
     ):
