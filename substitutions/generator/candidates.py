@@ -42,7 +42,7 @@ def generate_context(
     """
     run = SerialTerms(context, seed)
     pruner, check, found = Pruner(run.pool, seed), Recheck(context, run.pool, seed), dict[str, Equation]()
-    for pair in run.pairs(min(max_ops, context.num_ops)):
+    for pair in run.pairs(max_ops):
         if not pruner.keeps(pair):
             continue
         rule = check.rule(pair)

@@ -38,7 +38,7 @@ def generate_placements(
             counts["fingerprints"] = len(enumeration.terms)
             report(counts)
 
-    enumeration.run(min(max_ops, context.num_ops), tick)
+    enumeration.run(max_ops, tick)
     counts["graphs"], counts["fingerprints"] = enumeration.num_graphs, len(enumeration.terms)
     rules = Renderer(enumeration).rules(counts)
     wrong = recheck(rules, seed)

@@ -38,7 +38,6 @@ class PlacementContext:
     sizes       the prime that a size stands for, where the choice matters
     small       the size at which fingerprints are taken, where the choice matters
     parts       of the numbers that fingerprints are made of: one, and one more for exponentials
-    num_ops     at most this many operators, however many are asked for
     """
 
     name: str
@@ -50,7 +49,6 @@ class PlacementContext:
     sizes: tuple[tuple[str, int], ...] = ()
     small: tuple[tuple[str, int], ...] = ()
     parts: int = 2
-    num_ops: int = 99
 
 
 class PrimeSizes:

@@ -43,7 +43,6 @@ class SerialContext:
     parts      how many parts a number has: one, and one more for every exponential inside another
     part       the part that fingerprints read: 0, or 1 where logarithms matter
     samples    how many assignments of sizes fingerprints read
-    num_ops    at most this many operators, however many are asked for: three-operand operators make too many terms
     max_rank   the most dimensions that a reshape may make
     """
 
@@ -57,7 +56,6 @@ class SerialContext:
     samples: int = 2
     max_rank: int = 4
     about: tuple[str, ...] = ()
-    num_ops: int = 99
 
     @cached_property
     def dims(self) -> Mapping[str, Dims]:

@@ -14,7 +14,6 @@ ATTENTION = (
         ("sdpa", "add", "mul"),
         parts=2,
         about=("sdpa",),
-        num_ops=3,
     ),
     SerialContext(
         "causal_sdpa",
@@ -37,7 +36,6 @@ ATTENTION = (
         ("sdpa", "concat", "neg"),
         extents=("l + m", "e + f"),
         parts=2,
-        num_ops=3,
     ),
     SerialContext(
         "sdpa_heads",

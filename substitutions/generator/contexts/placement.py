@@ -179,7 +179,6 @@ ONE_AXIS = (
         (("q", "b h n d"), ("k", "b h s d"), ("v", "b h s e"), ("c", "")),
         ("sdpa(causal=False, scale=scale)", "add", "mul", "permute(dims=(0, 2, 1, 3))"),
         sizes=(("b", 5),),
-        num_ops=3,
     ),
     PlacementContext(
         "scores",
@@ -211,12 +210,62 @@ ONE_AXIS = (
     ),
 )
 
+_AB = ("a", "b")
+_TRANSPOSED = "permute(dims=(1, 0))"
 TWO_AXES = (
     PlacementContext(
-        "two_axes",
-        (("x", "m i"), ("w", "o i")),
-        ("linear", "relu", "add"),
-        axes=("a", "b"),
-        num_ops=3,
+        "two_axes", (("x", "m i"), ("w", "o i")), ("linear", "add", "mul", "relu", _TRANSPOSED, *_SUMS), axes=_AB
+    ),
+    PlacementContext(
+        "two_axes_layers",
+        (("x", "m i"), ("w", "h i"), ("v", "o h"), ("u", "m h")),
+        ("linear", "add", "mul", "silu"),
+        axes=_AB,
+    ),
+    PlacementContext(
+        "two_axes_bias", (("x", "m i"), ("w", "o i"), ("z", "o"), ("c", "")), ("linear", "add", "mul", "relu"), axes=_AB
+    ),
+    PlacementContext(
+        "two_axes_product",
+        (("x", "m k"), ("y", "k n")),
+        ("matmul", "mul", "sub", "tanh", _TRANSPOSED, *_SUMS),
+        axes=_AB,
+    ),
+    PlacementContext(
+        "two_axes_batched",
+        (("x", "b m k"), ("y", "b k n")),
+        ("matmul", "mul", "relu", "softmax(dim=2)", "permute(dims=(0, 2, 1))", "sum(dims=(0,), keepdim=False)"),
+        axes=_AB,
+    ),
+    PlacementContext(
+        "two_axes_elements",
+        (("x", "m i"), ("y", "m i"), ("c", "")),
+        ("add", "sub", "mul", "neg", "relu", "exp", "softmax(dim=1)", _TRANSPOSED, *_SUMS),
+        axes=_AB,
+    ),
+    PlacementContext(
+        "two_axes_sequence",
+        (("x", "b m i"), ("w", "o i"), ("g", "i")),
+        ("linear", "add", "mul", "rms_norm" + _NORM, "sum(dims=(0,), keepdim=False)"),
+        axes=_AB,
+    ),
+    PlacementContext(
+        "two_axes_heads",
+        (("x", "m (h d)"), ("y", "m h d"), ("w", "(h d) i")),
+        ("linear", "add", "relu", "reshape(shape=(m, h, d))", "reshape(shape=(m, h * d))", "permute(dims=(1, 0, 2))"),
+        axes=_AB,
+    ),
+    PlacementContext(
+        "two_axes_pieces",
+        (("x", "m i"), ("w", "(q o) i"), ("y", "m i")),
+        ("linear", "add", _CUT, _REST, "concat(dim=0)", "concat(dim=1)"),
+        axes=_AB,
+    ),
+    PlacementContext(
+        "two_axes_lookup",
+        (("w", "v h"), ("t", "n"), ("u", "o h")),
+        ("embedding(padding_idx=pad)", "linear", "add", "relu"),
+        indices=(("t", "v"),),
+        axes=_AB,
     ),
 )

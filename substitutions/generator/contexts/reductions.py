@@ -74,7 +74,6 @@ NORMS = (
         {"x": "*b i", "w": "i", "d": "i", "c": ""},
         ("layer_norm", "layer_norm_scaled", "layer_norm_affine", "add", "mul", "neg"),
         about=("layer_norm",),
-        num_ops=3,
     ),
     SerialContext(
         "rms_norm",
@@ -88,7 +87,6 @@ NORMS = (
         ("layer_norm_affine", "layer_norm", "rms_norm", "rms_norm_scaled", "concat", "slice", "neg"),
         cuts=cut("m + n", "0:m", "m:m + n"),
         extents=("m + n",),
-        num_ops=3,
     ),
     SerialContext(
         "norms_of_linear",
