@@ -121,7 +121,7 @@ def _check(rule: RowRule) -> None:
         pattern = rule.shapes()
     if len(pattern.factors) > len(_PRIMES):
         raise RuleError(f"field 'pattern': {len(pattern.factors)} factors; at most {len(_PRIMES)} are supported")
-    _check_pattern(ROWS[rule.row], pattern, rule.pattern)
+    check_pattern(rule)
     if not _CHOICE.fullmatch(rule.choice) or (rule.factor is not None and rule.factor not in pattern.factors):
         raise RuleError(
             f"field 'choice': {rule.choice!r} is none of R, C, P with operands (P0 or P0,1), or a factor of "
@@ -145,8 +145,9 @@ def _check(rule: RowRule) -> None:
                 raise RuleError(f"field '{key}[{i}]': {value!r} is none of {wanted}")
 
 
-def _check_pattern(row: Row, pattern: Pattern, text: str) -> None:
-    """Where the operands' shapes alone decide the row's factors, the pattern must be one that it has."""
+def check_pattern(rule: RowRule) -> None:
+    """Raise a `RuleError` where the operands' shapes decide the row's factors, and the pattern is none that it has."""
+    row, pattern, text = ROWS[rule.row], rule.shapes(), rule.pattern
     if not isinstance(row.factors, str):
         return
     sizes = dict(zip(pattern.factors, _PRIMES, strict=False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import keyword
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS
+from shardwright.substitutions.attributes import check_type, semantics
 from shardwright.substitutions.expressions import RESERVED, Expression
+from shardwright.substitutions.fields import located
 from shardwright.substitutions.terms import Apply, Term, subterms
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_OPERATORS = 200
 """Operators on one side of a rule."""
+MAX_RANK = 64
+"""Dimensions of one variable."""
 MAX_INT = 2**31 - 1
 
 
@@ -36,6 +39,8 @@ def check_equation(rule: Equation) -> None:
         if num_operators > MAX_OPERATORS:
             raise RuleError(f"field {side!r}: {num_operators} operators; at most {MAX_OPERATORS} are read")
     for i, condition in enumerate(rule.guard):
+        if not isinstance(condition.tree, ast.Compare):
+            raise RuleError(f"field 'guard[{i}]': expected a comparison such as 'o > 1', got {str(condition)!r}")
         _check_numbers(condition, f"field 'guard[{i}]'")
     _check_axes(rule)
     _check_parameters(rule)
@@ -47,6 +52,10 @@ def _applied(root: Term) -> Iterator[Apply]:
 
 def _check_names(rule: Equation) -> None:
     for variable, dims in rule.variables:
+        if len(dims.entries) > MAX_RANK:
+            raise RuleError(
+                f"field 'variables.{variable}': {len(dims.entries)} dimensions; at most {MAX_RANK} are read"
+            )
         for name in (variable, *(n.lstrip("*") for n in dims.names)):
             if not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED:
                 raise RuleError(f"field 'variables.{variable}': {name!r} is a reserved word; choose another name")
@@ -58,7 +67,7 @@ def _check_apply(term: Apply, where: str) -> None:
     num_wanted = _num_operands(term.op)
     if num_wanted is not None and len(term.operands) != num_wanted:
         raise RuleError(f"{where}: {term.op} has {num_wanted} operands, got {len(term.operands)} in {_short(term)}")
-    signature = _signature(term.op)
+    signature = semantics(term.op)
     if signature is None and term.attrs:
         raise RuleError(f"{where}: {term.op} has no attributes, got {term.attrs[0][0]!r} in {_short(term)}")
     if signature is not None:
@@ -67,6 +76,8 @@ def _check_apply(term: Apply, where: str) -> None:
         except TypeError as error:
             raise RuleError(f"{where}: {_short(term)}: {error}") from None
     for key, value in term.attrs:
+        with located(f"{where}: {term.op}: {key}"):
+            check_type(term.op, key, value)
         _check_numbers(value, f"{where}: {term.op}: {key}")
 
 
@@ -80,15 +91,6 @@ def _num_operands(op: str) -> int | None:
     """How many operands the row has, where its factor string says so."""
     factors = ROWS[op].factors
     return len(factors.partition("->")[0].split(",")) if isinstance(factors, str) else None
-
-
-@lru_cache(maxsize=256)
-def _signature(op: str) -> inspect.Signature | None:
-    """The operands and attributes of the row's semantics; None where it has operands alone."""
-    function = ROWS[op].numpy
-    if not inspect.isfunction(function) and isinstance(ROWS[op].factors, str):
-        return None  # a universal function of NumPy, whose own options are not attributes
-    return inspect.signature(function)
 
 
 def _check_numbers(expression: Expression, where: str) -> None:

@@ -38,11 +38,11 @@ class Certificate:
 
 _PROVER = (
     "attributes", "claims", "elements", "elements_lookups", "elements_moves", "elements_pointwise", "elements_rows",
-    "elements_sums", "families", "lawbook", "laws", "lemmas", "monomials", "normal", "polys", "powers", "rowproof",
-    "semantics", "serialproof", "solver", "stepproof", "sums", "symbols", "typing",
+    "elements_sums", "families", "fit", "lawbook", "laws", "lemmas", "monomials", "normal", "polys", "powers",
+    "rowproof", "semantics", "serialproof", "solver", "stepproof", "sums", "symbols", "typing",
 )  # fmt: skip
 _TYPES = ("factors", "inference", "layout", "parallel")
-_FORMS = ("equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
+_FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
 
 
 @lru_cache(maxsize=1)
@@ -70,6 +70,13 @@ def certify(rule: Rule) -> Certificate | str:
 
 def prove(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
     """The axioms of a proof, or what broke. Z3 is only loaded here."""
+    from shardwright.verifier.fit import checked
+
+    axioms, failure = _prove(rule)
+    return axioms, checked(rule, failure)
+
+
+def _prove(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
     if isinstance(rule, RowRule):
         from shardwright.verifier import rowproof
 

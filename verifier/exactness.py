@@ -18,7 +18,7 @@ from shardwright.pcg.parallel import REDUCE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import replacement
 from shardwright.substitutions.terms import Apply, subterms
-from shardwright.verifier.falsify_serial import instances
+from shardwright.verifier.instances import instances
 from shardwright.verifier.mismatch import ERRORS, Mismatch
 
 TRIALS = 4

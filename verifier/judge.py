@@ -26,7 +26,7 @@ from shardwright.verifier.certificates import Certificate, prove, rule_guard
 LIMIT_S = 20.0
 """Seconds for one rule; what takes longer is unknown."""
 _HINT_S = 3.0
-Outcome = Literal["certified", "refuted", "unknown"]
+Outcome = Literal["certified", "refuted", "unknown", "malformed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Verd
     found = _prove(rule, limit_s)
     if found.outcome == "certified" and isinstance(rule, Equation) and rule.moves:
         found = _exact(rule, found, limit_s)
-    elif found.outcome != "certified":
+    elif found.outcome in ("refuted", "unknown"):
         counterexample = _counterexample(rule, limit_s)
         if counterexample is not None:
             found = Verdict("refuted", None, counterexample)
@@ -115,6 +115,8 @@ def _prove(rule: Rule, limit_s: float) -> Verdict:
         return Verdict("unknown", None, f"the prover failed: {type(error).__name__}: {error}")
     if failure is None:
         return Verdict("certified", Certificate(rule.hash, rule.name, axioms, rule_guard(rule), version()))
+    if failure.malformed:
+        return Verdict("malformed", None, str(failure))
     return Verdict("refuted" if failure.refuted else "unknown", None, str(failure))
 
 

@@ -19,19 +19,25 @@ SMALL = (2, 3, 5, 7, 4, 6, 8, 9, 10, 11)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A claim that was not proven: refuted, by numbers (`model`) or by its types, or unknown. Neither is ever used."""
+    """A claim that was not proven: refuted, by numbers (`model`) or by its types, or unknown. Neither is ever used.
+
+    malformed   the rule claims nothing: the claim names the field that no tensors fit
+    """
 
     claim: str
     model: Mapping[str, str] | None = None
     ill_typed: bool = False
+    malformed: bool = False
 
     @property
     def refuted(self) -> bool:
-        return self.model is not None or self.ill_typed
+        return self.model is not None or self.ill_typed or self.malformed
 
     def __str__(self) -> str:
         if self.model is not None:
             return f"{self.claim}: false for {', '.join(f'{k} = {v}' for k, v in self.model.items())}"
+        if self.malformed:
+            return self.claim
         return f"{self.claim}: {'ill-typed' if self.ill_typed else 'not proven'}"
 
 

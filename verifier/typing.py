@@ -73,7 +73,7 @@ def prove_placement(rule: Equation) -> Proved:
     try:
         typing = Typing(rule)
         for number, (left, right) in enumerate(zip(rule.left, rule.right, strict=True)):
-            types = typing.of(left), typing.of(right)
+            types = typing.root("left", number, left), typing.root("right", number, right)
             if types[0].layouts != types[1].layouts:
                 shown = [" ".join(map(str, t.layouts)) for t in types]
                 failure = Failure(
@@ -85,7 +85,7 @@ def prove_placement(rule: Equation) -> Proved:
         serial = _erasures(rule)
         return Proved(typing.axioms(serial.axioms), typing.guard(), serial.failure)
     except IllTypedError as error:
-        return Proved(failure=Failure(str(error), ill_typed=True))
+        return Proved(failure=Failure(str(error), malformed=True))
     except (RuleError, GraphError) as error:
         return Proved(failure=Failure(str(error)))
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError) as error:
@@ -141,6 +141,13 @@ class Typing:
         return sum(c * prod(self.sizes[str(a)] for a in atoms) for atoms, c in size.terms)
 
     # ---- types ----
+
+    def root(self, side: str, number: int, term: Term) -> Type:
+        """The type of a root; an `IllTypedError` names its field."""
+        try:
+            return self.of(term)
+        except IllTypedError as error:
+            raise IllTypedError(f"field '{side}[{number}]': {error}") from None
 
     def of(self, term: Term) -> Type:
         """The type of a term; `IllTypedError` where it has none."""

@@ -75,6 +75,21 @@ def test_an_unknown_rule_is_said_loudly_and_is_no_failure(run: Run) -> None:
     assert "1 UNKNOWN: neither proven nor refuted, and never used; reasons above" in out
 
 
+UNFIT = {**SERIAL, "name": "unfit", "variables": {"x": "m i", "y": "o i", "w": "o i"}}
+
+
+def test_a_rule_that_no_tensors_fit_is_malformed(run: Run) -> None:
+    never = {**SERIAL, "name": "never", "guard": ["o < 1"]}
+    status, out, _ = run("rules", "verify", write(UNFIT, never, SERIAL), "--no-base")
+    assert status == 1
+    assert "  1 certified, 0 refuted, 0 unknown, 2 malformed" in out
+    assert "MALFORMED: unfit\n  rules[0]: linear(add(x, y), w) = " in out
+    assert "field 'left[0]': add(x, y) has no shape: " in out
+    assert "field 'guard[0]': no sizes satisfy o < 1" in out
+    found = json.loads(run("rules", "verify", write(UNFIT), "--no-base", "--format", "json")[1])
+    assert [rule["outcome"] for rule in found["rules"]] == ["malformed"]
+
+
 def test_verdicts_are_plain_data_too(run: Run) -> None:
     status, out, _ = run("rules", "verify", write(SERIAL, FALSE, BROKEN), "--no-base", "--format", "json")
     found = json.loads(out)
@@ -117,6 +132,14 @@ def test_the_rules_and_lemmas_below_are_proven_too(run: Run, tmp_path: Path, mon
         (b"", "the file is empty"),
         (b"{", "line 1: expected JSON"),
         (b"\xff", "expected JSON text in UTF-8"),
+        (b"rules: none", "line 1: expected JSON"),
+        (b'{"version": 1, "rules": [', "line 1: expected JSON, got: Expecting value; the file is truncated"),
+        (b"[1, 2, 3]", "expected an object with the fields 'version' and 'rules' (docs/rules.md), got [1, 2, 3]"),
+        (b"3", "expected an object with the fields 'version' and 'rules' (docs/rules.md), got 3"),
+        (b'{"version": 1, "rules": {}}', "field 'rules': expected a list of rules, got {}"),
+        (b'{"version": 2, "rules": []}', "version 2, expected 1"),
+        (b"[" * 100_000, "expected rules, got JSON nested too deeply"),
+        (b'{"version": 1, "rules": [' + b"1" * 5000 + b"]}", "expected rules, got a value that cannot be read"),
         (b"[]", "expected an object with the fields 'version' and 'rules'"),
     ],
 )

@@ -16,7 +16,7 @@ from shardwright.substitutions.apply import apply
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import equation
 from shardwright.substitutions.match import matches
-from shardwright.verifier.falsify_serial import _instance
+from shardwright.verifier.instances import instance
 
 
 def graph(text: str, *, outputs: str) -> Graph:
@@ -169,11 +169,11 @@ def test_a_match_of_another_graph_is_an_error() -> None:
 def test_every_rule_matches_its_own_left_side_and_keeps_the_values(name: str) -> None:
     rng, found = random.Random(3), 0
     while found < 3:
-        instance = _instance(CATALOGUE[name], rng)
-        if instance is None:
+        made = instance(CATALOGUE[name], rng)
+        if made is None:
             continue
         found += 1
-        before, own = instance
+        before, own = made
         given = {parameter: own.sizes[parameter] for parameter in CATALOGUE[name].parameters}
         found_here = matches(CATALOGUE[name], before, given)
         assert found_here, print_graph(before)

@@ -46,7 +46,7 @@ def assert_close(want: Tensor, got: np.ndarray[Any, Any], what: str) -> None:
 def instance(rule: Equation, seed: int) -> tuple[Graph, Match]:
     """The left side at random sizes that satisfy the guard; no tensor is empty."""
     rng = random.Random(seed)
-    tried = (_instance(rule, rng) for _ in range(4000))
+    tried = (made_instance(rule, rng) for _ in range(4000))
     found = next((made for made in tried if made is not None and not _is_empty(made[0])), None)
     assert found is not None, f"{rule.name}: no small sizes satisfy its left side and guard"
     return found

@@ -1,0 +1,278 @@
+"""Rules that say nothing, because no tensors fit them: they are malformed, whatever their sides compute.
+
+The guard holds for some sizes; both sides have shapes, which the op table gives, at sizes that satisfy it. Dims of
+different names are different sizes unless the guard, or an operator that sums over both, makes them one. What is not
+decided here, such as shapes with free attributes, is left to the proofs.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from math import isqrt
+from typing import Any
+
+from shardwright.pcg.errors import RuleError
+from shardwright.pcg.optable import ROWS
+from shardwright.substitutions.attributes import types
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.expressions import Expression
+from shardwright.substitutions.rowrules import RowRule, check_pattern
+from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.terms import Apply, Term, Variable, erase, subterms
+from shardwright.verifier.instances import RANKS, SIZES, applied, drawn_sizes, satisfies
+from shardwright.verifier.mismatch import ERRORS
+from shardwright.verifier.solver import Failure, is_satisfiable
+from shardwright.verifier.symbols import Symbols
+
+Shape = tuple[int, ...]
+_TRIES, _ENOUGH = 600, 12
+_MAX_RANK = 64
+
+
+def checked(rule: Rule, failure: Failure | None) -> Failure | None:
+    """The outcome of a proof, or what is wrong with the rule that was tried: it fits nothing."""
+    if isinstance(rule, RowRule):
+        return _foreign(rule) or failure
+    if not isinstance(rule, Equation) or (failure is not None and failure.malformed):
+        return failure
+    if failure is None:
+        return _no_sizes(rule) or _other_types(rule)
+    return _no_sizes(rule) or (failure if failure.refuted else _no_shapes(rule) or failure)
+
+
+def _malformed(field: str, what: str) -> Failure:
+    return Failure(f"field {field!r}: {what}", malformed=True)
+
+
+def _foreign(rule: RowRule) -> Failure | None:
+    try:
+        check_pattern(rule)
+    except RuleError as error:
+        return Failure(str(error), malformed=True)
+    return None
+
+
+# ---- guards ----
+
+
+def _no_sizes(rule: Equation) -> Failure | None:
+    """The condition that no sizes satisfy together with those before it, if there is one."""
+    if not rule.guard:
+        return None
+    rng, problems = random.Random(1), dict[str, str]()
+    for _ in range(_TRIES):
+        try:
+            if satisfies(rule, drawn_sizes(rule, rng, _pool(rule), _ranks(rule))):
+                return None
+        except (RuleError, *ERRORS) as error:
+            problems.setdefault(type(error).__name__, str(error))
+    for i, condition in enumerate(rule.guard):
+        if not _evaluates(rule, i):
+            return _malformed(f"guard[{i}]", f"{condition} has no value for any sizes")
+        if not _satisfiable(rule, i + 1):
+            return _malformed(f"guard[{i}]", f"no sizes satisfy {', '.join(map(str, rule.guard[: i + 1]))}")
+    return None
+
+
+def _evaluates(rule: Equation, at: int) -> bool:
+    rng = random.Random(1)
+    for _ in range(_TRIES // 10):
+        try:
+            rule.guard[at].evaluate(drawn_sizes(rule, rng, solve=False))
+        except (RuleError, *ERRORS):
+            continue
+        return True
+    return False
+
+
+def _satisfiable(rule: Equation, count: int) -> bool:
+    """Whether Z3 lets the first conditions hold together; True also where it does not know, or cannot say them."""
+    symbols = Symbols({*rule.sizes, *rule.axes})
+    splices = {name[1:] for _, dims in rule.variables for name in dims.names if name.startswith("*")}
+    try:
+        for condition in rule.guard[:count]:
+            if condition.names & splices:
+                return not _of_ranks(condition.tree) or any(
+                    condition.evaluate(dict.fromkeys(splices, (1,) * rank)) for rank in range(_MAX_RANK)
+                )
+            symbols.assume(condition)
+        return is_satisfiable(symbols.given([]))
+    except (RuleError, *ERRORS):
+        return True
+
+
+def _of_ranks(tree: ast.expr) -> bool:
+    """Whether a condition is about one number of dimensions alone."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {"len"}
+    return len(names) == 1
+
+
+# ---- shapes ----
+
+
+def _no_shapes(rule: Equation) -> Failure | None:
+    """The operator that has no shape at any sizes for which everything before it has one."""
+    rng, met = random.Random(2), 0
+    left, right = (tuple(map(erase, side)) for side in (rule.left, rule.right))
+    trials = {"left": _Trials(rule, left), "right": _Trials(rule, right)}
+    for _ in range(_TRIES):
+        try:
+            sizes = drawn_sizes(rule, rng, _pool(rule), _ranks(rule), distinct=True)
+            if not satisfies(rule, sizes) or not _general(rule, sizes):
+                continue
+        except (RuleError, *ERRORS):
+            continue
+        if trials["left"].fit(sizes) and (trials["right"].fit(sizes) or (met := met + 1) == _ENOUGH):
+            break
+    for side, found in trials.items():
+        if not found.fits:
+            return None if side == "left" and _equated(rule) else found.failure(side)
+    return None
+
+
+def _general(rule: Equation, sizes: Mapping[str, Any]) -> bool:
+    """Whether no two dims are equal by accident, and none is 1, so that nothing is broadcast."""
+    defined = set(map(_defined, rule.guard))
+    plain = {n for _, dims in rule.variables for n in dims.names if not n.startswith("*")} - defined
+    return len({sizes[name] for name in plain}) == len(plain) and all(sizes[name] > 1 for name in plain)
+
+
+def _equated(rule: Equation) -> bool:
+    """Whether the left side fits where it makes sizes of different names equal, as a sum over both does."""
+    from shardwright.verifier.elements_rows import evaluator
+    from shardwright.verifier.serialproof import known
+
+    try:
+        run = evaluator(rule, known(rule))
+        for root in rule.left:
+            run.tensor(erase(root))
+    except (RuleError, *ERRORS, AttributeError, RecursionError):
+        return False
+    return bool(run.equations)
+
+
+class _Trials:
+    """The shapes of one side at many sizes: whether they exist, and where they end if they never do."""
+
+    def __init__(self, rule: Equation, roots: Sequence[Term]) -> None:
+        self.rule, self.roots, self.fits = rule, roots, False
+        self.order = list(dict.fromkeys(t for root in roots for t in subterms(root)))
+        self.furthest, self.reached, self.said = -1, 0, ""
+
+    def fit(self, sizes: Mapping[str, Any]) -> bool:
+        """Whether the side has shapes at these sizes."""
+        shapes: dict[Term, Shape] = {}
+        for at, term in enumerate(self.order):
+            try:
+                shapes[term] = self._shape(term, shapes, sizes)
+            except (RuleError, *ERRORS) as error:
+                self._note(at, str(error), sizes)
+                return False
+        self.fits = True
+        return True
+
+    def _shape(self, term: Term, shapes: Mapping[Term, Shape], sizes: Mapping[str, Any]) -> Shape:
+        if isinstance(term, Variable):
+            return self.rule.dims[term.name].shape(sizes)
+        attrs = {key: value.evaluate(sizes) for key, value in term.attrs}
+        return ROWS[term.op].signature([shapes[t] for t in term.operands], attrs).result_shape
+
+    def _note(self, at: int, said: str, sizes: Mapping[str, Any]) -> None:
+        if at > self.furthest:
+            self.furthest, self.reached, self.said = at, 0, said
+            names = {n.lstrip("*") for _, dims in self.rule.variables for n in dims.names}
+            shown = ", ".join(f"{name} = {sizes[name]}" for name in sorted(names))
+            self.said = f"{said} (at {shown})" if shown else said
+        self.reached += at == self.furthest
+
+    def failure(self, side: str) -> Failure | None:
+        """What never fits; None where too few sizes were tried, or free attributes may mend it."""
+        term = self.order[self.furthest]
+        root = next(i for i, root in enumerate(self.roots) if term in subterms(root))
+        if self.reached < _ENOUGH or self._open(term):
+            return None
+        return _malformed(f"{side}[{root}]", f"{_short(term)} has no shape: {self.said}")
+
+    def _open(self, term: Term) -> bool:
+        """Whether the shape depends on names that no variable has: they were drawn blindly."""
+        known = {n.lstrip("*") for _, dims in self.rule.variables for n in dims.names}
+        known |= set(map(_defined, self.rule.guard))
+        shaping = (value for t in applied((term,)) for key, value in t.attrs if _shapes(t, key))
+        return any(value.names - known for value in shaping)
+
+
+def _defined(condition: Expression) -> str:
+    """The name that a condition gives a value, or ""."""
+    match condition.tree:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()]):
+            return name
+        case _:
+            return ""
+
+
+def _shapes(term: Apply, key: str) -> bool:
+    """Whether an attribute may have a part in shapes: it is made of integers."""
+    return not {"float", "bool", "str", "None"} & set(types(term.op, key))
+
+
+def _short(term: Term) -> str:
+    text = str(term)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _pool(rule: Equation) -> tuple[int, ...]:
+    """Sizes to try: small ones, and those that the numbers in the rule ask for."""
+    numbers = {n for n in _numbers(rule) if n > 1}
+    wanted = {m for n in numbers for m in (n - 1, n, n + 1, 2 * n, 3 * n, *_divisors(n)) if m > 1}
+    return tuple(dict.fromkeys((*SIZES, 8, 9, *sorted(wanted))))
+
+
+def _divisors(n: int) -> Iterator[int]:
+    small = [d for d in range(2, min(isqrt(n), 10_000) + 1) if n % d == 0][:8]
+    yield from (m for d in small for m in (d, n // d))
+
+
+def _ranks(rule: Equation) -> tuple[int, ...]:
+    return tuple(sorted({*RANKS, *(n + more for n in _numbers(rule) if n < _MAX_RANK for more in (0, 1, 2))}))
+
+
+def _numbers(rule: Equation) -> Iterator[int]:
+    """The integers that a rule mentions."""
+    attrs = (value for t in applied((*rule.left, *rule.right)) for _, value in t.attrs)
+    for value in (*attrs, *rule.guard):
+        yield from (n.value for n in ast.walk(value.tree) if isinstance(n, ast.Constant) and type(n.value) is int)
+
+
+# ---- attributes ----
+
+
+def _other_types(rule: Equation) -> Failure | None:
+    """An attribute of the right side that may be given what its type does not have, such as None."""
+    bound: dict[str, set[str]] = {}
+    for term in applied(rule.left):
+        for key, value in term.attrs:
+            if value.name is not None and value.name not in rule.sizes:
+                found = set(types(term.op, key))
+                bound[value.name] = bound.get(value.name, found) & found
+    compared = set().union(*(_numeric(condition.tree) for condition in rule.guard))
+    for term in applied(rule.right):
+        for key, value in term.attrs:
+            for name in sorted(value.names & bound.keys() - compared):
+                if "None" in bound[name] and (value.name is None or "None" not in types(term.op, key)):
+                    return Failure(f"{term.op}: {key}={value} where {name} is a number", {name: "None"})
+    return None
+
+
+def _numeric(tree: ast.expr) -> set[str]:
+    """The names that a condition holds for only if they are numbers: None has no order."""
+    if not isinstance(tree, ast.Compare):
+        return set()
+    numbers: set[str] = set()
+    for op, left, right in zip(tree.ops, (tree.left, *tree.comparators), tree.comparators, strict=False):
+        if isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) or (
+            isinstance(op, ast.Eq) and any(isinstance(x, ast.Constant) and x.value is not None for x in (left, right))
+        ):
+            numbers |= {node.id for x in (left, right) for node in ast.walk(x) if isinstance(node, ast.Name)}
+    return numbers
