@@ -1,0 +1,113 @@
+"""How good predictions are: errors of step times by group, the order of alternatives, and the constant-MFU predictor.
+
+error    predicted / published − 1
+order    of two runs of one model on one GPU type with one sequence length whose throughputs per GPU differ by more
+         than 5 %, whether the faster one is predicted to be faster
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+import numpy as np
+
+from bench.decoders import Decoder
+from bench.published import Run
+
+_TIE = 1e-9
+DIFFERENT = 0.05
+"""Throughputs that lie closer are not ordered: llm-foundry's rows scatter by 2 to 3 % at the 90th percentile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A run with the step time that a model predicts, and whether constants were fitted to it."""
+
+    run: Run
+    step_s: float
+    fitted: bool = False
+
+    @property
+    def error(self) -> float:
+        return self.step_s / self.run.step_s - 1
+
+    @property
+    def tokens_per_s_gpu(self) -> float:
+        return self.run.tokens_per_step / self.step_s / self.run.num_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Of a group of rows: how many, median and 90th percentile of |error|, the largest, and the median signed."""
+
+    count: int
+    median: float
+    ninetieth: float
+    worst: float
+    bias: float
+
+
+def errors(rows: Iterable[Predicted]) -> Errors:
+    """The statistics of a group. Raises `ValueError` where it is empty."""
+    signed = [row.error for row in rows]
+    if not signed:
+        raise ValueError("errors: the group has no rows; leave it out")
+    sizes = np.abs(signed)
+    at = [float(np.quantile(sizes, share)) for share in (0.5, 0.9, 1.0)]
+    return Errors(len(signed), *at, median(signed))
+
+
+def by_group(rows: Iterable[Predicted], key: Callable[[Run], Hashable]) -> dict[Hashable, list[Predicted]]:
+    """Rows by what `key` says of their runs, in the order of the first of each group."""
+    groups: dict[Hashable, list[Predicted]] = defaultdict(list)
+    for row in rows:
+        groups[key(row.run)].append(row)
+    return dict(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How many pairs were judged, and how many of them were predicted in the right order."""
+
+    pairs: int
+    right: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.pairs if self.pairs else 1.0
+
+
+def order(rows: Sequence[Predicted]) -> Order:
+    """Of all pairs of one model, GPU and sequence length whose throughputs per GPU differ enough."""
+    pairs = right = 0
+    for group in by_group(rows, lambda run: (run.model, run.gpu, run.seq)).values():
+        for a, b in combinations(group, 2):
+            ours, theirs = (f(a) / f(b) for f in (lambda r: r.tokens_per_s_gpu, lambda r: median(r.run.published)))
+            if max(theirs, 1 / theirs) > 1 + DIFFERENT:
+                pairs += 1
+                right += (ours > 1 + _TIE) if theirs > 1 else (ours < 1 - _TIE)
+    return Order(pairs, right)
+
+
+# ---- the predictor to beat ----
+
+
+def mfu_s(decoder: Decoder, run: Run) -> float:
+    """Seconds of a step in which every GPU did the model's FLOPs at 1 FLOP per second; divide by MFU · peak."""
+    return decoder.model_flops(run.seq, run.tokens_per_step) / run.num_gpus
+
+
+def constant_mfu(runs: Sequence[Run], names: frozenset[str], decoder: Callable[[Run], Decoder]) -> list[Predicted]:
+    """Step times from one rate per GPU type and precision: the median of what the rows in `names` reached."""
+    rates: dict[Hashable, list[float]] = defaultdict(list)
+    for run in runs:
+        if run.name in names:
+            rates[run.gpu].append(mfu_s(decoder(run), run) / run.step_s)
+    missing = sorted({run.gpu for run in runs} - set(rates))  # type: ignore[type-var]
+    if missing:
+        raise ValueError(f"constant_mfu: no row of {missing[0]} is fitted; choose another offset")
+    return [Predicted(r, mfu_s(decoder(r), r) / median(rates[r.gpu]), r.name in names) for r in runs]
