@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from math import prod
 
 from shardwright.cost.compute import Compute
+from shardwright.cost.work import Local, Passes, passes
 from shardwright.pcg.analysis import is_whole
+from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.layout import Layouts, local_shape
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
+from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 
 def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) -> float:
@@ -19,7 +21,11 @@ def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) ->
 
 
 class NodeCost:
-    """Time and kept bytes of one operator under each of its choices."""
+    """Time and kept bytes of one operator under each of its choices.
+
+    `operands` and `result` are logical types; `grad` says which get a gradient. `kept` lists what backward keeps and
+    nobody else is charged for; `copies` says whether a view has to copy.
+    """
 
     def __init__(
         self,
@@ -32,35 +38,55 @@ class NodeCost:
         copies: bool,
     ) -> None:
         self.operands, self.result, self.sizes = operands, result, sizes
-        self.compute, self.kept = compute, kept
+        self.compute, self.kept, self.copies = compute, kept, copies
+        self.op, self.attrs = node.op, dict(node.attrs)
         self.row = ROWS[node.op] if node.op != OPAQUE else None
-        if self.row is None:
-            self.flops = float(result.num_elements)
-        else:
-            self.flops = self.row.flops(self.row.signature([t.shape for t in operands], dict(node.attrs)))
-        self.moves_data = self.row is None or not self.row.view or copies
-        floats = [t.dtype for t in (*operands, result) if is_float(t.dtype)]
-        self.dtype = floats[-1] if floats else "float32"
-        self.num_grads = sum(t.grad for t in operands) if result.grad else 0
+        self.signature = self.row.signature([t.shape for t in operands], self.attrs) if self.row else None
+        self._known: dict[object, tuple[Passes, tuple[float, float]]] = {}
+
+    def passes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> Passes:
+        """The kernels of one device's part, forward and backward."""
+        return self._costed(split, needs, result)[0]
+
+    def passes_s(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> tuple[float, float]:
+        """Seconds of forward and of backward."""
+        return self._costed(split, needs, result)[1]
 
     def time_s(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> float:
-        """Forward and backward. A contraction's backward is one contraction per operand that needs a gradient."""
-        passes = 1 + (self.num_grads if self.row and self.row.contraction else min(self.num_grads, 1))
-        if not self.moves_data:
-            return passes * self.compute.device.op_overhead_s / 2
-        degree = prod(size for size, choice in zip(self.sizes, split, strict=True) if not is_whole(choice))
-        returned = local_bytes(self.result, result, self.sizes)
-        num_bytes = returned + sum(self._read_bytes(t, n, returned) for t, n in zip(self.operands, needs, strict=True))
-        if self.row and self.row.random:  # every device draws the mask of the whole tensor
-            degree, num_bytes = 1, num_bytes + 2 * self.result.num_bytes
-        return passes * float(self.compute.time_s(self.flops / degree, num_bytes, self.dtype))
+        """Seconds of forward and backward together."""
+        return sum(self.passes_s(split, needs, result))
 
-    def _read_bytes(self, operand: TensorType, layouts: Layouts, returned: float) -> float:
-        """A lookup reads what it returns, not its whole table."""
-        read = local_bytes(operand, layouts, self.sizes)
-        return min(read, returned) if self.row is not None and self.row.lookup else read
+    def _costed(
+        self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts
+    ) -> tuple[Passes, tuple[float, float]]:
+        """Choices that leave a device the same part cost the same."""
+        shapes = tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True))
+        returned, extents = local_shape(self.result.shape, result, self.sizes), self._extents(split)
+        key = (shapes, returned, extents)
+        if key not in self._known:
+            found = passes(self._local(shapes, returned, extents))
+            self._known[key] = found, self.compute.passes_s(self.op, found)
+        return self._known[key]
+
+    def _extents(self, split: tuple[str, ...]) -> tuple[int, ...]:
+        """The sizes of the signature's factors on one device."""
+        if self.signature is None:
+            return ()
+        degrees: dict[str, int] = {}
+        for choice, size in zip(split, self.sizes, strict=True):
+            if not is_whole(choice):
+                name = parse_choice(choice)[0]
+                degrees[name] = degrees.get(name, 1) * size
+        return tuple(f.size // degrees.get(f.name, 1) for f in self.signature.factors)
+
+    def _local(self, shapes: Sequence[tuple[int, ...]], returned: tuple[int, ...], extents: tuple[int, ...]) -> Local:
+        operands = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in zip(self.operands, shapes, strict=True))
+        mine = TensorType(returned, self.result.dtype, (), self.result.grad)
+        drawn = self.result.num_elements if self.row is not None and self.row.random else 0
+        return Local(self.row, self.attrs, self.signature, extents, operands, mine, drawn, self.copies)
 
     def kept_bytes(self, needs: tuple[Layouts, ...], result: Layouts) -> float:
+        """Bytes that stay on a device for the backward pass."""
         total = 0.0
         for item in self.kept:
             if item == "result":
