@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from shardwright.cost import checks
 from shardwright.cost.device import Device
@@ -55,12 +56,30 @@ class CollectiveLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive ranks of a mixed cluster: equal devices and the links between them, innermost first."""
+
+    device: Device
+    levels: tuple[Level, ...]
+
+    def __post_init__(self) -> None:
+        _check_devices_and_links(self, "Part")
+
+    @property
+    def num_devices(self) -> int:
+        return prod(level.size for level in self.levels)
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
-    """Equal devices joined by levels of links, innermost first; rank r lies in unit r // size of the first level.
+    """Devices joined by levels of links, innermost first; rank r lies in unit r // size of the first level.
 
     Attributes:
+        device: every rank's. In a mixed cluster the binding one: the least rate of each kind, the least memory.
+        levels: what joins all ranks; in a mixed cluster at the pace of the slowest part.
         provenance: where the figures come from: "default", "datasheet: …" or "measured <date> …".
         collectives: measured lines, used in place of the model of the links; only for clusters of one level.
+        parts: of a mixed cluster, in the order of their ranks; empty where all devices and links are equal.
     """
 
     name: str
@@ -69,17 +88,15 @@ class Cluster:
     backend: Backend
     provenance: str
     collectives: tuple[CollectiveLine, ...] = ()
+    parts: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
         checks.text(self.name, "Cluster", "name", "what people call the cluster")
         checks.text(self.provenance, "Cluster", "provenance", "where the figures come from")
-        if not isinstance(self.device, Device):
-            raise checks.FieldError("Cluster", "device", f"expected a Device, got {self.device!r}; construct one")
-        object.__setattr__(self, "levels", _checked_tuple(self.levels, "levels", Level))
-        object.__setattr__(self, "collectives", _checked_tuple(self.collectives, "collectives", CollectiveLine))
-        if not self.levels:
-            problem = "expected at least one level, got none; give the innermost first"
-            raise checks.FieldError("Cluster", "levels", problem)
+        _check_devices_and_links(self, "Cluster")
+        lines = _checked_tuple(self.collectives, "Cluster", "collectives", CollectiveLine)
+        object.__setattr__(self, "collectives", lines)
+        object.__setattr__(self, "parts", _checked_tuple(self.parts, "Cluster", "parts", Part))
         checks.choice(self.backend, "Cluster", "backend", BACKENDS)
         if self.backend == "nccl" and self.device.kind == "cpu":
             problem = "expected 'gloo' for a device of kind 'cpu', got 'nccl'; NCCL moves data between GPUs only"
@@ -87,6 +104,24 @@ class Cluster:
         if self.collectives and len(self.levels) > 1:
             problem = f"measured lines describe a cluster of one level, this one has {len(self.levels)}; remove them"
             raise checks.FieldError("Cluster", "collectives", problem)
+        if self.parts:
+            self._check_parts()
+
+    def _check_parts(self) -> None:
+        from shardwright.cost.parts import slowest_device
+
+        sizes = [part.num_devices for part in self.parts]
+        if sum(sizes) != self.num_devices:
+            problem = (
+                f"expected {self.num_devices} devices, as the levels join, got {' + '.join(map(str, sizes))} = "
+                f"{sum(sizes)}; devices that no level joins are disconnected: correct the sizes of the levels"
+            )
+            raise checks.FieldError("Cluster", "parts", problem)
+        if self.device != slowest_device([part.device for part in self.parts]):
+            problem = (
+                f"expected the slowest of the parts' devices, got {self.device.name!r}; use Cluster.mixed or .join"
+            )
+            raise checks.FieldError("Cluster", "device", problem)
 
     @property
     def num_devices(self) -> int:
@@ -95,8 +130,19 @@ class Cluster:
     def summary(self) -> str:
         """One line for people: size, device, links, provenance."""
         links = " × ".join(f"{level.size} {level.name}" for level in self.levels)
-        memory = self.device.memory_bytes / 1e9
-        return f"{self.name}: {links}, {self.device.name} ({memory:.0f} GB), {self.backend}; {self.provenance}"
+        kinds = [(f"{part.num_devices} ", part.device) for part in self.parts] or [("", self.device)]
+        devices = " + ".join(f"{count}{device.name} ({device.memory_bytes / 1e9:.0f} GB)" for count, device in kinds)
+        return f"{self.name}: {links}, {devices}, {self.backend}; {self.provenance}"
+
+    def part(self, ranks: range) -> Cluster:
+        """The cluster of consecutive `ranks`, such as those of a pipeline stage: their own devices and links.
+
+        Raises:
+            ClusterError: no ranks, ranks with gaps, or ranks that the cluster does not have.
+        """
+        from shardwright.cost.parts import part_of
+
+        return _same(part_of(cast("Any", self), ranks))
 
     # ------------------------------------------------------------------------------------------------- constructors
 
@@ -115,6 +161,26 @@ class Cluster:
         return _same(preset_cluster(name, nodes, devices_per_node))
 
     @classmethod
+    def mixed(cls, machines: Sequence[tuple[str, int]]) -> Cluster:
+        """Common machines of several kinds in one network: `mixed([("dgx-h100", 4), ("dgx-a100", 4)])`."""
+        from shardwright.cost.presets import preset_mix
+
+        return _same(preset_mix(machines))
+
+    @classmethod
+    def join(cls, clusters: Sequence[Cluster], link: Level, name: str | None = None) -> Cluster:
+        """Clusters in the order of their ranks, joined by `link`: sites, pods, or nodes of several kinds.
+
+        `link.size` is the number of clusters, or that of their nodes where these share one network.
+
+        Raises:
+            ClusterError: fewer than two clusters, several backends, or units of different sizes.
+        """
+        from shardwright.cost.parts import join_clusters
+
+        return _same(join_clusters(cast("Any", clusters), link, name))
+
+    @classmethod
     def detect(cls) -> Cluster:
         """The cluster that this process runs on: its GPUs or CPU ranks, by torchrun's environment if there is one."""
         from shardwright.cost.detect import detect_cluster
@@ -125,10 +191,8 @@ class Cluster:
 
     def to_json(self) -> dict[str, object]:
         """The JSON form, described by `cost/cluster.schema.json`."""
-        fields = cast("dict[str, object]", asdict(self))
-        fields["levels"] = [{**asdict(level), "dims": list(level.dims)} for level in self.levels]
-        fields["collectives"] = [asdict(line) for line in self.collectives]
-        return {"format": FORMAT, "version": VERSION, **fields}
+        fields = {name: value for name, value in asdict(self).items() if name != ("device" if self.parts else "parts")}
+        return {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(fields))}
 
     @classmethod
     def from_json(cls, data: object, source: str = "cluster") -> Cluster:
@@ -176,7 +240,15 @@ def _same(cluster: object) -> Cluster:
     return cast("Cluster", cluster)
 
 
-def _checked_tuple(value: object, name: str, kind: type[Level] | type[CollectiveLine]) -> tuple[object, ...]:
+def _check_devices_and_links(owner: Part | Cluster, name: str) -> None:
+    if not isinstance(owner.device, Device):
+        raise checks.FieldError(name, "device", f"expected a Device, got {owner.device!r}; construct one")
+    object.__setattr__(owner, "levels", _checked_tuple(owner.levels, name, "levels", Level))
+    if not owner.levels:
+        raise checks.FieldError(name, "levels", "expected at least one level, got none; give the innermost first")
+
+
+def _checked_tuple(value: object, owner: str, name: str, kind: type) -> tuple[Any, ...]:
     if not isinstance(value, (tuple, list)) or not all(isinstance(entry, kind) for entry in value):
-        raise checks.FieldError("Cluster", name, f"expected a tuple of {kind.__name__}, got {value!r}; construct them")
+        raise checks.FieldError(owner, name, f"expected a tuple of {kind.__name__}, got {value!r}; construct them")
     return tuple(value)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardwright.cost import checks
-from shardwright.cost.cluster import FORMAT, VERSION, Cluster, CollectiveLine
+from shardwright.cost.cluster import FORMAT, VERSION, Cluster, CollectiveLine, Part
 from shardwright.cost.device import Device
+from shardwright.cost.parts import slowest_device
 from shardwright.cost.topology import LINK_KINDS, Level
 from shardwright.pcg.errors import ClusterError
 
-_Part = TypeVar("_Part", Device, Level, CollectiveLine)
+_Kind = TypeVar("_Kind", Device, Level, CollectiveLine)
 _VERSIONS = (1, VERSION)
 _KIND_OF_NAME = {**{kind: kind for kind in LINK_KINDS}, "xgmi": "nvlink", "rank": "host"}  # in files of version 1
 
@@ -51,14 +52,19 @@ def read_cluster(data: object, source: str) -> Cluster:
         expected = " or ".join(map(str, _VERSIONS))
         advice = "use the release of Shardwright that wrote the file, or write it again with this one"
         raise ClusterError(f"{source}: version: expected {expected}, got {data['version']!r}; {advice}")
-    required = ("format", "version", "name", "device", "levels", "backend", "provenance")
-    top: dict[str, Any] = checks.json_object(data, source, required, ("collectives",))
-    device = _read_part(Device, top["device"], source, "device")
+    is_mixed = isinstance(data, dict) and bool(data.get("parts"))
+    device_field = () if is_mixed else ("device",)
+    required = ("format", "version", "name", *device_field, "levels", "backend", "provenance")
+    top: dict[str, Any] = checks.json_object(data, source, required, ("collectives", "parts"))
+    parts = [_read_part(entry, place) for entry, place in _entries(top.get("parts", []), f"{source}: parts")]
+    device = (
+        slowest_device([part.device for part in parts]) if parts else _read(Device, top["device"], f"{source}: device")
+    )
     links = _with_kinds(top["levels"]) if top["version"] == 1 else top["levels"]
-    levels = _read_parts(Level, links, source, "levels")
-    collectives = _read_parts(CollectiveLine, top.get("collectives", []), source, "collectives")
+    levels = _read_each(Level, links, f"{source}: levels")
+    collectives = _read_each(CollectiveLine, top.get("collectives", []), f"{source}: collectives")
     with checks.located(f"{source}: "):
-        return Cluster(top["name"], device, tuple(levels), top["backend"], top["provenance"], tuple(collectives))
+        return Cluster(top["name"], device, levels, top["backend"], top["provenance"], collectives, tuple(parts))
 
 
 def _is_version(value: object) -> bool:
@@ -77,14 +83,25 @@ def _with_kinds(levels: object) -> object:
     ]
 
 
-def _read_parts(kind: type[_Part], value: object, source: str, name: str) -> list[_Part]:
-    entries = checks.json_list(value, f"{source}: {name}", "objects")
-    return [_read_part(kind, entry, source, f"{name}[{index}]") for index, entry in enumerate(entries)]
+def _read_part(value: object, place: str) -> Part:
+    fields_of_part: dict[str, Any] = checks.json_object(value, place, ("device", "levels"))
+    device = _read(Device, fields_of_part["device"], f"{place}.device")
+    levels = _read_each(Level, fields_of_part["levels"], f"{place}.levels")
+    with checks.located(f"{place}."):
+        return Part(device, levels)
 
 
-def _read_part(kind: type[_Part], value: object, source: str, place: str) -> _Part:
+def _read_each(kind: type[_Kind], value: object, place: str) -> tuple[_Kind, ...]:
+    return tuple(_read(kind, entry, place_of_entry) for entry, place_of_entry in _entries(value, place))
+
+
+def _entries(value: object, place: str) -> list[tuple[object, str]]:
+    return [(entry, f"{place}[{index}]") for index, entry in enumerate(checks.json_list(value, place, "objects"))]
+
+
+def _read(kind: type[_Kind], value: object, place: str) -> _Kind:
     required = [entry.name for entry in fields(kind) if entry.default is MISSING and entry.default_factory is MISSING]
     optional = [entry.name for entry in fields(kind) if entry.name not in required]
-    entries: dict[str, Any] = checks.json_object(value, f"{source}: {place}", required, optional)
-    with checks.located(f"{source}: {place}."):
+    entries: dict[str, Any] = checks.json_object(value, place, required, optional)
+    with checks.located(f"{place}."):
         return kind(**entries)

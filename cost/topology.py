@@ -14,7 +14,7 @@ A slow link between sites is a level like any other: kind "network", a small ban
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -68,6 +68,33 @@ class Level:
     def shared_bytes_per_s(self) -> float:
         """Bandwidth of one device out of its unit when all devices send across this level at once."""
         return self.bandwidth_bytes_per_s / self.oversubscription
+
+    def resized(self, size: int) -> Level:
+        """This level with `size` neighbouring units in place of all, or with more of the same kind.
+
+        A piece of a ring is a line; a piece of a grid is the grid of its last dimensions, no longer wrapped around. In
+        a mesh each unit keeps its links to the units that are left, and so only that part of its bandwidth.
+        """
+        if size == self.size:
+            return self
+        if self.dims:
+            return replace(self, size=size, topology="mesh", dims=_last_dims(self.dims, size))
+        if self.topology == "ring" and size < self.size:
+            return replace(self, size=size, topology="mesh", dims=(size,))
+        bandwidth = self.bandwidth_bytes_per_s
+        if self.topology == "mesh" and 1 < size < self.size:
+            bandwidth *= (size - 1) / (self.size - 1)
+        return replace(self, size=size, bandwidth_bytes_per_s=bandwidth)
+
+
+def _last_dims(dims: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The grid of `size` consecutive units: whole rows of the last dimensions where it is such, else a line."""
+    rows = 1
+    for i in reversed(range(len(dims))):
+        if size % rows == 0 and size // rows <= dims[i]:
+            return (size // rows, *dims[i + 1 :])
+        rows *= dims[i]
+    return (size,)
 
 
 def _checked_oversubscription(value: object) -> float:

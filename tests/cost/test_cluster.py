@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import shardwright.cost
-from shardwright.cost.cluster import Cluster, CollectiveLine, Level, threads_per_rank
+from shardwright.cost.cluster import Cluster, CollectiveLine, threads_per_rank
 from shardwright.cost.device import Device
+from shardwright.cost.topology import Level
 from shardwright.pcg.errors import ClusterError
 
 GPU = Device("gpu", 80 * 10**9, 2e12, {"fp32": 2e13, "bf16": 3e14}, 0.8, 5e-6, "cuda")

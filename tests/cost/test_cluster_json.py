@@ -55,6 +55,15 @@ lines = st.builds(
 
 
 @st.composite
+def mixed_clusters(draw: st.DrawFn) -> Cluster:
+    """Two parts of one structure and a level of both."""
+    inside = draw(levels())
+    pair = [Cluster(draw(names), draw(devices), (inside, draw(levels())), "gloo", draw(names)) for _ in range(2)]
+    nodes = sum(cluster.levels[1].size for cluster in pair)
+    return Cluster.join(pair, Level(draw(names), nodes, draw(positive), draw(st.floats(0, 1))), draw(names))
+
+
+@st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
     stack = tuple(draw(st.lists(levels(), min_size=1, max_size=3)))
     measured = tuple(draw(st.lists(lines, max_size=3))) if len(stack) == 1 else ()
@@ -105,7 +114,7 @@ def test_files_of_version_1() -> None:
     assert written["version"] == 2
 
 
-@given(clusters())
+@given(clusters() | mixed_clusters())
 def test_round_trip(cluster: Cluster) -> None:
     data = json.loads(json.dumps(cluster.to_json()))
     assert Cluster.from_json(data) == cluster
@@ -149,7 +158,9 @@ ERRORS = [
         without(["device", "kind"]),
         (
             "c.json: device: missing field 'kind', got 'name', 'memory_bytes', 'memory_bytes_per_s', 'flops_per_s', "
-            "'matmul_efficiency', 'op_overhead_s'; add it"
+            "'matmul_efficiency', 'op_overhead_s', 'attention_efficiency', 'attention_backward_efficiency', "
+            "'vector_flops_per_s', 'num_units', 'kernel_s', 'update_overhead_s', 'step_overhead_s', 'operators', "
+            "'kernels'; add it"
         ),
     ),
     (
@@ -170,7 +181,7 @@ ERRORS = [
         changed(["topology"], "torus"),
         (
             "c.json: unknown field 'topology'; remove it or correct it to one of 'format', 'version', 'name', "
-            "'device', 'levels', 'backend', 'provenance', 'collectives'"
+            "'device', 'levels', 'backend', 'provenance', 'collectives', 'parts'"
         ),
     ),
     (
@@ -193,7 +204,7 @@ ERRORS = [
     ),
     (
         changed([*LEVEL, "dims"], [2, 2]),
-        ("c.json: levels[1].dims: expected none for topology 'switch', got [2, 2]; remove them or make it a 'torus'"),
+        ("c.json: levels[1].dims: expected none for topology 'rail', got [2, 2]; remove them or make it a 'torus'"),
     ),
     (changed(["levels"], {}), "c.json: levels: expected a list of objects, got {}"),
     (changed(["levels"], []), "c.json: levels: expected at least one level, got none; give the innermost first"),
@@ -211,6 +222,28 @@ ERRORS = [
     (
         changed(["device", "kind"], "cpu"),
         "c.json: backend: expected 'gloo' for a device of kind 'cpu', got 'nccl'; NCCL moves data between GPUs only",
+    ),
+    (
+        changed(["parts"], []) | {"device": None},
+        (
+            "c.json: device: expected an object with the fields 'name', 'memory_bytes', 'memory_bytes_per_s', "
+            "'flops_per_s', 'matmul_efficiency', 'op_overhead_s', 'kind', got None"
+        ),
+    ),
+    (
+        changed(["parts"], [{"device": {}}]),
+        (
+            "c.json: unknown field 'device'; remove it or correct it to one of 'format', 'version', 'name', 'levels', "
+            "'backend', 'provenance', 'collectives', 'parts'"
+        ),
+    ),
+    (
+        without(["device"]) | {"parts": [{"device": {}}]},
+        "c.json: parts[0]: missing field 'levels', got 'device'; add it",
+    ),
+    (
+        without(["device"]) | {"parts": [{"device": two_levels()["device"], "levels": []}]},
+        "c.json: parts[0].levels: expected at least one level, got none; give the innermost first",
     ),
     (changed(["format"], "plan"), "c.json: format: expected 'shardwright-cluster', got 'plan'; is it a cluster file?"),
     (
@@ -306,6 +339,7 @@ GOOD: list[dict[str, Any]] = [
         )
     ),
 ]
+GOOD.append(json.loads(json.dumps(Cluster.mixed([("dgx-h100", 1), ("dgx-a100", 2)]).to_json())))
 ODD = [0, 1, -1, 0.5, 2.0, 1e400, True, False, None, "", " ", "x", "cpu", "gloo", "nccl", [], {}, [1], {"x": 1}]
 CHANGES = [(index, path) for index, data in enumerate(GOOD) for path in _paths(data)]
 
@@ -330,9 +364,14 @@ def _changes() -> list[tuple[str, Any]]:
     return cases
 
 
-def _has_other_grid(data: Any) -> bool:
+def _is_disconnected(data: Any) -> bool:
+    """A grid of other than `size` units, or parts of other than all devices."""
     try:
-        return any(level.get("dims") and math.prod(level["dims"]) != level["size"] for level in data["levels"])
+        joined = math.prod(level["size"] for level in data["levels"])
+        parts = [math.prod(level["size"] for level in part["levels"]) for part in data.get("parts", [])]
+        return bool(parts and sum(parts) != joined) or any(
+            level.get("dims") and math.prod(level["dims"]) != level["size"] for level in data["levels"]
+        )
     except (AttributeError, KeyError, TypeError):
         return False
 
@@ -347,7 +386,7 @@ def test_validator_and_schema_agree() -> None:
             good = True
         except ClusterError:
             good = False
-        beyond_schemas = "inf" in change or _has_other_grid(data)  # no such number in JSON; no products in schemas
+        beyond_schemas = "inf" in change or _is_disconnected(data)  # no such number in JSON; no products in schemas
         if good != validator.is_valid(data) and not beyond_schemas:
             disagree.append(change)
     assert not disagree

@@ -35,6 +35,30 @@ def test_oversubscription_shares_the_bandwidth() -> None:
 
 
 @pytest.mark.parametrize(
+    ("level", "size", "expected"),
+    [
+        (NETWORK, 4, replace(NETWORK, size=4)),
+        (NETWORK, 32, replace(NETWORK, size=32)),
+        (replace(NETWORK, topology="ring"), 4, replace(NETWORK, size=4, topology="mesh", dims=(4,))),
+        (replace(NETWORK, topology="ring"), 32, replace(NETWORK, size=32, topology="ring")),
+        (
+            replace(NETWORK, topology="mesh"),
+            6,
+            replace(NETWORK, size=6, topology="mesh", bandwidth_bytes_per_s=2e10 * (5 / 15)),
+        ),
+        (replace(NETWORK, topology="mesh"), 1, replace(NETWORK, size=1, topology="mesh")),
+        (TORUS, 3, replace(TORUS, size=3, topology="mesh", dims=(3,))),
+        (TORUS, 8, replace(TORUS, size=8, topology="mesh", dims=(2, 4))),
+        (TORUS, 6, replace(TORUS, size=6, topology="mesh", dims=(6,))),
+        (TORUS, 32, replace(TORUS, size=32, topology="mesh", dims=(32,))),
+        (TORUS, 16, TORUS),
+    ],
+)
+def test_resized(level: Level, size: int, expected: Level) -> None:
+    assert level.resized(size) == expected
+
+
+@pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
         ("kind", "wifi", r"kind: expected one of 'nvlink', 'pcie', 'network', 'host', got 'wifi'; choose one"),
