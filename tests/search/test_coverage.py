@@ -23,10 +23,10 @@ FIRES = {
     "gpt": {
         "linear [a b c, d c -> a b d] by d",
         "linear [a b c, d c -> a b d] by c",
-        "layer_norm [a b c!, c!, c! -> a b c!] by b",
+        "layer_norm [a b c!, c!, c! -> a b c!] by a",
         "matmul [a b c d, a b d e -> a b c e] by b",
-        "dropout [a b c -> a b c] by b",
-        "embedding [a b, c -> c b] by c",
+        "dropout [a b c -> a b c] by a",
+        "embedding [a b, c -> c b] by b",
         "reduce_scatter",
         "gather_copy",
         "unfuse_three_affine",
