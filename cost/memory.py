@@ -1,11 +1,16 @@
-"""Memory of one device by category, and what the Adam optimizers keep per parameter.
+"""Memory of one device by category, and what training keeps per parameter.
 
 Sources: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models" (2020), section 3.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from shardwright.cost.execution import Execution
+from shardwright.pcg.types import ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +23,10 @@ class Memory:
         optimizer_bytes: of the optimizer's states.
         activations_bytes: kept for the backward pass.
         gathered_bytes: weights gathered from their shards, while they are in use.
-        buffers_bytes: the model's buffers and constants.
+        buffers_bytes: the model's buffers and constants, and the batch.
         communication_bytes: staging buffers of collectives.
+        temporary_bytes: values and gradients of values that only live for a moment.
+        slack_bytes: what the allocator holds beyond that.
     """
 
     parameters_bytes: int = 0
@@ -29,6 +36,8 @@ class Memory:
     gathered_bytes: int = 0
     buffers_bytes: int = 0
     communication_bytes: int = 0
+    temporary_bytes: int = 0
+    slack_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -37,6 +46,11 @@ class Memory:
     def by_category(self) -> dict[str, int]:
         """Bytes by category ("parameters", "gradients", …), in the order of the fields."""
         return {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def of(cls, categories: Mapping[str, float]) -> Memory:
+        """Bytes by category, as `by_category` gives them."""
+        return cls(**{f"{name}_bytes": round(num_bytes) for name, num_bytes in categories.items()})
 
     def __add__(self, other: Memory) -> Memory:
         return Memory(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
@@ -77,3 +91,53 @@ def adam_bytes(
 
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
+
+
+# ------------------------------------------------------------------------------------------------------- per parameter
+
+
+class Stored(NamedTuple):
+    """A parameter as one device stores it. `gathered`: from slices, before every use (ZeRO-3)."""
+
+    num_elements: float
+    dtype: str
+    grad: bool
+    gathered: bool
+
+
+def gradient_bytes(stored: Stored, execution: Execution) -> float:
+    """Of the accumulated gradient on one device."""
+    return stored.num_elements * ITEM_BYTES[execution.state_dtype(stored.dtype)]
+
+
+def state_bytes(stored: Stored, execution: Execution, shards: int = 1) -> dict[str, float]:
+    """What a parameter and its optimizer keep all the time, by category. `shards`: of the optimizer's part (ZeRO-1).
+
+    Adam keeps two moments. In mixed precision there is a 16-bit weight to compute with and a master copy in fp32, which
+    counts as the optimizer's; of a gathered parameter the master copy is all that is stored. With its fp32 gradient
+    that is 18 bytes per parameter, 16 / n where it is gathered from n slices (Rajbhandari et al., section 3, counts a
+    16-bit gradient: 16).
+    """
+    state, used = _item_bytes(stored.dtype, execution)
+    if not stored.grad:
+        return {"parameters": stored.num_elements * used}
+    moments = 2 if execution.optimizer == "adam" else 0
+    master = state if state > used and not stored.gathered else 0
+    return {
+        "parameters": stored.num_elements * (state if stored.gathered else used),
+        "optimizer": stored.num_elements * (master + moments * state) / shards,
+    }
+
+
+def update_bytes(stored: Stored, execution: Execution, shards: int = 1) -> float:
+    """Bytes that the optimizer's update of a parameter reads and writes: gradient, weight twice, moments twice."""
+    if not stored.grad:
+        return 0.0
+    state, used = _item_bytes(stored.dtype, execution)
+    traffic = (ADAM_TRAFFIC_PER_BYTE if execution.optimizer == "adam" else 3) * state
+    return stored.num_elements * (traffic + (used if state > used and not stored.gathered else 0)) / shards
+
+
+def _item_bytes(dtype: str, execution: Execution) -> tuple[int, int]:
+    """Of one element: as the optimizer keeps it, and as it is computed with."""
+    return ITEM_BYTES[execution.state_dtype(dtype)], ITEM_BYTES[execution.compute_dtype(dtype)]

@@ -1,0 +1,234 @@
+"""A typed parallel graph as a program: what each pipeline stage does, and what passes between stages.
+
+A program is a list of distinct chunks (segments of one microbatch forward and backward), and stages that refer to them.
+Stages that are equal share their chunks, so neither building nor simulating a program grows with depth or with the
+number of stages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from shardwright.cost.backward import bucketed, build_backward
+from shardwright.cost.cluster import Cluster
+from shardwright.cost.communication import Communication
+from shardwright.cost.device import Device
+from shardwright.cost.execution import Execution
+from shardwright.cost.forward import build_forward, held_groups
+from shardwright.cost.lines import Chunk, Part
+from shardwright.cost.memory import gradient_bytes, state_bytes, update_bytes
+from shardwright.cost.sections import Section, Share, crossing, sections, spread
+from shardwright.cost.steps import Steps
+from shardwright.cost.tasks import Recorder, Segment
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+
+DEFAULT = Execution()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A chunk's segments for one microbatch.
+
+    name      what is in it
+    weights   the second part of backward, where it has two
+    """
+
+    name: str
+    forward: Segment
+    backward: Segment
+    weights: Segment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """One pipeline stage.
+
+    pieces   of its chunks, in order
+    state    bytes by category that are there all the time
+    end      after the last backward: the optimizer's update
+    """
+
+    pieces: tuple[Piece, ...]
+    state: Mapping[str, float]
+    end: Segment
+    device: Device
+
+
+@dataclass(frozen=True)
+class Program:
+    """What runs, on each device of every stage.
+
+    hops_s   seconds to send a microbatch from each virtual stage to the next one, one way
+    """
+
+    execution: Execution
+    stages: tuple[Stage, ...]
+    hops_s: tuple[float, ...] = ()
+
+    @cached_property
+    def serial_s(self) -> float:
+        """What the busiest stage takes if nothing overlaps and it never waits for another stage."""
+        many = self.execution.num_microbatches
+
+        def stage_s(stage: Stage) -> float:
+            total = stage.end.serial_s()
+            for piece in stage.pieces:
+                for segment in (piece.forward, piece.backward, piece.weights):
+                    each, last = (segment.in_microbatch(first=False, last=last) for last in (False, True))
+                    total += (many - 1) * each.serial_s() + last.serial_s()
+            return total
+
+        return max(map(stage_s, self.stages))
+
+
+def program(
+    graph: Graph,
+    cluster: Cluster,
+    execution: Execution = DEFAULT,
+    repeats: Mapping[str, int] | None = None,
+    split: Sequence[int] | None = None,
+) -> Program:
+    """The program of a validated parallel graph. Its batch is one microbatch, its mesh that of one stage.
+
+    Args:
+        graph: typed; validated.
+        cluster: with devices for all stages; the first stage has the first of them.
+        execution: how it is run.
+        repeats: module path of a block ("model.layers.0") -> how often the block really occurs.
+        split: how many sections (blocks, and what comes before and after them) each virtual stage has; default: such
+            that the slowest is as fast as possible.
+
+    Raises:
+        PlanError: more devices than the cluster has, `repeats` or `split` that do not fit the graph, or offload from a
+        CPU.
+    """
+    per_stage, stages = graph.mesh.num_devices, execution.num_stages
+    if per_stage * stages > cluster.num_devices:
+        problem = f"{stages} stages of mesh {graph.mesh} need {per_stage * stages} devices"
+        raise PlanError(f"{problem}, cluster {cluster.name!r} has {cluster.num_devices}; choose fewer stages")
+    if execution.offload and cluster.device.kind == "cpu":
+        raise PlanError("offload: a CPU's memory is the host's; set offload to False")
+    makers = _makers(graph, cluster, execution)
+    cut = sections(makers[0].steps, repeats or {}, by_block=stages > 1)
+    num_chunks = stages * execution.chunks_per_stage
+    shares = spread(cut, num_chunks, split) if num_chunks > 1 else [_everything(cut)]
+    found = tuple(
+        makers[stage % len(makers)].stage([shares[c * stages + stage] for c in range(execution.chunks_per_stage)], cut)
+        for stage in range(stages)
+    )
+    return Program(execution, found, _hops(shares, cut, makers[0].steps, cluster, execution))
+
+
+def _everything(cut: Sequence[Section]) -> Share:
+    return Share(tuple((number, section.times) for number, section in enumerate(cut)))
+
+
+def _makers(graph: Graph, cluster: Cluster, execution: Execution) -> list[_Maker]:
+    """One for all stages, or, where their devices differ, one for each."""
+    if not cluster.parts:
+        return [_Maker(Steps(graph, cluster, execution))]
+    size, known = graph.mesh.num_devices, list[tuple[Cluster, _Maker]]()
+    makers: list[_Maker] = []
+    for stage in range(execution.num_stages):
+        own = cluster.part(range(stage * size, (stage + 1) * size))
+        maker = next((m for c, m in known if c == own), None)
+        if maker is None:
+            known.append((own, maker := _Maker(Steps(graph, own, execution))))
+        makers.append(maker)
+    return makers
+
+
+def _hops(
+    shares: Sequence[Share], cut: Sequence[Section], steps: Steps, cluster: Cluster, execution: Execution
+) -> tuple[float, ...]:
+    """Every device sends its part of what crosses to its counterpart in the next stage."""
+    size, stages = steps.graph.mesh.num_devices, execution.num_stages
+    links = Communication(cluster, (cluster.num_devices,))
+    hops: list[float] = []
+    for number, (share, after) in enumerate(pairwise(shares)):
+        last = share.parts[-1][0]
+        names = crossing(cut, last, inside=after.parts[0][0] == last)
+        source, target = number % stages * size, (number + 1) % stages * size
+        hops.append(float(links.send_s(source, target, sum(steps.num_bytes[name] for name in names))))
+    return tuple(hops)
+
+
+class _Maker:
+    """Makes stages on equal devices; equal chunks are built once."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps, self.execution = steps, steps.execution
+        self._pieces: dict[Share, tuple[Piece, dict[str, int]]] = {}
+        self._stages: dict[tuple[Share, ...], Stage] = {}
+        graph = steps.graph
+        self._buffers = sum(
+            graph.types[n.name].local_bytes(graph.mesh) * (self.execution.num_microbatches if n.op == "input" else 1)
+            for n in graph.nodes if n.is_leaf and n.op != "parameter"
+        )  # fmt: skip
+
+    def stage(self, shares: Sequence[Share], cut: Sequence[Section]) -> Stage:
+        key = tuple(shares)
+        if key not in self._stages:
+            self._stages[key] = self._stage(key, cut)
+        return self._stages[key]
+
+    def _stage(self, shares: Sequence[Share], cut: Sequence[Section]) -> Stage:
+        pieces: list[Piece] = []
+        leaves = defaultdict[str, int](int)
+        for share in shares:
+            piece, own = self._piece(share, cut)
+            pieces.append(piece)
+            for leaf, times in own.items():
+                leaves[leaf] += times
+        state, end = self._state(leaves)
+        return Stage(tuple(pieces), state, end, self.steps.cluster.device)
+
+    def _piece(self, share: Share, cut: Sequence[Section]) -> tuple[Piece, dict[str, int]]:
+        if share not in self._pieces:
+            chunk = Chunk(self.steps, [Part(cut[number], times) for number, times in share.parts])
+            held = (
+                held_groups(chunk) if self.execution.num_stages * self.execution.num_microbatches == 1 else frozenset()
+            )
+            two = self.execution.schedule == "zero-bubble"
+            name = " + ".join(f"{n} × {cut[s].name}" for s, n in share.parts)
+            piece = Piece(name, build_forward(chunk, held), *build_backward(chunk, held, two=two))
+            self._pieces[share] = piece, dict(chunk.leaves())
+        return self._pieces[share]
+
+    def _state(self, leaves: Mapping[str, int]) -> tuple[dict[str, float], Segment]:
+        """What parameters keep, and the end of a step: update, gradients freed, under ZeRO-1 weights gathered."""
+        steps, execution, device = self.steps, self.execution, self.steps.cluster.device
+        sums = {w.leaf: w.sums for w in steps.weights.values() if w.grad and not w.gathers}  # the last is the longest
+        state, updated, freed = defaultdict[str, float](float, buffers=self._buffers), 0.0, 0.0
+        gathered = defaultdict[str, float](float)
+        overhead_s = device.step_overhead_s
+        for leaf, times in leaves.items():
+            stored = steps.leaves[leaf]
+            summed = [] if stored.gathered else [(a, b) for c, a, b in sums.get(leaf, ()) if c == "all_reduce"]
+            shards = 1
+            if execution.shard_optimizer:
+                for axis, _ in summed:
+                    shards *= steps.graph.mesh.sizes[steps.graph.mesh.index(axis)]
+                    gathered[axis] += times * steps.weights[leaf].used_bytes
+            for category, num_bytes in state_bytes(stored, execution, shards).items():
+                state[category] += times * num_bytes
+            if stored.grad:
+                gradient = gradient_bytes(stored, execution)
+                overhead_s += times * device.update_overhead_s
+                updated += times * update_bytes(stored, execution, shards)
+                if not stored.gathered and bucketed(sums.get(leaf, ()), gradient):
+                    state["gradients"] += times * gradient
+                else:
+                    freed += times * gradient
+        end = Recorder(execution.overlap)
+        task = end.compute("optimizer", updated / device.memory_bytes_per_s + overhead_s)
+        for axis, num_bytes in gathered.items():
+            seconds = steps.costs.collective_s("all_gather", steps.graph.mesh.index(axis), num_bytes)
+            end.launch("gather updated weights", axis, seconds, blocks=True)
+        end.take("gradients", freed, None, (task,))
+        return dict(state), end.segment()

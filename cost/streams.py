@@ -1,0 +1,260 @@
+"""When the tasks of a segment run: streams side by side, slowed by each other, and the memory that is taken meanwhile.
+
+Every stream works off its tasks in order. Where several streams are busy they share the device and its links:
+
+* **Compute beside communication**: both run at `Sharing.compute` and `Sharing.communication` of their speeds. The
+  shares add up to at least 1, so that overlap never loses.
+* **Collectives of several axes at once** share the links that their groups cross: each runs at 1/n of its speed.
+* Copies to and from the host disturb nobody.
+
+Folds (`tasks.Fold`) are stretched: the steady state between the second and the third of three equal blocks, which is
+how much later each stream ends the third than it ended the second, counts for every further one. So the cost of a
+simulation does not grow with depth.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.device import DeviceKind
+from shardwright.cost.tasks import COMPUTE, COPY, Segment, Task
+from shardwright.pcg.errors import ClusterError
+
+INFINITY = float("inf")
+_EARLY = 1e-12
+"""Work of less than this share of a task is done: rounding of sums of times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """The speeds of compute and of communication while both run, as shares of what each reaches alone."""
+
+    compute: float
+    communication: float
+
+    def __post_init__(self) -> None:
+        for field in ("compute", "communication"):
+            if not 0 < getattr(self, field) <= 1:
+                problem = f"expected a number above 0 and at most 1, got {getattr(self, field)!r}; 1 is undisturbed"
+                raise ClusterError(f"Sharing.{field}: {problem}")
+        if self.compute + self.communication < 1:
+            total = self.compute + self.communication
+            problem = (
+                f"expected shares that add up to at least 1, got {total:g}; otherwise overlap costs more than waiting"
+            )
+            raise ClusterError(f"Sharing: {problem}")
+
+
+SHARING: dict[DeviceKind, Sharing] = {"cuda": Sharing(0.84, 1.0), "cpu": Sharing(0.5, 0.5)}
+"""cuda: compute is 18.9 % slower on average beside collectives, whose kernels take multiprocessors and memory
+bandwidth; published: "Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning" (2025), abstract;
+it names no slowdown of the collectives. cpu: gloo's threads copy and add on the cores that compute; assumed to share
+them evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTimeline:
+    """A simulated segment, with times from its start.
+
+    Attributes:
+        seconds: until the last task has ended, folds included.
+        starts, ends: of every task; those after a fold are later by what the fold stands for.
+        busy_s: by stream, while a task of it runs, slowed or not.
+        waiting_s: while the compute stream has nothing to run.
+        peak: bytes by category at the moment at which most are in use, relative to the segment's start.
+        peak_s: that moment.
+        peak_task: the task that runs, or takes memory, then.
+        net: bytes by category, the end compared with the start.
+        memory: (time, bytes in all since the start) at every change.
+    """
+
+    seconds: float
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+    busy_s: Mapping[str, float]
+    waiting_s: float
+    peak: Mapping[str, float]
+    peak_s: float
+    peak_task: str
+    net: Mapping[str, float]
+    memory: tuple[tuple[float, float], ...]
+
+    @property
+    def peak_bytes(self) -> float:
+        return sum(self.peak.values())
+
+
+def run(segment: Segment, sharing: Sharing) -> SegmentTimeline:
+    """Simulate a segment."""
+    starts, ends = _times(segment.tasks, sharing)
+    offsets, seconds = _stretch(segment, starts, ends)
+    busy = defaultdict[str, float](float)
+    for task, times, start, end in zip(segment.tasks, segment.copies(), starts, ends, strict=True):
+        busy[task.stream] += times * (end - start)
+    memory = _memory(segment, starts, ends, offsets)
+    late_starts = tuple(t + o for t, o in zip(starts, offsets, strict=True))
+    late_ends = tuple(t + o for t, o in zip(ends, offsets, strict=True))
+    return SegmentTimeline(
+        seconds, late_starts, late_ends, dict(busy), max(0.0, seconds - busy.get(COMPUTE, 0.0)), *memory
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- times
+
+
+def _times(tasks: Sequence[Task], sharing: Sharing) -> tuple[list[float], list[float]]:
+    """Start and end of every task."""
+    run = _Run(tasks, sharing)
+    while run.advance():
+        pass
+    if (stuck := next((t for t, end in zip(tasks, run.ends, strict=True) if end == INFINITY), None)) is not None:
+        problem = "waits for a task that is launched after it on the same stream; reorder them"
+        raise ClusterError(f"task {stuck.name!r} on {stuck.stream!r} {problem}")
+    return run.starts, run.ends
+
+
+class _Run:
+    """The streams at one moment. Between two events all speeds are constant."""
+
+    def __init__(self, tasks: Sequence[Task], sharing: Sharing) -> None:
+        self.tasks, self.sharing, self.now = tasks, sharing, 0.0
+        self.starts, self.ends = [INFINITY] * len(tasks), [INFINITY] * len(tasks)
+        self.queues: dict[str, list[int]] = {}
+        for number in range(len(tasks) - 1, -1, -1):  # the next task is the last of its queue
+            self.queues.setdefault(tasks[number].stream, []).append(number)
+        self.running: dict[str, int] = {}
+        self.left: dict[str, float] = {}
+        self.idle = list(self.queues)
+
+    def advance(self) -> bool:
+        """Start what can start, and go on to the next end of a task; False where nothing runs."""
+        while sum(self._over(stream) for stream in self.idle):  # a task that takes no time may release others
+            pass
+        self.idle = [stream for stream in self.idle if not self._start(stream)]
+        if not self.running:
+            return False
+        speeds = _speeds(self.running, self.sharing)
+        step = min(left / speeds[stream] for stream, left in self.left.items())
+        self.now += step
+        for stream, number in list(self.running.items()):
+            self.left[stream] -= step * speeds[stream]
+            if self.left[stream] <= _EARLY * self.tasks[number].seconds:
+                self.ends[number] = self.now
+                del self.running[stream], self.left[stream]
+                self.idle.append(stream)
+        return True
+
+    def _over(self, stream: str) -> bool:
+        """Whether tasks that take no time were next, and are over."""
+        queue, found = self.queues[stream], False
+        while queue and self.tasks[queue[-1]].seconds <= 0 and self._ready(queue[-1]):
+            number = queue.pop()
+            self.starts[number] = self.ends[number] = self.now
+            found = True
+        return found
+
+    def _start(self, stream: str) -> bool:
+        queue = self.queues[stream]
+        if not queue or not self._ready(queue[-1]):
+            return False
+        number = queue.pop()
+        self.starts[number] = self.now
+        self.running[stream], self.left[stream] = number, self.tasks[number].seconds
+        return True
+
+    def _ready(self, number: int) -> bool:
+        return all(self.ends[other] <= self.now for other in self.tasks[number].after)
+
+
+def _speeds(running: Mapping[str, object], sharing: Sharing) -> dict[str, float]:
+    collectives = len(running) - (COMPUTE in running) - (COPY in running)
+    if not collectives:
+        return dict.fromkeys(running, 1.0)
+    beside = sharing.communication if COMPUTE in running else 1.0
+    return {
+        stream: sharing.compute if stream == COMPUTE else 1.0 if stream == COPY else beside / collectives
+        for stream in running
+    }
+
+
+def _stretch(segment: Segment, starts: list[float], ends: list[float]) -> tuple[list[float], float]:
+    """How much later each task is than simulated, as folds stand for more blocks; and the whole duration."""
+    offsets = [0.0] * len(starts)
+    later = 0.0
+    for fold in segment.folds:
+        size = fold.end - fold.start
+        period = max(
+            (max(ends[i + size] for i in numbers) - max(ends[i] for i in numbers)
+             for numbers in _by_stream(segment.tasks, range(fold.start, fold.end)).values()),
+            default=0.0,
+        )  # fmt: skip
+        later += fold.more * period
+        for i in range(fold.end, len(offsets)):
+            offsets[i] = later
+    return offsets, max((end + offset for end, offset in zip(ends, offsets, strict=True)), default=0.0)
+
+
+def _by_stream(tasks: Sequence[Task], numbers: range) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for number in numbers:
+        found.setdefault(tasks[number].stream, []).append(number)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def _memory(
+    segment: Segment, starts: list[float], ends: list[float], offsets: list[float]
+) -> tuple[dict[str, float], float, str, dict[str, float], tuple[tuple[float, float], ...]]:
+    """Peak by category, its moment and task, the net change, and the whole course."""
+    categories = list(dict.fromkeys(b.category for b in segment.buffers))
+    events: list[tuple[float, int, int, int, float]] = []  # time, task, whether freed, category, bytes
+    for buffer in segment.buffers:
+        column = categories.index(buffer.category)
+        if buffer.taken is not None:
+            events.append((starts[buffer.taken], buffer.taken, 0, column, buffer.num_bytes))
+        if buffer.freed:
+            last = max(buffer.freed, key=lambda i: (ends[i], i))
+            events.append((ends[last], last, 1, column, -buffer.num_bytes))
+    if not events:
+        return {}, 0.0, "", {}, ()
+    events.sort()
+    changes = np.zeros((len(events), len(categories)))
+    for row, (_, _, _, column, num_bytes) in enumerate(events):
+        changes[row, column] = num_bytes
+    course = np.cumsum(changes, axis=0)
+    for fold in segment.folds:
+        course += _folded(fold, events, ends, course)
+    totals = course.sum(axis=1)
+    row = int(totals.argmax())
+    net = dict(zip(categories, course[-1].tolist(), strict=True))
+    memory = tuple((e[0] + offsets[e[1]], float(t)) for e, t in zip(events, totals, strict=True))
+    if totals[row] <= 0:  # nothing is above what was there at the start
+        return {}, 0.0, segment.tasks[0].name, net, memory
+    peak = dict(zip(categories, course[row].tolist(), strict=True))
+    return peak, memory[row][0], segment.tasks[events[row][1]].name, net, memory
+
+
+def _folded(fold: tuple[int, int, int], events: list[tuple[float, int, int, int, float]], ends: list[float],
+            course: np.ndarray) -> np.ndarray:  # fmt: skip
+    """What further blocks add to the memory of everything after them: the change over the third block, each time."""
+    start, end, more = fold
+    size = end - start
+    times = [event[0] for event in events]
+    tasks = np.array([event[1] for event in events])
+    second, third = (
+        int(np.searchsorted(times, max(ends[a:b]), side="right")) for a, b in ((start, end), (end, end + size))
+    )
+    change = _row(course, third) - _row(course, second)
+    after = np.zeros_like(course)
+    after[tasks >= end] = more * change
+    return after
+
+
+def _row(course: np.ndarray, count: int) -> np.ndarray:
+    return course[count - 1] if count else np.zeros(course.shape[1])

@@ -1,0 +1,123 @@
+"""What one device does between two barriers: tasks on streams, and the memory that they take and give back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+COMPUTE, COPY = "compute", "copy"
+"""Two of the streams; the others are the mesh axes, one for the collectives of each."""
+
+Microbatch = Literal["every", "first", "later", "last"]
+"""In which of a step's microbatches something happens."""
+
+
+class Task(NamedTuple):
+    """One kernel, collective or copy.
+
+    stream       tasks of one stream run one after the other, in the order of the segment
+    after        tasks of other streams, by number, that must have ended before
+    microbatch   where gradients are accumulated, they are summed over devices in the last microbatch only
+    """
+
+    name: str
+    stream: str
+    seconds: float
+    after: tuple[int, ...] = ()
+    microbatch: Microbatch = "every"
+
+
+class Buffer(NamedTuple):
+    """Memory of one category.
+
+    taken   at the start of this task; None: it is there already
+    freed   when all of these have ended; none: it stays
+    """
+
+    category: str
+    num_bytes: float
+    taken: int | None
+    freed: tuple[int, ...]
+    microbatch: Microbatch = "every"
+
+
+class Fold(NamedTuple):
+    """Three equal blocks stand for more: tasks[start:end] are the second, which happens `more` further times."""
+
+    start: int
+    end: int
+    more: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tasks in the order in which they are launched; all have ended before the next segment begins."""
+
+    tasks: tuple[Task, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
+    folds: tuple[Fold, ...] = ()
+
+    def in_microbatch(self, *, first: bool, last: bool) -> Segment:
+        """The segment as it is in one microbatch. Tasks that it does not have take no time."""
+
+        def happens(when: Microbatch) -> bool:
+            return when == "every" or {"first": first, "later": not first, "last": last}[when]
+
+        tasks = (t if happens(t.microbatch) else t._replace(seconds=0.0) for t in self.tasks)
+        return Segment(tuple(tasks), tuple(b for b in self.buffers if happens(b.microbatch)), self.folds)
+
+    def copies(self) -> Iterator[int]:
+        """For each task, how many times it happens."""
+        more = [0] * len(self.tasks)
+        for fold in self.folds:
+            more[fold.start : fold.end] = [fold.more] * (fold.end - fold.start)
+        return (1 + m for m in more)
+
+    def serial_s(self) -> float:
+        """What all tasks take one after the other."""
+        return sum(n * t.seconds for n, t in zip(self.copies(), self.tasks, strict=True))
+
+
+class Recorder:
+    """Makes a segment. `overlap`: whether collectives that nothing waits for run beside compute."""
+
+    def __init__(self, overlap: bool) -> None:
+        self.overlap = overlap
+        self.tasks: list[Task] = []
+        self.buffers: list[Buffer] = []
+        self.folds: list[Fold] = []
+        self.last = -1
+        self._awaited: list[int] = []
+
+    def compute(self, name: str, seconds: float, after: Iterable[int] = ()) -> int:
+        """A kernel; it also waits for every blocking collective that was launched before."""
+        self.tasks.append(Task(name, COMPUTE, seconds, (*self._awaited, *after)))
+        self._awaited.clear()
+        self.last = len(self.tasks) - 1
+        return self.last
+
+    def launch(
+        self, name: str, stream: str, seconds: float, *, blocks: bool, after: Iterable[int] = (),
+        microbatch: Microbatch = "every",
+    ) -> int:  # fmt: skip
+        """A collective or copy, launched by the last kernel before it; `blocks`: the next kernel waits."""
+        launched_by = (self.last,) if self.last >= 0 else ()
+        self.tasks.append(Task(name, stream, seconds, (*launched_by, *after), microbatch))
+        if blocks or not self.overlap:
+            self._awaited.append(len(self.tasks) - 1)
+        return len(self.tasks) - 1
+
+    def await_(self, tasks: Iterable[int]) -> None:
+        """Let the next kernel wait for these."""
+        self._awaited.extend(tasks)
+
+    def take(
+        self, category: str, num_bytes: float, taken: int | None, freed: Iterable[int] = (),
+        microbatch: Microbatch = "every",
+    ) -> None:  # fmt: skip
+        if num_bytes > 0:
+            self.buffers.append(Buffer(category, num_bytes, taken, tuple(freed), microbatch))
+
+    def segment(self) -> Segment:
+        return Segment(tuple(self.tasks), tuple(self.buffers), tuple(self.folds))
