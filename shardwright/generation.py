@@ -218,8 +218,6 @@ def generate_one(
     """In a worker: the candidates of one context. Its counts are reported now and then, and at the end."""
     from importlib import import_module
 
-    from shardwright.verifier.exactness import as_it_is
-
     last: Mapping[str, int] = {}
     told = time.perf_counter()
 
@@ -231,7 +229,7 @@ def generate_one(
             report(dict(last))
 
     module, _, name = function.partition(":")
-    found = [as_it_is(rule) for rule in getattr(import_module(module), name)(context, max_ops, seed, note)]
+    found: list[Equation] = getattr(import_module(module), name)(context, max_ops, seed, note)
     report(dict(last))
     return found
 

@@ -1,7 +1,7 @@
-"""One form for each rule, whichever way round and with whatever names it was found.
+"""One form for each rule, serial or placement, whichever way round and with whatever names it was found.
 
-Operands of commutative operators stand in order of structure, the larger side on the left, variables and sizes are
-named in order of appearance.
+Operands of commutative operators stand in order of structure, the larger side on the left; variables, sizes and axes
+are named in order of appearance.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.generator.extents import extent
+from shardwright.substitutions.generator.primesizes import CONSTANTS
+from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.terms import Apply, Dims, Term, Variable, subterms
 
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
 _VARIABLES = ("x", "y", "z", "w", "v", "u", "t", "s", "r", "q")
 _SPLICES = ("b", "a", "c", "e")
 _SIZES = ("i", "o", "k", "n", "m", "h", "d", "j", "l", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
-_FREE = frozenset({"eps", "scale", "smoothing", "ignore", "stride", "padding", "dilation"})
+_AXES = ("a", "b", "c")
 Sides = tuple[Term, Term]
 
 
@@ -67,7 +69,7 @@ def _hand_named() -> Mapping[str, Equation]:
     """The hand-named rules by their canonical text; the first name where one is the converse of another."""
     found: dict[str, Equation] = {}
     for rule in CATALOGUE.values():
-        if len(rule.left) == 1 and not rule.axes and not rule.parameters:
+        if len(rule.left) == 1 and not rule.parameters:
             found.setdefault(key(canonical(replace(rule, guard=()))), rule)
     return found
 
@@ -131,12 +133,29 @@ def _named(rule: Equation, left: Term, right: Term) -> Equation:
     variables = dict(zip(dict.fromkeys(leaves), _VARIABLES, strict=False))
     if len(variables) < len(set(leaves)):
         raise RuleError(f"rule {rule.name!r}: more variables than names for them")
-    sizes = _sizes(rule, list(variables), (left, right))
+    sizes, axes = _sizes(rule, list(variables), (left, right)), _axes(rule, (left, right))
     dims = tuple((new, _dims(rule.dims[old], sizes)) for old, new in variables.items())
-    items = tuple(sorted(sizes.items()))
+    items = (*sorted(sizes.items()), *axes.items())
     sides = [_renamed(side, tuple(variables.items()), items) for side in (left, right)]
-    guard = tuple(renamed(g, items) for g in rule.guard)
-    return Equation("rule", dims, (sides[0],), (sides[1],), guard, rule.moves)
+    guard = tuple(sorted((renamed(g, items) for g in rule.guard), key=str))
+    layouts = tuple((new, _layouts(rule, old, axes, sizes)) for old, new in variables.items()) if axes else ()
+    return Equation("rule", dims, (sides[0],), (sides[1],), guard, rule.moves, tuple(axes.values()), layouts)
+
+
+def _axes(rule: Equation, sides: Sides) -> dict[str, str]:
+    """New names of axes, in the order in which parallel operators move along them."""
+    moved = [
+        str(value) for side in sides for t in subterms(side) if isinstance(t, Apply)
+        for key, value in t.attrs if key == "axis"
+    ]  # fmt: skip
+    return dict(zip(dict.fromkeys([*moved, *rule.axes]), _AXES, strict=False))
+
+
+def _layouts(rule: Equation, variable: str, axes: Mapping[str, str], sizes: Mapping[str, str]) -> tuple[Placement, ...]:
+    """The layouts of a variable, in the new order of the axes."""
+    own = dict(zip(rule.axes, dict(rule.layouts)[variable], strict=True))
+    blocks = {axis: tuple(sorted(sizes.get(name, name) for name in own[axis].blocks)) for axis in axes}
+    return tuple(Placement(own[axis].kind, own[axis].dim, blocks[axis]) for axis in axes)
 
 
 def _sizes(rule: Equation, variables: list[str], sides: Sides) -> dict[str, str]:
@@ -145,9 +164,9 @@ def _sizes(rule: Equation, variables: list[str], sides: Sides) -> dict[str, str]
     for side in sides:
         for term in subterms(side):
             attrs = term.attrs if isinstance(term, Apply) else ()
-            names += [name for _, value in attrs for name in sorted(value.names)]
+            names += [name for key, value in attrs if key != "axis" for name in sorted(value.names)]
     splices = [n[1:] for n in dict.fromkeys(names) if n.startswith("*")]
-    plain = [n for n in dict.fromkeys(names) if not n.startswith("*") and n not in splices and n not in _FREE]
+    plain = [n for n in dict.fromkeys(names) if not n.startswith("*") and n not in splices and n not in CONSTANTS]
     if len(splices) > len(_SPLICES) or len(plain) > len(_SIZES):
         raise RuleError(f"rule {rule.name!r}: more sizes than names for them")
     return {old: new for names, given in ((splices, _SPLICES), (plain, _SIZES)) for old, new in zip(names, given)}  # noqa: B905
@@ -183,8 +202,16 @@ class _Renaming(ast.NodeTransformer):
 
 
 def _ordered(tree: ast.expr) -> ast.expr:
-    if isinstance(tree, ast.Tuple):
-        return ast.Tuple([_ordered(item) for item in tree.elts])
+    """The expression with each of its sums of products in canonical order."""
     plain = (ast.Name, ast.Constant, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.expr_context)
-    sums = isinstance(tree, ast.BinOp) and all(isinstance(node, plain) for node in ast.walk(tree))
-    return ast.parse(extent(ast.unparse(tree)), mode="eval").body if sums else tree
+    match tree:
+        case ast.Tuple(elts=items):
+            return ast.Tuple([_ordered(item) for item in items])
+        case ast.Compare(left=left, ops=ops, comparators=rest):
+            return ast.Compare(_ordered(left), ops, [_ordered(part) for part in rest])
+        case ast.BinOp(left=left, op=ast.Mod() as op, right=right):
+            return ast.BinOp(_ordered(left), op, right)
+        case ast.BinOp() if all(isinstance(node, plain) for node in ast.walk(tree)):
+            return ast.parse(extent(ast.unparse(tree)), mode="eval").body
+        case _:
+            return tree

@@ -50,6 +50,11 @@ class PlacementContext:
     small: tuple[tuple[str, int], ...] = ()
     parts: int = 2
 
+    def __post_init__(self) -> None:
+        sizes = {name for _, dims in self.variables for name in Dims.parse(dims).names}
+        if sizes & set(self.axes):
+            raise RuleError(f"context {self.name!r}: {min(sizes & set(self.axes))!r} names a size and an axis")
+
 
 class PrimeSizes:
     """The numbers that stand for symbolic sizes, and back."""

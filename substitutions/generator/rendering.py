@@ -1,30 +1,27 @@
-"""From pairs of equal graphs to rules: pruning, canonical form, guards.
+"""From pairs of equal graphs to rules: pruning, guards, canonical form.
 
 A pair is dropped when a common subterm may as well be a variable: the rule with the variable says more. Whether it may
 is decided by the erasures with a hole in them, by fingerprint unless they are one term.
-
-Canonical form: operands of commutative operators in order of their structure, the larger side on the left, variables
-and sizes named in order of appearance.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+
+import numpy as np
 
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression, expression
+from shardwright.substitutions.generator import bits
+from shardwright.substitutions.generator.canonical import canonical, key, named
 from shardwright.substitutions.generator.field import Parts
-from shardwright.substitutions.generator.names import Names
+from shardwright.substitutions.generator.rings import Array
 from shardwright.substitutions.generator.typed import PlacedType, TypedOperator
 from shardwright.substitutions.generator.typedgraphs import TypedGraphs
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.terms import Apply, Term, Variable
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_MOVING = frozenset({"permute", "reshape", "slice", "concat", "expand", "partition", "combine", "replicate"})
 _HOLE = -1
 Graph = tuple[int, ...]
 """(operator, operand classes), or (-1, variable, type)."""
@@ -40,8 +37,8 @@ class Renderer:
         self._serial: dict[Graph, int] = {}
         self._interned: dict[tuple[object, ...], int] = {}
         self._general: dict[tuple[int, int], bool] = {}
-        self._keys: dict[int, tuple[int, str]] = {}
-        self._renamed: dict[tuple[str, tuple[str, ...]], Expression] = {}
+        self._terms: dict[Graph, Term] = {}
+        self._bits: dict[Graph, Array | None] = {}
         self._guards: dict[int, frozenset[tuple[str, int]]] = {}
 
     def rules(self, counts: Counter[str]) -> list[Equation]:
@@ -56,12 +53,10 @@ class Renderer:
             elif self._special(graph, same):
                 counts["subterm"] += 1
             else:
-                text, sides, names = self._canonical(graph, other)
-                if text in found:
-                    counts["duplicate"] += 1
-                else:
-                    found[text] = self._equation(sides, names, self._of.kind[same])
-        return list(found.values())
+                rule = canonical(self._equation((graph, other), self._of.kind[same]))
+                counts["duplicate"] += key(rule) in found
+                found.setdefault(key(rule), rule)
+        return [named(rule) for rule in found.values()]
 
     # ---- what is in a graph ----
 
@@ -139,63 +134,30 @@ class Renderer:
     def _class(self, variable: Graph) -> int:
         return next(i for i, term in enumerate(self._of.terms) if term == variable)
 
-    # ---- canonical form ----
+    # ---- the rule ----
 
-    def _key(self, number: int) -> tuple[int, str]:
-        """Number of operators and structure of a class, whatever its variables are called."""
-        if number not in self._keys:
-            self._keys[number] = self._graph_key(self._of.terms[number])
-        return self._keys[number]
+    def _equation(self, sides: tuple[Graph, Graph], result: int) -> Equation:
+        """The pair as a rule in the names of its context."""
+        kinds = self._variables(sides)
+        variables = tuple((name, self._of.dims[name]) for name in kinds)
+        layouts = tuple((name, self._places(kind)) for name, kind in kinds.items())
+        left, right = sorted(map(self._term, sides), key=lambda term: isinstance(term, Variable))
+        guard, axes = tuple(dict.fromkeys(self._guard(sides, result))), self._of.context.axes
+        return Equation("rule", variables, (left,), (right,), guard, self._moves(sides, result), axes, layouts)
 
-    def _graph_key(self, graph: Graph) -> tuple[int, str]:
+    def _variables(self, sides: tuple[Graph, Graph]) -> dict[str, PlacedType]:
+        """The types of the variables that occur, by name."""
+        names = [name for name, _ in self._of.context.variables]
+        leaves = {graph[1:] for side in sides for graph in self._graphs(side) if graph[0] < 0}
+        return {names[number]: self._typing.types[kind] for number, kind in sorted(leaves)}
+
+    def _term(self, graph: Graph) -> Term:
         if graph[0] < 0:
-            kind = self._typing.types[graph[2]]
-            return 0, f"{len(kind.shape.extents)}:{' '.join(map(str, self._places(kind)))}"
-        step, keys = self._step(graph), [self._key(c) for c in graph[1:]]
-        if step.commutes:
-            keys.sort()
-        shown = "".join(f",{k}={v}" if k in ("axis", "dim", "dims") else f",{k}" for k, v in step.attrs)
-        return sum(n for n, _ in keys) + 1, f"{step.op}({','.join(t for _, t in keys)}{shown})"
-
-    def _canonical(self, graph: Graph, other: Graph) -> tuple[str, tuple[Graph, Graph], Names]:
-        left, right = self._graph_key(graph), self._graph_key(other)
-        orders = [(graph, other), (other, graph)]
-        if left != right:
-            orders = orders[:1] if left > right or other[0] < 0 else orders[1:]
-        options = []
-        for sides in orders:
-            names = Names(self._of)
-            text = " = ".join(self._text(side, names) for side in sides)
-            options.append((f"{text} for {names.declared(self._typing)}", sides, names))
-        return min(options, key=lambda option: option[0])
-
-    def _operands(self, graph: Graph) -> Sequence[int]:
-        return sorted(graph[1:], key=self._key) if self._step(graph).commutes else graph[1:]
-
-    def _text(self, graph: Graph, names: Names) -> str:
-        if graph[0] < 0:
-            return names.variable(graph)
-        step = self._step(graph)
-        operands = [self._text(self._of.terms[c], names) for c in self._operands(graph)]
-        attrs = [f"{k}={self._rename(k, v, names)}" for k, v in step.attrs]
-        return f"{step.op}({', '.join([*operands, *attrs])})"
-
-    def _term(self, graph: Graph, names: Names) -> Term:
-        if graph[0] < 0:
-            return Variable(names.variable(graph))
-        step = self._step(graph)
-        operands = tuple(self._term(self._of.terms[c], names) for c in self._operands(graph))
-        return Apply(step.op, operands, tuple((k, self._rename(k, v, names)) for k, v in step.attrs))
-
-    def _rename(self, key: str, value: Expression, names: Names) -> Expression:
-        found = value.names if key != "axis" else ()
-        if not found:
-            return value
-        new = tuple(f"{n}:{names.size(n)}" for n in sorted(found))
-        if (value.text, new) not in self._renamed:
-            text = _NAME.sub(lambda m: names.size(m[0]) if m[0] in found else m[0], value.text)
-            self._renamed[value.text, new] = expression(text)
-        return self._renamed[value.text, new]
+            return Variable(self._of.context.variables[graph[1]][0])
+        if graph not in self._terms:
+            operands = tuple(self._term(self._of.terms[c]) for c in graph[1:])
+            self._terms[graph] = Apply(self._step(graph).op, operands, self._step(graph).attrs)
+        return self._terms[graph]
 
     def _places(self, kind: PlacedType) -> tuple[Placement, ...]:
         return tuple(
@@ -203,50 +165,28 @@ class Renderer:
             for x in kind.layouts
         )
 
-    # ---- the rule ----
-
-    def _equation(self, sides: tuple[Graph, Graph], names: Names, result: int) -> Equation:
-        left, right = (self._term(side, names) for side in sides)
-        layouts = tuple(
-            (name, tuple(Placement(p.kind, p.dim, tuple(map(names.size, p.blocks))) for p in self._places(kind)))
-            for name, kind in names.kinds(self._typing)
-        )
-        guard = tuple(sorted(set(self._guard(sides, names, result)), key=str))
-        axes, moves = self._of.context.axes, self._moves(sides, result)
-        rule = Equation("", names.dims(), (left,), (right,), guard, moves, axes, layouts)
-        ops = "_".join(step.op for step in map(self._step, self._ordered(sides[0])))
-        return replace(rule, name=f"{ops}_{rule.hash[:10]}")
-
-    def _ordered(self, graph: Graph) -> Iterator[Graph]:
-        if graph[0] >= 0:
-            yield graph
-            for number in self._operands(graph):
-                yield from self._ordered(self._of.terms[number])
-
-    def _guard(self, sides: tuple[Graph, Graph], names: Names, result: int) -> Iterator[Expression]:
+    def _guard(self, sides: tuple[Graph, Graph], result: int) -> Iterator[Expression]:
         """Every dimension that some value has sharded divides by the degree of the axis."""
         needed = self._divides(self._typing.types[result]).union(
             *(self._needs(c) for side in sides for c in (side[1:] if side[0] >= 0 else ())),
             *(self._divides(self._typing.types[side[2]]) for side in sides if side[0] < 0),
         )
-        sizes = self._typing.sizes
         for axis, value in sorted(needed):
             if not any(a == axis and v != value and value % v == 0 for a, v in needed):
-                text = self._rename("", expression(sizes.text(value)), names).text
-                yield expression(f"({_sorted_product(text)}) % {axis} == 0")
+                yield expression(f"({self._typing.sizes.text(value)}) % {axis} == 0")
         for side in sides if self._erased(sides[0], _HOLE) != self._erased(sides[1], _HOLE) else ():
-            for graph in self._ordered(side):
-                if self._step(graph).op == "slice":
-                    yield from self._bounds(graph, names)
+            for graph in self._graphs(side):
+                if graph[0] >= 0 and self._step(graph).op == "slice":
+                    yield from self._bounds(graph)
 
-    def _bounds(self, graph: Graph, names: Names) -> Iterator[Expression]:
+    def _bounds(self, graph: Graph) -> Iterator[Expression]:
         """A slice stays inside its dimension; the first of equal blocks does by itself."""
         attrs = dict(self._step(graph).attrs)
         text = self._typing.sizes.text(
             self._typing.types[self._of.kind[graph[1]]].shape.extents[int(attrs["dim"].text)]
         )
         if attrs["stop"].text not in text.split(" * "):
-            yield self._rename("", expression(f"{attrs['stop']} <= {text}"), names)
+            yield expression(f"{attrs['stop']} <= {text}")
 
     def _divides(self, kind: PlacedType) -> frozenset[tuple[str, int]]:
         """(axis, size) such that the degree of the axis divides the size."""
@@ -259,15 +199,35 @@ class Renderer:
             self._guards[number] = own.union(*map(self._needs, graph[1:])) if graph[0] >= 0 else own
         return self._guards[number]
 
+    # ---- equal bit for bit ----
+
     def _moves(self, sides: tuple[Graph, Graph], result: int) -> bool:
-        """Whether both sides are equal bit for bit: nothing is summed over devices, and the erasures are one term."""
+        """Whether both sides are equal bit for bit: nothing is summed over devices, and the erasures are exact."""
         kinds = {result} | {self._of.kind[c] for side in sides for c in self._within(side)}
         kinds |= {side[2] for side in sides if side[0] < 0}
         if any(x.kind == "P" for kind in kinds for x in self._typing.types[kind].layouts):
             return False
-        ops = {self._step(g).op for side in sides for g in self._graphs(side) if g[0] >= 0}
-        return ops <= _MOVING or self._erased(sides[0], _HOLE) == self._erased(sides[1], _HOLE)
+        if self._erased(sides[0], _HOLE) == self._erased(sides[1], _HOLE):
+            return True
+        left, right = (self._exact(side) for side in sides)
+        return left is not None and right is not None and np.array_equal(left, right)
 
+    def _exact(self, graph: Graph) -> Array | None:
+        """The erasure in the arithmetic of `bits.py`; None where that does not know an operator."""
+        if graph not in self._bits:
+            self._bits[graph] = self._computed(graph)
+        return self._bits[graph]
 
-def _sorted_product(text: str) -> str:
-    return text if "+" in text or "-" in text else " * ".join(sorted(text.split(" * ")))
+    def _computed(self, graph: Graph) -> Array | None:
+        if graph[0] < 0:
+            first = self._of.values.data[self._of.value[self._class(graph)]][0][:1]
+            index = self._typing.types[graph[2]].shape.index
+            return first if index else bits.random(np.random.default_rng(graph[1]), first.shape[1:])
+        operands: list[Array] = []
+        for number in graph[1:]:
+            value = self._exact(self._of.terms[number])
+            if value is None:
+                return None
+            operands.append(value)
+        step = self._step(graph)
+        return operands[0] if step.parallel else bits.evaluate(step.op, operands, step.values)

@@ -233,7 +233,7 @@ TWO_AXES = (
     ),
     PlacementContext(
         "two_axes_batched",
-        (("x", "b m k"), ("y", "b k n")),
+        (("x", "n m k"), ("y", "n k o")),
         ("matmul", "mul", "relu", "softmax(dim=2)", "permute(dims=(0, 2, 1))", "sum(dims=(0,), keepdim=False)"),
         axes=_AB,
     ),
@@ -245,7 +245,7 @@ TWO_AXES = (
     ),
     PlacementContext(
         "two_axes_sequence",
-        (("x", "b m i"), ("w", "o i"), ("g", "i")),
+        (("x", "n m i"), ("w", "o i"), ("g", "i")),
         ("linear", "add", "mul", "rms_norm" + _NORM, "sum(dims=(0,), keepdim=False)"),
         axes=_AB,
     ),

@@ -6,6 +6,7 @@ import pickle
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from shardwright.pcg.errors import LayoutError, RuleError
 from shardwright.pcg.mesh import Mesh
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator import gradients
+from shardwright.substitutions.generator.canonical import canonical, key
 from shardwright.substitutions.generator.contexts import PLACEMENT_CONTEXTS
 from shardwright.substitutions.generator.devices import recheck
 from shardwright.substitutions.generator.gradients import gradient_difference
@@ -44,29 +46,29 @@ def found() -> Mapping[str, list[Equation]]:
     ("context", "text"),
     [
         ("d", ("linear(combine(x, axis=a), combine(y, axis=a)) = reduce(linear(x, y), axis=a)"
-              " for x: m i in S(1), y: o i in S(1) where i % a == 0")),
+              " for x: i o in S(1), y: k o in S(1) where o % a == 0")),
         ("d", ("combine(linear(replicate(x, axis=a), y), axis=a) = linear(x, combine(y, axis=a))"
-              " for x: m i in R, y: o i in S(0) where o % a == 0")),
+              " for x: i o in R, y: k o in S(0) where k % a == 0")),
         ("d", ("reduce(linear(replicate(x, axis=a), y), axis=a) = linear(x, reduce(y, axis=a))"
-              " for x: m i in R, y: o i in P")),
+              " for x: i o in R, y: k o in P")),
         ("d", ("softmax(combine(x, axis=a), dim=1) = combine(softmax(x, dim=1), axis=a)"
-              " for x: m i in S(0) where m % a == 0")),
+              " for x: i o in S(0) where i % a == 0")),
         ("d", ("permute(partition(x, axis=a, dim=1), dims=(1, 0)) = partition(permute(x, dims=(1, 0)), axis=a, dim=0)"
-              " for x: m i in R where i % a == 0")),
+              " for x: i o in R where o % a == 0")),
         ("d", ("relu(partition(relu(x), axis=a, dim=0)) = partition(relu(x), axis=a, dim=0)"
-              " for x: m i in R where m % a == 0")),
-        ("h", ("reshape(combine(x, axis=a), shape=(m, i, o)) = combine(reshape(x, shape=(m, i, o)), axis=a)"
-              " for x: m (i o) in S(1, i) where o % a == 0")),
+              " for x: i o in R where i % a == 0")),
+        ("h", ("reshape(combine(x, axis=a), shape=(i, o, k)) = combine(reshape(x, shape=(i, o, k)), axis=a)"
+              " for x: i (o k) in S(1, o) where k % a == 0")),
         ("h", ("concat(combine(x, axis=a), combine(x, axis=a), dim=1) = combine(concat(x, x, dim=1), axis=a)"
-              " for x: m (i o) in S(1) where i * o % a == 0")),
+              " for x: i (o k) in S(1) where k * o % a == 0")),
         ("l", ("reduce(embedding(x, replicate(y, axis=a), padding_idx=pad), axis=a) ="
-              " embedding(combine(x, axis=a), y, padding_idx=pad) for x: m i in S(0), y: o in R where m % a == 0")),
+              " embedding(combine(x, axis=a), y, padding_idx=pad) for x: i o in S(0), y: k in R where i % a == 0")),
         ("c", ("cross_entropy_sum(combine(x, axis=a), combine(y, axis=a), ignore_index=ignore,"
               " label_smoothing=smoothing) ="
               " reduce(cross_entropy_sum(x, y, ignore_index=ignore, label_smoothing=smoothing), axis=a)"
-              " for x: m i in S(0), y: m in S(0) where m % a == 0")),
+              " for x: i o in S(0), y: i in S(0) where i % a == 0")),
         ("t", ("reduce(combine(x, axis=b), axis=a) = combine(reduce(x, axis=a), axis=b)"
-              " for x: m i in P S(1) where i % b == 0")),
+              " for x: i o in P S(1) where o % b == 0")),
     ],
 )  # fmt: skip
 def test_the_rules_of_rows_and_of_parallel_operators_come_out(
@@ -141,9 +143,9 @@ def test_rules_about_nothing_are_left_out() -> None:
 
 def test_common_subterms_become_variables(found: Mapping[str, list[Equation]]) -> None:
     """partition(combine(relu(x))) = relu(x) is partition(combine(x)) = x."""
-    equations = {str(rule.left[0]) for rule in found["d"]}
-    assert "partition(combine(x, axis=a), axis=a, dim=0)" in equations
-    assert "partition(combine(relu(x), axis=a), axis=a, dim=0)" not in equations
+    equations = {f"{rule.left[0]} = {rule.right[0]}" for rule in found["d"]}
+    assert "partition(combine(x, axis=a), axis=a, dim=0) = x" in equations
+    assert "partition(combine(relu(x), axis=a), axis=a, dim=0) = relu(x)" not in equations
 
 
 def test_rules_of_two_axes_move_along_both(found: Mapping[str, list[Equation]]) -> None:
@@ -218,3 +220,33 @@ def test_two_axes_do_not_shard_one_dimension() -> None:
 def test_operators_are_given_without_operands() -> None:
     with pytest.raises(RuleError, match=r"operator 'relu\(x\)': expected an operator with attributes"):
         Template.parse("relu(x)")
+
+
+def test_axes_have_canonical_names(found: Mapping[str, list[Equation]]) -> None:
+    """A rule and its mirror image are one rule; the first axis that anything moves along is a."""
+    mirrored = [
+        equation(
+            "r", {"x": "m n"}, f"reduce(combine(x, axis={b}), axis={a})", f"combine(reduce(x, axis={a}), axis={b})",
+            (f"m % {b} == 0",), axes=("a", "b"), layouts={"x": places},
+        )
+        for a, b, places in (("a", "b", ["P", "S(0)"]), ("b", "a", ["S(0)", "P"]))
+    ]  # fmt: skip
+    one, other = map(canonical, mirrored)
+    assert one == other
+    assert key(one) in {key(rule) for rule in found["t"]}
+    for rules in found.values():
+        assert [canonical(replace(rule, name="rule")) for rule in rules] == [replace(r, name="rule") for r in rules]
+
+
+def test_what_is_exact_in_floating_point_is_said_to_move() -> None:
+    context = PlacementContext("e", (("x", "m i"), ("y", "m i")), ("add", "neg"))
+    moves = {rule.equation.split(" for ")[0]: rule.moves for rule in generate_placements(context, 3, 0)}
+    exact = {text: flag for text, flag in moves.items() if "reduce" not in text and "combine" in text}
+    assert exact
+    assert any(exact.values())
+    assert not any(flag for text, flag in moves.items() if "reduce" in text)
+
+
+def test_a_name_is_a_size_or_an_axis() -> None:
+    with pytest.raises(RuleError, match="context 'both': 'b' names a size and an axis"):
+        PlacementContext("both", (("x", "b m"),), ("relu",), axes=("a", "b"))

@@ -178,6 +178,13 @@ def test_bit_exact_rules_are_told_from_reassociations() -> None:
     assert not moves["mul_of_sum"] if "mul_of_sum" in moves else True
 
 
+def test_a_scalar_has_both_signs_where_exactness_is_decided() -> None:
+    """(relu(c) c) y = (relu(c) y) relu(c) is exact for a negative c alone."""
+    context = SerialContext("s", {"x": "*b i", "c": ""}, ("mul", "relu"), samples=4)
+    found = {str(rule.left[0]): rule.moves for rule in generate_context(context, 3)}
+    assert found["mul(mul(relu(x), x), y)"] is False
+
+
 def test_floating_point_has_few_laws() -> None:
     rng = np.random.default_rng(0)
     x, y, z = (bits.random(rng, (3,)) for _ in range(3))
