@@ -14,7 +14,7 @@ from shardwright.verifier.lemmatwins import judge_lemma, lemma_twins
 from shardwright.verifier.mutation import Mutant, Sweep, adjoint_mutants, judged, mutants
 from shardwright.workers import Task, workers
 from tests.samples import SAMPLES
-from tests.verifier.catalogue import admits, cases, pattern_for
+from tests.verifier.catalogue import MORE, admits, cases, pattern_for
 
 CHUNK = 64
 
@@ -26,7 +26,7 @@ def row_rules() -> list[RowRule]:
 
 def samples(rule: RowRule) -> Iterable[tuple[list[Any], dict[str, Any]]]:
     """The samples of a row that have the rule's pattern and dtypes."""
-    for given in SAMPLES[rule.row]:
+    for given in (*SAMPLES[rule.row], *MORE.get(rule.row, ())):
         if str(pattern_for(rule.row, given)) == rule.pattern and admits(rule, given):
             yield given.arrays(1), dict(given.attrs)
 

@@ -169,6 +169,7 @@ _MEANING = {
     "z3": "refuted by numbers for which a claim breaks",
     "counterexample": "refuted by the falsifier, on concrete tensors",
     "true": "true variants: certified, and the falsifier cannot refute them",
+    "not run": "certified, but the falsifier has no operands for them",
     "unknown": "neither proven nor refuted; such a rule is never used",
     "wrong": "certified though false",
 }
@@ -248,7 +249,7 @@ def _mutation(figures: Figures) -> list[str]:
     text = (
         "Systematically wrong variants of certified rules: an operator, operand, attribute, axis, dimension, number of "
         "blocks or layout changed, a parallel operator dropped, moved or replaced, what a device is told or a guard "
-        f"dropped. {figures.sweep_s:.0f} s.\n"
+        f"dropped, a guard said of other sizes. {figures.sweep_s:.0f} s.\n"
     )
     parts = [
         "## The mutation test of the prover\n",

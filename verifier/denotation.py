@@ -36,7 +36,7 @@ from shardwright.verifier.serialproof import prove_terms
 
 TIMEOUT_MS = 1000
 _PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313, 317)
-_DEGREES = (5, 7)
+_DEGREES = (6, 10)  # products: what half a degree divides need not be a multiple of the degree
 _MAX_INSTANCES = 8
 _FREE: Mapping[str, Any] = {
     "padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
@@ -109,7 +109,9 @@ def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
         sizes = dict(base)
         for condition, name in zip(asked, chosen, strict=True):
             (axis,) = condition.names & set(rule.axes)
-            tried = (sizes[name], sizes[name] * sizes[axis], *range(sizes[name], sizes[name] + sizes[axis]))
+            degree, size = sizes[axis], sizes[name]
+            divisors = (d for d in range(1, degree + 1) if degree % d == 0)
+            tried = (*(size * d for d in divisors), *range(size, size + degree))
             holds = (n for n in tried if condition.evaluate({**sizes, name: n}) is True)
             sizes[name] = next(holds, sizes[name])
         if all(g.evaluate(sizes) is True for g in rule.guard):

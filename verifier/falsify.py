@@ -111,15 +111,22 @@ def falsify(rule: RowRule, arrays: Sequence[Array], attrs: Mapping[str, Any], de
 
     Raises `RuleError` where the operands have another pattern than the rule.
     """
+    if not admitted(rule, arrays, attrs, degree):
+        return None
     trial = _Trial(rule, arrays, attrs, degree)
     sizes = trial.sizes()
-    if any(g.startswith("k | ") and (sizes[g[4:]] % degree or not sizes[g[4:]]) for g in rule.guard):
-        return None
     try:
         what = next(_differences(trial, sizes), None)
     except (GraphError, ValueError, IndexError, TypeError, ZeroDivisionError) as error:
         what = f"the local operator is not defined: {error}"
     return Counterexample(rule.name, degree, what, tuple(arrays)) if what else None
+
+
+def admitted(rule: RowRule, arrays: Sequence[Array], attrs: Mapping[str, Any], degree: int) -> bool:
+    """Whether these operands satisfy the divisibilities of the guard; `RuleError` where they have another pattern."""
+    sizes = _Trial(rule, arrays, attrs, degree).sizes()
+    divided = [sizes[g[4:]] for g in rule.guard if g.startswith("k | ")]
+    return all(size and size % degree == 0 for size in divided)
 
 
 def falsify_row(rule: RowRule, degrees: Sequence[int] = (2, 3)) -> Counterexample | None:

@@ -34,7 +34,7 @@ def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch
     """
     if rule.axes:
         return falsify_placement(rule, seed=seed)
-    rng, found, empty = random.Random(seed), 0, 0
+    rng, found, empty, compared = random.Random(seed), 0, 0, 0
     for _ in range(ATTEMPTS):
         made = instance(rule, rng)
         if made is None:
@@ -47,12 +47,13 @@ def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch
             mismatch = _compare(rule, *made, seed=found, positive=found % 2 == 1)
         except ERRORS:  # the left side has no value at these sizes
             continue
+        compared += 1
         found += not _is_empty(*made)
         if mismatch is not None:
             return mismatch
         if found == trials:
             return None
-    if not found and not empty:
+    if not compared:
         raise RuleError(f"rule {rule.name!r}: no small sizes satisfy its left side and guard")
     return None
 

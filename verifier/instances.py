@@ -28,6 +28,8 @@ from shardwright.verifier.mismatch import ERRORS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SIZES = (2, 3, 4, 5, 6, 7)
+ONES_SHARE = 0.2
+"""How many of the instances may have sizes of 1, which broadcast."""
 RANKS = (0, 1, 2, 3)
 DEGREES = (1, 2, 3)
 ATTEMPTS, MAX_ELEMENTS = 4000, 200_000
@@ -49,7 +51,7 @@ def instances(rule: Equation, rng: random.Random, count: int) -> Iterator[tuple[
 def instance(rule: Equation, rng: random.Random) -> tuple[Graph, Match] | None:
     """The left side as a graph at random sizes, with the match of its roots; None where the sizes do not fit."""
     try:
-        sizes = drawn_sizes(rule, rng)
+        sizes = drawn_sizes(rule, rng, SIZES if rng.random() > ONES_SHARE else (1, *SIZES))
         return left_graph(rule, sizes) if satisfies(rule, sizes) else None
     except (RuleError, *ERRORS):
         return None
@@ -114,10 +116,10 @@ def _solve(rule: Equation, sizes: dict[str, Any]) -> None:
             case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[right]):
                 sizes[name] = Expression(ast.unparse(right)).evaluate(sizes)
             case ast.Compare(
-                left=ast.BinOp(left=ast.Name(id=name), op=ast.Mod(), right=divisor), ops=[ast.Eq()], comparators=[_]
+                left=ast.BinOp(left=ast.Name(id=name), op=ast.Mod(), right=divisor), ops=[ast.Eq()], comparators=[rest]
             ) if isinstance(sizes.get(name), int):
-                by = Expression(ast.unparse(divisor)).evaluate(sizes)
-                sizes[name] = by * (1 + sizes[name] % 3)
+                by, more = (Expression(ast.unparse(tree)).evaluate(sizes) for tree in (divisor, rest))
+                sizes[name] = by * (1 + sizes[name] % 3) + more
             case _:
                 pass
 

@@ -4,6 +4,7 @@
     z3               refuted by numbers for which a claim breaks
     counterexample   refuted by the falsifier, on concrete tensors
     true             certified, and the falsifier cannot tell it from the truth: a true variant of the rule
+    not run          certified, and the falsifier has no operands to run it on
     unknown          neither proven nor refuted; never used
     wrong            certified, but the falsifier has a counterexample: the prover is broken
 
@@ -21,20 +22,21 @@ from typing import Any, Literal
 from shardwright.pcg.errors import LayoutError, RuleError, ShardwrightError
 from shardwright.pcg.layout import P, R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import ADJOINT, COMBINE, PARALLEL_OPS, PARTITION, REDUCE, REPLICATE, step
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.substitutions.steps import StepRule
 from shardwright.verifier.certificates import prove
-from shardwright.verifier.falsify import falsify, falsify_row
+from shardwright.verifier.falsify import admitted, falsify, falsify_row
 from shardwright.verifier.falsify_serial import falsify_equation
 from shardwright.verifier.falsify_steps import falsify_steps
 from shardwright.verifier.solver import Failure
 from shardwright.verifier.twins import fixed_twins, row_twins, step_twins, term_twins
 
-Outcome = Literal["type", "z3", "counterexample", "true", "unknown", "wrong"]
-OUTCOMES: tuple[Outcome, ...] = ("type", "z3", "counterexample", "true", "unknown", "wrong")
+Outcome = Literal["type", "z3", "counterexample", "true", "not run", "unknown", "wrong"]
+OUTCOMES: tuple[Outcome, ...] = ("type", "z3", "counterexample", "true", "not run", "unknown", "wrong")
 
 
 Samples = Callable[[RowRule], Iterable[tuple[Sequence[Any], Mapping[str, Any]]]]
@@ -92,13 +94,15 @@ def judgement(rule: Rule, samples: Samples = no_samples) -> tuple[Outcome, str]:
     """What becomes of a rule that may be false, and why."""
     failure = _failure(rule)
     if failure is not None and failure.refuted:
-        return ("type" if failure.ill_typed else "z3"), str(failure)
+        return ("type" if failure.ill_typed or failure.malformed else "z3"), str(failure)
     outcome, found = falsified(rule, samples)
-    if failure is None and not outcome and isinstance(rule, Equation) and rule.axes:
+    if failure is not None:
+        return (outcome, found) if outcome in ("type", "counterexample") else ("unknown", str(failure))
+    if outcome == "true" and isinstance(rule, Equation) and rule.axes:
         found = _wrong_gradient(rule)
-    if failure is None:
-        return ("wrong", found) if found else ("true", "")
-    return (outcome, found) if outcome else ("unknown", str(failure))
+    if outcome == "not run":
+        return outcome, found
+    return ("wrong", found) if found else ("true", "")
 
 
 def _failure(rule: Rule) -> Failure | None:
@@ -108,31 +112,39 @@ def _failure(rule: Rule) -> Failure | None:
         return Failure(str(error))
 
 
-def falsified(rule: Rule, samples: Samples = no_samples) -> tuple[Outcome | None, str]:
-    """How the falsifier refutes the rule, if it does; not at all where it cannot run it."""
+def falsified(rule: Rule, samples: Samples = no_samples) -> tuple[Outcome, str]:
+    """How the falsifier refutes the rule; "true" where it does not, "not run" where it cannot run it."""
     try:
         found = _counterexample(rule, samples)
-    except (RuleError, IndexError):  # no small sizes satisfy the left side and the guard, or numbers stand for indices
-        return None, ""
+    except (RuleError, IndexError) as error:  # no small sizes satisfy the left side and the guard
+        return "not run", str(error)
     if not found:
-        return None, ""
+        return "true", ""
     undefined = any(sign in found for sign in _UNDEFINED)
     return ("type" if undefined else "counterexample"), found
 
 
 def _counterexample(rule: Rule, samples: Samples) -> str:
     if isinstance(rule, RowRule):
-        found = falsify_row(rule)
-        for arrays, attrs in samples(rule) if found is None else ():
-            found = found or next((c for degree in _DEGREES if (c := falsify(rule, arrays, attrs, degree))), None)
-    elif not isinstance(rule, Equation):
-        found = falsify_steps(rule)
-    elif rule.axes:
+        return _of_row(rule, samples)
+    if not isinstance(rule, Equation):
+        return str(falsify_steps(rule) or "")
+    if rule.axes:
         from shardwright.substitutions.generator.devices import recheck
 
         return next(iter(recheck([rule]).values()), "")
-    else:
-        found = falsify_equation(rule, trials=12)
+    return str(falsify_equation(rule, trials=12) or "")
+
+
+def _of_row(rule: RowRule, samples: Samples) -> str:
+    """On operands made up from the pattern, then on samples; `RuleError` where there are neither."""
+    found, ran = falsify_row(rule), isinstance(ROWS[rule.row].factors, str)
+    for arrays, attrs in samples(rule) if found is None else ():
+        for degree in _DEGREES:
+            if admitted(rule, arrays, attrs, degree):
+                found, ran = found or falsify(rule, arrays, attrs, degree), True
+    if not ran:
+        raise RuleError(f"no operands of the pattern {rule.pattern!r} that {rule.choice} can split are at hand")
     return str(found or "")
 
 
@@ -153,12 +165,13 @@ class Sweep:
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     wrong: list[Mutant] = field(default_factory=list)
     unknown: list[Mutant] = field(default_factory=list)
+    not_run: list[Mutant] = field(default_factory=list)
     true: list[Mutant] = field(default_factory=list)
 
     def add(self, mutant: Mutant) -> None:
         """Count a judged mutant."""
         self.counts.setdefault(mutant.form, Counter())[mutant.outcome] += 1
-        kept: Mapping[str, list[Mutant]] = {"wrong": self.wrong, "unknown": self.unknown, "true": self.true}
+        kept = {"wrong": self.wrong, "unknown": self.unknown, "not run": self.not_run, "true": self.true}
         if mutant.outcome in kept:
             kept[mutant.outcome].append(mutant)
 
@@ -168,6 +181,7 @@ class Sweep:
             self.counts.setdefault(form, Counter()).update(counts)
         self.wrong += other.wrong
         self.unknown += other.unknown
+        self.not_run += other.not_run
         self.true += other.true
 
     @property

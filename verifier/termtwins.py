@@ -1,7 +1,7 @@
 """Wrong twins of rules made of terms: every mutation differs from the rule in one place.
 
     serial      another operator, swapped or repeated operands, an operator dropped, an attribute changed, another
-                variable, roots swapped, a guard dropped
+                variable, roots swapped, a guard dropped, weakened, or said of another size
     placement   besides: a parallel operator dropped, moved past its neighbour or onto a sibling, replaced, turned to
                 another axis, dimension or number of blocks; a variable in another layout
 
@@ -40,8 +40,45 @@ def equation_twins(rule: Equation) -> Iterator[EquationTwin]:
     yield from _changed(rule, "right", lambda term: _mutations(term, rule))
     if len(rule.right) > 1:
         yield "roots swapped", replace(rule, right=rule.right[::-1])
+    yield from guard_twins(rule)
+
+
+def guard_twins(rule: Equation) -> Iterator[EquationTwin]:
+    """The rule without a condition, and with others in its place."""
     for condition in rule.guard:
-        yield f"without guard {condition}", replace(rule, guard=tuple(g for g in rule.guard if g != condition))
+        rest = tuple(g for g in rule.guard if g != condition)
+        yield f"without guard {condition}", replace(rule, guard=rest)
+        for wrong in map(expression, _wrong_conditions(condition, rule)):
+            if wrong not in rule.guard:
+                yield f"guard {condition} → {wrong}", replace(rule, guard=(*rest, wrong))
+
+
+def _wrong_conditions(condition: Expression, rule: Equation) -> Iterator[str]:
+    """Divisibility of another size or the other way round, and orders that let one more number in, or are reversed."""
+    match condition.tree:
+        case ast.Compare(left=ast.BinOp(left=left, op=ast.Mod(), right=right), ops=[ast.Eq()]):
+            dividend, divisor = ast.unparse(left), ast.unparse(right)
+            others = sorted(rule.sizes - {dividend, divisor, *rule.parameters})[:_MOST_SIZES]
+            yield from (f"{other} % {divisor} == 0" for other in others)
+            yield f"{divisor} % ({dividend}) == 0"
+            yield f"({dividend}) % {divisor} == 1"
+            yield f"({dividend} * 2) % {divisor} == 0"
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _WEAKER and _numbers(left, right):
+            a, b = ast.unparse(left), ast.unparse(right)
+            yield f"{a} {_WEAKER[type(op)]} ({b}) + {int(isinstance(op, ast.LtE | ast.Eq))}"
+            yield f"{b} {_WEAKER[type(op)]} {a}"
+        case _:
+            return
+
+
+def _numbers(*trees: ast.expr) -> bool:
+    """Whether these are no permutations, which have no order."""
+    calls = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return all(isinstance(call.func, ast.Name) and call.func.id == "len" for call in calls)
+
+
+_MOST_SIZES = 3
+_WEAKER: dict[type[ast.cmpop], str] = {ast.Lt: "<=", ast.LtE: "<=", ast.Eq: "<="}
 
 
 def placement_twins(rule: Equation) -> Iterator[EquationTwin]:
@@ -50,8 +87,7 @@ def placement_twins(rule: Equation) -> Iterator[EquationTwin]:
     Every axis divides every size of these twins, so that each is judged for what it says, not for what it forgot to
     ask; what only a guard makes true is left without it as well.
     """
-    for condition in rule.guard:
-        yield f"without guard {condition}", replace(rule, guard=tuple(g for g in rule.guard if g != condition))
+    yield from guard_twins(rule)
     yield from _placement_twins(_divided(rule))
 
 

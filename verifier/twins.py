@@ -2,7 +2,7 @@
 
 a shard moves to another dimension, its blocks change, or it is dropped; C becomes R and R becomes C (the gradient is
 then wrong); the result's layout changes; another operand is made partial; what the local operator is told is dropped;
-a guard is dropped; a factor that may not be split is split
+a guard is dropped, or asks the degree to divide another factor; a factor that may not be split is split
 """
 
 from __future__ import annotations
@@ -32,7 +32,19 @@ def row_twins(rule: RowRule) -> Iterator[Twin]:
     for told in rule.local:
         yield f"not told its {told}", replace(rule, local=tuple(x for x in rule.local if x != told))
     for condition in rule.guard:
-        yield f"without guard {condition!r}", replace(rule, guard=tuple(x for x in rule.guard if x != condition))
+        rest = tuple(x for x in rule.guard if x != condition)
+        yield f"without guard {condition!r}", replace(rule, guard=rest)
+        for wrong in _wrong_condition(condition, rule, pattern):
+            yield f"guard {condition!r} → {wrong!r}", replace(rule, guard=(wrong, *rest))
+
+
+def _wrong_condition(condition: str, rule: RowRule, pattern: Pattern) -> Iterator[str]:
+    """Another factor that the degree divides, another operand that is not rounded."""
+    kind, _, said = condition.partition(" ")
+    if kind == "k":
+        yield from (f"k | {factor}" for factor in pattern.factors if factor != said[2:])
+    elif kind == "additive":
+        yield from (f"additive {i}" for i in range(len(rule.operands)) if str(i) != said)
 
 
 def _wrong(placement: Placement, dims: tuple[tuple[str, ...], ...]) -> Iterator[Placement]:

