@@ -40,7 +40,7 @@ class Compute:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._table = KernelTable(device.kernels, self._ideal_s) if device.kernels else None
+        self._table = KernelTable(device.kernels, self._bounds) if device.kernels else None
         self._known: dict[Work, float] = {}
 
     def work_s(self, work: Work) -> float:
@@ -75,14 +75,11 @@ class Compute:
         found = self._table.seconds(work) if self._table is not None else None
         if found is not None:
             return found
-        return self._roofline_s(work, self._rate(work)) + self.device.kernel_s
+        return max(work.flops / self._rate(work), self._bounds(work)[1]) + self.device.kernel_s
 
-    def _ideal_s(self, work: Work) -> float:
-        """What measured kernels are compared with: the roofline at full rates."""
-        return self._roofline_s(work, self._peak(work))
-
-    def _roofline_s(self, work: Work, rate: float) -> float:
-        return max(work.flops / rate, work.num_bytes / self.device.memory_bytes_per_s)
+    def _bounds(self, work: Work) -> tuple[float, float]:
+        """Seconds of its arithmetic at the peak, and of its bytes."""
+        return work.flops / self._peak(work), work.num_bytes / self.device.memory_bytes_per_s
 
     def _peak(self, work: Work) -> float:
         if work.kind in ("matmul", "conv", "attention"):

@@ -1,8 +1,9 @@
 """Measured kernels: how long kernels of some shapes took on a device, and what that says about others of their kind.
 
-Between the measured ones, seconds are interpolated over the time that the roofline gives, both in logarithms; beyond
-them the nearest one's distance from the roofline holds: a constant below the smallest, a factor above the largest.
-Points are made to rise with work first, so that noise cannot make more work faster.
+A roofline whose two lines are curves: kernels that were bound by arithmetic give one over the seconds of arithmetic at
+the peak, those bound by memory one over the seconds of their bytes; work takes the larger of both. Between measured
+kernels, seconds are interpolated in logarithms; below the smallest they stay as they are, above the largest they grow
+in proportion. Points are made to rise first, so that noise cannot make more work faster.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from shardwright.cost import checks
 from shardwright.cost.work import WORK_KINDS, Work, WorkKind
 
 _LEAST_S = 1e-9
+_Key = tuple[str, str, bool, bool]
+"""Kind, dtype, backward, whether bound by memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,29 +80,32 @@ def _read(entry: object, place: int) -> Kernel:
 
 
 class KernelTable:
-    """Seconds of work from measured kernels of its kind; `ideal_s` is the roofline that they are compared with."""
+    """Seconds of work from measured kernels of its kind; `bounds` gives the seconds of its arithmetic and its bytes."""
 
-    def __init__(self, kernels: Iterable[Kernel], ideal_s: Callable[[Work], float]) -> None:
-        self._ideal_s = ideal_s
-        points: dict[tuple[str, str, bool], list[tuple[float, float]]] = {}
+    def __init__(self, kernels: Iterable[Kernel], bounds: Callable[[Work], tuple[float, float]]) -> None:
+        self._bounds = bounds
+        points: dict[_Key, list[tuple[float, float]]] = {}
         for kernel in kernels:
-            point = (log(max(ideal_s(kernel.work), _LEAST_S)), log(kernel.seconds))
-            points.setdefault(_key(kernel.work), []).append(point)
+            compute_s, memory_s = bounds(kernel.work)
+            key = (kernel.kind, kernel.dtype, kernel.backward, memory_s > compute_s)
+            point = (log(max(compute_s, memory_s, _LEAST_S)), log(kernel.seconds))
+            points.setdefault(key, []).append(point)
         self._curves = {key: _rising(found) for key, found in points.items()}
 
     def seconds(self, work: Work) -> float | None:
         """None where nothing of this kind and dtype was measured."""
-        curve = self._curves.get(_key(work))
-        if curve is None:
-            return None
-        ideal, measured_s = curve
-        at = log(max(self._ideal_s(work), _LEAST_S))
-        beyond = max(0.0, at - ideal[-1])
-        return exp(float(np.interp(at, ideal, measured_s)) + beyond)
+        found = [
+            _at(curve, bound_s)
+            for by_memory, bound_s in enumerate(self._bounds(work))
+            if (curve := self._curves.get((work.kind, work.dtype, work.backward, bool(by_memory)))) is not None
+        ]
+        return max(found, default=None)
 
 
-def _key(work: Work) -> tuple[str, str, bool]:
-    return work.kind, work.dtype, work.backward
+def _at(curve: tuple[list[float], list[float]], bound_s: float) -> float:
+    ideal, measured_s = curve
+    place = log(max(bound_s, _LEAST_S))
+    return exp(float(np.interp(place, ideal, measured_s)) + max(0.0, place - ideal[-1]))
 
 
 def _rising(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

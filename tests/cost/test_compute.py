@@ -122,15 +122,27 @@ def with_kernels(*kernels: Kernel) -> Compute:
 
 
 def test_measured_kernels_are_met_and_others_lie_between() -> None:
-    small, large = measured(matmul(64, 64, 64), 1e-5), measured(matmul(1024, 1024, 1024), 4e-4)
+    small, large = measured(matmul(256, 256, 256), 1e-5), measured(matmul(1024, 1024, 1024), 4e-4)
     model = with_kernels(small, large)
     assert model.work_s(small.work) == pytest.approx(1e-5)
     assert model.work_s(large.work) == pytest.approx(4e-4)
-    assert 1e-5 < model.work_s(matmul(256, 256, 256)) < 4e-4
+    assert 1e-5 < model.work_s(matmul(512, 512, 512)) < 4e-4
     assert model.work_s(matmul(8, 8, 8)) == pytest.approx(1e-5)
     assert model.work_s(matmul(1024, 1024, 2048)) == pytest.approx(8e-4)
     assert model.work_s(matmul(64, 64, 64, "bfloat16")) == MODEL.work_s(matmul(64, 64, 64, "bfloat16"))
     assert model.work_s(pointwise(100)) == MODEL.work_s(pointwise(100))
+
+
+def test_measured_kernels_bound_by_arithmetic_and_by_memory() -> None:
+    """An exponential as slow as its arithmetic, a sum as fast as the cache: neither speaks for the other."""
+    device = replace(DEVICE, vector_flops_per_s=1e10)
+    curved = [measured(pointwise(n, flops=12), 2e-9 * n) for n in (10**3, 10**6)]
+    plain = [measured(pointwise(n, flops=1e-3), 1e-12 * n) for n in (10**3, 10**6)]
+    model = Compute(replace(device, kernels=(*curved, *plain)))
+    for kernel in curved:
+        assert model.work_s(kernel.work) == pytest.approx(kernel.seconds)
+    assert model.work_s(plain[1].work) == pytest.approx(2e-6)  # the least that arithmetic takes
+    assert Compute(replace(device, kernels=tuple(plain))).work_s(plain[1].work) == pytest.approx(1e-6)
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**7), st.floats(1e-7, 1.0)), min_size=1, max_size=8), sizes, sizes)
