@@ -6,8 +6,8 @@ store of certificates. docs/proofs.md says what is claimed and trusted. Where a 
     row rules      semantics, claims, attributes, lemmas          ▶ rowproof
     steps          sums                                           ▶ stepproof
     equations      polys, monomials, normal, families, powers,
-                   laws (stated in lawbook), symbols, elements*   ▶ serialproof      second proof:  derivation,
-                                                                                                  pointwise
+                   laws (stated in lawbook), symbols, elements*   ▶ serialproof      second proof:  realproof (numbers*,
+                                                                                  reals*); third: derivation
     placements     row rules and serialproof                      ▶ typing           second proof:  denotation
     falsifiers     falsify (rows), falsify_serial, falsify_placement, falsify_steps, exactness; they print a mismatch
     mutation       twins, termtwins, lemmatwins                   ▶ mutation

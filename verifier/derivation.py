@@ -1,4 +1,4 @@
-"""The second proof of algebraic rules: from serial axioms, as uninterpreted functions.
+"""A third proof of the named rules: from serial axioms, as uninterpreted functions.
 
 Every operator application is a function symbol of an uninterpreted sort, named by its operator, by how its operands'
 dims line up, and by the dimension it works on: adding a bias and adding equal shapes are different symbols, so that an
@@ -20,7 +20,6 @@ from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier.elements import Dim, Evaluator, extent, spliced
 from shardwright.verifier.elements_rows import evaluator
 from shardwright.verifier.logic import Formula, Number, Solver, z3
-from shardwright.verifier.pointwise import pointwise_equal
 from shardwright.verifier.polys import App, Poly
 from shardwright.verifier.serialproof import known
 from shardwright.verifier.solver import is_valid, new_solver
@@ -230,8 +229,3 @@ def _with_axioms(axioms: tuple[Equation, ...]) -> Solver:
     solver = new_solver()
     solver.add(*(z3.simplify(f, som=True) for rule in axioms for f in axiom(rule, _tensor())))
     return solver
-
-
-def audited(rule: Equation) -> str:
-    """Which second proof a serial rule has: "reals" (`verifier/pointwise.py`), "axioms", or "" for none."""
-    return "reals" if pointwise_equal(rule) else "axioms" if derives(rule) else ""

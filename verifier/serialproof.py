@@ -36,7 +36,7 @@ def prove_equation(rule: Equation) -> Failure | None:
 def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> SerialProof:
     """Prove terms over the rule's variables equal, wherever the left ones are well-formed."""
     try:
-        symbols = _solved(rule, left)
+        symbols = solved(rule, left)
         run = evaluator(rule, symbols)
         failure = _failure(run, left, right)
         if failure is not None and not failure.refuted and run.cuts:
@@ -62,7 +62,7 @@ def known(rule: Equation) -> Symbols:
     return symbols
 
 
-def _solved(rule: Equation, left: Sequence[Term]) -> Symbols:
+def solved(rule: Equation, left: Sequence[Term]) -> Symbols:
     """As `known`, with the equations that make the left side well-formed used as substitutions."""
     symbols = known(rule)
     for _ in range(MAX_ROUNDS):
