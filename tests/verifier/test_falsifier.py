@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import equation
 from shardwright.verifier.falsify_serial import falsify_equation
+from shardwright.verifier.instances import instances
 
 TAKEN = {"w": "v h", "i": "*b"}
 BLOCKS = {"x": "m (n c)"}
@@ -30,6 +33,39 @@ def test_every_kind_of_variable_and_attribute_has_values(
     variables: dict[str, str], left: str, right: str, true: bool
 ) -> None:
     assert (falsify_equation(equation("some", variables, left, right)) is None) == true
+
+
+@pytest.mark.parametrize(
+    ("variables", "left", "right", "true"),
+    [
+        ({**TAKEN, "y": "h"}, "embedding(mul(w, y), i, padding_idx=p)", "mul(embedding(w, i, padding_idx=p), y)",
+         False),
+        ({**TAKEN, "y": "h"}, "embedding(mul(w, y), i, padding_idx=None)", "mul(embedding(w, i, padding_idx=None), y)",
+         True),
+        (TAKEN, "embedding(w, i, padding_idx=p)", "embedding(w, i, padding_idx=None)", False),
+        ({"x": "m n"}, "mul(x, detach(x))", "mul(x, x)", False),
+        ({"x": "m n"}, "mul(x, detach(x))", "mul(detach(x), x)", True),
+        ({"x": "m n"}, "detach(neg(x))", "neg(detach(x))", True),
+        ({"x": "m n"}, "maximum(x, x)", "x", True),
+        ({"x": "m n"}, "relu(x)", "maximum(x, mul(detach(x), sub(x, x)))", True),
+    ],
+)  # fmt: skip
+def test_derivatives_are_compared(variables: dict[str, str], left: str, right: str, true: bool) -> None:
+    """The values of all of these are equal: what stops gradients tells them apart."""
+    found = falsify_equation(equation("some", variables, left, right), trials=12)
+    assert (found is None) == true
+    assert true or "the values are equal; these are derivatives, which are not" in str(found)
+
+
+def test_optional_attributes_are_drawn_with_and_without_a_value() -> None:
+    rule = equation("some", TAKEN, "embedding(w, i, padding_idx=p)", "embedding(w, i, padding_idx=p)")
+    drawn = {match.sizes["p"] for _, match in instances(rule, random.Random(0), 40)}
+    assert drawn == {None, 0, 1}
+
+
+def test_sizes_of_1_are_drawn_too() -> None:
+    rule = equation("some", {"x": "m n"}, "relu(x)", "relu(x)")
+    assert any(match.sizes["m"] == 1 for _, match in instances(rule, random.Random(0), 200))
 
 
 def test_parameters_are_sizes_that_satisfy_the_guard() -> None:

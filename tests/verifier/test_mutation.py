@@ -9,7 +9,7 @@ import pytest
 
 from shardwright.generation import generate_one
 from shardwright.substitutions.catalogue import CATALOGUE
-from shardwright.substitutions.decompositions import DECOMPOSITIONS
+from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.substitutions.pattern import Pattern
@@ -35,7 +35,7 @@ def samples(rule: RowRule) -> Iterable[tuple[list[Any], dict[str, Any]]]:
             yield given.arrays(1), dict(given.attrs)
 
 
-IN_PARTS = {rule.name for rule in DECOMPOSITIONS}
+IN_PARTS = {rule.name for rule in (*DECOMPOSITIONS, *MAXIMUM)}
 
 
 @pytest.mark.parametrize("part", range(2))
