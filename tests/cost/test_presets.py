@@ -51,7 +51,7 @@ def test_every_gpu_is_in_some_machine() -> None:
 
 def test_bandwidth_is_per_device() -> None:
     inside, outside = Cluster.preset("dgx-h100", nodes=2).levels
-    assert inside.bandwidth_bytes_per_s == pytest.approx(450e9 * 0.78)
+    assert inside.bandwidth_bytes_per_s == pytest.approx(450e9 * 0.8)
     assert outside.bandwidth_bytes_per_s == pytest.approx(400e9 / 8 * 0.9)
 
 
@@ -62,10 +62,10 @@ def test_part_of_a_node() -> None:
 
 
 def test_part_of_a_mesh_has_part_of_its_links() -> None:
-    assert Cluster.preset("mi300x-box").levels[0].bandwidth_bytes_per_s == pytest.approx(448e9 * 0.78)
+    assert Cluster.preset("mi300x-box").levels[0].bandwidth_bytes_per_s == pytest.approx(448e9 * 0.8)
     two = Cluster.preset("mi300x-box", devices_per_node=2).levels[0]
     assert (two.size, two.topology) == (2, "mesh")
-    assert two.bandwidth_bytes_per_s == pytest.approx(64e9 * 0.78)
+    assert two.bandwidth_bytes_per_s == pytest.approx(64e9 * 0.8)
 
 
 def test_machines_in_pods() -> None:

@@ -1,0 +1,133 @@
+"""Time over size as a chain of straight pieces: one piece per algorithm, protocol or measured range."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = TypeVar("Bytes", float, NDArray[np.float64])
+"""One number of bytes, or a numpy array of them; the time has the same form."""
+
+
+class Line(NamedTuple):
+    """latency_s + s_per_byte · bytes."""
+
+    latency_s: float
+    s_per_byte: float
+
+    def time_s(self, num_bytes: Bytes) -> Bytes:
+        return self.latency_s + self.s_per_byte * num_bytes
+
+
+class Piece(NamedTuple):
+    """From `start_bytes` on, `line` counts; `name` says which choice it is."""
+
+    start_bytes: float
+    line: Line
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Pieces in the order of their starts, the first at 0 bytes."""
+
+    pieces: tuple[Piece, ...]
+
+    def time_s(self, num_bytes: Bytes) -> Bytes:
+        """Seconds for `num_bytes`, a number or an array."""
+        if isinstance(num_bytes, np.ndarray):
+            index = np.searchsorted(self._starts, num_bytes, side="right") - 1
+            return self._latencies[index] + self._slopes[index] * num_bytes
+        return self.at(num_bytes).line.time_s(num_bytes)
+
+    def at(self, num_bytes: float) -> Piece:
+        """The piece that holds at `num_bytes`."""
+        return self.pieces[bisect_right(self._starts, num_bytes) - 1]
+
+    @cached_property
+    def _starts(self) -> list[float]:
+        return [piece.start_bytes for piece in self.pieces]
+
+    @cached_property
+    def _latencies(self) -> NDArray[np.float64]:
+        return np.array([piece.line.latency_s for piece in self.pieces])
+
+    @cached_property
+    def _slopes(self) -> NDArray[np.float64]:
+        return np.array([piece.line.s_per_byte for piece in self.pieces])
+
+
+def straight(line: Line, name: str = "") -> Curve:
+    """A curve of one piece."""
+    return Curve((Piece(0.0, line, name),))
+
+
+def lowest(named: Sequence[tuple[str, Line]]) -> Curve:
+    """The least of several lines at every size."""
+    return _envelope(named, least_of)
+
+
+def highest(named: Sequence[tuple[str, Line]]) -> Curve:
+    """The greatest of several lines at every size."""
+    return _envelope(named, lambda lines, start, end: least_of([Line(-a, -b) for a, b in lines], start, end))
+
+
+def _envelope(named: Sequence[tuple[str, Line]], chosen: Callable[[Sequence[Line], float, float], int]) -> Curve:
+    lines = [line for _, line in named]
+    pieces: list[Piece] = []
+    for start, end in intervals([0.0, *sorted(set(crossings(lines)))]):
+        name, line = named[chosen(lines, start, end)]
+        pieces.append(Piece(start, line, name))
+    return rising(pieces)
+
+
+def intervals(starts: Sequence[float], end: float = float("inf")) -> list[tuple[float, float]]:
+    """(start, end) of each of the neighbouring intervals that begin at `starts`."""
+    return list(zip(starts, [*starts[1:], end], strict=True))
+
+
+def least_of(lines: Sequence[Line], start: float, end: float) -> int:
+    """Which line is the least from `start` to `end`, between which none of them cross."""
+    inside = (start + end) / 2 if end < float("inf") else 2 * start + 1
+    return min(range(len(lines)), key=lambda i: lines[i].time_s(inside))
+
+
+def crossings(lines: Sequence[Line]) -> list[float]:
+    """The sizes above zero at which two of the lines meet."""
+    return [
+        (b.latency_s - a.latency_s) / (a.s_per_byte - b.s_per_byte)
+        for i, a in enumerate(lines)
+        for b in lines[:i]
+        if (a.s_per_byte - b.s_per_byte) * (b.latency_s - a.latency_s) > 0
+    ]
+
+
+def rising(pieces: Sequence[Piece]) -> Curve:
+    """The curve through `pieces` made to never fall: where a choice starts below the last one's end, it waits.
+
+    Equal neighbours become one piece.
+    """
+    kept: list[Piece] = []
+    for index, piece in enumerate(pieces):
+        start, line, name = piece
+        if kept:
+            reached = kept[-1].line.time_s(start)
+            if line.time_s(start) < reached * (1 - 1e-12):
+                end = pieces[index + 1].start_bytes if index + 1 < len(pieces) else float("inf")
+                _append(kept, Piece(start, Line(reached, 0.0), name))
+                start = (reached - line.latency_s) / line.s_per_byte if line.s_per_byte > 0 else end
+                if start >= end:
+                    continue
+        _append(kept, Piece(start, line, name))
+    return Curve(tuple(kept))
+
+
+def _append(kept: list[Piece], piece: Piece) -> None:
+    if not kept or kept[-1][1:] != piece[1:]:
+        kept.append(piece)
