@@ -92,15 +92,15 @@ def test_no_collective_beats_the_links(cluster: Cluster, mesh: tuple[int, ...]) 
 
 
 @each_case
-@given(num_bytes=sizes)
-def test_order_of_the_collectives(cluster: Cluster, mesh: tuple[int, ...], num_bytes: float) -> None:
+def test_order_of_the_collectives(cluster: Cluster, mesh: tuple[int, ...]) -> None:
+    """An all-reduce takes no longer than its halves, but for the selector's slack."""
     if cluster.collectives or cluster.backend == "gloo":  # gloo's reduce-scatter is an all-reduce
         return
-    model = Communication(cluster, mesh)
+    model, num_bytes = Communication(cluster, mesh), np.logspace(0, 12, 500)
     for axis in range(len(mesh)):
-        all_reduce, all_gather = model.all_reduce_s(axis, num_bytes), model.all_gather_s(axis, num_bytes)
-        assert model.reduce_scatter_s(axis, num_bytes) == all_gather
-        assert all_reduce <= 1.4 * 2 * all_gather * (1 + 1e-12)  # the selector's slack
+        half = model.all_gather_s(axis, num_bytes)
+        assert (model.reduce_scatter_s(axis, num_bytes) == half).all()
+        assert (model.all_reduce_s(axis, num_bytes) <= 1.5 * 2 * half).all()
 
 
 def test_leaving_the_node_takes_longer() -> None:
