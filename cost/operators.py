@@ -7,7 +7,7 @@ from math import prod
 
 from shardwright.cost.compute import Compute
 from shardwright.cost.work import Local, Passes, passes
-from shardwright.pcg.analysis import is_whole
+from shardwright.pcg.analysis import Written, is_whole
 from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.layout import Layouts, local_shape
@@ -24,7 +24,7 @@ class NodeCost:
     """Time and kept bytes of one operator under each of its choices.
 
     `operands` and `result` are logical types; `grad` says which get a gradient. `kept` lists what backward keeps and
-    nobody else is charged for; `copies` says whether a view has to copy.
+    nobody else is charged for; `written` says how it is written in code.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class NodeCost:
         sizes: tuple[int, ...],
         compute: Compute,
         kept: tuple[int | str, ...],
-        copies: bool,
+        written: Written,
     ) -> None:
         self.operands, self.result, self.sizes = operands, result, sizes
-        self.compute, self.kept, self.copies = compute, kept, copies
+        self.compute, self.kept, self.written = compute, kept, written
         self.op, self.attrs = node.op, dict(node.attrs)
         self.row = ROWS[node.op] if node.op != OPAQUE else None
         self.signature = self.row.signature([t.shape for t in operands], self.attrs) if self.row else None
@@ -83,7 +83,7 @@ class NodeCost:
         operands = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in zip(self.operands, shapes, strict=True))
         mine = TensorType(returned, self.result.dtype, (), self.result.grad)
         drawn = self.result.num_elements if self.row is not None and self.row.random else 0
-        return Local(self.row, self.attrs, self.signature, extents, operands, mine, drawn, self.copies)
+        return Local(self.row, self.attrs, self.signature, extents, operands, mine, drawn, self.written)
 
     def kept_bytes(self, needs: tuple[Layouts, ...], result: Layouts) -> float:
         """Bytes that stay on a device for the backward pass."""

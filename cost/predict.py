@@ -15,7 +15,7 @@ from shardwright.cost.compute import Compute
 from shardwright.cost.memory import ADAM_TRAFFIC_PER_BYTE, Memory, adam_bytes
 from shardwright.cost.moves import MoveCosts, TensorClass, fused_moves
 from shardwright.cost.operators import NodeCost
-from shardwright.pcg.analysis import block_of, constant_nodes, copies_data, saved_by, stored_nodes
+from shardwright.pcg.analysis import block_of, constant_nodes, copies_data, saved_by, stored_nodes, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
 
@@ -97,11 +97,11 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
     if node.is_leaf or (node.op in ROWS and not node.inputs and not kind.shape):
         return NodeCosts(node.name)
     operands = [graph.types[i] for i in node.inputs]
-    copies = copies_data(graph, node)
-    key = (node.op, node.attrs, node.split, tuple(operands), kind, copies)
+    how = written(graph, node)
+    key = (node.op, node.attrs, node.split, tuple(operands), kind, how)
     if key not in known:
         serial = [t.erased() for t in operands]
-        cost = NodeCost(node, serial, kind.erased(), graph.mesh.sizes, compute, (), copies)
+        cost = NodeCost(node, serial, kind.erased(), graph.mesh.sizes, compute, (), how)
         split = node.split or ("R",) * len(graph.mesh)
         known[key] = cost.time_s(split, tuple(t.layouts for t in operands), kind.layouts)
     return NodeCosts(node.name, known[key])

@@ -20,7 +20,7 @@ from shardwright.cost.moves import Move, MoveCosts, fused_moves
 from shardwright.cost.operators import NodeCost
 from shardwright.cost.tasks import COMPUTE
 from shardwright.cost.work import Passes, Work
-from shardwright.pcg.analysis import block_of, copies_data, saved_by, stored_nodes
+from shardwright.pcg.analysis import Written, block_of, saved_by, stored_nodes, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
@@ -187,10 +187,10 @@ class Steps:
         operands = [self._name(i) for i in node.inputs]
         weights = tuple(i for i in operands if i in self.weights)
         reads = tuple(i for i in operands if i not in self.weights)
-        copies = copies_data(self.graph, node)
-        moves_nothing = row is not None and row.view and not copies and bool(operands)
+        how = written(self.graph, node)
+        moves_nothing = row is not None and row.view and how != "copy" and bool(operands)
         of_weight = moves_nothing and operands[0] in self.weights
-        forward_s, backward_s, weight_s = self._seconds(node, kind, copies)
+        forward_s, backward_s, weight_s = self._seconds(node, kind, how)
         saved = saved_by(node) if kind.grad else ()
         keeps = [operands[i] for i in saved if isinstance(i, int) and i < len(operands)]
         keeps += [node.name] if "result" in saved else []
@@ -205,23 +205,23 @@ class Steps:
             row is not None and row.passes > 1, *_place(node),
         ))  # fmt: skip
 
-    def _seconds(self, node: Node, kind: TensorType, copies: bool) -> tuple[float, float, float]:
+    def _seconds(self, node: Node, kind: TensorType, how: Written) -> tuple[float, float, float]:
         """Forward, backward but for weights, and the part of backward that makes the gradients of weights."""
         if node.op in ROWS and not node.inputs and not kind.shape:
             return 0.0, 0.0, 0.0
         types = [self.graph.types[i] for i in node.inputs]
         of_weights = tuple(i in self.stored for i in node.inputs)
-        key = (node.op, node.attrs, node.split, tuple(types), kind, copies, of_weights)
+        key = (node.op, node.attrs, node.split, tuple(types), kind, how, of_weights)
         if key not in self._known:
-            self._known[key] = self._node_seconds(node, types, kind, copies, of_weights)
+            self._known[key] = self._node_seconds(node, types, kind, how, of_weights)
         return self._known[key]
 
     def _node_seconds(
-        self, node: Node, operands: list[TensorType], kind: TensorType, copies: bool, of_weights: tuple[bool, ...]
+        self, node: Node, operands: list[TensorType], kind: TensorType, how: Written, of_weights: tuple[bool, ...]
     ) -> tuple[float, float, float]:
         serial = [TensorType(t.shape, self.dtype(t.dtype), (), t.grad) for t in operands]
         result = TensorType(kind.shape, self.dtype(kind.dtype), (), kind.grad)
-        cost = NodeCost(node, serial, result, self.graph.mesh.sizes, self.compute, (), copies)
+        cost = NodeCost(node, serial, result, self.graph.mesh.sizes, self.compute, (), how)
         split = node.split or ("R",) * len(self.graph.mesh)
         found = cost.passes(split, tuple(t.layouts for t in operands), kind.layouts)
         if self.execution.precision == "fp8":

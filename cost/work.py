@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from shardwright.pcg.analysis import Written
 from shardwright.pcg.attrs import Attrs
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.optable import Row
@@ -71,7 +72,7 @@ class Local:
         operands: types with local shapes; `grad` says which need a gradient.
         result: type with its local shape; without `grad` there is no backward.
         drawn: elements that a random operator draws.
-        copies: a view that has to copy.
+        written: how it is written in code: see `pcg.analysis.written`.
     """
 
     row: Row | None
@@ -81,7 +82,7 @@ class Local:
     operands: tuple[TensorType, ...]
     result: TensorType
     drawn: int
-    copies: bool
+    written: Written = ""
 
     @property
     def dtype(self) -> str:
@@ -101,7 +102,7 @@ def passes(part: Local) -> Passes:
         return _elementwise(part, "pointwise", 1.0)
     if row.contraction:
         return _attention(part) if row.passes > 1 else _contraction(part)
-    if row.view and not part.copies:
+    if row.view and part.written != "copy":
         return Passes((_view(part),), _moved_back(part))
     if row.view:
         return Passes((_work(part, "copy", 2 * part.result.num_bytes),), _moved_back(part))
@@ -109,6 +110,8 @@ def passes(part: Local) -> Passes:
         return _lookup(part)
     if row.random:
         return _random(part)
+    if row.scratch:
+        return _with_scratch(part)
     return _elementwise(part, _kind(part), row.flops_per_element)
 
 
@@ -201,7 +204,7 @@ def _elementwise(part: Local, kind: WorkKind, flops_per_element: float) -> Passe
     if not part.trained:
         return Passes((forward,))
     if _passes_gradient_on(part):
-        return Passes((forward,), _moved_back(part))
+        return Passes(() if part.written == "fused" else (forward,), _moved_back(part))
     saved, gradient = _saved_bytes(part), part.result.num_bytes
     if kind == "pointwise":
         per_operand = saved / len(part.operands)
@@ -223,6 +226,8 @@ def _passes_gradient_on(part: Local) -> bool:
 def _moved_back(part: Local) -> tuple[Work, ...]:
     """Backward of what only moves elements: a view; a pass where the operand is larger, a sum where it is smaller."""
     found: list[Work] = []
+    if part.written == "part":
+        return (_work(part, "copy", 2 * part.result.num_bytes),) if part.trained else ()
     for t in part.trained:
         if part.row is not None and part.row.view and t.num_elements > part.result.num_elements:
             found.append(_work(part, "copy", t.num_bytes + 2 * part.result.num_bytes))  # zeros, and a part written
@@ -268,6 +273,20 @@ def _random(part: Local) -> Passes:
     if not part.trained:
         return Passes((draw,))
     return Passes((draw,), (_work(part, "pointwise", moved + local),))
+
+
+def _with_scratch(part: Local) -> Passes:
+    """Log-probabilities, from which the loss picks; backward fills their gradient with zeros and writes the operand's.
+
+    In fp32: autocast says so, and models that run in 16 bits widen their logits themselves; what is narrower is cast.
+    """
+    operand = part.operands[0]
+    wide, narrow = 4.0 * operand.num_elements, operand.num_bytes
+    cast = (_work(part, "copy", narrow + wide),) if narrow < wide else ()
+    forward = (*cast, _work(part, "reduction", 2 * wide, part.row.flops_per_element if part.row else 1.0))
+    if not operand.grad:
+        return Passes(forward)
+    return Passes(forward, (_work(part, "copy", wide), _work(part, "reduction", 3 * wide), *cast))
 
 
 def _view(part: Local) -> Work:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shardwright.pcg.analysis import cut_with
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import shard_order
@@ -147,19 +148,10 @@ def split_of(c: Context, node: Node) -> str | None:
 
     The gradient of a split is one concatenation, that of separate slices a sum of zero-padded ones.
     """
-    if node.op != "slice":
+    alike = cut_with(c.graph, node)
+    if len(alike) < 2:
         return None
-    dim, whole = integer(dict(node.attrs), "dim"), node.inputs[0]
-    readers = [c.graph.by_name[reader] for reader in dict.fromkeys(c.graph.users[whole])]
-    alike = [n for n in readers if n.op == "slice" and n.attr("dim") == dim and n.split == node.split]
-    alike.sort(key=lambda n: integer(dict(n.attrs), "start"))
-    end, extent = 0, c.graph.types[whole].shape[dim]
-    for n in alike:
-        if (n.attr("start"), n.attr("step")) != (end, 1):
-            return None
-        end = integer(dict(n.attrs), "stop")
-    if len(alike) < 2 or end != extent:
-        return None
+    dim = integer(dict(node.attrs), "dim")
     sizes = tuple(c.graph.types[n.name].local_shape(c.graph.mesh)[dim] for n in alike)
     return f"{{0}}.split({sizes}, {dim})[{alike.index(node)}]"
 

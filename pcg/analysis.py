@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Literal
 
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
+
+Written = Literal["", "copy", "fused", "part"]
+"""What a node is besides its row, in the code that is run for it; see `written`."""
 
 
 def constant_nodes(graph: Graph) -> frozenset[str]:
@@ -24,7 +29,64 @@ def copies_data(graph: Graph, node: Node) -> bool:
     source = graph.by_name[node.inputs[0]]
     while source.is_parallel:
         source = graph.by_name[source.inputs[0]]
-    return source.op in ("permute", "expand", "slice")
+    return source.op in ("permute", "expand") or (source.op == "slice" and not _splits_dims(graph, source, node))
+
+
+def _splits_dims(graph: Graph, before: Node, after: Node) -> bool:
+    """Whether a reshape only cuts dimensions up: strides can say that, whatever they were."""
+    old, new = (graph.types[n.name].shape for n in (before, after))
+    rest = list(new)
+    for extent in old:
+        size = 1
+        while rest and (size < extent or (size == extent == 1 and rest[0] == 1)):
+            size *= rest.pop(0)
+            if extent == 1:
+                break
+        if size != extent:
+            return False
+    return not rest
+
+
+def written(graph: Graph, node: Node) -> Written:
+    """How a node is written in code, where that is not a kernel of its own or none.
+
+    copy    a view that has to copy
+    fused   the addition of a bias, which the product before it does while it writes its result
+    part    a slice that with others cuts up a dimension: their gradients are concatenated, once
+    """
+    if copies_data(graph, node):
+        return "copy"
+    if node.op == "add" and any(_biases(graph, a, b, node) for a, b in (node.inputs, node.inputs[::-1])):
+        return "fused"
+    return "part" if len(cut_with(graph, node)) > 1 else ""
+
+
+def _biases(graph: Graph, product: str, bias: str, node: Node) -> bool:
+    """Whether `product` is a matrix product that nothing else reads, and `bias` a vector along its columns."""
+    shape = graph.types[node.name].shape
+    if graph.types[bias].shape != shape[-1:] or graph.types[product].shape != shape:
+        return False
+    reader, source = node.name, graph.by_name[product]
+    while source.is_parallel and graph.users[source.name] == (reader,):
+        reader, source = source.name, graph.by_name[source.inputs[0]]
+    product_of_matrices = source.op == "linear" or (source.op == "matmul" and len(shape) == 2)
+    return product_of_matrices and graph.users[source.name] == (reader,)
+
+
+def cut_with(graph: Graph, node: Node) -> Sequence[Node]:
+    """The slices that together cut a dimension up into consecutive pieces, in order, if `node` is one of them."""
+    if node.op != "slice":
+        return ()
+    dim, whole = node.attr("dim"), node.inputs[0]
+    readers = [graph.by_name[reader] for reader in dict.fromkeys(graph.users[whole])]
+    alike = [n for n in readers if n.op == "slice" and n.attr("dim") == dim and n.split == node.split]
+    alike.sort(key=lambda n: int(str(n.attr("start"))))
+    end = 0
+    for n in alike:
+        if (n.attr("start"), n.attr("step")) != (end, 1):
+            return ()
+        end = int(str(n.attr("stop")))
+    return alike if end == graph.types[whole].shape[int(str(dim))] else ()
 
 
 def saved_by(node: Node) -> tuple[int | str, ...]:

@@ -60,6 +60,7 @@ class Row:
     contraction   multiply-adds over the iteration space: 2 FLOPs a point and pass (else `flops_per_element` each)
     outside       factors that a contraction does not iterate over
     lookup        picks entries of its first operand by indices: its work is what it returns, not the table
+    scratch       forward writes a tensor of its first operand's shape in fp32, which backward reads
     """
 
     name: str
@@ -76,6 +77,7 @@ class Row:
     contraction: bool = False
     outside: tuple[str, ...] = ()
     lookup: bool = False
+    scratch: bool = False
     passes: int = 1
     flops_per_element: float = 1.0
     doc: str = ""

@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.cost.compute import Compute
 from shardwright.cost.memory import ADAM_BYTES_PER_BYTE, ADAM_TRAFFIC_PER_BYTE
 from shardwright.cost.operators import NodeCost, local_bytes
+from shardwright.pcg.analysis import Written
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts
 from shardwright.pcg.layout import Layout, Layouts, R, S, shard_order
@@ -72,11 +73,11 @@ def node_domain(
     certified: frozenset[str],
     compute: Compute,
     kept: tuple[int | str, ...],
-    copies: bool,
+    written: Written,
 ) -> Domain:
     """The choices of one operator.
 
-    `kept` lists what backward keeps and nobody else is charged for; `copies` says whether a view has to copy.
+    `kept` lists what backward keeps and nobody else is charged for; `written` says how it is written in code.
     """
     if node.op == OPAQUE:
         whole = (R,) * len(sizes)
@@ -87,7 +88,7 @@ def node_domain(
         if not result.grad:
             per_axis = [[o for o in axis if o[0] != "C"] for axis in per_axis]
         options = _combine(per_axis, signature, operands, result.shape, sizes)
-    cost = NodeCost(node, operands, result, sizes, compute, kept, copies)
+    cost = NodeCost(node, operands, result, sizes, compute, kept, written)
     return Domain(
         tuple(o[0] for o in options),
         tuple(o[1] for o in options),

@@ -23,7 +23,7 @@ import numpy as np
 from shardwright.cost.cluster import Cluster
 from shardwright.cost.compute import Compute
 from shardwright.cost.moves import MoveCosts, TensorClass
-from shardwright.pcg.analysis import constant_nodes, copies_data, is_whole, saved_by
+from shardwright.pcg.analysis import Written, constant_nodes, is_whole, saved_by, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
@@ -173,13 +173,13 @@ class _Build:
     def _domain(self, node: Node) -> Domain:
         operands = [self.types[i] for i in node.inputs]
         row = ROWS.get(node.op)
-        copies = copies_data(self.graph, node)
-        view = row is not None and row.view and not copies
+        how = written(self.graph, node)
+        view = row is not None and row.view and how != "copy"
         self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
         kept = tuple(self._charges(node, saved_by(node) if self.types[node.name].grad else ()))
         allowed = self._allowed(node, operands)
-        key = ("domain", *self._kind(node), kept, copies, allowed)
-        return self.b.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, copies))
+        key = ("domain", *self._kind(node), kept, how, allowed)
+        return self.b.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, how))
 
     def _make_domain(
         self,
@@ -187,12 +187,10 @@ class _Build:
         operands: Sequence[Any],
         allowed: tuple[frozenset[str], ...],
         kept: tuple[int | str, ...],
-        copies: bool,
+        how: Written,
     ) -> Domain:
         everything = frozenset({"R"}).union(*allowed)
-        domain = node_domain(
-            node, operands, self.types[node.name], self.sizes, everything, self.b.compute, kept, copies
-        )
+        domain = node_domain(node, operands, self.types[node.name], self.sizes, everything, self.b.compute, kept, how)
         return _restricted(domain, allowed)
 
     def _allowed(self, node: Node, operands: Sequence[Any]) -> tuple[frozenset[str], ...]:

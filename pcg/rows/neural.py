@@ -157,6 +157,7 @@ ROWS = [
     Row("dropout", "... -> ...", _np_dropout, "rt.dropout({0}, {p}, {shard})", random=True, saves=("mask",),
         flops_per_element=4),
     Row("cross_entropy_sum", _cross_entropy, _np_cross_entropy_sum,
-        "rt.cross_entropy_sum({0}, {1}, {ignore_index}, {label_smoothing})", dtype=float_dtype, saves=(0,),
-        flops_per_element=12, doc="the sum, not the mean, of the losses of targets other than ignore_index"),
+        "rt.cross_entropy_sum({0}, {1}, {ignore_index}, {label_smoothing})", dtype=float_dtype,
+        saves=(0,), scratch=True, flops_per_element=12,
+        doc="the sum, not the mean, of the losses of targets other than ignore_index"),
 ]  # fmt: skip

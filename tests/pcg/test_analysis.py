@@ -1,0 +1,66 @@
+"""What a graph says about how it is written in code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardwright.pcg.analysis import copies_data, cut_with, written
+from shardwright.pcg.builder import GraphBuilder
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "copies"),
+    [
+        ((4, 6), (4, 2, 3), False),
+        ((4, 6), (24,), True),
+        ((4, 6), (2, 2, 6), False),
+        ((4, 6), (8, 3), True),
+        ((4, 1, 6), (4, 1, 2, 3), False),
+        ((2, 3), (2, 3), False),
+    ],
+)
+def test_a_reshape_of_a_slice_copies_where_torch_does(
+    before: tuple[int, ...], after: tuple[int, ...], copies: bool
+) -> None:
+    """Cutting dimensions up never copies; joining them does where there are gaps between rows."""
+    b = GraphBuilder()
+    wide = (*before[:-1], 2 * before[-1])
+    x = b.leaf("x", "input", wide, "float32", "x")
+    part = b.op("slice", x, dim=len(before) - 1, start=0, stop=before[-1], step=1)
+    view = b.op("reshape", part, shape=after)
+    graph = b.graph([("y", view)])
+    assert copies_data(graph, graph.by_name[view]) == copies
+    sliced = torch.zeros(wide)[..., : before[-1]]
+    assert (sliced.reshape(after).data_ptr() != sliced.data_ptr()) == copies
+
+
+def test_a_bias_is_fused_into_the_product_that_nothing_else_reads() -> None:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (4, 8), "float32", "x")
+    bias = b.leaf("b", "parameter", (6,), "float32", "b", grad=True)
+    row = b.leaf("r", "parameter", (4, 6), "float32", "r", grad=True)
+
+    def product(number: int) -> str:
+        return b.op("linear", x, b.leaf(f"w{number}", "parameter", (6, 8), "float32", f"w{number}", grad=True))
+
+    fused, swapped = b.op("add", product(0), bias), b.op("add", bias, product(1))
+    residual, twice = b.op("add", product(2), row), product(3)
+    kept = b.op("add", twice, bias)
+    graph = b.graph([("y", b.op("add", b.op("add", fused, swapped), b.op("add", residual, b.op("mul", kept, twice))))])
+    assert [written(graph, graph.by_name[n]) for n in (fused, swapped, residual, kept)] == ["fused", "fused", "", ""]
+
+
+def test_slices_that_cut_a_dimension_up_are_parts() -> None:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (4, 9), "float32", "x")
+    parts = [b.op("slice", x, dim=1, start=i, stop=i + 3, step=1) for i in (0, 3, 6)]
+    y = b.leaf("y", "input", (4, 9), "float32", "y")
+    gap = [b.op("slice", y, dim=1, start=i, stop=i + 3, step=1) for i in (0, 6)]
+    total = parts[0]
+    for other in (*parts[1:], *gap):
+        total = b.op("add", total, other)
+    graph = b.graph([("z", total)])
+    assert [n.name for n in cut_with(graph, graph.by_name[parts[1]])] == parts
+    assert [written(graph, graph.by_name[n]) for n in (*parts, *gap)] == ["part"] * 3 + [""] * 2
+    assert cut_with(graph, graph.by_name[total]) == ()
