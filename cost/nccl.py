@@ -160,11 +160,16 @@ class Choice:
 
 
 @lru_cache(maxsize=4096)
-def curve(collective: Collective, links: tuple[Link, ...], rows: Generation, tuning: Tuning) -> Curve:
-    """Seconds of `collective` over `links`, whose pieces are named by what NCCL chooses."""
+def curve(
+    collective: Collective, links: tuple[Link, ...], rows: Generation, tuning: Tuning, algorithm: str = ""
+) -> Curve:
+    """Seconds of `collective` over `links`, whose pieces are named by what NCCL chooses.
+
+    `algorithm` leaves it that one alone, as NCCL_ALGO does: "ring", "tree" or "nvls".
+    """
     if collective == "all_to_all":
         return _exchange(links, tuning)
-    found = choices(collective, links, rows)
+    found = [choice for choice in choices(collective, links, rows) if choice.name.startswith(algorithm)]
     starts = sorted({0.0, *(start for choice in found for start in choice.starts())})
     pieces: list[Piece] = []
     for start, end in intervals(starts):
