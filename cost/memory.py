@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from shardwright.cost.execution import Execution
 from shardwright.pcg.types import ITEM_BYTES
@@ -56,41 +56,22 @@ class Memory:
         return Memory(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
 
+SAFE_SHARE = 0.9
+"""Predictions of memory are not exact: a plan is only said to fit if it leaves a tenth of the device's memory free."""
+Verdict = Literal["fits", "may not fit", "does not fit"]
+
+
+def verdict(used_bytes: float, memory_bytes: float) -> Verdict:
+    """Whether what is predicted fits a device; within the last tenth of its memory it may not."""
+    if used_bytes > memory_bytes:
+        return "does not fit"
+    return "fits" if used_bytes <= int(memory_bytes * SAFE_SHARE) else "may not fit"
+
+
 ADAM_BYTES_PER_BYTE = 4
 """Weight, gradient and two moments of Adam, all in the weight's dtype."""
 ADAM_TRAFFIC_PER_BYTE = 7
 """Adam reads weight, gradient and both moments, and writes weight and both moments."""
-
-
-def adam_bytes(
-    num_elements: int,
-    *,
-    parameter_shards: int = 1,
-    gradient_shards: int = 1,
-    optimizer_shards: int = 1,
-    element_bytes: int = 4,
-) -> Memory:
-    """What training `num_elements` parameters with Adam or AdamW keeps on one device.
-
-    Per element and for fp32 (`element_bytes` 4): parameter 4, gradient 4, two moments 8. Mixed precision, with its
-    fp32 master copy, is later work.
-
-    Args:
-        num_elements: of the parameter as this device's plan lays it out, before the sharding of its storage.
-        parameter_shards: over how many devices the storage of the parameter is sharded (ZeRO-3).
-        gradient_shards: of the gradient (ZeRO-2).
-        optimizer_shards: of the moments (ZeRO-1).
-        element_bytes: of one parameter; torch keeps gradients and moments in the same dtype.
-    """
-    return Memory(
-        parameters_bytes=_ceil_div(num_elements, parameter_shards) * element_bytes,
-        gradients_bytes=_ceil_div(num_elements, gradient_shards) * element_bytes,
-        optimizer_bytes=2 * _ceil_div(num_elements, optimizer_shards) * element_bytes,
-    )
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 # ------------------------------------------------------------------------------------------------------- per parameter

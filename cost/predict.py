@@ -1,21 +1,23 @@
 """What a parallel graph is predicted to cost: seconds, bytes sent and memory, per node and in all.
 
-The prediction walks the finished graph, so it judges any plan, however it was found. Its sum agrees with the search's
-objective (tested). Communication is taken as not overlapped with compute; the timeline that knows better is later work.
+The prediction walks the finished graph, so it judges any plan, however it was found. The sum over its nodes agrees with
+the search's objective (tested); step time and memory come from the timeline.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, fields
 
 from shardwright.cost.cluster import Cluster
 from shardwright.cost.compute import Compute
-from shardwright.cost.memory import ADAM_TRAFFIC_PER_BYTE, Memory, adam_bytes
+from shardwright.cost.execution import Execution
+from shardwright.cost.memory import ADAM_TRAFFIC_PER_BYTE, Memory
 from shardwright.cost.moves import MoveCosts, TensorClass, fused_moves
 from shardwright.cost.operators import NodeCost
-from shardwright.pcg.analysis import block_of, constant_nodes, copies_data, saved_by, stored_nodes, written
+from shardwright.cost.program import DEFAULT, program
+from shardwright.cost.timeline import simulate
+from shardwright.pcg.analysis import constant_nodes, stored_nodes, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
 
@@ -33,20 +35,33 @@ class NodeCosts:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A plan's predicted step on every device."""
+    """A plan's predicted step on every device.
 
+    Attributes:
+        step_s: by the timeline, in which communication and compute overlap.
+        compute_s, communication_s, optimizer_s: of all nodes, as if each ran alone; `serial_s` is their sum.
+        exposed_s: while compute waits for communication.
+        bubble_s: while a device has nothing to do.
+        memory: at its peak; `peak_at` says what runs then.
+    """
+
+    step_s: float
     compute_s: float
     communication_s: float
     optimizer_s: float
+    exposed_s: float
+    bubble_s: float
     communication_bytes: float
     memory: Memory
+    peak_at: str
 
     @property
-    def step_s(self) -> float:
+    def serial_s(self) -> float:
+        """What the search minimizes, and its bound refers to: nothing overlaps, every parameter moves on its own."""
         return self.compute_s + self.communication_s + self.optimizer_s
 
     def to_json(self) -> dict[str, object]:
-        return {**asdict(self), "step_s": self.step_s}
+        return {**asdict(self), "serial_s": self.serial_s}
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Prediction:
@@ -93,7 +108,7 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
     kind = graph.types[node.name]
     if node.op == "parameter" and kind.grad:
         update_s = kind.local_bytes(graph.mesh) * ADAM_TRAFFIC_PER_BYTE / compute.device.memory_bytes_per_s
-        return NodeCosts(node.name, update_s)
+        return NodeCosts(node.name, update_s + compute.device.update_overhead_s)
     if node.is_leaf or (node.op in ROWS and not node.inputs and not kind.shape):
         return NodeCosts(node.name)
     operands = [graph.types[i] for i in node.inputs]
@@ -107,72 +122,19 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
     return NodeCosts(node.name, known[key])
 
 
-def predict_memory(graph: Graph) -> Memory:
-    """Peak bytes on one device, by category. Gathered weights: two of the largest blocks, in use and prefetched."""
-    total, gathered = Memory(), defaultdict[str, int](int)
-    for node in graph.nodes:
-        kind, local = graph.types[node.name], graph.types[node.name].local_bytes(graph.mesh)
-        if node.op == "parameter" and kind.grad:
-            total += adam_bytes(_local_elements(graph, node), element_bytes=kind.num_bytes // max(kind.num_elements, 1))
-        elif node.op == "parameter":
-            total += Memory(parameters_bytes=local)
-        elif node.op in ("buffer", "constant"):
-            total += Memory(buffers_bytes=local)
-    for name, whole in _gathered(graph):
-        gathered[block_of(name)] += whole
-    largest = sorted(gathered.values(), reverse=True)[:2]
-    return total + Memory(activations_bytes=_kept_activations(graph), gathered_bytes=sum(largest))
-
-
-def _local_elements(graph: Graph, node: Node) -> int:
-    kind = graph.types[node.name]
-    return kind.local_bytes(graph.mesh) * kind.num_elements // max(kind.num_bytes, 1)
-
-
-def _gathered(graph: Graph) -> Iterable[tuple[str, int]]:
-    """Parameters that are gathered from shards, by qualified name, with the bytes of the gathered value."""
-    stored = stored_nodes(graph)
-    for node in graph.nodes:
-        if node.op == "combine" and node.name in stored:
-            leaf = node
-            while leaf.is_parallel:
-                leaf = graph.by_name[leaf.inputs[0]]
-            yield str(leaf.attr("target")), graph.types[node.name].local_bytes(graph.mesh)
-
-
-def _kept_activations(graph: Graph) -> int:
-    """Bytes that wait for backward: what the op table says is saved, each storage once."""
-    constants = constant_nodes(graph)
-    stored = stored_nodes(graph)
-    roots: dict[str, str] = {}
-    kept: dict[str, int] = {}
-    for node in graph.nodes:
-        row = ROWS.get(node.op)
-        aliases = node.op == "replicate" or (row is not None and row.view and not copies_data(graph, node))
-        roots[node.name] = roots[node.inputs[0]] if aliases else node.name
-        if node.is_leaf or node.is_parallel or not graph.types[node.name].grad:
-            continue
-        for item in saved_by(node):
-            name = roots[node.inputs[item]] if isinstance(item, int) else node.name
-            if name in constants or name in stored or graph.by_name[name].is_leaf:
-                continue
-            kind = graph.types[name]
-            key = f"{name}.mask" if item == "mask" else name
-            kept[key] = kind.local_bytes(graph.mesh) // (
-                kind.num_bytes // max(kind.num_elements, 1) if item == "mask" else 1
-            )
-    return sum(kept.values())
-
-
-def predict(graph: Graph, cluster: Cluster) -> Prediction:
+def predict(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -> Prediction:
     """The predicted step of a validated parallel graph on a cluster."""
     table = node_costs(graph, cluster)
     optimizer_s = sum(table[n.name].compute_s for n in graph.leaves("parameter"))
-    compute_s = sum(c.compute_s for c in table.values()) - optimizer_s
+    timeline = simulate(program(graph, cluster, execution))
     return Prediction(
-        compute_s,
+        timeline.step_s,
+        sum(c.compute_s for c in table.values()) - optimizer_s,
         sum(c.communication_s for c in table.values()),
         optimizer_s,
+        timeline.busiest.exposed_s,
+        timeline.busiest.bubble_s,
         sum(c.communication_bytes for c in table.values()),
-        predict_memory(graph),
+        timeline.fullest.memory,
+        timeline.fullest.peak_at,
     )

@@ -148,7 +148,8 @@ def spread(cut: Sequence[Section], num_chunks: int, split: Sequence[int] | None 
         problem = f"{num_chunks} virtual stages, but the model has only {len(units)} sections to put on them"
         raise PlanError(f"{problem}; choose fewer stages or chunks, or name the model's blocks in `repeats`")
     if split is None:
-        split = _balanced([cut[number].seconds for number in units], num_chunks)
+        seconds = [section.seconds for section in cut]
+        split = _balanced([seconds[number] for number in units], num_chunks)
     elif len(split) != num_chunks or sum(split) != len(units) or min(split) < 1:
         expected = f"{num_chunks} positive numbers that add up to {len(units)}"
         raise PlanError(f"split: expected {expected}, got {list(split)}; every virtual stage has at least one section")
@@ -160,10 +161,13 @@ def spread(cut: Sequence[Section], num_chunks: int, split: Sequence[int] | None 
     return shares
 
 
+_PRECISION = 1e-3
+
+
 def _balanced(seconds: Sequence[float], num_chunks: int) -> list[int]:
     """How many units each chunk takes such that the slowest chunk is as fast as possible (bisection over its time)."""
     low, high = max(seconds), sum(seconds)
-    for _ in range(40):
+    while high - low > _PRECISION * high:
         middle = (low + high) / 2
         if len(_filled(seconds, middle, num_chunks)) <= num_chunks:
             high = middle

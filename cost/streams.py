@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from shardwright.cost.device import DeviceKind
-from shardwright.cost.tasks import COMPUTE, COPY, Segment, Task
+from shardwright.cost.tasks import COMPUTE, COPY, Fold, Segment, Task
 from shardwright.pcg.errors import ClusterError
 
 INFINITY = float("inf")
@@ -50,10 +51,17 @@ class Sharing:
 
 
 SHARING: dict[DeviceKind, Sharing] = {"cuda": Sharing(0.84, 1.0), "cpu": Sharing(0.5, 0.5)}
-"""cuda: compute is 18.9 % slower on average beside collectives, whose kernels take multiprocessors and memory
-bandwidth; published: "Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning" (2025), abstract;
-it names no slowdown of the collectives. cpu: gloo's threads copy and add on the cores that compute; assumed to share
-them evenly."""
+"""cuda: compute is 18.9 % slower on average beside collectives, whose kernels take multiprocessors and bandwidth of the
+memory; published: Lee et al., "Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep
+Learning" (2025), abstract, which names no slowdown of the collectives. cpu: gloo's threads copy and add on the cores
+that compute; assumed to share them evenly."""
+
+
+class Course(NamedTuple):
+    """Something over time: its values from each time on."""
+
+    times_s: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,112 +70,120 @@ class SegmentTimeline:
 
     Attributes:
         seconds: until the last task has ended, folds included.
-        starts, ends: of every task; those after a fold are later by what the fold stands for.
+        starts, ends: of every task, as if folds stood for nothing; `offsets`: how much later they are because of them.
         busy_s: by stream, while a task of it runs, slowed or not.
         waiting_s: while the compute stream has nothing to run.
         peak: bytes by category at the moment at which most are in use, relative to the segment's start.
         peak_s: that moment.
         peak_task: the task that runs, or takes memory, then.
         net: bytes by category, the end compared with the start.
-        memory: (time, bytes in all since the start) at every change.
+        memory: bytes in all, relative to the segment's start, at every change.
     """
 
     seconds: float
-    starts: tuple[float, ...]
-    ends: tuple[float, ...]
+    starts: Sequence[float]
+    ends: Sequence[float]
+    offsets: Sequence[float]
     busy_s: Mapping[str, float]
     waiting_s: float
     peak: Mapping[str, float]
     peak_s: float
     peak_task: str
     net: Mapping[str, float]
-    memory: tuple[tuple[float, float], ...]
+    memory: Course
 
     @property
     def peak_bytes(self) -> float:
         return sum(self.peak.values())
 
 
-def run(segment: Segment, sharing: Sharing) -> SegmentTimeline:
-    """Simulate a segment."""
-    starts, ends = _times(segment.tasks, sharing)
+def run(
+    segment: Segment, sharing: Sharing, known: tuple[Sequence[float], Sequence[float]] | None = None
+) -> SegmentTimeline:
+    """Simulate a segment. `known`: starts and ends of the same tasks, where only the memory differs."""
+    starts, ends = known or times(segment.tasks, sharing)
     offsets, seconds = _stretch(segment, starts, ends)
     busy = defaultdict[str, float](float)
-    for task, times, start, end in zip(segment.tasks, segment.copies(), starts, ends, strict=True):
-        busy[task.stream] += times * (end - start)
+    for task, copies, start, end in zip(segment.tasks, segment.copies(), starts, ends, strict=True):
+        busy[task.stream] += copies * (end - start)
     memory = _memory(segment, starts, ends, offsets)
-    late_starts = tuple(t + o for t, o in zip(starts, offsets, strict=True))
-    late_ends = tuple(t + o for t, o in zip(ends, offsets, strict=True))
-    return SegmentTimeline(
-        seconds, late_starts, late_ends, dict(busy), max(0.0, seconds - busy.get(COMPUTE, 0.0)), *memory
-    )
+    waiting_s = max(0.0, seconds - busy.get(COMPUTE, 0.0))
+    return SegmentTimeline(seconds, starts, ends, offsets, dict(busy), waiting_s, *memory)
 
 
 # ---------------------------------------------------------------------------------------------------------------- times
 
 
-def _times(tasks: Sequence[Task], sharing: Sharing) -> tuple[list[float], list[float]]:
-    """Start and end of every task."""
-    run = _Run(tasks, sharing)
-    while run.advance():
-        pass
-    if (stuck := next((t for t, end in zip(tasks, run.ends, strict=True) if end == INFINITY), None)) is not None:
+def times(tasks: Sequence[Task], sharing: Sharing) -> tuple[list[float], list[float]]:
+    """Start and end of every task. Between two events all speeds are constant.
+
+    Raises:
+        ClusterError: a task waits for one that is launched after it on its own stream.
+    """
+    starts, ends = [INFINITY] * len(tasks), [INFINITY] * len(tasks)
+    queues: dict[str, list[int]] = {}
+    for number in range(len(tasks) - 1, -1, -1):  # the next task is the last of its queue
+        queues.setdefault(tasks[number].stream, []).append(number)
+    running: dict[str, list[float]] = {}  # stream -> number of its task, seconds that are left at full speed
+    idle, now = list(queues), 0.0
+    while idle or running:
+        idle = _start(idle, tasks, queues, running, starts, ends, now)
+        if not running:
+            break
+        if len(running) == 1:
+            ((stream, (number, left)),) = running.items()
+            now += left
+            over = [stream]
+        else:
+            now, over = _advance(running, tasks, sharing, now)
+        for stream in over:
+            ends[int(running.pop(stream)[0])] = now
+        idle += over
+    if (stuck := next((t for t, end in zip(tasks, ends, strict=True) if end == INFINITY), None)) is not None:
         problem = "waits for a task that is launched after it on the same stream; reorder them"
         raise ClusterError(f"task {stuck.name!r} on {stuck.stream!r} {problem}")
-    return run.starts, run.ends
+    return starts, ends
 
 
-class _Run:
-    """The streams at one moment. Between two events all speeds are constant."""
+def _start(
+    idle: list[str], tasks: Sequence[Task], queues: Mapping[str, list[int]], running: dict[str, list[float]],
+    starts: list[float], ends: list[float], now: float,
+) -> list[str]:  # fmt: skip
+    """Start what can start now; the streams that are left. What takes no time is over at once, and may release more."""
+    again = True
+    while again:
+        again, waiting = False, list[str]()
+        for stream in idle:
+            queue = queues[stream]
+            while queue:
+                number = queue[-1]
+                _, _, seconds, after, _ = tasks[number]
+                if after and any(ends[other] > now for other in after):
+                    waiting.append(stream)
+                    break
+                queue.pop()
+                starts[number] = now
+                if seconds > 0:
+                    running[stream] = [number, seconds]
+                    break
+                ends[number] = now
+                again = True
+        idle = waiting
+    return idle
 
-    def __init__(self, tasks: Sequence[Task], sharing: Sharing) -> None:
-        self.tasks, self.sharing, self.now = tasks, sharing, 0.0
-        self.starts, self.ends = [INFINITY] * len(tasks), [INFINITY] * len(tasks)
-        self.queues: dict[str, list[int]] = {}
-        for number in range(len(tasks) - 1, -1, -1):  # the next task is the last of its queue
-            self.queues.setdefault(tasks[number].stream, []).append(number)
-        self.running: dict[str, int] = {}
-        self.left: dict[str, float] = {}
-        self.idle = list(self.queues)
 
-    def advance(self) -> bool:
-        """Start what can start, and go on to the next end of a task; False where nothing runs."""
-        while sum(self._over(stream) for stream in self.idle):  # a task that takes no time may release others
-            pass
-        self.idle = [stream for stream in self.idle if not self._start(stream)]
-        if not self.running:
-            return False
-        speeds = _speeds(self.running, self.sharing)
-        step = min(left / speeds[stream] for stream, left in self.left.items())
-        self.now += step
-        for stream, number in list(self.running.items()):
-            self.left[stream] -= step * speeds[stream]
-            if self.left[stream] <= _EARLY * self.tasks[number].seconds:
-                self.ends[number] = self.now
-                del self.running[stream], self.left[stream]
-                self.idle.append(stream)
-        return True
-
-    def _over(self, stream: str) -> bool:
-        """Whether tasks that take no time were next, and are over."""
-        queue, found = self.queues[stream], False
-        while queue and self.tasks[queue[-1]].seconds <= 0 and self._ready(queue[-1]):
-            number = queue.pop()
-            self.starts[number] = self.ends[number] = self.now
-            found = True
-        return found
-
-    def _start(self, stream: str) -> bool:
-        queue = self.queues[stream]
-        if not queue or not self._ready(queue[-1]):
-            return False
-        number = queue.pop()
-        self.starts[number] = self.now
-        self.running[stream], self.left[stream] = number, self.tasks[number].seconds
-        return True
-
-    def _ready(self, number: int) -> bool:
-        return all(self.ends[other] <= self.now for other in self.tasks[number].after)
+def _advance(
+    running: dict[str, list[float]], tasks: Sequence[Task], sharing: Sharing, now: float
+) -> tuple[float, list[str]]:
+    """Let several streams run until the first of them ends its task: the time then, and which streams end theirs."""
+    speeds = _speeds(running, sharing)
+    step = min(left / speeds[stream] for stream, (_, left) in running.items())
+    over: list[str] = []
+    for stream, state in running.items():
+        state[1] -= step * speeds[stream]
+        if state[1] <= _EARLY * tasks[int(state[0])].seconds:
+            over.append(stream)
+    return now + step, over
 
 
 def _speeds(running: Mapping[str, object], sharing: Sharing) -> dict[str, float]:
@@ -181,7 +197,7 @@ def _speeds(running: Mapping[str, object], sharing: Sharing) -> dict[str, float]
     }
 
 
-def _stretch(segment: Segment, starts: list[float], ends: list[float]) -> tuple[list[float], float]:
+def _stretch(segment: Segment, starts: Sequence[float], ends: Sequence[float]) -> tuple[list[float], float]:
     """How much later each task is than simulated, as folds stand for more blocks; and the whole duration."""
     offsets = [0.0] * len(starts)
     later = 0.0
@@ -208,12 +224,16 @@ def _by_stream(tasks: Sequence[Task], numbers: range) -> dict[str, list[int]]:
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
+_Event = tuple[float, int, int, int, float]
+"""Time, task, 1 if memory is given back, column of the category, bytes."""
+
+
 def _memory(
-    segment: Segment, starts: list[float], ends: list[float], offsets: list[float]
-) -> tuple[dict[str, float], float, str, dict[str, float], tuple[tuple[float, float], ...]]:
+    segment: Segment, starts: Sequence[float], ends: Sequence[float], offsets: Sequence[float]
+) -> tuple[dict[str, float], float, str, dict[str, float], Course]:
     """Peak by category, its moment and task, the net change, and the whole course."""
     categories = list(dict.fromkeys(b.category for b in segment.buffers))
-    events: list[tuple[float, int, int, int, float]] = []  # time, task, whether freed, category, bytes
+    events: list[_Event] = []
     for buffer in segment.buffers:
         column = categories.index(buffer.category)
         if buffer.taken is not None:
@@ -222,7 +242,7 @@ def _memory(
             last = max(buffer.freed, key=lambda i: (ends[i], i))
             events.append((ends[last], last, 1, column, -buffer.num_bytes))
     if not events:
-        return {}, 0.0, "", {}, ()
+        return {}, 0.0, "", {}, Course()
     events.sort()
     changes = np.zeros((len(events), len(categories)))
     for row, (_, _, _, column, num_bytes) in enumerate(events):
@@ -233,22 +253,21 @@ def _memory(
     totals = course.sum(axis=1)
     row = int(totals.argmax())
     net = dict(zip(categories, course[-1].tolist(), strict=True))
-    memory = tuple((e[0] + offsets[e[1]], float(t)) for e, t in zip(events, totals, strict=True))
+    memory = Course(tuple(e[0] + offsets[e[1]] for e in events), tuple(totals.tolist()))
     if totals[row] <= 0:  # nothing is above what was there at the start
         return {}, 0.0, segment.tasks[0].name, net, memory
     peak = dict(zip(categories, course[row].tolist(), strict=True))
-    return peak, memory[row][0], segment.tasks[events[row][1]].name, net, memory
+    return peak, memory.times_s[row], segment.tasks[events[row][1]].name, net, memory
 
 
-def _folded(fold: tuple[int, int, int], events: list[tuple[float, int, int, int, float]], ends: list[float],
-            course: np.ndarray) -> np.ndarray:  # fmt: skip
+def _folded(fold: Fold, events: Sequence[_Event], ends: Sequence[float], course: np.ndarray) -> np.ndarray:  # fmt: skip
     """What further blocks add to the memory of everything after them: the change over the third block, each time."""
     start, end, more = fold
     size = end - start
-    times = [event[0] for event in events]
+    moments = [event[0] for event in events]
     tasks = np.array([event[1] for event in events])
     second, third = (
-        int(np.searchsorted(times, max(ends[a:b]), side="right")) for a, b in ((start, end), (end, end + size))
+        int(np.searchsorted(moments, max(ends[a:b]), side="right")) for a, b in ((start, end), (end, end + size))
     )
     change = _row(course, third) - _row(course, second)
     after = np.zeros_like(course)

@@ -131,7 +131,8 @@ def _stage_segments(
         key = (id(piece), item.direction, *when, sharing)
         if key not in known:
             segment = getattr(piece, item.direction).in_microbatch(first=when[0], last=when[1])
-            known[key] = segment, run(segment, sharing)
+            alike = known.get((id(piece), item.direction, not when[0], when[1], sharing))  # but for its memory
+            known[key] = segment, run(segment, sharing, alike and (alike[1].starts, alike[1].ends))
         found.append(known[key])
     if (id(stage), sharing) not in known:
         known[id(stage), sharing] = stage.end, run(stage.end, sharing)

@@ -136,6 +136,7 @@ def storage_domain(
         tuple(tuple(map(str, s)) for s in stored),
         ((),) * len(stored),
         tuple(stored),
-        trained * ADAM_TRAFFIC_PER_BYTE / compute.device.memory_bytes_per_s,
+        trained * ADAM_TRAFFIC_PER_BYTE / compute.device.memory_bytes_per_s
+        + (compute.device.update_overhead_s if parameter.grad else 0.0),
         sharded + trained * (ADAM_BYTES_PER_BYTE - 1),
     )

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from shardwright.cost.cluster import Cluster
+from shardwright.cost.memory import Verdict, verdict
 from shardwright.cost.predict import Prediction
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.anatomy import Anatomy, AxisUse, Traffic, Unsplit, Use
@@ -44,15 +45,16 @@ def explain(plan: Plan, depth: int | None = None) -> Explanation:
 def _headline(anatomy: Anatomy) -> Section:
     plan, p, cluster = anatomy.plan, anatomy.plan.prediction, anatomy.plan.cluster
     is_split = cluster.num_devices == 1 or any(axis.share_of_compute["whole"] < 1 for axis in anatomy.axes)
-    compute, communication, optimizer = map(seconds, (p.compute_s, p.communication_s, p.optimizer_s))
-    parts = f"compute {compute}, communication {communication}, optimizer {optimizer}"
+    parts = f"compute {seconds(p.compute_s)}, optimizer {seconds(p.optimizer_s)}, communication "
+    parts += f"{seconds(p.communication_s)}, of which {seconds(p.exposed_s)} exposed" if p.communication_s else "none"
+    parts += f", bubble {seconds(p.bubble_s)}" if p.bubble_s > 1e-9 * p.step_s else ""
     devices = f"{plural(cluster.num_devices, 'device')} ({cluster.device.name})"
     return Section(
         f"{plan.model} on {cluster.name}: {devices}, mesh {plan.mesh}",
         (
             f"predicted step  {seconds(p.step_s)}: {parts}",
             f"memory          {size(p.memory.total_bytes)} of {size(cluster.device.memory_bytes)} on each device"
-            + ("" if fits(plan) else f": DOES NOT FIT, the limit is {size(plan.report.limit_bytes)}"),
+            + _memory_warning(plan),
             f"quality         {quality(plan)}",
             *((f"rewrites        {rewrites(plan)}",) if plan.report.rewrites else ()),
             f"cost figures    {provenance(cluster)}",
@@ -61,20 +63,33 @@ def _headline(anatomy: Anatomy) -> Section:
     )
 
 
+def _memory_warning(plan: Plan) -> str:
+    if memory_verdict(plan, plan.prediction) == "may not fit":
+        return ": WARNING, it MAY NOT FIT: the last tenth of the memory is in use, and predictions are not that exact"
+    return "" if fits(plan) else f": DOES NOT FIT, the limit is {size(plan.report.limit_bytes)}"
+
+
+def memory_verdict(plan: Plan, prediction: Prediction) -> Verdict:
+    """Whether a prediction for the plan's cluster fits its devices."""
+    return verdict(prediction.memory.total_bytes, plan.cluster.device.memory_bytes)
+
+
 def fits(plan: Plan) -> bool:
-    """Whether the plan keeps to the memory limit of its search."""
-    return plan.prediction.memory.total_bytes <= plan.report.limit_bytes
+    """Whether the plan keeps to the memory limit of its search, and out of the last tenth of the memory."""
+    safe = memory_verdict(plan, plan.prediction) == "fits"
+    return safe and plan.prediction.memory.total_bytes <= plan.report.limit_bytes
 
 
 def quality(plan: Plan) -> str:
     """How far the plan can be from the best one, as proven by the search for plans without rewrites."""
     report = plan.report
-    searched = f"by the cost model; {plural(report.num_meshes, 'mesh', 'meshes')} searched in {seconds(report.seconds)}"
+    meshes = plural(report.num_meshes, "mesh", "meshes")
+    searched = f"by the cost model without overlap; {meshes} searched in {seconds(report.seconds)}"
     if not fits(plan):
         return f"no plan within memory was found; this is the smallest, {searched}"
     if report.bound_s <= 0:
         return f"no bound was proven; {searched}"
-    gap = plan.prediction.step_s / report.bound_s - 1
+    gap = plan.prediction.serial_s / report.bound_s - 1
     if gap < -5e-5:
         return f"proven better than every layout of the operators as they were written, {searched}"
     if gap < 5e-5:
@@ -228,7 +243,8 @@ def _communication(anatomy: Anatomy) -> Section:
         (plural(t.count, t.what), move_text(t), t.axis, size(t.sent_bytes), seconds(t.seconds)) for t in anatomy.traffic
     )
     p = anatomy.plan.prediction
-    title = f"Communication ({size(p.communication_bytes)} sent by each device per step, {seconds(p.communication_s)})"
+    took = f"{seconds(p.communication_s)} on its own, {seconds(p.exposed_s)} of the step"
+    title = f"Communication ({size(p.communication_bytes)} sent by each device per step, {took})"
     columns = (("what", False), ("how", False), ("axis", False), ("sent", True), ("time", True))
     return Section(title, () if rows else ("none",), Table(columns, rows) if rows else None)
 
@@ -242,36 +258,43 @@ def _memory(plan: Plan) -> Section:
         if num_bytes
     )
     columns = (("category", False), ("bytes", True), ("share", True), ("", False))
-    return Section(f"Memory ({size(memory.total_bytes)} at the peak, on each device)", (), Table(columns, rows))
+    title = f"Memory ({size(memory.total_bytes)} at the peak, on each device)"
+    return Section(title, (f"peak: {plan.prediction.peak_at}",), Table(columns, rows))
 
 
 # ---- comparison ----
 
-_COMPARED = (("plan", False), ("mesh", False), ("step", True), ("", False), ("compute", True), ("comm.", True),
+_COMPARED = (("plan", False), ("mesh", False), ("step", True), ("", False), ("compute", True), ("exposed", True),
              ("memory", True), ("", False))  # fmt: skip
 
 
 def compare(plan: Plan) -> Section:
     """The plan beside the baselines and the best plans of other meshes."""
     others = sorted(plan.alternatives, key=lambda a: a.prediction.step_s)
-    rows = [_comparison("this plan", plan.mesh, plan.prediction, plan.prediction, fits(plan))]
-    rows += [_comparison(a.name, a.mesh, a.prediction, plan.prediction, a.fits) for a in others]
-    return Section("Compared with", (), Table(_COMPARED, tuple(rows)))
+    own = plan.prediction
+    rows = [_comparison("this plan", plan.mesh, own, own, memory_verdict(plan, own))]
+    rows += [_comparison(a.name, a.mesh, a.prediction, own, memory_verdict(plan, a.prediction)) for a in others]
+    return Section(
+        "Compared with", ("by the timeline, in which communication and compute overlap",), Table(_COMPARED, tuple(rows))
+    )
 
 
 def compare_plans(plans: Mapping[str, Plan]) -> Section:
     """Several plans beside each other, the first one as the measure."""
     first = next(iter(plans.values()))
     models = {plan.fingerprint for plan in plans.values()}
-    rows = tuple(_comparison(n, p.mesh, p.prediction, first.prediction, fits(p)) for n, p in plans.items())
+    rows = tuple(
+        _comparison(n, p.mesh, p.prediction, first.prediction, memory_verdict(p, p.prediction))
+        for n, p in plans.items()
+    )
     note = ("these plans are for different models or batches",) if len(models) > 1 else ()
     return Section("Plans", note, Table(_COMPARED, rows))
 
 
-def _comparison(name: str, mesh: Mesh, own: Prediction, plan: Prediction, fits: bool) -> tuple[str, ...]:
+def _comparison(name: str, mesh: Mesh, own: Prediction, plan: Prediction, memory: Verdict) -> tuple[str, ...]:
     return (name, str(mesh), seconds(own.step_s), "" if own is plan else faster_or_slower(own.step_s, plan.step_s),
-            seconds(own.compute_s), seconds(own.communication_s), size(own.memory.total_bytes),
-            "" if fits else "does not fit")  # fmt: skip
+            seconds(own.compute_s), seconds(own.exposed_s), size(own.memory.total_bytes),
+            "" if memory == "fits" else memory)  # fmt: skip
 
 
 def faster_or_slower(step_s: float, plan_s: float) -> str:

@@ -21,7 +21,8 @@ from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.text import parse_graph, print_graph
 
-VERSION = 1
+VERSION = 2
+"""2: predictions by the timeline, with exposed communication and the moment of the memory's peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Rewrite:
 class SearchReport:
     """How the plan was found.
 
-    `bound_s` is a proven lower bound of the step time of every plan within memory and without rewrites over the space
-    that was searched, as the search's model has it (`search.problem`).
+    `bound_s` is a proven lower bound of the serial time (`Prediction.serial_s`) of every plan within memory and without
+    rewrites over the space that was searched, as the search's model has it (`search.problem`).
     """
 
     seconds: float

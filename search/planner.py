@@ -1,4 +1,9 @@
-"""The search: every mesh, the exact optimum on each, memory as a hard limit, baselines on the same terms."""
+"""The search: every mesh, the exact optimum on each, memory as a hard limit, baselines on the same terms.
+
+On a mesh the sum of compute and communication is minimized, to which bounds and cut-offs refer. The timeline, in which
+they overlap, then
+judges what was found: plans of all meshes and baselines alike.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.cluster import Cluster
+from shardwright.cost.memory import SAFE_SHARE
 from shardwright.cost.moves import INFINITY
 from shardwright.cost.predict import Prediction, predict
 from shardwright.pcg.analysis import constant_nodes
@@ -24,8 +30,6 @@ from shardwright.search.problem import Problem, ProblemBuilder, Restrict
 from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO, role_restriction
 from shardwright.substitutions.equations import Equation
 
-MEMORY_FRACTION = 0.9
-"""A plan is only said to fit if it leaves a tenth of the device's memory free."""
 AXES = ("x", "y", "z", "w")
 _HULL_STEPS = 8
 _HULL_TOLERANCE = 1e-4
@@ -36,7 +40,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A finished plan on one mesh. `bound_s` is a lower bound of the best time on that mesh within memory.
+    """A finished plan on one mesh. `bound_s` is a lower bound of the best serial time on that mesh within memory.
 
     `solved` is what it was made from: problem, solution and the price of a byte.
     """
@@ -78,7 +82,7 @@ class Planner:
     ) -> None:
         self.cluster, self.certified, self.rules = cluster, certified, rules or {}
         self.progress = progress or (lambda message: None)
-        self.limit_bytes = int(cluster.device.memory_bytes * MEMORY_FRACTION)
+        self.limit_bytes = int(cluster.device.memory_bytes * SAFE_SHARE)
         self.places: Counter[str] = Counter()
         self._builders: dict[tuple[int, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._blocked: dict[int, tuple[Graph, Mapping[str, tuple[str, ...]]]] = {}
@@ -163,7 +167,7 @@ class Planner:
         tried = [mesh] if mesh is not None else list(meshes(self.cluster.num_devices))
         found: list[Candidate] = []
         for candidate_mesh in tried:
-            known = [c.prediction.step_s for c in [*found, *alternatives] if c.fits and mesh is None]
+            known = [c.prediction.serial_s for c in [*found, *alternatives] if c.fits and mesh is None]
             own_roles, name = roles or (FREE,) * len(candidate_mesh), f"search on {candidate_mesh}"
             found.append(self.solve(graph, candidate_mesh, own_roles, name, min(known, default=INFINITY)))
             self.progress(f"mesh {candidate_mesh}: {found[-1].prediction.step_s * 1e3:.1f} ms")
@@ -173,11 +177,11 @@ class Planner:
         report = SearchReport(
             round(time.perf_counter() - start, 3),
             len(tried),
-            min(plain.prediction.step_s, *(c.bound_s for c in found)),
+            min(*(c.prediction.serial_s for c in pool if c.fits or c is plain), *(c.bound_s for c in found)),
             self.limit_bytes,
             tuple(rewrites),
         )
-        pursued = [c for c in found if c.fits or c.bound_s < best.prediction.step_s]
+        pursued = [c for c in found if c.fits or c.bound_s < best.prediction.serial_s]
         others = tuple(
             Alternative(c.name, c.graph.mesh, c.prediction, c.fits) for c in [*alternatives, *pursued] if c is not best
         )
@@ -204,7 +208,7 @@ class Planner:
         problem = builder.build(new, _restriction(new, roles, mesh), blocked=self._blocked_choices(new))
         if eliminator.solve(problem, price).objective >= solution.objective:
             return best, ()
-        rewritten = self.solve(new, mesh, roles, best.name, best.prediction.step_s)
+        rewritten = self.solve(new, mesh, roles, best.name, best.prediction.serial_s)
         self.progress(f"after {len(rewrites)} rewrites: {rewritten.prediction.step_s * 1e3:.1f} ms")
         return (rewritten, rewrites) if _rank(rewritten) < _rank(best) else (best, ())
 
@@ -257,7 +261,7 @@ def _within_memory(
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float]:
-    """Plans that fit first, then the fastest; of plans that do not fit, the smallest."""
+    """Plans that fit first, then the fastest by the timeline; of plans that do not fit, the smallest."""
     if candidate.fits:
         return (False, candidate.prediction.step_s)
     return (True, float(candidate.prediction.memory.total_bytes))

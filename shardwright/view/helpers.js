@@ -56,11 +56,13 @@ function legend(parts) {
 }
 
 const timeParts = (p) => [[p.compute_s, "compute", `compute ${time(p.compute_s)}`],
-  [p.communication_s, "communication", `communication ${time(p.communication_s)}`],
+  p.exposed_s === undefined ? [p.communication_s, "communication", `communication ${time(p.communication_s)}`]
+    : [p.exposed_s, "communication", `exposed communication ${time(p.exposed_s)}`],
   [p.optimizer_s || 0, "optimizer", `optimizer ${time(p.optimizer_s || 0)}`]];
 
 const MEMORY = [["parameters", "batch"], ["gradients", "sequence"], ["optimizer", "optimizer"], ["activations", "compute"],
-  ["gathered", "gathered"], ["buffers", "whole"], ["communication", "communication"]];
+  ["gathered", "gathered"], ["buffers", "whole"], ["communication", "communication"], ["temporary", "features"],
+  ["slack", "whole"]];
 const memoryParts = (m) => MEMORY.map(([key, name]) => [m[`${key}_bytes`], name, `${key} ${bytes(m[`${key}_bytes`])}`]);
 const totalBytes = (m) => MEMORY.reduce((sum, [key]) => sum + m[`${key}_bytes`], 0);
 

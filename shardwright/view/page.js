@@ -27,7 +27,7 @@ function drawCommunication() {
   const rows = plan.communication.map((t) => ({ cells: [`${t.count} ${t.what}${t.count > 1 ? "s" : ""}`, element("code", {}, `${t.axis}: ${t.before} → ${t.after}`),
     t.text, bar([[t.seconds, "communication", time(t.seconds)]], longest), time(t.seconds), bytes(t.sent_bytes)] }));
   at("communication").append(element("h2", {}, "Communication"),
-    element("p", {}, `Each device sends ${bytes(plan.prediction.communication_bytes)} per step, taking ${time(plan.prediction.communication_s)} if nothing overlaps.`),
+    element("p", {}, `Each device sends ${bytes(plan.prediction.communication_bytes)} per step, taking ${time(plan.prediction.communication_s)}, of which compute waits for ${time(plan.prediction.exposed_s)}.`),
     rows.length ? table([["what"], ["layout"], ["how"], ["time", false, true], ["", true], ["sent", true]], rows) : "None.");
 }
 

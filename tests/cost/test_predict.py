@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cost.predict import node_costs, predict_memory
+from shardwright.cost.predict import node_costs, predict
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
@@ -40,7 +40,7 @@ def test_an_unknown_operator_keeps_what_it_reads_and_gives() -> None:
     problem, solution, _ = candidate.solved
     kept = problem.kept_bytes[problem.index["node", next(n.name for n in problem.graph.nodes if n.op == "opaque")]]
     assert kept[solution.choices[0]] == 2 * 8 * 4 * 4
-    assert predict_memory(candidate.graph).activations_bytes == 2 * 8 * 4 * 4
+    assert predict(candidate.graph, cluster(1)).memory.activations_bytes == 2 * 8 * 4 * 4
 
 
 def test_a_lookup_reads_what_it_returns_and_writes_the_whole_gradient_of_its_table() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardwright.cost.cluster import Cluster, Level
 from shardwright.cost.device import Device
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 
@@ -38,3 +38,26 @@ def mlp(batch: int = 8, width: int = 16, hidden: int = 32, layers: int = 2, resi
         y = b.op("linear", b.op("relu", b.op("linear", x, up)), down)
         x = b.op("add", x, y) if residual and i else y
     return b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False))])
+
+
+def blocks(batch: int = 8, width: int = 16, layers: int = 3, seq: int = 4) -> Graph:
+    """An embedding, layers of a norm and a feed-forward part, and a loss, with sources as captured models have them."""
+    b = GraphBuilder()
+    ids = b.leaf("ids", "input", (batch, seq), "int64", "ids")
+    table = b.leaf("table", "parameter", (32, width), "float32", "embed.weight", grad=True)
+    b.at("e", Source("embed", "model.py:1"))
+    x = b.op("embedding", table, ids, padding_idx=-1)
+    for i in range(layers):
+        leaves = [
+            b.leaf(f"{name}{i}", "parameter", shape, "float32", f"layers.{i}.{path}", grad=True)
+            for name, shape, path in (("g", (width,), "norm.weight"), ("up", (4 * width, width), "mlp.up.weight"),
+                                      ("down", (width, 4 * width), "mlp.down.weight"))
+        ]  # fmt: skip
+        b.at("n", Source(f"layers.{i}.norm", "model.py:2"))
+        y = b.op("rms_norm", x, leaves[0], normalized_dims=1, eps=1e-6)
+        b.at("h", Source(f"layers.{i}.mlp", "model.py:3"))
+        y = b.op("linear", b.op("relu", b.op("linear", y, leaves[1])), leaves[2])
+        b.at("a", Source(f"layers.{i}", "model.py:4"))
+        x = b.op("add", x, y)
+    b.at("l", Source("", "model.py:5"))
+    return b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1, 2), keepdim=False))])

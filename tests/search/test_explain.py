@@ -13,7 +13,7 @@ import pytest
 
 from shardwright.cost.cluster import Cluster
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.graph import Graph, Node, Source, make_attrs
+from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import units
 from shardwright.search.anatomy import Anatomy
@@ -22,32 +22,9 @@ from shardwright.search.explain import compare_plans, explain, faster_or_slower,
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
 from shardwright.search.tree import Module, module_tree
-from tests.search.graphs import cluster, every_choice
+from tests.search.graphs import blocks, cluster, every_choice
 
 FAST = 1e12
-
-
-def blocks(batch: int = 8, width: int = 16, layers: int = 3, seq: int = 4) -> Graph:
-    """An embedding, layers of a norm and a feed-forward part, and a loss, with sources as captured models have them."""
-    b = GraphBuilder()
-    ids = b.leaf("ids", "input", (batch, seq), "int64", "ids")
-    table = b.leaf("table", "parameter", (32, width), "float32", "embed.weight", grad=True)
-    b.at("e", Source("embed", "model.py:1"))
-    x = b.op("embedding", table, ids, padding_idx=-1)
-    for i in range(layers):
-        leaves = [
-            b.leaf(f"{name}{i}", "parameter", shape, "float32", f"layers.{i}.{path}", grad=True)
-            for name, shape, path in (("g", (width,), "norm.weight"), ("up", (4 * width, width), "mlp.up.weight"),
-                                      ("down", (width, 4 * width), "mlp.down.weight"))
-        ]  # fmt: skip
-        b.at("n", Source(f"layers.{i}.norm", "model.py:2"))
-        y = b.op("rms_norm", x, leaves[0], normalized_dims=1, eps=1e-6)
-        b.at("h", Source(f"layers.{i}.mlp", "model.py:3"))
-        y = b.op("linear", b.op("relu", b.op("linear", y, leaves[1])), leaves[2])
-        b.at("a", Source(f"layers.{i}", "model.py:4"))
-        x = b.op("add", x, y)
-    b.at("l", Source("", "model.py:5"))
-    return b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1, 2), keepdim=False))])
 
 
 def planned(graph: Graph, mesh: Mesh, *roles: str, link_bytes_per_s: float = FAST) -> Plan:
@@ -214,8 +191,10 @@ def test_the_bound_is_told_as_proven(data: Plan) -> None:
     def told(bound_s: float) -> str:
         return quality(replace(data, report=replace(data.report, bound_s=bound_s)))
 
-    step_s = data.prediction.step_s
-    assert told(step_s).startswith("proven optimal among the layouts searched, by the cost model; 1 mesh searched in ")
+    step_s = data.prediction.serial_s
+    assert told(step_s).startswith(
+        "proven optimal among the layouts searched, by the cost model without overlap; 1 mesh searched in "
+    )
     assert told(step_s / 1.0004).startswith("at most 0.1 % above the optimum of the layouts searched")
     assert told(step_s / 1.07).startswith("at most 7.0 % above the optimum")
     assert told(step_s * 1.07).startswith("proven better than every layout of the operators as they were written")
@@ -238,6 +217,32 @@ def test_where_figures_come_from_is_told(data: Plan) -> None:
 def test_a_plan_that_does_not_fit_is_told(data: Plan) -> None:
     assert "DOES NOT FIT, the limit is 1.00 kB" in str(
         explain(replace(data, report=replace(data.report, limit_bytes=1000)))
+    )
+
+
+@pytest.mark.parametrize("share", [0.5, 0.899, 0.9001, 0.95, 0.999, 1.0, 1.001, 2.0])
+def test_the_last_tenth_of_the_memory_is_never_said_to_fit(data: Plan, share: float) -> None:
+    """Whatever limit the search had."""
+    used = data.prediction.memory.total_bytes
+    device = replace(data.cluster.device, memory_bytes=round(used / share))
+    tight = replace(
+        data, cluster=replace(data.cluster, device=device), report=replace(data.report, limit_bytes=10 * used)
+    )
+    text, own = str(explain(tight)), str(compare_plans({"own": tight}))
+    assert ("WARNING, it MAY NOT FIT: the last tenth of the memory is in use" in text) is (0.9 < share <= 1)
+    assert ("DOES NOT FIT" in text) is (share > 1)
+    assert ("may not fit" in own) is (0.9 < share <= 1)
+    assert ("does not fit" in own) is (share > 1)
+    assert describe(tight)["fits"] is (share <= 0.9)
+
+
+def test_the_moment_of_the_peak_and_what_is_exposed_are_told(data: Plan) -> None:
+    text = str(explain(data))
+    assert f"peak: {data.prediction.peak_at}" in text
+    assert "microbatch 0" in data.prediction.peak_at
+    assert f"of which {units.seconds(data.prediction.exposed_s)} exposed" in text
+    assert f"bubble {units.seconds(1.0)}" in str(
+        explain(replace(data, prediction=replace(data.prediction, bubble_s=1.0)))
     )
 
 
