@@ -1,6 +1,6 @@
 """One small application of each operator of the op table, to be timed: shapes of its operands and its attributes.
 
-Rows whose factor string says all get theirs from it; `SAMPLES` holds the others. Some rows that are never trained, or that
+Rows whose factor string says all get theirs from it; `SAMPLES` holds the others. Those that are never trained, or that
 nothing dispatches alone, have none: their cost is the device's `op_overhead_s`.
 """
 
