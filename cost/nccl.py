@@ -181,10 +181,12 @@ def curve(
 
 
 def choices(collective: Collective, links: Sequence[Link], rows: Generation) -> list[Choice]:
-    """What NCCL can choose from."""
-    found = [_ring(collective, links, rows, protocol) for protocol in PROTOCOLS]
+    """What NCCL can choose from; LL128 needs stores of 128 bytes to arrive whole, which PCIe does not promise."""
+    whole = not any(link.kind in ("pcie", "host") for link in links)
+    protocols = [protocol for protocol in PROTOCOLS if protocol != "LL128" or whole]
+    found = [_ring(collective, links, rows, protocol) for protocol in protocols]
     if collective == "all_reduce":
-        found += [_tree(links, rows, protocol) for protocol in PROTOCOLS]
+        found += [_tree(links, rows, protocol) for protocol in protocols]
         inner = links[0]
         if rows.nvls_efficiency and inner.kind == "nvlink" and inner.switched and inner.split > 2:
             found.append(_nvls(links, rows))

@@ -101,6 +101,13 @@ def test_where_the_switch_cannot_sum(found: tuple[Link, ...]) -> None:
     assert not any("nvls" in choice.name for choice in nccl.choices("all_reduce", found, HOPPER))
 
 
+def test_pcie_has_no_ll128() -> None:
+    pcie = links((replace(machine(8, gb_per_s=20)[0], kind="pcie"),))
+    assert {c.name for c in nccl.choices("all_reduce", pcie, AMPERE)} == {
+        f"{form} {protocol}" for form in ("ring", "tree") for protocol in ("LL", "Simple")
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
