@@ -125,7 +125,7 @@ class _Backward:
         if region is None or storage.kept or region in self.rebuilt:
             return
         self.rebuilt.add(region)
-        for line in region.lines:
+        for line in region.needed():
             for group in groups_of(self.chunk, line):
                 self.gathers.use(group)
             task = emit_forward(self.recorder, line, " again")

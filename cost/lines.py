@@ -31,6 +31,15 @@ class Region:
     whole: bool
     lines: list[Line] = field(default_factory=list)
 
+    def needed(self) -> list[Line]:
+        """The lines up to the last that makes what backward needs, where torch.utils.checkpoint stops too."""
+        if not self.whole:
+            return self.lines
+        wanted = {storage for line in self.lines for storage in line.keeps if storage.region is self}
+        made = [{line.result, *line.keeps} - set(line.reads) for line in self.lines]
+        last = max((i for i, storages in enumerate(made) if wanted & storages), default=-1)
+        return self.lines[: last + 1]
+
 
 @dataclass(eq=False, slots=True)
 class Storage:
