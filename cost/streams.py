@@ -7,9 +7,8 @@ Every stream works off its tasks in order. Where several streams are busy they s
 * **Collectives of several axes at once** share the links that their groups cross: each runs at 1/n of its speed.
 * Copies to and from the host disturb nobody.
 
-Folds (`tasks.Fold`) are stretched: the steady state between the second and the third of three equal blocks, which is
-how much later each stream ends the third than it ended the second, counts for every further one. So the cost of a
-simulation does not grow with depth.
+Folds (`tasks.Fold`) are stretched: what the second of three equal blocks adds counts for every further one. So the cost
+of a simulation does not grow with depth.
 """
 
 from __future__ import annotations
@@ -198,27 +197,43 @@ def _speeds(running: Mapping[str, object], sharing: Sharing) -> dict[str, float]
 
 
 def _stretch(segment: Segment, starts: Sequence[float], ends: Sequence[float]) -> tuple[list[float], float]:
-    """How much later each task is than simulated, as folds stand for more blocks; and the whole duration."""
-    offsets = [0.0] * len(starts)
-    later = 0.0
+    """How much later each task is than simulated, as folds stand for more blocks; and the whole duration.
+
+    One more block adds what compute takes for it. Communication that compute does not wait for and that takes longer
+    piles up: what is left of it then comes on top for its stream.
+    """
+    tasks, offsets = segment.tasks, [0.0] * len(starts)
     for fold in segment.folds:
-        size = fold.end - fold.start
-        period = max(
-            (max(ends[i + size] for i in numbers) - max(ends[i] for i in numbers)
-             for numbers in _by_stream(segment.tasks, range(fold.start, fold.end)).values()),
-            default=0.0,
-        )  # fmt: skip
-        later += fold.more * period
-        for i in range(fold.end, len(offsets)):
-            offsets[i] = later
+        begin, end = _window(fold, tasks, ends)
+        left = _left(fold, tasks, starts, ends)
+        piled_up = fold.more * sum(left.values())
+        for number in range(fold.end, len(offsets)):
+            offsets[number] += fold.more * (end - begin) + (piled_up if tasks[number].stream in left else 0.0)
     return offsets, max((end + offset for end, offset in zip(ends, offsets, strict=True)), default=0.0)
 
 
-def _by_stream(tasks: Sequence[Task], numbers: range) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for number in numbers:
-        found.setdefault(tasks[number].stream, []).append(number)
-    return found
+def _left(fold: Fold, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float]) -> dict[str, float]:
+    """By stream, how much more a block launches than is done while compute runs one."""
+    begin, end = _window(fold, tasks, ends)
+    left = defaultdict[str, float](float)
+    for number, task in enumerate(tasks):
+        if task.stream == COMPUTE or not task.seconds:
+            continue
+        if fold.start <= number < fold.end:
+            left[task.stream] += task.seconds
+        inside = min(end, ends[number]) - max(begin, starts[number])
+        if inside > 0:
+            left[task.stream] -= task.seconds * inside / (ends[number] - starts[number])
+    return {stream: seconds for stream, seconds in left.items() if seconds > 1e-9 * (end - begin)}
+
+
+def _window(fold: Fold, tasks: Sequence[Task], ends: Sequence[float]) -> tuple[float, float]:
+    """When compute ends the first and the second of the three blocks."""
+
+    def computed(until: int) -> float:
+        return max((ends[i] for i in range(until) if tasks[i].stream == COMPUTE), default=0.0)
+
+    return computed(fold.start), computed(fold.end)
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
@@ -249,7 +264,7 @@ def _memory(
         changes[row, column] = num_bytes
     course = np.cumsum(changes, axis=0)
     for fold in segment.folds:
-        course += _folded(fold, events, ends, course)
+        course += _folded(fold, segment.tasks, events, ends, course)
     totals = course.sum(axis=1)
     row = int(totals.argmax())
     net = dict(zip(categories, course[-1].tolist(), strict=True))
@@ -260,18 +275,16 @@ def _memory(
     return peak, memory.times_s[row], segment.tasks[events[row][1]].name, net, memory
 
 
-def _folded(fold: Fold, events: Sequence[_Event], ends: Sequence[float], course: np.ndarray) -> np.ndarray:  # fmt: skip
-    """What further blocks add to the memory of everything after them: the change over the third block, each time."""
-    start, end, more = fold
-    size = end - start
-    moments = [event[0] for event in events]
-    tasks = np.array([event[1] for event in events])
-    second, third = (
-        int(np.searchsorted(moments, max(ends[a:b]), side="right")) for a, b in ((start, end), (end, end + size))
+def _folded(
+    fold: Fold, tasks: Sequence[Task], events: Sequence[_Event], ends: Sequence[float], course: np.ndarray
+) -> np.ndarray:
+    """What further blocks add to the memory of everything after them: the change over the second block, each time."""
+    moments, numbers = [event[0] for event in events], np.array([event[1] for event in events])
+    first, second = (
+        _row(course, int(np.searchsorted(moments, moment, side="right"))) for moment in _window(fold, tasks, ends)
     )
-    change = _row(course, third) - _row(course, second)
     after = np.zeros_like(course)
-    after[tasks >= end] = more * change
+    after[numbers >= fold.end] = fold.more * (second - first)
     return after
 
 
