@@ -1,7 +1,8 @@
-"""Quick calibration of the local machine: what its CPU ranks reach under gloo, all of them working at once.
+"""Calibration of the local machine: what its ranks reach, all of them working at once.
 
 Each rank is a process of its own (`cost.measure`), so that a caller's script is not imported again and threads of the
-caller are not forked. Under 10 s for two ranks; the result is kept for `Cluster.local`.
+caller are not forked. What was measured is kept point by point: a calibration that is interrupted goes on where it
+was, by the same command on the same day. The result is kept for `Cluster.local`.
 """
 
 from __future__ import annotations
@@ -9,129 +10,154 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
 
 from shardwright.cost import checks
-from shardwright.cost.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine, Level, threads_per_rank
-from shardwright.cost.device import Device
-from shardwright.cost.fit import Fit, fit_line
+from shardwright.cost.calibrated import cluster_of, noise_warning
+from shardwright.cost.cluster import Cluster, threads_per_rank
 from shardwright.cost.local import cache_path, device_name, memory_per_rank_bytes
-from shardwright.cost.measure import Workload
+from shardwright.cost.probes import GPU_SIZES
+from shardwright.cost.workload import POINTS, WORKLOAD, Workload, read_points, write_workload
 from shardwright.pcg.errors import ClusterError
 
-Progress = Callable[[str], None]
+Tell = Callable[[str], None]
+DEVICES = ("cpu", "cuda")
+_THOROUGH = 5  # times as long for each point
 
 
 def calibrate(
     num_ranks: int,
     *,
-    timeout_s: float = 120.0,
+    device: str = "cpu",
+    thorough: bool = False,
+    timeout_s: float | None = None,
     save: bool = True,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
+    warn: Tell | None = None,
     workload: Workload | None = None,
 ) -> Cluster:
     """Measure this machine with `num_ranks` ranks working at once.
 
     Args:
-        num_ranks: as many as a run would have; each gets `threads_per_rank(num_ranks)` threads.
-        timeout_s: after this the ranks are ended and an error is raised.
-        save: keep the result where `Cluster.local(num_ranks)` finds it.
+        num_ranks: as many as a run would have; each gets `threads_per_rank(num_ranks)` threads, or a GPU.
+        device: "cpu", under gloo, or "cuda", under NCCL.
+        thorough: five times as many repeats, and bfloat16 too.
+        timeout_s: after this the ranks are ended and an error is raised; 120, or 600 where `thorough`.
+        save: keep the result where `Cluster.local(num_ranks)` finds it, and the points until then.
         progress: called with the name of each stage; by default stages go to stderr, one line each.
+        warn: called with what disturbed the measurement, which the provenance says too; by default it goes to stderr.
         workload: what to measure, for tests.
 
     Raises:
-        ClusterError: a rank failed, or the time was not enough; the message has the rank's last words.
+        ClusterError: a rank failed, or the time was not enough; the message has the rank's last words. What was
+            measured by then is kept.
     """
     num_ranks = checks.positive_int(num_ranks, "calibrate", "num_ranks", "how many processes share this machine")
-    timeout_s = checks.positive(timeout_s, "calibrate", "timeout_s", "seconds")
-    workload = workload or Workload(num_ranks, threads_per_rank(num_ranks), timeout_s)
-    figures = _run_ranks(workload, timeout_s, progress or _to_stderr)
-    cluster = _cluster_of(figures, workload)
+    checks.choice(device, "calibrate", "device", DEVICES)
+    limit_s = (600.0 if thorough else 120.0) if timeout_s is None else timeout_s
+    limit_s = checks.positive(limit_s, "calibrate", "timeout_s", "seconds")
+    workload = workload or _workload(num_ranks, device, thorough, limit_s)
+    load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
+    target = cache_path(num_ranks, kind=workload.device)
+    with _folder(target if save else None, workload) as folder:
+        _run_ranks(workload, folder, limit_s, progress or _to_stderr)
+        points = read_points(folder / POINTS)
+    name, memory_bytes = _device_of(workload)
+    cluster = cluster_of(points, workload, name, memory_bytes, version("torch"))
+    if problem := noise_warning(points, load, num_cpus):
+        (warn or _to_stderr)(problem)
+        cluster = replace(cluster, provenance=f"{cluster.provenance}; {problem}")
     if save:
-        cluster.save(cache_path(num_ranks))
+        cluster.save(target)
+        _points_path(target).unlink(missing_ok=True)
     return cluster
 
 
-# ------------------------------------------------------------------------------------------------------------- results
+def _workload(num_ranks: int, device: str, thorough: bool, timeout_s: float) -> Workload:
+    workload = Workload(num_ranks, threads_per_rank(num_ranks), timeout_s, device)
+    if device == "cuda":
+        large = (*workload.collective_bytes, 2**27)
+        workload = replace(workload, dtypes=("float32", "bfloat16"), sizes=GPU_SIZES, collective_bytes=large)
+    if thorough:
+        seconds = workload.seconds_per_point * _THOROUGH
+        workload = replace(workload, dtypes=("float32", "bfloat16"), seconds_per_point=seconds)
+    return workload
 
 
-def _cluster_of(figures: dict[str, Any], workload: Workload) -> Cluster:
-    """The cluster that measured `figures` describe."""
-    rates = [2 * size**3 / seconds for size, seconds in figures["matmul"]]
-    device = Device(
-        name=device_name(),
-        memory_bytes=memory_per_rank_bytes(workload.num_ranks),
-        memory_bytes_per_s=statistics.median(3 * size / seconds for size, seconds in figures["memory"]),
-        flops_per_s={"fp32": max(rates)},
-        matmul_efficiency=statistics.median(rates) / max(rates),
-        op_overhead_s=figures["op_overhead_s"],
-        kind="cpu",
-    )
-    fits: dict[tuple[Collective, int], Fit] = {
-        (collective, size): _fit_collective(figures["collectives"], collective, size)
-        for collective in COLLECTIVES
-        for size in workload.group_sizes
-    }
-    lines = tuple(
-        CollectiveLine(collective, size, fit.latency_s, fit.s_per_byte, fit.median_error)
-        for (collective, size), fit in fits.items()
-    )
-    return Cluster(
-        name=f"local-{workload.num_ranks}",
-        device=device,
-        levels=(_level(workload.num_ranks, fits.get(("all_gather", workload.num_ranks))),),
-        backend="gloo",
-        provenance=_provenance(figures["torch"], workload, list(fits.values())),
-        collectives=lines,
-    )
+def _device_of(workload: Workload) -> tuple[str, int]:
+    """Name, and memory of one rank."""
+    if workload.device == "cpu":
+        return device_name(), memory_per_rank_bytes(workload.num_ranks)
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return properties.name, properties.total_memory
 
 
-def _fit_collective(samples: Sequence[Sequence[Any]], collective: Collective, size: int) -> Fit:
-    points = [sample[2:] for sample in samples if (sample[0], sample[1]) == (collective, size)]
-    fit = fit_line(*zip(*points, strict=True))
-    # A line without slope means that no size was large enough to tell; memory speed is the least that it can be.
-    return fit if fit.s_per_byte > 0 else Fit(fit.latency_s, 1e-12, fit.median_error, fit.worst_error)
+# ------------------------------------------------------------------------------------------------------ what is kept
 
 
-def _level(num_ranks: int, all_gather: Fit | None) -> Level:
-    """The links as the all-gather saw them: (n−1)/n of the bytes in n−1 hops."""
-    if all_gather is None:
-        return Level("rank", num_ranks, 1e12, 0.0, "host")  # one rank: nothing is ever sent
-    hops = num_ranks - 1
-    return Level("rank", num_ranks, hops / num_ranks / all_gather.s_per_byte, all_gather.latency_s / hops, "host")
+def _points_path(target: Path) -> Path:
+    return target.with_suffix(".points.jsonl")
 
 
-def _provenance(torch_version: str, workload: Workload, fits: list[Fit]) -> str:
-    threads = f"{workload.num_ranks} ranks × {workload.num_threads} threads"
-    text = f"measured {date.today().isoformat()}, {threads}, torch {torch_version}"
-    if not fits:
-        return text
-    median = statistics.median(fit.median_error for fit in fits)
-    return f"{text}; collectives fitted to {median:.0%} median, {max(fit.worst_error for fit in fits):.0%} at worst"
+@contextmanager
+def _folder(target: Path | None, workload: Workload) -> Generator[Path]:
+    """A folder with the workload and the points known so far; points are kept beside `target` however this ends."""
+    with tempfile.TemporaryDirectory(prefix="shardwright-calibrate-") as name:
+        folder = Path(name)
+        (folder / WORKLOAD).write_text(write_workload(workload), encoding="utf-8")
+        if target is None:
+            yield folder
+            return
+        header = _header(workload)
+        _restore(_points_path(target), header, folder / POINTS)
+        try:
+            yield folder
+        finally:
+            _keep(folder / POINTS, header, _points_path(target))
+
+
+def _header(workload: Workload) -> str:
+    """Points under another header are of another machine, torch, workload or day, and are not used."""
+    spec = json.loads(write_workload(workload)) | {"timeout_s": None}
+    return json.dumps([spec, device_name(), version("torch"), date.today().isoformat()])
+
+
+def _restore(kept: Path, header: str, points: Path) -> None:
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+    if lines and lines[0] == header:
+        points.write_text("".join(f"{line}\n" for line in lines[1:]), encoding="utf-8")
+
+
+def _keep(points: Path, header: str, kept: Path) -> None:
+    known = read_points(points)
+    if known:
+        lines = [header, *(json.dumps(point._asdict()) for point in known.values())]
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 # -------------------------------------------------------------------------------------------------------------- ranks
 
 
-def _run_ranks(workload: Workload, timeout_s: float, progress: Progress) -> dict[str, Any]:
-    """Start the ranks, watch them to the end, and return what rank 0 found; no process outlives this call."""
-    with tempfile.TemporaryDirectory(prefix="shardwright-calibrate-") as folder:
-        ranks = _Ranks(Path(folder))
-        try:
-            ranks.start(workload)
-            ranks.watch(time.monotonic() + timeout_s, timeout_s, progress)
-        finally:
-            ranks.end()
-        return cast("dict[str, Any]", json.loads(ranks.result.read_text(encoding="utf-8")))
+def _run_ranks(workload: Workload, folder: Path, timeout_s: float, progress: Tell) -> None:
+    """Start the ranks and watch them to the end; no process outlives this call."""
+    ranks = _Ranks(folder)
+    try:
+        ranks.start(workload)
+        ranks.watch(time.monotonic() + timeout_s, timeout_s, progress)
+    finally:
+        ranks.end()
 
 
 class _Ranks:
@@ -139,18 +165,17 @@ class _Ranks:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.result = folder / "result.json"
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, workload: Workload) -> None:
         module = [sys.executable, "-m", "shardwright.cost.measure"]
         environ = _environment(workload.num_threads)
         for rank in range(workload.num_ranks):
-            arguments = [str(rank), str(self.folder / "store"), json.dumps(asdict(workload)), str(self.result)]
+            arguments = [str(rank), str(self.folder)]
             with (self.folder / f"{rank}.out").open("wb") as out, (self.folder / f"{rank}.err").open("wb") as err:
                 self.processes.append(subprocess.Popen([*module, *arguments], stdout=out, stderr=err, env=environ))
 
-    def watch(self, deadline: float, timeout_s: float, progress: Progress) -> None:
+    def watch(self, deadline: float, timeout_s: float, progress: Tell) -> None:
         """Wait for every rank to end well; a `ClusterError` as soon as one does not, or at the deadline."""
         num_told = 0
         while True:
@@ -167,7 +192,7 @@ class _Ranks:
                 return
             if time.monotonic() > deadline:
                 stage = stages[-1] if stages else "start"
-                advice = "the machine may be loaded; try again or give a longer timeout_s"
+                advice = "the machine may be loaded; the same call goes on from there, or give a longer timeout_s"
                 raise ClusterError(f"calibrate: not done after {timeout_s:g} s, in the stage '{stage}'; {advice}")
             time.sleep(0.05)
 
@@ -192,5 +217,5 @@ def _environment(num_threads: int) -> dict[str, str]:
     return environ
 
 
-def _to_stderr(stage: str) -> None:
-    sys.stderr.write(f"calibrating: {stage}\n")
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"calibrating: {text}\n")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.cost.cluster import Cluster
-from shardwright.cost.local import local_cluster
+from shardwright.cost.local import local_cluster, saved_cluster
 from shardwright.cost.presets import GPUS, LINKS, assumed_network, gpu_device, in_node_level
 from shardwright.cost.topology import Level
 from shardwright.pcg.errors import ClusterError
@@ -33,7 +33,7 @@ _CPU_NETWORK = Level("network", 1, 1.1e9, 50e-6)  # 10 Gb/s TCP
 
 
 def detect_cluster(environ: Mapping[str, str]) -> Cluster:
-    """The cluster of a process with this environment.
+    """The cluster of a process with this environment; one node's GPUs as `calibrate` measured them, if it has.
 
     Under torchrun, `WORLD_SIZE` ranks in nodes of `LOCAL_WORLD_SIZE`; without it, this machine's GPUs or one CPU rank.
     Other nodes cannot be seen: they are taken to be like this one, the bandwidth to them is assumed, and the provenance
@@ -72,6 +72,9 @@ def _gpu_cluster(local: int, nodes: int) -> Cluster:
     if len(names) > 1:
         advice = "show torch only those of one kind (CUDA_VISIBLE_DEVICES), or describe the cluster in a file"
         raise ClusterError(f"Cluster.detect: this machine has GPUs of several kinds: {', '.join(names)}; {advice}")
+    saved = saved_cluster(local, names[0], "cuda") if nodes == 1 else None
+    if saved is not None:
+        return saved
     memory_bytes = min(properties.total_memory for properties in found)
     preset = _preset_of(names[0], memory_bytes)
     device = replace(gpu_device(preset), memory_bytes=memory_bytes)

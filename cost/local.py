@@ -31,11 +31,11 @@ _LINES: tuple[tuple[Collective, float, float], ...] = (
 )
 
 
-def cache_path(num_ranks: int, environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the calibration of this machine for `num_ranks` ranks is kept."""
+def cache_path(num_ranks: int, environ: Mapping[str, str] = os.environ, *, kind: str = "cpu") -> Path:
+    """Where the calibration of this machine for `num_ranks` ranks on its CPU, or of kind "cuda", is kept."""
     base = environ.get("XDG_CACHE_HOME", "")
     folder = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return folder / "shardwright" / f"local-{num_ranks}.json"
+    return folder / "shardwright" / ("local-" + ("" if kind == "cpu" else f"{kind}-") + f"{num_ranks}.json")
 
 
 def device_name() -> str:
@@ -44,23 +44,26 @@ def device_name() -> str:
 
 
 def local_cluster(num_ranks: int) -> Cluster:
-    """`num_ranks` ranks on this machine: the saved calibration, or else `default_cluster`.
+    """`num_ranks` ranks on this machine: the saved calibration, or else `default_cluster`."""
+    num_ranks = checks.positive_int(num_ranks, "Cluster.local", "num_ranks", "how many processes share this machine")
+    return saved_cluster(num_ranks, device_name()) or default_cluster(num_ranks)
+
+
+def saved_cluster(num_ranks: int, device: str, kind: str = "cpu") -> Cluster | None:
+    """The saved calibration of `num_ranks` ranks on this `device`, or None.
 
     A saved file that cannot be read is left aside with a warning; one of another machine, silently.
     """
-    num_ranks = checks.positive_int(num_ranks, "Cluster.local", "num_ranks", "how many processes share this machine")
-    path = cache_path(num_ranks)
+    path = cache_path(num_ranks, kind=kind)
     if not path.exists():
-        return default_cluster(num_ranks)
+        return None
     try:
         saved = Cluster.load(path)
     except ClusterError as error:
         advice = "run `shardwright calibrate` again or delete the file"
         warnings.warn(f"the saved calibration is not used, costs are defaults: {error}; {advice}", stacklevel=3)
-        return default_cluster(num_ranks)
-    if saved.device.name != device_name() or saved.num_devices != num_ranks:
-        return default_cluster(num_ranks)
-    return saved
+        return None
+    return saved if saved.device.name == device and saved.num_devices == num_ranks else None
 
 
 def default_cluster(num_ranks: int) -> Cluster:

@@ -14,8 +14,8 @@ from shardwright.pcg.mesh import Mesh
 
 Command = TypeVar("Command", bound=Callable[..., object])
 CLUSTER_HELP = (
-    "What to plan for: local:N (N CPU ranks of this machine), preset:NAME[:NODES] (such as preset:dgx-h100:8), detect, "
-    "or a cluster file."
+    "What to plan for: local:N (N CPU ranks of this machine), preset:NAME[:NODES] (such as preset:dgx-h100:8, or "
+    "preset:dgx-h100:4+dgx-a100:4 for machines of several kinds), detect, or a cluster file."
 )
 
 
@@ -27,10 +27,10 @@ def parse_cluster(text: str) -> Cluster:
             _number(rest or "1", f"--cluster {text}: local:N wants a number of ranks, such as local:2")
         )
     if kind == "preset":
-        name, _, nodes = rest.partition(":")
-        return Cluster.preset(
-            name, _number(nodes or "1", f"--cluster {text}: preset:NAME:NODES wants a number of machines")
-        )
+        problem = f"--cluster {text}: preset:NAME:NODES wants a number of machines"
+        pairs = [entry.partition(":") for entry in rest.split("+")]
+        machines = [(name, _number(nodes or "1", problem)) for name, _, nodes in pairs]
+        return Cluster.preset(*machines[0]) if len(machines) == 1 else Cluster.mixed(machines)
     if text == "detect":
         return Cluster.detect()
     if not Path(text).exists() and not text.endswith(".json"):

@@ -8,13 +8,16 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardwright.cli import calibrate as calibrate_command
 from shardwright.cli.options import parse_cluster
 from shardwright.cli.run import environment
+from shardwright.cost.cluster import Cluster
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.search.plan import Plan
 from tests.shardwright.command import MODELS, Run
@@ -169,6 +172,8 @@ def assert_error(result: tuple[int, str, str], message: str) -> None:
         (["plan", "models.py:net", "--cluster", "moon"], "--cluster 'moon' is no cluster: give local:N, preset"),
         (["plan", "models.py:net", "--cluster", "local:x"], "local:N wants a number of ranks"),
         (["plan", "models.py:net", "--cluster", "preset:dgx-h100:0"], "wants a number of machines"),
+        (["plan", "models.py:net", "--cluster", "preset:dgx-h100:4+dgx-a100:x"], "wants a number of machines"),
+        (["plan", "models.py:net", "--cluster", "preset:dgx-h100:4+z100"], "Cluster.mixed: unknown machine 'z100'"),
         (["plan", "models.py:net", "--cluster", "preset:abacus"], "unknown machine 'abacus'; choose one of"),
         (["plan", "models.py:net", "--cluster", "nope.json"], "nope.json"),
         (["plan", "models.py:net", "--mesh", "2x2"], "--mesh '2x2' is no mesh: give axes and sizes such as dp=2,tp=4"),
@@ -236,21 +241,35 @@ def test_clusters_by_name_and_file(tmp_path: Path) -> None:
     assert parse_cluster("local:4").num_devices == 4
     assert parse_cluster("preset:dgx-h100:8").num_devices == 64
     assert parse_cluster("preset:dgx-h100").num_devices == 8
+    assert [part.num_devices for part in parse_cluster("preset:dgx-h100:4+dgx-a100").parts] == [32, 8]
     parse_cluster("local:3").save(tmp_path / "c.json")
     assert parse_cluster(str(tmp_path / "c.json")).num_devices == 3
     with pytest.raises(ShardwrightError, match="is no cluster"):
         parse_cluster("moon")
 
 
+def _fake_calibrate(cluster: Cluster, asked: list[object]) -> Callable[..., Cluster]:
+    def calibrate(num_ranks: int, **options: Any) -> Cluster:
+        asked.append((num_ranks, options["device"], options["thorough"], options["timeout_s"]))
+        options["warn"]("noisy: 9 processes were running")
+        return cluster
+
+    return calibrate
+
+
 def test_calibrate_shows_and_saves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = parse_cluster("local:2")
-    monkeypatch.setattr("shardwright.cost.calibrate.calibrate", lambda n, timeout_s, progress: cluster)
-    status, out, _ = run("calibrate", "2", "-o", "c.json")
+    cluster, asked = parse_cluster("local:2"), list[object]()
+    monkeypatch.setattr("shardwright.cost.calibrate.calibrate", _fake_calibrate(cluster, asked))
+    status, out, err = run("calibrate", "2", "-o", "c.json")
     assert status == 0
     assert out.startswith("local-2: 2 rank")
+    assert "\n  dispatch: 3.5 µs for an operator, 0.0 µs for the update of a parameter" in out
+    assert err.endswith("warning: noisy: 9 processes were running\n")
     assert "all_reduce over 2 ranks: " in out
     assert parse_cluster("c.json") == cluster
     assert json.loads(run("calibrate", "--format", "json")[1])["name"] == "local-2"
+    run("calibrate", "4", "--device", "cuda", "--thorough", "--timeout", "9")
+    assert asked == [(2, "cpu", False, None), (2, "cpu", False, None), (4, "cuda", True, 9.0)]
     assert calibrate_command.calibrate.name == "calibrate"
 
 
