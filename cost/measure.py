@@ -71,7 +71,7 @@ class Clock:
 
 
 class _Task(NamedTuple):
-    """A point to measure: `make` allocates, and returns what is timed by a method of `Clock`: `calls` of an operator."""
+    """A point to measure: `make` allocates, and returns what a method of `Clock` times: `calls` of an operator."""
 
     stage: str
     key: str

@@ -104,8 +104,8 @@ def dispatch_probes(dtype: str) -> list[Probe]:
 
 
 COMMON = (
-    "linear", "matmul", "layer_norm", "softmax", "gelu", "relu", "silu", "add", "mul", "where", "sum", "cast", "dropout",
-    "embedding", "cross_entropy_sum", "slice", "reshape", "permute",
+    "linear", "matmul", "layer_norm", "softmax", "gelu", "relu", "silu", "add", "mul", "where", "sum", "cast",
+    "dropout", "embedding", "cross_entropy_sum", "slice", "reshape", "permute",
 )  # fmt: skip
 """What networks are made of; one after the other, they take longer to dispatch than each one again and again."""
 

@@ -52,7 +52,7 @@ def ignore(text: str) -> None:
 def invented(workload: Workload, seconds: Callable[[str], float] = lambda key: 1e-3, spread: float = 0.02) -> Any:
     """A point for everything in the workload."""
     keys = [f"{way} {probe.op}" for probe in dispatch_probes("float32") for way in ("forward", "backward")]
-    keys += ["backward", *(f"chain {length}" for length in CHAINS)]
+    keys += ["backward", "common forward", "common backward", *(f"chain {length}" for length in CHAINS)]
     for dtype in workload.dtypes:
         for probe in kernel_probes(workload.sizes, dtype):
             keys += [probe.key, f"{probe.key} backward"] if probe.op == "sdpa" else [probe.key]
@@ -216,8 +216,11 @@ def test_figures_come_from_the_points() -> None:
             return 1e-6 + max((passes.forward[0].flops, passes.backward[0].flops)[name != key], 1000) / 1e9
         if key.startswith("chain"):
             return 10e-6 + 5e-6 * int(key.split()[1])
-        if key.startswith(("forward", "backward")):
-            return {"forward": 1e-6, "backward": 2e-6}[key.split()[0]] if " " in key else 0.5e-6
+        if key == "backward":
+            return 0.5e-6
+        for way, each in (("forward", 1e-6), ("backward", 2e-6)):
+            if key in (f"common {way}", f"{way} {key.split()[-1]}"):
+                return each
         return 1e-4 + 1e-9 * int(key.split()[2])
 
     cluster = cluster_of(invented(workload, seconds), workload, "invented", 10**9, "2.0")
