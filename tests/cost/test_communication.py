@@ -169,7 +169,7 @@ def test_on_a_torus_the_least_counts() -> None:
 
 
 def test_tuning_goes_to_nccl() -> None:
-    plain, tuned = (Communication(machine(8), (8,), t) for t in (Tuning(), Tuning((("", 2.0, 2.0),))))
+    plain, tuned = (Communication(machine(8), (8,), t) for t in (Tuning(), Tuning((("", 2.0),), (("", 2.0),))))
     assert tuned.all_reduce_s(0, 1e9) == pytest.approx(2 * plain.all_reduce_s(0, 1e9))
 
 

@@ -132,7 +132,7 @@ def test_generations_by_name(name: str, rows: Generation) -> None:
 def test_the_choice_need_not_be_the_fastest() -> None:
     """The library takes the least estimate; the time is that of its choice."""
     found = links(machine(8))
-    slower = nccl.curve("all_reduce", found, HOPPER, Tuning((("nvls", 3.0, 3.0),)))
+    slower = nccl.curve("all_reduce", found, HOPPER, Tuning((("nvls", 3.0),), (("nvls", 3.0),)))
     assert slower.at(64 * MIB).name == "nvls"
     ring = next(c for c in nccl.choices("all_reduce", found, HOPPER) if c.name == "ring Simple")
     assert slower.time_s(64.0 * MIB) > ring.time(64 * MIB, UNTUNED).time_s(64 * MIB)
@@ -168,9 +168,9 @@ def test_a_long_way_counts_beyond_what_the_tables_hold() -> None:
     assert curve("all_reduce", links(faster)).time_s(1.0) == curve("all_reduce", links(near)).time_s(1.0)
 
 
-def test_tuning_moves_one_phase_alone() -> None:
+def test_tuning_moves_one_choice_alone() -> None:
     found = links(machine(8))
-    tuned = nccl.curve("all_reduce", found, HOPPER, Tuning((("ring LL, opening", 1.1, 1.0),)))
+    tuned = nccl.curve("all_reduce", found, HOPPER, Tuning((("ring LL", 1.1),)))
     plain = curve("all_reduce", found)
     assert tuned.time_s(8.0) == pytest.approx(1.1 * plain.time_s(8.0), rel=1e-3)
     assert tuned.time_s(1e9) == plain.time_s(1e9)

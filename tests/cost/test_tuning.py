@@ -22,8 +22,10 @@ def test_without_rows_nothing_changes() -> None:
 
 
 def test_the_machines_factors_hold_for_choices_without_a_row() -> None:
-    tuning = Tuning((("", 2.0, 3.0), ("small", 4.0, 5.0)))
+    tuning = Tuning((("", 2.0), ("small", 4.0)), (("", 3.0), ("small", 5.0), ("small, first", 7.0)))
     assert tuning.factors("small") == (4.0, 5.0)
+    assert tuning.factors("small, first") == (4.0, 7.0)
+    assert tuning.factors("small, last") == (4.0, 3.0)
     assert tuning.factors("large") == (2.0, 3.0)
 
 
@@ -42,6 +44,19 @@ def test_one_choice_that_is_slower_moves_the_others_less() -> None:
     assert abs(tuning.factors("small")[0] - 1) < 0.1
 
 
+def test_trust_follows_from_the_measurements() -> None:
+    """Many rows that agree on a factor of 3 are believed; rows that scatter about the model leave it alone."""
+    rng = np.random.default_rng(0)
+    names, model = ["a"] * 12, np.logspace(0, 3, 12)
+
+    def times(tuning: Tuning) -> list[float]:
+        return list(model * tuning.factors("a")[1])
+
+    assert fit_tuning(names, list(3 * model), times).factors("a")[1] == pytest.approx(3, rel=0.02)
+    scattered = model * np.exp(rng.normal(0, 0.06, 12))
+    assert fit_tuning(names, list(scattered), times).factors("a")[1] == pytest.approx(1, abs=0.04)
+
+
 def test_one_row_moves_the_model_towards_it() -> None:
     tuning = fit_tuning(NAMES[:1], [13.0], lambda t: predict(t)[:1])
     assert 10.0 < predict(tuning)[0] < 13.0
@@ -49,5 +64,5 @@ def test_one_row_moves_the_model_towards_it() -> None:
 
 @pytest.mark.parametrize(("names", "seconds"), [(["a"], [0.0]), (["a"], [-1.0]), (["a", "b"], [1.0])])
 def test_times_that_are_none(names: list[str], seconds: list[float]) -> None:
-    with pytest.raises(ValueError, match="expected a positive time for each of"):
+    with pytest.raises(ValueError, match=r"expected a positive time for each of \d phases, got"):
         fit_tuning(names, seconds, lambda tuning: seconds)
