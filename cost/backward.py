@@ -13,7 +13,7 @@ Sources: lowering/reducer.py, lowering/blocks.py; Qi et al., "Zero Bubble Pipeli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shardwright.cost.forward import Gathers, Readers, copy_s, emit_forward, groups_of
 from shardwright.cost.lines import Chunk, Line, Reading, Region, Storage
@@ -182,7 +182,8 @@ class _Sums:
         if bucketed(weight.sums, num_bytes):  # the bucket's memory is always there
             bucket = self.buckets.setdefault(tuple((c, a) for c, a, _ in weight.sums), [])
             bucket.append((reading, made))
-            if sum(r.weight.used_bytes for r, _ in bucket) >= BUCKET_BYTES:
+            full = sum((1 + r.more) * r.weight.used_bytes for r, _ in bucket) >= BUCKET_BYTES
+            if full and not reading.more:  # what is launched within a fold happens once for each of its blocks
                 self._close(bucket)
             return
         recorder.take("gradients", num_bytes, made, (), "first")
@@ -193,10 +194,12 @@ class _Sums:
             self._launch(f"gradient {weight.leaf}", weight.sums, "last")
 
     def _close(self, bucket: list[tuple[Reading, int]]) -> None:
-        """Sum a bucket of small gradients, which were kept until now."""
+        """Sum a bucket of small gradients, which were kept until now; those of a fold are seen at this moment only."""
+        end = self.recorder.last
         for reading, made in bucket:
-            self.recorder.take("temporary", reading.weight.used_bytes, made, (max(made, self.recorder.last),))
-        self._launch("gradients in a bucket", _joined([r for r, _ in bucket]), "last")
+            num_bytes = (1 + reading.more) * reading.weight.used_bytes
+            self.recorder.take("temporary", num_bytes, end if reading.more else made, (max(made, end),))
+        self._launch("gradients in a bucket", _joined([r for r, _ in bucket], lambda r: 1 + r.more), "last")
         bucket.clear()
 
     def scatter(self, readings: Sequence[Reading], part: Recorder) -> None:
@@ -239,10 +242,10 @@ def bucketed(sums: Sequence[Sum], num_bytes: float) -> bool:
     return bool(sums) and num_bytes < LARGE_BYTES and all(collective == "all_reduce" for collective, _, _ in sums)
 
 
-def _joined(readings: Sequence[Reading]) -> list[Sum]:
-    """The sums of gradients that go the same way, as one."""
+def _joined(readings: Sequence[Reading], times: Callable[[Reading], int] = lambda reading: 1) -> list[Sum]:
+    """The sums of gradients that go the same way, as one; each counts `times`."""
     first = readings[0].weight.sums
-    return [(c, a, sum(r.weight.sums[i][2] for r in readings)) for i, (c, a, _) in enumerate(first)]
+    return [(c, a, sum(times(r) * r.weight.sums[i][2] for r in readings)) for i, (c, a, _) in enumerate(first)]
 
 
 class _Fetches:

@@ -67,9 +67,14 @@ class Line(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Reading:
-    """A weight of one occurrence. `first` and `last`: the lines that read it; `group`: its gathered block's number."""
+    """A weight of one occurrence of its section; a fold makes `more` of them.
+
+    `first` and `last`: the lines that read it; `group`: its gathered block's number.
+    """
 
     weight: Weight
+    occurrence: int | None
+    more: int
     first: int
     last: int
     group: int | None = None
@@ -118,11 +123,10 @@ class Chunk:
             for copy in range(min(times, MOST_COPIES)):
                 if copy:
                     self._env.update((new, self._env[old]) for new, old in section.carried)
-                start = len(self.lines)
-                for step in section.steps:
-                    self._line(step, section, len(self.spans))
                 more = times - MOST_COPIES if copy == 1 and times > MOST_COPIES else 0
-                self.spans.append(Span(start, len(self.lines), more))
+                self.spans.append(Span(len(self.lines), len(self.lines) + len(section.steps), more))
+                for step in section.steps:
+                    self._line(step, section, len(self.spans) - 1)
         self.groups = _groups(self.readings)
 
     def _line(self, step: Step, section: Section, occurrence: int) -> None:
@@ -174,7 +178,8 @@ class Chunk:
         home = occurrence if weight.leaf in section.leaves else None
         number = self._numbers.setdefault((home, name), len(self.readings))
         if number == len(self.readings):
-            self.readings.append(Reading(weight, len(self.lines), len(self.lines)))
+            more = self.spans[occurrence].more if home is not None else 0
+            self.readings.append(Reading(weight, home, more, len(self.lines), len(self.lines)))
         self.readings[number].last = len(self.lines)
         return number
 
@@ -198,7 +203,7 @@ def _groups(readings: Sequence[Reading]) -> list[Group]:
     for reading in sorted(readings, key=lambda r: r.first):
         if not reading.weight.gathers:
             continue
-        key = (reading.weight.block, tuple(axis for axis, _ in reading.weight.gathers))
+        key = (reading.occurrence, reading.weight.block, tuple(axis for axis, _ in reading.weight.gathers))
         if key != last or groups[-1].used_bytes >= GATHER_BYTES:
             groups.append(Group([]))
             last = key

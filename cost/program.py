@@ -113,12 +113,12 @@ def program(
         raise PlanError(f"{problem}, cluster {cluster.name!r} has {cluster.num_devices}; choose fewer stages")
     if execution.offload and cluster.device.kind == "cpu":
         raise PlanError("offload: a CPU's memory is the host's; set offload to False")
-    makers = _makers(graph, cluster, execution)
-    cut = sections(makers[0].steps, repeats or {}, by_block=stages > 1)
+    makers = _makers(graph, cluster, execution, repeats or {})
+    cut = makers[0].cut
     num_chunks = stages * execution.chunks_per_stage
     shares = spread(cut, num_chunks, split) if num_chunks > 1 else [_everything(cut)]
     found = tuple(
-        makers[stage % len(makers)].stage([shares[c * stages + stage] for c in range(execution.chunks_per_stage)], cut)
+        makers[stage % len(makers)].stage([shares[c * stages + stage] for c in range(execution.chunks_per_stage)])
         for stage in range(stages)
     )
     return Program(execution, found, _hops(shares, cut, makers[0].steps, cluster, execution))
@@ -128,17 +128,17 @@ def _everything(cut: Sequence[Section]) -> Share:
     return Share(tuple((number, section.times) for number, section in enumerate(cut)))
 
 
-def _makers(graph: Graph, cluster: Cluster, execution: Execution) -> list[_Maker]:
+def _makers(graph: Graph, cluster: Cluster, execution: Execution, repeats: Mapping[str, int]) -> list[_Maker]:
     """One for all stages, or, where their devices differ, one for each."""
     if not cluster.parts:
-        return [_Maker(Steps(graph, cluster, execution))]
+        return [_Maker(Steps(graph, cluster, execution), repeats)]
     size, known = graph.mesh.num_devices, list[tuple[Cluster, _Maker]]()
     makers: list[_Maker] = []
     for stage in range(execution.num_stages):
         own = cluster.part(range(stage * size, (stage + 1) * size))
         maker = next((m for c, m in known if c == own), None)
         if maker is None:
-            known.append((own, maker := _Maker(Steps(graph, own, execution))))
+            known.append((own, maker := _Maker(Steps(graph, own, execution), repeats)))
         makers.append(maker)
     return makers
 
@@ -161,8 +161,9 @@ def _hops(
 class _Maker:
     """Makes stages on equal devices; equal chunks are built once."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, repeats: Mapping[str, int]) -> None:
         self.steps, self.execution = steps, steps.execution
+        self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
         self._pieces: dict[Share, tuple[Piece, dict[str, int]]] = {}
         self._stages: dict[tuple[Share, ...], Stage] = {}
         graph = steps.graph
@@ -171,31 +172,31 @@ class _Maker:
             for n in graph.nodes if n.is_leaf and n.op != "parameter"
         )  # fmt: skip
 
-    def stage(self, shares: Sequence[Share], cut: Sequence[Section]) -> Stage:
+    def stage(self, shares: Sequence[Share]) -> Stage:
         key = tuple(shares)
         if key not in self._stages:
-            self._stages[key] = self._stage(key, cut)
+            self._stages[key] = self._stage(key)
         return self._stages[key]
 
-    def _stage(self, shares: Sequence[Share], cut: Sequence[Section]) -> Stage:
+    def _stage(self, shares: Sequence[Share]) -> Stage:
         pieces: list[Piece] = []
         leaves = defaultdict[str, int](int)
         for share in shares:
-            piece, own = self._piece(share, cut)
+            piece, own = self._piece(share)
             pieces.append(piece)
             for leaf, times in own.items():
                 leaves[leaf] += times
         state, end = self._state(leaves)
         return Stage(tuple(pieces), state, end, self.steps.cluster.device)
 
-    def _piece(self, share: Share, cut: Sequence[Section]) -> tuple[Piece, dict[str, int]]:
+    def _piece(self, share: Share) -> tuple[Piece, dict[str, int]]:
         if share not in self._pieces:
-            chunk = Chunk(self.steps, [Part(cut[number], times) for number, times in share.parts])
+            chunk = Chunk(self.steps, [Part(self.cut[number], times) for number, times in share.parts])
             held = (
                 held_groups(chunk) if self.execution.num_stages * self.execution.num_microbatches == 1 else frozenset()
             )
             two = self.execution.schedule == "zero-bubble"
-            name = " + ".join(f"{n} × {cut[s].name}" for s, n in share.parts)
+            name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share.parts)
             piece = Piece(name, build_forward(chunk, held), *build_backward(chunk, held, two=two))
             self._pieces[share] = piece, dict(chunk.leaves())
         return self._pieces[share]

@@ -39,7 +39,7 @@ every = pytest.mark.parametrize("execution", list(executions()), ids=name)
 def test_every_stage_runs_every_microbatch_once_each_way_in_order(execution: Execution) -> None:
     ways = ("forward", "backward", "weights") if execution.schedule == "zero-bubble" else ("forward", "backward")
     wanted = Counter(
-        Item(c, i, way)  # type: ignore[arg-type]
+        Item(c, i, way)
         for c in range(execution.chunks_per_stage) for i in range(execution.num_microbatches) for way in ways
     )  # fmt: skip
     for items in orders(execution):
