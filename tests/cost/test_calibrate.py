@@ -21,7 +21,7 @@ from shardwright.cost.detect import detect_cluster
 from shardwright.cost.local import cache_path
 from shardwright.cost.probes import CPU_SIZES, GPU_SIZES, Probe, Sizes, dispatch_probes, kernel_probes
 from shardwright.cost.samples import samples
-from shardwright.cost.workload import CHAINS, Point, Workload, read_points, read_workload, write_workload
+from shardwright.cost.workload import Point, Workload, read_points, read_workload, write_workload
 from shardwright.lowering import kernels as runtime
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.optable import ROWS
@@ -51,11 +51,8 @@ def ignore(text: str) -> None:
 
 def invented(workload: Workload, seconds: Callable[[str], float] = lambda key: 1e-3, spread: float = 0.02) -> Any:
     """A point for everything in the workload."""
-    keys = [f"{way} {probe.op}" for probe in dispatch_probes("float32") for way in ("forward", "backward")]
-    keys += ["backward", "common forward", "common backward", *(f"chain {length}" for length in CHAINS)]
-    for dtype in workload.dtypes:
-        for probe in kernel_probes(workload.sizes, dtype):
-            keys += [probe.key, f"{probe.key} backward"] if probe.op == "sdpa" else [probe.key]
+    alone = measure.Rank(0, replace(workload, num_ranks=1), Path("none"))
+    keys = [task.key for task in alone._tasks()]
     groups = [(name, size) for name in COLLECTIVES for size in workload.group_sizes]
     keys += [f"{name} {size} {n}" for name, size in groups for n in workload.collective_bytes]
     return {key: Point(key, seconds(key), spread, 9) for key in keys}
@@ -86,7 +83,7 @@ def test_two_ranks() -> None:
     assert [path.name for path in cache_path(2).parent.iterdir()] == ["local-2.json"]
 
 
-def test_what_is_interrupted_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_interrupted_goes_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the middle keeps every point; the same call measures the others only, and takes these as they are."""
 
     def interrupt(stage: str) -> None:
@@ -101,12 +98,13 @@ def test_what_is_interrupted_goes_on(capsys: pytest.CaptureFixture[str]) -> None
     assert {"forward add", "forward mul", "backward"} <= set(first)
     assert not cache_path(1).exists()
 
+    used: dict[str, Point] = {}
+    monkeypatch.setattr(module, "cluster_of", lambda points, *rest: used.update(points) or cluster_of(points, *rest))
     cluster = calibrate(1, workload=workload, warn=ignore)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("calibrating: steps of little work\ncalibrating: matmul, float32\n")
-    add_s, mul_s = (cluster.device.operators[op][0] for op in ("add", "mul"))
-    assert add_s / mul_s == pytest.approx(first["forward add"].seconds / first["forward mul"].seconds)
+    assert first.items() < used.items()
     assert cluster.collectives == ()  # one rank has nothing to send
     assert not kept.exists()
 
@@ -219,9 +217,8 @@ def test_figures_come_from_the_points() -> None:
             return 10e-6 + 5e-6 * int(key.split()[1])
         if key == "backward":
             return 0.5e-6
-        for way, each in (("forward", 1e-6), ("backward", 2e-6)):
-            if key in (f"common {way}", f"{way} {key.split()[-1]}"):
-                return each
+        if not key.startswith(COLLECTIVES):
+            return 2e-6 if "backward" in key else 1e-6
         return 1e-4 + 1e-9 * int(key.split()[2])
 
     cluster = cluster_of(invented(workload, seconds), workload, "invented", 10**9, "2.0")
