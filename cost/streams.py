@@ -69,9 +69,10 @@ class SegmentTimeline:
 
     Attributes:
         seconds: until the last task has ended, folds included.
+        ready_s: until the next segment can begin: sums of gradients over devices go on beside it.
         starts, ends: of every task, as if folds stood for nothing; `offsets`: how much later they are because of them.
         busy_s: by stream, while a task of it runs, slowed or not.
-        waiting_s: while the compute stream has nothing to run.
+        waiting_s: while the compute stream has nothing to run, until the next segment can begin.
         peak: bytes by category at the moment at which most are in use, relative to the segment's start.
         peak_s: that moment.
         peak_task: the task that runs, or takes memory, then.
@@ -80,6 +81,7 @@ class SegmentTimeline:
     """
 
     seconds: float
+    ready_s: float
     starts: Sequence[float]
     ends: Sequence[float]
     offsets: Sequence[float]
@@ -106,8 +108,15 @@ def run(
     for task, copies, start, end in zip(segment.tasks, segment.copies(), starts, ends, strict=True):
         busy[task.stream] += copies * (end - start)
     memory = _memory(segment, starts, ends, offsets)
-    waiting_s = max(0.0, seconds - busy.get(COMPUTE, 0.0))
-    return SegmentTimeline(seconds, starts, ends, offsets, dict(busy), waiting_s, *memory)
+    awaited = (e + o for t, e, o in zip(segment.tasks, ends, offsets, strict=True) if not _goes_on(t))
+    ready_s = max(awaited, default=seconds)
+    waiting_s = max(0.0, ready_s - busy.get(COMPUTE, 0.0))
+    return SegmentTimeline(seconds, ready_s, starts, ends, offsets, dict(busy), waiting_s, *memory)
+
+
+def _goes_on(task: Task) -> bool:
+    """Whether only the end of the step waits for it: sums over devices of gradients that are complete."""
+    return task.microbatch == "last" and task.stream != COMPUTE
 
 
 # ---------------------------------------------------------------------------------------------------------------- times

@@ -150,6 +150,7 @@ def _place(
     num_virtual = num_stages * program.execution.chunks_per_stage
     arrived: dict[tuple[int, int, str], float] = {}
     clocks, starts = [0.0] * num_stages, [list[float]() for _ in schedules]
+    sums = [0.0] * num_stages  # until when each stage's gradients are summed over devices
     waiting = set(range(num_stages))
     while waiting:
         before = sum(map(len, starts))
@@ -162,13 +163,15 @@ def _place(
                 if ready is None:
                     break
                 start = max(clocks[stage], ready)
-                end = start + durations[len(own)][1].seconds
+                timeline = durations[len(own)][1]
+                end = start + timeline.ready_s
+                sums[stage] = max(sums[stage], end) + timeline.seconds - timeline.ready_s
                 own.append(start)
                 clocks[stage] = end + _send(
                     item, virtual, num_virtual, end, program.hops_s, arrived, blocks=not overlap
                 )
             if len(own) == len(items):
-                own.append(clocks[stage])
+                own.append(max(clocks[stage], sums[stage]))
                 waiting.discard(stage)
         if sum(map(len, starts)) == before:
             stuck = schedules[min(waiting)][len(starts[min(waiting)])]
@@ -210,6 +213,8 @@ def _stage(
         waiting += timeline.waiting_s
         for stream, seconds in timeline.busy_s.items():
             busy[stream] += seconds
+    if len(placed) > 1:  # the end waits for sums that are still going on
+        waiting += placed[-1].start_s - max(p.start_s + p.timeline.ready_s for p in placed[:-1])
     compute_s = busy.get(COMPUTE, 0.0)
     key = (id(stage), *(id(p.timeline) for p in placed))
     if key not in courses:
