@@ -140,7 +140,7 @@ INTRODUCTION = """\
 Errors of predicted times, |predicted / published − 1|. Nothing is fitted: links from `cost/machines.json`, NCCL's own
 constants (`cost/nccl.py`). How channels open and chunks wait was modelled with these tables in view, by constants of
 NCCL's source. The machine of `8-gpu-2023` is not named: it is taken for 8 V100, as which it changes protocols. Azure's
-NCCL was an older one: up to 2.20 its table gave LL on Hopper 87.7 GB/s instead of 141, so it left LL before 512 KiB."""
+table looks like an earlier NCCL's, which gave LL on Hopper 87.7 GB/s instead of 141, and so left it before 512 KiB."""
 FITTED = """\
 A tenth of the rows fitted (factors on latency and bandwidth, `cost/tuning.py`), the rest judged, at every offset. Two
 or three rows carry less than NCCL's constants do, where the machine is known:"""
