@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import cached_property
 from importlib import import_module
 from math import ceil
 from pathlib import Path
@@ -112,10 +113,10 @@ class Rank:
         for probe in dispatch_probes(workload.dtypes[0]):
             yield _Task("dispatch", f"forward {probe.op}", lambda p=probe: self._forwards(p), *of_many)
             yield _Task("dispatch", f"backward {probe.op}", lambda p=probe: self._backwards(p), *of_many)
+            yield _Task("dispatch", f"first {probe.op}", lambda p=probe: self._kernel(p), self._first_s)
         yield _Task("dispatch", "backward", self._gradients, *of_many)
-        common = Clock.dispatch_s, len(common_probes(workload.dtypes[0]))
-        yield _Task("dispatch", "common forward", self._common_forwards, *common)
-        yield _Task("dispatch", "common backward", self._common_backwards, *common)
+        count = len(common_probes(workload.dtypes[0]))
+        yield _Task("dispatch", "common backward", self._common_backwards, Clock.dispatch_s, count)
         for length in CHAINS:
             make = lambda n=length: self.overheads.chain_step(n, workload.num_ranks)  # noqa: E731
             yield _Task("steps of little work", f"chain {length}", make, Clock.dispatch_s)
@@ -148,18 +149,18 @@ class Rank:
             return lambda: None
         return _gradients(results, [x for operands in every for x in operands if x.requires_grad])
 
-    def _common_forwards(self) -> Callable[[], object]:
-        """Common operators one after the other, as a model has them: none finds the caches warm from itself."""
-        calls = self._common()
-        return lambda: [function(*operands) for function, operands in calls]
+    def _first_s(self, clock: Clock, call: Callable[[], object]) -> float:
+        """Of an operator that comes after others, as in a model: the caches are not warm from itself."""
+        for function, operands in self._common:
+            function(*operands)
+        return clock.dispatch_s(call)
 
     def _common_backwards(self) -> Callable[[], object]:
-        calls = self._common()
-        return _gradients(
-            [function(*operands) for function, operands in calls],
-            [x for _, operands in calls for x in operands if x.requires_grad],
-        )
+        """Gradients of common operators, one after the other."""
+        leaves = [x for _, operands in self._common for x in operands if x.requires_grad]
+        return _gradients([function(*operands) for function, operands in self._common], leaves)
 
+    @cached_property
     def _common(self) -> list[tuple[Callable[..., Tensor], list[Tensor]]]:
         runtime, device = self.overheads.runtime, self.workload.device
         return [(p.function(runtime), p.operands(device)) for p in common_probes(self.workload.dtypes[0])]
