@@ -54,7 +54,7 @@ def _headline(anatomy: Anatomy) -> Section:
         (
             f"predicted step  {seconds(p.step_s)}: {parts}",
             f"memory          {size(p.memory.total_bytes)} of {size(cluster.device.memory_bytes)} on each device"
-            + _memory_warning(plan),
+            + memory_warning(plan, p.memory.total_bytes),
             f"quality         {quality(plan)}",
             *((f"rewrites        {rewrites(plan)}",) if plan.report.rewrites else ()),
             f"cost figures    {provenance(cluster)}",
@@ -63,10 +63,12 @@ def _headline(anatomy: Anatomy) -> Section:
     )
 
 
-def _memory_warning(plan: Plan) -> str:
-    if memory_verdict(plan, plan.prediction) == "may not fit":
+def memory_warning(plan: Plan, used_bytes: int) -> str:
+    """What has to be said about so much memory on the plan's devices; nothing where it fits."""
+    if verdict(used_bytes, plan.cluster.device.memory_bytes) == "may not fit":
         return ": WARNING, it MAY NOT FIT: the last tenth of the memory is in use, and predictions are not that exact"
-    return "" if fits(plan) else f": DOES NOT FIT, the limit is {size(plan.report.limit_bytes)}"
+    limit = min(plan.report.limit_bytes, plan.cluster.device.memory_bytes)
+    return "" if used_bytes <= limit else f": DOES NOT FIT, the limit is {size(limit)}"
 
 
 def memory_verdict(plan: Plan, prediction: Prediction) -> Verdict:

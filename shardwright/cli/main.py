@@ -16,6 +16,7 @@ from shardwright.cli.inspect import compare, explain, view
 from shardwright.cli.plan import plan
 from shardwright.cli.rules import rules
 from shardwright.cli.run import run
+from shardwright.cli.timeline import timeline
 from shardwright.cli.verify import verify
 from shardwright.pcg.errors import ShardwrightError
 
@@ -43,7 +44,7 @@ def cli() -> None:
     """
 
 
-for _command in (plan, explain, compare, view, verify, run, calibrate, rules):
+for _command in (plan, explain, timeline, compare, view, verify, run, calibrate, rules):
     cli.add_command(_command)
 
 

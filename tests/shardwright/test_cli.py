@@ -63,11 +63,11 @@ def test_help_answers_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert time.perf_counter() - start < 2  # 0.15 s on a machine that does nothing else
     assert done.stdout.endswith("[]\n")
-    for command in ("plan", "explain", "compare", "view", "verify", "run", "calibrate", "rules"):
+    for command in ("plan", "explain", "timeline", "compare", "view", "verify", "run", "calibrate", "rules"):
         assert f"\n  {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["plan", "explain", "compare", "view", "verify", "run", "calibrate"])
+@pytest.mark.parametrize("command", ["plan", "explain", "timeline", "compare", "view", "verify", "run", "calibrate"])
 def test_every_command_has_help_with_examples(run: Run, command: str) -> None:
     status, out, _ = run(command, "--help")
     assert status == 0
@@ -95,6 +95,15 @@ def test_plan_explain_compare_view(run: Run) -> None:
     assert run("explain", "plan.json", "--depth", "1")[0] == 0
     described = json.loads(run("explain", "plan.json", "--format", "json")[1])
     assert described["axes"][0]["name"] == "dp"
+    told = run("timeline", "plan.json", "--trace", "trace.json", "--recompute", "full", "--microbatches", "2")[1]
+    assert "bubble          0" in told
+    assert "at the peak     backward of microbatch" in told
+    assert {e["ph"] for e in json.loads(Path("trace.json").read_text())["traceEvents"]} == {"X", "M", "C"}
+    simulated = json.loads(run("timeline", "plan.json", "--format", "json")[1])
+    assert simulated["step_s"] == described["prediction"]["step_s"]
+    missing = run("timeline", "plan.json", "--trace", "no/such/folder.json")
+    assert missing[0] == 2
+    assert "no/such/folder.json: cannot write the trace: No such file or directory; choose a writable path" in missing[2]
     assert run("compare", "plan.json")[1].startswith("Compared with\n")
     assert run("compare", "plan.json", "./plan.json")[1].startswith("Compared with\n")
     Path("other.json").write_text(Path("plan.json").read_text())
