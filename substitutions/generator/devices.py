@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -46,23 +47,25 @@ class Devices:
     def add(self, rule: Equation) -> list[tuple[str, str]]:
         """Both sides of every root, as names of nodes. Raises `GraphError` where a side is ill-typed."""
         error: GraphError | None = None
-        for ascending in (False, True):  # a convolution's kernel must fit into its image
+        for order in product((False, True), repeat=2):  # a convolution's kernel must fit into its image
             try:
-                return self._sides(rule, self.sizes(rule, ascending))
+                return self._sides(rule, self.sizes(rule, *order))
             except GraphError as caught:
                 error = error or caught
         assert error is not None
         raise error
 
-    def sizes(self, rule: Equation, ascending: bool = False) -> dict[str, Any]:
-        """Pairwise distinct sizes; multiples of the degrees where the guard asks."""
+    def sizes(self, rule: Equation, ascending: bool = False, falling: bool = False) -> dict[str, Any]:
+        """Pairwise distinct sizes; multiples of the degrees where the guard asks, growing unless they are `falling`."""
         unit = int(np.prod(self.mesh.sizes))
         names = list(dict.fromkeys(name for _, dims in rule.variables for name in dims.names))
         asked = {name for condition in rule.guard for name in condition.names}
-        sharded = zip((n for n in names if n in asked), range(2, 99), strict=False)
+        sharded = [n for n in names if n in asked]
+        multiples = sorted(range(2, 2 + len(sharded)), reverse=falling)
         others = [n for n in names if n not in asked]
         free = zip(others, sorted(_FREE[-len(others) :], reverse=not ascending), strict=False)
-        return dict(CONSTANTS) | {name: unit * n for name, n in sharded} | dict(free)
+        divided = {name: unit * n for name, n in zip(sharded, multiples, strict=True)}
+        return dict(CONSTANTS) | divided | dict(free)
 
     def _sides(self, rule: Equation, sizes: Mapping[str, Any]) -> list[tuple[str, str]]:
         limits = _limits(rule)

@@ -250,3 +250,14 @@ def test_what_is_exact_in_floating_point_is_said_to_move() -> None:
 def test_a_name_is_a_size_or_an_axis() -> None:
     with pytest.raises(RuleError, match="context 'both': 'b' names a size and an axis"):
         PlacementContext("both", (("x", "b m"),), ("relu",), axes=("a", "b"))
+
+
+def test_a_true_rule_is_not_refuted_because_its_kernel_is_too_large() -> None:
+    """Where every size has to divide, the image is given the larger ones."""
+    conv = "dilation=dilation, groups=1, padding=padding, stride=stride"
+    rule = equation(
+        "r", {"x": "n c h w", "k": "o c p q"}, f"conv2d(add(x, x), combine(k, axis=a), {conv})",
+        f"conv2d(x, combine(add(k, k), axis=a), {conv})", tuple(f"{size} % a == 0" for size in "nchwopq"),
+        axes=("a",), layouts={"x": ["R"], "k": ["S(2)"]},
+    )  # fmt: skip
+    assert recheck([rule]) == {}
