@@ -28,7 +28,7 @@ class Workload:
     dtypes: tuple[str, ...] = ("float32",)
     sizes: Sizes = CPU_SIZES
     collective_bytes: tuple[int, ...] = (2**12, 2**16, 2**18, 2**20, 2**22, 2**24, 2**25)
-    seconds_per_point: float = 0.04
+    seconds_per_point: float = 0.03
     overheads: str = OVERHEADS
 
     @property
