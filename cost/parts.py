@@ -79,7 +79,8 @@ _MOST = ("op_overhead_s", "kernel_s", "update_overhead_s", "step_overhead_s")
 def slowest_device(devices: Sequence[Device]) -> Device:
     """The device whose every rate is the least of `devices`; itself where all are one kind.
 
-    What was measured on one kind alone (kernels, operators), and counts that only it has, are left out.
+    Its multiprocessors are those of the slowest kind; what was measured on one kind alone (kernels, operators) is left
+    out.
     """
     first, *others = dict.fromkeys(devices)
     if not others:
@@ -99,6 +100,7 @@ def slowest_device(devices: Sequence[Device]) -> Device:
         name=" + ".join(dict.fromkeys(device.name for device in every)),
         flops_per_s={precision: rate / binding["matmul_efficiency"] for precision, rate in reached.items()},
         kind="cpu" if any(device.kind == "cpu" for device in every) else "cuda",
+        num_units=min(every, key=lambda device: device.peak_flops_per_s("fp16") * device.matmul_efficiency).num_units,
         **binding,
     )
 

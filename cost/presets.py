@@ -41,6 +41,7 @@ class Link:
 class Gpu:
     """A GPU by its datasheet, and the share of its peak that matrix multiplications reach."""
 
+    num_units: int
     memory_gb: float
     memory_tb_per_s: float
     tflops: Mapping[str, float]
@@ -174,6 +175,8 @@ def gpu_device(name: str) -> Device:
         matmul_efficiency=gpu.matmul_efficiency,
         op_overhead_s=_TABLE["op_overhead_s"]["value"],
         kind="cuda",
+        num_units=gpu.num_units,
+        kernel_s=_TABLE["kernel_s"]["value"],
     )
 
 
