@@ -74,6 +74,32 @@ def _sort(layouts: str) -> Number:
     return z3.DeclareSort(f"In[{layouts}]")
 
 
+@lru_cache(maxsize=4096)
+def _den(layouts: str) -> Number:
+    """What values in these layouts denote."""
+    return z3.Function(f"den {layouts}", _sort(layouts), _logical())
+
+
+@lru_cache(maxsize=4096)
+def _plain(symbol: str, count: int) -> Number:
+    """An operator on logical tensors."""
+    return z3.Function(symbol, *[_logical()] * count, _logical())
+
+
+@lru_cache(maxsize=4096)
+def _on_devices(name: str, symbol: str, operands: tuple[str, ...], result: str) -> tuple[Number, Formula]:
+    """A function between sorts, and the axiom that it denotes `symbol`, or its operand where that is "".
+
+    The axiom, den(local) = logical, is instantiated where either side occurs.
+    """
+    function = z3.Function(name, *map(_sort, operands), _sort(result))
+    names = [z3.Const(f"x{i}", _sort(layouts)) for i, layouts in enumerate(operands)]
+    dens = [_den(layouts)(x) for x, layouts in zip(names, operands, strict=True)]
+    local, logical = function(*names), _plain(symbol, len(dens))(*dens) if symbol else dens[0]
+    equal = _den(result)(local) == logical
+    return function, z3.ForAll(names, equal, patterns=[local, logical]) if names else equal
+
+
 def denotes_equal(rule: Equation) -> bool:
     """Whether den(left) = den(right) follows for every root, the roots being of one sort. False also for unknown."""
     encoding, pairs = _Encoding(rule, {}), list[tuple[_Typed, _Typed]]()
@@ -163,15 +189,8 @@ class _Encoding:
             self._result(term.op, signature, [(x.layouts[i], x.index) for x in operands], self.sizes[axis])
             for i, axis in enumerate(self.rule.axes)
         )
-        logical = ", ".join(f"{key}={value}" for key, value in term.attrs)
-        symbol = f"{term.op}({logical}) {' '.join(str(len(x.shape)) for x in operands)}"
-        local = f"{symbol}: {'; '.join(_text(x.layouts) for x in operands)} -> {_text(layouts)}"
-        sorts = [x.expression.sort() for x in operands]
-        function = z3.Function(local, *sorts, _sort(_text(layouts)))
-        names = [z3.Const(f"x{i}", sort) for i, sort in enumerate(sorts)]
-        plain = z3.Function(symbol, *(_logical() for _ in sorts), _logical())
-        self._axiom(local, names, function(*names), plain(*(self._den(x) for x in names)))
-        return _Typed(signature.result_shape, layouts, False, function(*(x.expression for x in operands)))
+        symbol = _symbol(term, [len(x.shape) for x in operands])
+        return _Typed(signature.result_shape, layouts, False, self._function(symbol, symbol, operands, layouts))
 
     def _stepped(self, term: Apply, operand: _Typed) -> _Typed:
         """A parallel operator: which layouts it steps between is written down here once more."""
@@ -187,11 +206,14 @@ class _Encoding:
         else:
             after = Layout("R" if term.op in (COMBINE, REDUCE) else "C")
         layouts = (*operand.layouts[:axis], after, *operand.layouts[axis + 1 :])
-        name = f"{term.op} {_text(operand.layouts)} -> {_text(layouts)}"
-        function = z3.Function(name, operand.expression.sort(), _sort(_text(layouts)))
-        x = z3.Const("x", operand.expression.sort())
-        self._axiom(name, [x], function(x), self._den(x))
-        return _Typed(operand.shape, layouts, operand.index, function(operand.expression))
+        return _Typed(operand.shape, layouts, operand.index, self._function(term.op, "", [operand], layouts))
+
+    def _function(self, name: str, symbol: str, operands: Sequence[_Typed], layouts: Sequence[Layout]) -> Number:
+        """A function between sorts applied to operands; its axiom is noted."""
+        texts, result = tuple(_text(x.layouts) for x in operands), _text(layouts)
+        local = f"{name}: {'; '.join(texts)} -> {result}"
+        function, self.axioms[local] = _on_devices(local, symbol, texts, result)
+        return function(*(x.expression for x in operands))
 
     def _result(self, op: str, signature: Signature, have: Sequence[tuple[Layout, bool]], degree: int) -> Layout:
         row = ROWS[op]
@@ -209,22 +231,8 @@ class _Encoding:
 
     # ---- axioms ----
 
-    def _den(self, x: Number) -> Number:
-        return z3.Function(f"den {x.sort()}", x.sort(), _logical())(x)
-
     def den(self, typed: _Typed) -> Number:
-        return self._den(typed.expression)
-
-    def _axiom(self, name: str, names: Sequence[Number], local: Number, logical: Number) -> None:
-        """den(local) = logical, instantiated where either side occurs."""
-        if name in self.axioms:
-            return
-        left = self._den(local)
-        if not names:
-            self.axioms[name] = left == logical
-            return
-        patterns = [local, logical] if logical.num_args() else [local]
-        self.axioms[name] = z3.ForAll(list(names), left == logical, patterns=patterns)
+        return _den(_text(typed.layouts))(typed.expression)
 
     def serial(self) -> list[Formula]:
         """The serial equations of the roots whose erasures differ, as facts about logical tensors, if proven."""
@@ -232,16 +240,15 @@ class _Encoding:
         pairs = [(a, b) for a, b in pairs if a != b]
         if not pairs or prove_terms(self.rule, *zip(*pairs, strict=True)).failure is not None:
             return []
-        return [self._plain(a) == self._plain(b) for a, b in pairs]
+        return [self._erased(a) == self._erased(b) for a, b in pairs]
 
-    def _plain(self, term: Term) -> Number:
+    def _erased(self, term: Term) -> Number:
         """The erasure of a term over the variables' logical tensors."""
         if isinstance(term, Variable):
             return self.den(self.term(term))
-        operands = [self._plain(operand) for operand in term.operands]
+        operands = [self._erased(operand) for operand in term.operands]
         ranks = [len(self._rank(operand)) for operand in term.operands]
-        symbol = f"{term.op}({', '.join(f'{k}={v}' for k, v in term.attrs)}) {' '.join(map(str, ranks))}"
-        return z3.Function(symbol, *(_logical() for _ in operands), _logical())(*operands)
+        return _plain(_symbol(term, ranks), len(operands))(*operands)
 
     def _rank(self, term: Term) -> tuple[int, ...]:
         if isinstance(term, Variable):
@@ -256,6 +263,11 @@ def _choices(row: Row, signature: Signature, have: Sequence[tuple[Layout, bool]]
     blocks = sorted({x.blocks for x, _ in have} - {1})
     blocked = [f"{f.name}/{n}" for f in signature.factors for n in blocks if f.name in names and f.size % n == 0]
     return ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *names, *blocked]
+
+
+def _symbol(term: Apply, ranks: Sequence[int]) -> str:
+    """An operator on logical tensors, by its attributes and the ranks of its operands."""
+    return f"{term.op}({', '.join(f'{key}={value}' for key, value in term.attrs)}) {' '.join(map(str, ranks))}"
 
 
 def _text(layouts: Sequence[Layout]) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import count, permutations
+from itertools import count, groupby, permutations, product
+from typing import NamedTuple
 
 from shardwright.pcg.errors import RuleError
 from shardwright.verifier.logic import Formula, Number, z3
@@ -35,6 +36,15 @@ class Sum:
     depends: frozenset[str]
 
 
+class _Seen(NamedTuple):
+    """What is in a number, which is kept so that its id stays its own: indices, names of sums and their height."""
+
+    number: Number
+    indices: frozenset[str]
+    sums: frozenset[str] = frozenset()
+    height: int = 0
+
+
 @dataclass
 class Sums:
     """The sums of one proof. `is_size` says what is at least 1."""
@@ -43,27 +53,30 @@ class Sums:
     facts: list[Formula] = field(default_factory=list)
     _sums: dict[str, Sum] = field(default_factory=dict)
     _named: dict[tuple[str, tuple[str, ...], str], Number] = field(default_factory=dict)
-    _depends: dict[int, tuple[Number, frozenset[str], int]] = field(default_factory=dict)
+    _met: dict[int, _Seen] = field(default_factory=dict)
     _fresh: Iterator[int] = field(default_factory=count)
 
     # ---- products ----
 
     def monomials(self, number: Number) -> list[Monomial]:
         """The number multiplied out: coefficients and factors; u · inverse(u) is left out."""
-        flat = multiplied(number)
-        found = [_factors(term) for term in (flat.children() if z3.is_add(flat) else [flat])]
-        if not any(_cancel(factors) for _, factors in found):
-            return found
-        return self.monomials(total_of(found))
+        return self._multiplied(number)[1]
 
     def flat(self, number: Number) -> Number:
         """The number in the one form that Z3 multiplies it out to."""
-        return multiplied(total_of(self.monomials(number)))
+        return self._multiplied(number)[0]
+
+    def _multiplied(self, number: Number) -> tuple[Number, list[Monomial]]:
+        """The number multiplied out, and its monomials."""
+        flat = multiplied(number)
+        found = [_factors(term) for term in (flat.children() if _kind(flat) == z3.Z3_OP_ADD else [flat])]
+        if any(_cancel(factors) for _, factors in found):
+            return self._multiplied(total_of(found))
+        return flat, found
 
     def size(self, value: Poly) -> Number:
         """A size as a real number."""
-        terms = [z3.Product([z3.RealVal(c), *map(self._atom, atoms)]) for atoms, c in value.terms]
-        return z3.Sum([z3.RealVal(0), *terms])
+        return total_of([(Fraction(c), list(map(self._atom, atoms))) for atoms, c in value.terms])
 
     def _atom(self, atom: Atom) -> Number:
         return z3.Real(f"size {atom}" if self.is_size(atom) else f"number {atom}")
@@ -79,10 +92,10 @@ class Sums:
 
     def total(self, bounds: Sequence[Bound], number: Number) -> Number:
         """Σ over the bounds."""
-        return z3.Sum([z3.RealVal(0), *(self._summed(bounds, c, factors) for c, factors in self.monomials(number))])
+        return sum_of([self._summed(bounds, c, factors) for c, factors in self.monomials(number)])
 
     def _summed(self, bounds: Sequence[Bound], coefficient: Fraction, factors: Sequence[Number]) -> Number:
-        outside, inside, inner = [z3.RealVal(coefficient)], list[Number](), {str(n): (n, size) for n, size in bounds}
+        outside, inside, inner = list[Number](), list[Number](), {name_of(n): (n, size) for n, size in bounds}
         pending = list(factors)
         while pending:
             f = pending.pop()
@@ -90,7 +103,7 @@ class Sums:
                 outside.append(f)
             elif (found := self._sum(f)) is not None and found.kind == "sum":
                 opened, more = self._opened(found)
-                inner |= {str(n): (n, size) for n, size in opened}
+                inner |= {name_of(n): (n, size) for n, size in opened}
                 pending += more
             else:
                 inside.append(f)
@@ -98,7 +111,8 @@ class Sums:
         for names, members in self._apart(inside, set(inner)):
             used |= names
             outside.append(self._name("sum", [inner[n] for n in sorted(names)], members))
-        return z3.Product([*outside, *(self.size(size) for name, (_, size) in inner.items() if name not in used)])
+        outside += [self.size(size) for name, (_, size) in inner.items() if name not in used]
+        return product_of(coefficient, outside)
 
     def _apart(self, factors: Sequence[Number], names: set[str]) -> list[tuple[set[str], list[Number]]]:
         """The factors in groups that share no index."""
@@ -113,7 +127,7 @@ class Sums:
 
     def greatest(self, bounds: Sequence[Bound], number: Number) -> Number:
         """The maximum over the bounds; what does not depend on them is put before it."""
-        names = {str(n) for n, _ in bounds}
+        names = {name_of(n) for n, _ in bounds}
         outside, inside = list[Monomial](), list[Monomial]()
         for c, factors in self.monomials(number):
             free = all(self.depends(f).isdisjoint(names) for f in factors)
@@ -126,20 +140,20 @@ class Sums:
         """The constant that stands for a sum, whatever the order and names of its indices."""
         if len(bounds) > MAX_BOUNDS:
             raise RuleError(f"a sum over {len(bounds)} indices")
-        height = 1 + max(self._height(f) for f in factors)
+        height = 1 + max(self._seen(f).height for f in factors)
         best: tuple[tuple[str, ...], str, tuple[Bound, ...], Number] | None = None
-        for order in permutations(bounds):
+        for order in _orders(bounds):
             own = tuple((z3.Int(f"#{height}.{i}"), size) for i, (_, size) in enumerate(order))
-            swap = {str(old): new for (old, _), (new, _) in zip(order, own, strict=True)}
-            body = multiplied(self.renamed(z3.Product(list(factors)), swap))
+            swap = {name_of(old): new for (old, _), (new, _) in zip(order, own, strict=True)}
+            body = multiplied(self.renamed(product_of(Fraction(1), factors), swap))
             found = (tuple(str(size) for _, size in own), body.sexpr(), own, body)
-            best = found if best is None or found[:2] < best[:2] else best
+            best = found if best is None or found[1] < best[1] else best
         assert best is not None
         key = (kind, best[0], best[1])
         if key not in self._named:
             name = f"{kind} {len(self._named)}"
             parts = (best[3],) if kind == "max" else tuple(_factors(best[3])[1])
-            depends = self.depends(best[3]) - {str(n) for n, _ in best[2]}
+            depends = self.depends(best[3]) - {name_of(n) for n, _ in best[2]}
             self._sums[name] = Sum(kind, best[2], parts, height, depends)
             self._named[key] = z3.Real(name)
             if self.is_positive(self._named[key]):
@@ -148,7 +162,7 @@ class Sums:
 
     def _opened(self, found: Sum) -> tuple[list[Bound], list[Number]]:
         bounds = [(self.bound(), size) for _, size in found.bounds]
-        swap = {str(old): new for (old, _), (new, _) in zip(found.bounds, bounds, strict=True)}
+        swap = {name_of(old): new for (old, _), (new, _) in zip(found.bounds, bounds, strict=True)}
         return bounds, [self.renamed(f, swap) for f in found.factors]
 
     def renamed(self, number: Number, swap: dict[str, Number]) -> Number:
@@ -157,14 +171,13 @@ class Sums:
         if not own:
             return number
         pairs = [(z3.Int(name), new) for name, new in own.items()]
-        for name in constants(number):
-            found = self._sums.get(name)
-            if found is not None and not found.depends.isdisjoint(own):
+        for name in self._seen(number).sums:
+            found = self._sums[name]
+            if not found.depends.isdisjoint(own):
                 bounds, factors = self._opened(found)
                 inner = [self.renamed(f, own) for f in factors]
-                again = (
-                    self.greatest(bounds, inner[0]) if found.kind == "max" else self.total(bounds, z3.Product(inner))
-                )
+                inside = product_of(Fraction(1), inner)
+                again = self.greatest(bounds, inside) if found.kind == "max" else self.total(bounds, inside)
                 pairs.append((z3.Real(name), again))
         return z3.substitute(number, *pairs)
 
@@ -178,19 +191,25 @@ class Sums:
 
     def depends(self, number: Number) -> frozenset[str]:
         """The indices in a number, those of its sums included."""
-        return self._seen(number)[1]
+        return self._seen(number).indices
 
-    def _height(self, number: Number) -> int:
-        return self._seen(number)[2]
-
-    def _seen(self, number: Number) -> tuple[Number, frozenset[str], int]:
+    def _seen(self, number: Number) -> _Seen:
         key = number.get_id()
-        if key not in self._depends:
-            names = constants(number)
-            sums = [self._sums[name] for name in names if name in self._sums]
-            indices = {name for name in names if name[0] in INDEX}.union(*(s.depends for s in sums))
-            self._depends[key] = (number, frozenset(indices), max((s.height for s in sums), default=0))
-        return self._depends[key]
+        if key not in self._met:
+            parts = list(map(self._seen, number.children())) or [self._leaf(number)]
+            self._met[key] = _Seen(
+                number,
+                frozenset[str]().union(*(part.indices for part in parts)),
+                frozenset[str]().union(*(part.sums for part in parts)),
+                max(part.height for part in parts),
+            )
+        return self._met[key]
+
+    def _leaf(self, number: Number) -> _Seen:
+        name = number.decl().name()
+        if name in self._sums:
+            return _Seen(number, self._sums[name].depends, frozenset([name]), self._sums[name].height)
+        return _Seen(number, frozenset([name] if name[:1] in INDEX else []))
 
     def _sum(self, number: Number) -> Sum | None:
         return None if number.num_args() else self._sums.get(number.decl().name())
@@ -217,26 +236,48 @@ def is_function(number: Number, name: str) -> bool:
     return number.num_args() == 1 and number.decl().name() == name
 
 
+def name_of(number: Number) -> str:
+    """The name of a constant."""
+    return number.decl().name()
+
+
+def _kind(number: Number) -> int:
+    return number.decl().kind()
+
+
 def _factors(term: Number) -> Monomial:
     coefficient, factors, pending = Fraction(1), list[Number](), [term]
     while pending:
         part = pending.pop()
-        if z3.is_rational_value(part):
+        kind = _kind(part)
+        if kind == z3.Z3_OP_ANUM:
             coefficient *= part.as_fraction()
-        elif z3.is_mul(part):
+        elif kind == z3.Z3_OP_MUL:
             pending += reversed(part.children())
-        elif z3.is_app_of(part, z3.Z3_OP_POWER) and z3.is_rational_value(part.arg(1)):
+        elif kind == z3.Z3_OP_POWER and z3.is_rational_value(part.arg(1)):
             pending += [part.arg(0)] * part.arg(1).numerator_as_long()
         else:
             factors.append(part)
     return coefficient, factors
 
 
+def _orders(bounds: Sequence[Bound]) -> Iterator[tuple[Bound, ...]]:
+    """The orders of the bounds in which sizes ascend."""
+    groups = [list(group) for _, group in groupby(sorted(bounds, key=_size), _size)]
+    for parts in product(*map(permutations, groups)):
+        yield tuple(bound for part in parts for bound in part)
+
+
+def _size(bound: Bound) -> str:
+    return str(bound[1])
+
+
 def _cancel(factors: list[Number]) -> bool:
     """Drop pairs of u and inverse(u) from the list."""
-    for f in factors:
+    for f in factors if len(factors) > 1 else ():
         if is_function(f, "inverse"):
-            other = next((g for g in factors if g.eq(f.arg(0))), None)
+            inverted = f.arg(0)
+            other = next((g for g in factors if g.eq(inverted)), None)
             if other is not None:
                 factors[:] = _without(_without(factors, f), other)
                 _cancel(factors)
@@ -251,7 +292,18 @@ def _without(factors: Sequence[Number], one: Number) -> list[Number]:
 
 def total_of(monomials: Sequence[Monomial]) -> Number:
     """The sum of monomials."""
-    return z3.Sum([z3.RealVal(0), *(z3.Product([z3.RealVal(c), *factors]) for c, factors in monomials)])
+    return sum_of([product_of(c, factors) for c, factors in monomials])
+
+
+def sum_of(terms: Sequence[Number]) -> Number:
+    """Their sum; 0 of none."""
+    return z3.Sum(list(terms)) if len(terms) > 1 else terms[0] if terms else z3.RealVal(0)
+
+
+def product_of(coefficient: Fraction, factors: Sequence[Number]) -> Number:
+    """coefficient · Π factors."""
+    parts = [*([z3.RealVal(coefficient)] if coefficient != 1 or not factors else []), *factors]
+    return z3.Product(parts) if len(parts) > 1 else parts[0]
 
 
 def constants(number: Number) -> set[str]:

@@ -17,7 +17,7 @@ from shardwright.verifier import polys
 from shardwright.verifier.elements import Dim, Evaluator
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.numbers import Numbers
-from shardwright.verifier.numbersums import Bound, constants
+from shardwright.verifier.numbersums import Bound, constants, name_of, sum_of
 from shardwright.verifier.polys import Poly
 from shardwright.verifier.solver import is_valid
 from shardwright.verifier.symbols import translated
@@ -44,13 +44,14 @@ class Reals:
 
     run      knows the dims of terms
     rows     what every operator computes
-    ranges   what is known of indices
+    sizes    below what every index is
     """
 
     run: Evaluator
     rows: Mapping[str, Row]
     numbers: Numbers = field(init=False)
-    ranges: dict[str, Formula] = field(default_factory=dict)
+    sizes: dict[str, Poly] = field(default_factory=dict)
+    _made: dict[tuple[Term, tuple[tuple[int, ...], ...]], tuple[Index, Number]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.numbers = Numbers(self.run.symbols.is_positive)
@@ -61,22 +62,27 @@ class Reals:
 
     def at(self, name: Number, start: Poly, size: Poly) -> Number:
         """A position in a piece of a digit, by an index of its own."""
-        self.ranges[str(name)] = z3.And(name >= 0, name < translated(size))
-        return z3.simplify(translated(start) + name, som=True)
+        self.sizes[name_of(name)] = size
+        return z3.simplify(translated(start) + name, som=True) if start.terms else name
 
     def holds(self, condition: Formula) -> bool | None:
         """Whether a condition on positions holds, or fails, for all of them."""
-        given = [
-            *(self.ranges[n] for n in sorted(constants(condition)) if n in self.ranges),
-            *self.run.symbols.given([]),
-        ]
+        known = [(z3.Int(n), self.sizes[n]) for n in sorted(constants(condition)) if n in self.sizes]
+        ranges = [z3.And(n >= 0, n < translated(size)) for n, size in known]
+        given = [*ranges, *self.run.symbols.given([])]
         sizes = [z3.Int(str(name)) >= 1 for name in self.run.symbols.positive]
         if is_valid(condition, [*given, *sizes]):
             return True
         return False if is_valid(z3.Not(condition), [*given, *sizes]) else None
 
     def element(self, term: Term, index: Index) -> Number:
-        """The element of a term at an index."""
+        """The element of a term at an index, made once: what it needs, both sides then need."""
+        key = (term, tuple(tuple(number.get_id() for number in place) for place in index))
+        if key not in self._made:  # the index is kept, so that its ids stay its own
+            self._made[key] = (index, self._element(term, index))
+        return self._made[key][1]
+
+    def _element(self, term: Term, index: Index) -> Number:
         if isinstance(term, Variable):
             return self.cell(term.name, index)
         if term.op not in self.rows:
@@ -105,9 +111,7 @@ class Reals:
 
     def total(self, dims: Sequence[Dim], number: Callable[..., Number]) -> Number:
         """Σ over these dimensions of number(places)."""
-        return z3.Sum(
-            [z3.RealVal(0), *(self.numbers.total(bounds, number(*places)) for places, bounds in self._over(dims))]
-        )
+        return sum_of([self.numbers.total(bounds, number(*places)) for places, bounds in self._over(dims)])
 
     def greatest(self, dims: Sequence[Dim], number: Callable[..., Number]) -> Number:
         """The maximum over these dimensions."""
