@@ -119,6 +119,10 @@ def preset_mix(machines: Sequence[tuple[str, int]]) -> Cluster:
         parts.append(_cluster(name, (in_node_level(machine.gpu, machine.gpus), network)))
     if not parts:
         raise ClusterError("Cluster.mixed: expected machines, got none; give pairs such as ('dgx-h100', 4)")
+    if len({part.levels[0].size for part in parts}) > 1:
+        counts = ", ".join(f"{part.name}: {part.levels[0].size}" for part in parts)
+        advice = "join Cluster.preset(..., devices_per_node=...) of equal size by Cluster.join"
+        raise ClusterError(f"Cluster.mixed: the machines have different numbers of GPUs ({counts}); {advice}")
     total = sum(part.levels[-1].size for part in parts)
     return join_clusters(parts, slowest_level([part.levels[-1] for part in parts], total))
 

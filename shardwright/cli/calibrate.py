@@ -28,9 +28,9 @@ def calibrate(
 ) -> None:
     """Measure NUM_RANKS ranks on this machine.
 
-    Dispatch of every operator, kernels by shape, memory and collectives, all ranks at once, in less than half a minute
-    on an idle machine. The result is kept: --cluster local:NUM_RANKS, or detect where it is of GPUs, use it from then
-    on. What is interrupted goes on when the same command is given again on the same day.
+    Dispatch of every operator, kernels by shape, memory and collectives, all ranks at once: under half a minute of CPU
+    time for each. The result is kept: --cluster local:NUM_RANKS, or detect where it is of GPUs, use it from then on.
+    What is interrupted goes on when the same command is given again on the same day.
     """
     from shardwright.cost.calibrate import calibrate as measure
 

@@ -158,7 +158,10 @@ def test_what_cannot_be_joined(clusters: list[Cluster], problem: str) -> None:
         ([("dgx-h100", 4)], r"^Cluster\.join: expected at least two clusters, got 1"),
         ([("dgx-h100", 4), ("z100", 4)], r"^Cluster\.mixed: unknown machine 'z100'; choose one of dgx-1-v100, "),
         ([("dgx-h100", 4), ("dgx-a100", 0)], r"^Cluster\.mixed\.nodes: expected a positive integer, got 0"),
-        ([("dgx-h100", 4), ("t4-box", 4)], r"^Cluster\.join: 'network' joins 8 equal units, 48 devices do not make"),
+        (
+            [("dgx-h100", 4), ("t4-box", 4)],
+            r"^Cluster\.mixed: the machines have different numbers of GPUs \(dgx-h100: 8, t4-box: 4\); join Cluster\.pre",
+        ),
     ],
 )
 def test_what_cannot_be_mixed(machines: list[tuple[str, int]], problem: str) -> None:
