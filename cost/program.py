@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 from shardwright.cost.backward import bucketed, build_backward
 from shardwright.cost.cluster import Cluster
@@ -63,12 +64,14 @@ class Stage:
 class Program:
     """What runs, on each device of every stage.
 
-    hops_s   seconds to send a microbatch from each virtual stage to the next one, one way
+    hops_s      seconds to send a microbatch from each virtual stage to the next one, one way
+    simulated   segments whose timeline is known already, shared by programs of the same pieces
     """
 
     execution: Execution
     stages: tuple[Stage, ...]
     hops_s: tuple[float, ...] = ()
+    simulated: dict[tuple[object, ...], Any] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def serial_s(self) -> float:
@@ -107,21 +110,43 @@ def program(
         PlanError: more devices than the cluster has, `repeats` or `split` that do not fit the graph, or offload from a
         CPU.
     """
-    per_stage, stages = graph.mesh.num_devices, execution.num_stages
-    if per_stage * stages > cluster.num_devices:
-        problem = f"{stages} stages of mesh {graph.mesh} need {per_stage * stages} devices"
-        raise PlanError(f"{problem}, cluster {cluster.name!r} has {cluster.num_devices}; choose fewer stages")
-    if execution.offload and cluster.device.kind == "cpu":
-        raise PlanError("offload: a CPU's memory is the host's; set offload to False")
-    makers = _makers(graph, cluster, execution, repeats or {})
-    cut = makers[0].cut
-    num_chunks = stages * execution.chunks_per_stage
-    shares = spread(cut, num_chunks, split) if num_chunks > 1 else [_everything(cut)]
-    found = tuple(
-        makers[stage % len(makers)].stage([shares[c * stages + stage] for c in range(execution.chunks_per_stage)])
-        for stage in range(stages)
-    )
-    return Program(execution, found, _hops(shares, cut, makers[0].steps, cluster, execution))
+    return Programs(graph, cluster, repeats).program(execution, split)
+
+
+class Programs:
+    """Programs of one graph, run in many ways: what they have in common is built and simulated once."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, repeats: Mapping[str, int] | None = None) -> None:
+        self.graph, self.cluster, self.repeats = graph, cluster, repeats or {}
+        self._makers: dict[Execution, list[_Maker]] = {}
+        self._simulated: dict[tuple[object, ...], Any] = {}
+
+    def program(self, execution: Execution = DEFAULT, split: Sequence[int] | None = None) -> Program:
+        """As the function of this name."""
+        graph, cluster = self.graph, self.cluster
+        per_stage, stages = graph.mesh.num_devices, execution.num_stages
+        if per_stage * stages > cluster.num_devices:
+            problem = f"{stages} stages of mesh {graph.mesh} need {per_stage * stages} devices"
+            raise PlanError(f"{problem}, cluster {cluster.name!r} has {cluster.num_devices}; choose fewer stages")
+        if execution.offload and cluster.device.kind == "cpu":
+            raise PlanError("offload: a CPU's memory is the host's; set offload to False")
+        alike = replace(
+            execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b",
+            num_stages=stages if cluster.parts else min(stages, 2),
+        )  # fmt: skip
+        if alike not in self._makers:
+            self._makers[alike] = _makers(graph, cluster, alike, self.repeats)
+        makers = self._makers[alike]
+        cut, num_chunks = makers[0].cut, stages * execution.chunks_per_stage
+        shares = spread(cut, num_chunks, split) if num_chunks > 1 else [_everything(cut)]
+        found = tuple(
+            makers[stage % len(makers)].stage(
+                [shares[c * stages + stage] for c in range(execution.chunks_per_stage)], execution
+            )
+            for stage in range(stages)
+        )
+        hops = _hops(shares, cut, makers[0].steps, cluster, execution)
+        return Program(execution, found, hops, self._simulated)
 
 
 def _everything(cut: Sequence[Section]) -> Share:
@@ -159,53 +184,54 @@ def _hops(
 
 
 class _Maker:
-    """Makes stages on equal devices; equal chunks are built once."""
+    """Makes stages on equal devices; equal pieces are built once."""
 
     def __init__(self, steps: Steps, repeats: Mapping[str, int]) -> None:
-        self.steps, self.execution = steps, steps.execution
+        self.steps = steps
         self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
-        self._pieces: dict[Share, tuple[Piece, dict[str, int]]] = {}
-        self._stages: dict[tuple[Share, ...], Stage] = {}
-        graph = steps.graph
-        self._buffers = sum(
-            graph.types[n.name].local_bytes(graph.mesh) * (self.execution.num_microbatches if n.op == "input" else 1)
+        self._pieces: dict[tuple[Share, bool, bool], tuple[Piece, dict[str, int]]] = {}
+        self._stages: dict[tuple[object, ...], Stage] = {}
+
+    def stage(self, shares: Sequence[Share], execution: Execution) -> Stage:
+        two = execution.schedule == "zero-bubble"
+        hold = execution.num_stages * execution.num_microbatches == 1
+        key = (tuple(shares), hold, two, execution.num_microbatches)
+        if key not in self._stages:
+            pieces: list[Piece] = []
+            leaves = defaultdict[str, int](int)
+            for share in shares:
+                piece, own = self._piece(share, hold=hold, two=two)
+                pieces.append(piece)
+                for leaf, times in own.items():
+                    leaves[leaf] += times
+            state, end = self._state(leaves)
+            state["buffers"] = self._buffers(execution.num_microbatches)
+            self._stages[key] = Stage(tuple(pieces), state, end, self.steps.cluster.device)
+        return self._stages[key]
+
+    def _piece(self, share: Share, *, hold: bool, two: bool) -> tuple[Piece, dict[str, int]]:
+        key = (share, hold, two)
+        if key not in self._pieces:
+            chunk = Chunk(self.steps, [Part(self.cut[number], times) for number, times in share.parts])
+            held = held_groups(chunk) if hold else frozenset[int]()
+            name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share.parts)
+            piece = Piece(name, build_forward(chunk, held), *build_backward(chunk, held, two=two))
+            self._pieces[key] = piece, dict(chunk.leaves())
+        return self._pieces[key]
+
+    def _buffers(self, num_microbatches: int) -> float:
+        """Of the model, and the batch."""
+        graph = self.steps.graph
+        return sum(
+            graph.types[n.name].local_bytes(graph.mesh) * (num_microbatches if n.op == "input" else 1)
             for n in graph.nodes if n.is_leaf and n.op != "parameter"
         )  # fmt: skip
 
-    def stage(self, shares: Sequence[Share]) -> Stage:
-        key = tuple(shares)
-        if key not in self._stages:
-            self._stages[key] = self._stage(key)
-        return self._stages[key]
-
-    def _stage(self, shares: Sequence[Share]) -> Stage:
-        pieces: list[Piece] = []
-        leaves = defaultdict[str, int](int)
-        for share in shares:
-            piece, own = self._piece(share)
-            pieces.append(piece)
-            for leaf, times in own.items():
-                leaves[leaf] += times
-        state, end = self._state(leaves)
-        return Stage(tuple(pieces), state, end, self.steps.cluster.device)
-
-    def _piece(self, share: Share) -> tuple[Piece, dict[str, int]]:
-        if share not in self._pieces:
-            chunk = Chunk(self.steps, [Part(self.cut[number], times) for number, times in share.parts])
-            held = (
-                held_groups(chunk) if self.execution.num_stages * self.execution.num_microbatches == 1 else frozenset()
-            )
-            two = self.execution.schedule == "zero-bubble"
-            name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share.parts)
-            piece = Piece(name, build_forward(chunk, held), *build_backward(chunk, held, two=two))
-            self._pieces[share] = piece, dict(chunk.leaves())
-        return self._pieces[share]
-
     def _state(self, leaves: Mapping[str, int]) -> tuple[dict[str, float], Segment]:
         """What parameters keep, and the end of a step: update, gradients freed, under ZeRO-1 weights gathered."""
-        steps, execution, device = self.steps, self.execution, self.steps.cluster.device
+        steps, execution, device = self.steps, self.steps.execution, self.steps.cluster.device
         sums = {w.leaf: w.sums for w in steps.weights.values() if w.grad and not w.gathers}  # the last is the longest
-        state, updated, freed = defaultdict[str, float](float, buffers=self._buffers), 0.0, 0.0
+        state, updated, freed = defaultdict[str, float](float), 0.0, 0.0
         gathered = defaultdict[str, float](float)
         overhead_s = device.step_overhead_s
         for leaf, times in leaves.items():

@@ -20,40 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.device import DeviceKind
-from shardwright.cost.tasks import COMPUTE, COPY, Fold, Segment, Task
-from shardwright.pcg.errors import ClusterError
+from shardwright.cost.clock import SHARING, Sharing, times
+from shardwright.cost.tasks import COMPUTE, Fold, Segment, Task
 
-INFINITY = float("inf")
-_EARLY = 1e-12
-"""Work of less than this share of a task is done: rounding of sums of times."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """The speeds of compute and of communication while both run, as shares of what each reaches alone."""
-
-    compute: float
-    communication: float
-
-    def __post_init__(self) -> None:
-        for field in ("compute", "communication"):
-            if not 0 < getattr(self, field) <= 1:
-                problem = f"expected a number above 0 and at most 1, got {getattr(self, field)!r}; 1 is undisturbed"
-                raise ClusterError(f"Sharing.{field}: {problem}")
-        if self.compute + self.communication < 1:
-            total = self.compute + self.communication
-            problem = (
-                f"expected shares that add up to at least 1, got {total:g}; otherwise overlap costs more than waiting"
-            )
-            raise ClusterError(f"Sharing: {problem}")
-
-
-SHARING: dict[DeviceKind, Sharing] = {"cuda": Sharing(0.84, 1.0), "cpu": Sharing(0.5, 0.5)}
-"""cuda: compute is 18.9 % slower on average beside collectives, whose kernels take multiprocessors and bandwidth of the
-memory; published: Lee et al., "Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep
-Learning" (2025), abstract, which names no slowdown of the collectives. cpu: gloo's threads copy and add on the cores
-that compute; assumed to share them evenly."""
+__all__ = ["SHARING", "Course", "SegmentTimeline", "Sharing", "run"]
 
 
 class Course(NamedTuple):
@@ -119,90 +89,7 @@ def _goes_on(task: Task) -> bool:
     return task.microbatch == "last" and task.stream != COMPUTE
 
 
-# ---------------------------------------------------------------------------------------------------------------- times
-
-
-def times(tasks: Sequence[Task], sharing: Sharing) -> tuple[list[float], list[float]]:
-    """Start and end of every task. Between two events all speeds are constant.
-
-    Raises:
-        ClusterError: a task waits for one that is launched after it on its own stream.
-    """
-    starts, ends = [INFINITY] * len(tasks), [INFINITY] * len(tasks)
-    queues: dict[str, list[int]] = {}
-    for number in range(len(tasks) - 1, -1, -1):  # the next task is the last of its queue
-        queues.setdefault(tasks[number].stream, []).append(number)
-    running: dict[str, list[float]] = {}  # stream -> number of its task, seconds that are left at full speed
-    idle, now = list(queues), 0.0
-    while idle or running:
-        idle = _start(idle, tasks, queues, running, starts, ends, now)
-        if not running:
-            break
-        if len(running) == 1:
-            ((stream, (number, left)),) = running.items()
-            now += left
-            over = [stream]
-        else:
-            now, over = _advance(running, tasks, sharing, now)
-        for stream in over:
-            ends[int(running.pop(stream)[0])] = now
-        idle += over
-    if (stuck := next((t for t, end in zip(tasks, ends, strict=True) if end == INFINITY), None)) is not None:
-        problem = "waits for a task that is launched after it on the same stream; reorder them"
-        raise ClusterError(f"task {stuck.name!r} on {stuck.stream!r} {problem}")
-    return starts, ends
-
-
-def _start(
-    idle: list[str], tasks: Sequence[Task], queues: Mapping[str, list[int]], running: dict[str, list[float]],
-    starts: list[float], ends: list[float], now: float,
-) -> list[str]:  # fmt: skip
-    """Start what can start now; the streams that are left. What takes no time is over at once, and may release more."""
-    again = True
-    while again:
-        again, waiting = False, list[str]()
-        for stream in idle:
-            queue = queues[stream]
-            while queue:
-                number = queue[-1]
-                _, _, seconds, after, _ = tasks[number]
-                if after and any(ends[other] > now for other in after):
-                    waiting.append(stream)
-                    break
-                queue.pop()
-                starts[number] = now
-                if seconds > 0:
-                    running[stream] = [number, seconds]
-                    break
-                ends[number] = now
-                again = True
-        idle = waiting
-    return idle
-
-
-def _advance(
-    running: dict[str, list[float]], tasks: Sequence[Task], sharing: Sharing, now: float
-) -> tuple[float, list[str]]:
-    """Let several streams run until the first of them ends its task: the time then, and which streams end theirs."""
-    speeds = _speeds(running, sharing)
-    step = min(left / speeds[stream] for stream, (_, left) in running.items())
-    over: list[str] = []
-    for stream, state in running.items():
-        state[1] -= step * speeds[stream]
-        if state[1] <= _EARLY * tasks[int(state[0])].seconds:
-            over.append(stream)
-    return now + step, over
-
-
-def _speeds(running: Mapping[str, object], sharing: Sharing) -> dict[str, float]:
-    collectives = len(running) - (COMPUTE in running) - (COPY in running)
-    if not collectives:
-        return dict.fromkeys(running, 1.0)
-    beside = sharing.communication if COMPUTE in running else 1.0
-    return {
-        stream: sharing.compute if stream == COMPUTE else 1.0 if stream == COPY else beside / collectives
-        for stream in running
-    }
+# ---------------------------------------------------------------------------------------------------------------- folds
 
 
 def _stretch(segment: Segment, starts: Sequence[float], ends: Sequence[float]) -> tuple[list[float], float]:

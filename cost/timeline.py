@@ -88,7 +88,7 @@ class Timeline:
 
 def simulate(program: Program, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
     """The timeline of a program. `sharing`: how compute and communication slow each other, by kind of device."""
-    known: dict[tuple[object, ...], tuple[Segment, SegmentTimeline]] = {}
+    known: dict[tuple[object, ...], tuple[Segment, SegmentTimeline]] = program.simulated
     schedules = orders(program.execution)
     segments = [
         _stage_segments(stage, items, sharing[stage.device.kind], known)

@@ -13,7 +13,7 @@ from shardwright.cost.communication import Communication
 from shardwright.cost.execution import Execution
 from shardwright.cost.forward import HOST_BYTES_PER_S
 from shardwright.cost.predict import predict
-from shardwright.cost.program import program
+from shardwright.cost.program import Programs, program
 from shardwright.cost.streams import Sharing
 from shardwright.cost.tasks import COPY
 from shardwright.cost.timeline import SLACK, Timeline, simulate
@@ -286,3 +286,15 @@ def test_blocks_that_are_interleaved_cannot_repeat() -> None:
     )
     with pytest.raises(PlanError, match=r"repeats: 'layers.0': its operators lie between those of another"):
         program(replace(graph, nodes=nodes), cluster(4), PLAIN, {"layers.0": 2, "layers.1": 2})
+
+
+@pytest.mark.parametrize("run", WAYS[:9], ids=lambda w: str(WAYS.index(w)))
+def test_programs_that_share_pieces_are_those_made_alone(run: Execution) -> None:
+    shared = Programs(planned("zero", 6), cluster(8))
+    for schedule in ("1f1b", "gpipe", "zero-bubble"):
+        for num_microbatches in (1, 2, 5):
+            own = replace(run, schedule=schedule, num_microbatches=num_microbatches)
+            alone = simulate(program(shared.graph, shared.cluster, own))
+            found = simulate(shared.program(own))
+            assert found.step_s == alone.step_s
+            assert [s.memory for s in found.stages] == [s.memory for s in alone.stages]
