@@ -92,7 +92,7 @@ def progress(message: str) -> None:
 
 def measure(max_ops: int, num_jobs: int, output: Path) -> Figures:
     """Generate, and prove everything anew."""
-    generated = generate(output, Settings(max_ops, named=True), num_jobs, progress)
+    generated = generate(output, Settings(max_ops, whole=True), num_jobs, progress)
     own, child = (resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     file = read_rules(output)
     rules = [rule for _, rule in file.good if isinstance(rule, Equation)]
@@ -265,7 +265,7 @@ _SHIPPED = (
     "is split, and four layers of Llama-8B (fake tensors) for 8 × 8 H100"
 )
 _GENERATED = (
-    "`--rules` with the file of this page, the hand-named rules that are written along included: the models of "
+    "`--rules` with the file of this page and nothing else: the models of "
     "`examples/zoo.py` for 2 local ranks, and for 4 on links that cost nothing. The search spans placement rules by "
     "row rules and steps: they are compared with what a plan does, not applied"
 )

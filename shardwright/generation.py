@@ -32,6 +32,7 @@ from shardwright.workers import Event, Task, Workers, workers
 _EVERY_S = 2.0
 _TRIES = 2
 COUNTS = ("graphs", "fingerprints", "candidates", *OUTCOMES[:3])
+SHIPPED_COUNTS = ("named", "rows and steps")
 
 _MEANING = {
     "graphs": "enumerated",
@@ -42,6 +43,7 @@ _MEANING = {
     "unknown": "neither proven nor refuted, and left out",
     "minimal": "certified and not implied by smaller ones",
     "named": "hand-named rules that are not among these, with several roots or parameters mostly; written along",
+    "rows and steps": "shipped rules that split operators and move tensors; written along",
 }
 _MOST_REASONS = 8
 
@@ -50,15 +52,16 @@ _MOST_REASONS = 8
 class Settings:
     """What a catalogue is generated from; with the code, it decides the result.
 
-    With `named`, the hand-named rules that the search tries are written along: those of several roots, as fusions are,
-    and those with parameters are not generated.
+    With `whole`, the rules that the search needs and that are not generated are written along, so that it can do with
+    the file alone: the hand-named equations that it tries (those of several roots, as fusions are, and those with
+    parameters), and the shipped rules that split operators and move tensors.
     """
 
     max_ops: int
     seed: int = 0
     operators: tuple[str, ...] = ()
     limit_s: float = LIMIT_S
-    named: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -264,9 +267,9 @@ def _catalogue(
         certificate = judged[key][1].certificate
         catalogue.add(rule, certificate and replace(certificate, name=rule.name), note)
     counts["minimal"] = sum(not catalogue.note(key).implied_by for key in catalogue)
-    if settings.named:
-        counts["named"] = _add_named(catalogue)
-    told = {key: counts[key] for key in (*COUNTS, "minimal", *(("named",) if settings.named else ()))}
+    if settings.whole:
+        counts.update(_add_shipped(catalogue))
+    told = {key: counts[key] for key in (*COUNTS, "minimal", *(SHIPPED_COUNTS if settings.whole else ()))}
     rejected = tuple((rule, verdict) for rule, verdict in judged.values() if verdict.outcome != "certified")
     unknown = [(rule, verdict) for rule, verdict in rejected if verdict.outcome == "unknown"]
     catalogue.generator = {
@@ -277,13 +280,15 @@ def _catalogue(
     return catalogue, told, rejected
 
 
-def _add_named(catalogue: Catalogue) -> int:
-    """Write the hand-named rules of the search along; how many were not there under their names."""
-    known, named = {catalogue.rule(key).name for key in catalogue}, Certified()
-    missing = [rule for rule in named.equations() if rule.name not in known]
+def _add_shipped(catalogue: Catalogue) -> dict[str, int]:
+    """Write along what the search needs of the shipped catalogue; how many rules that were not there."""
+    known, shipped = {catalogue.rule(key).name for key in catalogue}, Certified()
+    missing = [rule for rule in shipped.equations() if rule.name not in known]
     for rule in missing:
-        catalogue.add(rule, named.store.certificates[rule.hash])
-    return len(missing)
+        catalogue.add(rule, shipped.store.certificates[rule.hash])
+    num_equations = len(catalogue)
+    catalogue.merge(shipped.store, {"row", "steps"})
+    return dict(zip(SHIPPED_COUNTS, (len(missing), len(catalogue) - num_equations), strict=True))
 
 
 def _implications(rules: Sequence[Equation]) -> Mapping[str, tuple[str, ...]]:

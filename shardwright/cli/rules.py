@@ -70,8 +70,8 @@ def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, f
     """Generate rules: enumerate graphs, compare fingerprints, prove what agrees.
 
     Only certified rules are written, with their certificates; rules that smaller ones imply are marked. Without
-    --operators, the hand-named rules that the search tries are written along. After Ctrl-C the same command goes on
-    where it stopped. The same arguments give the same file, whatever the number of jobs.
+    --operators, what the search needs besides is written along: hand-named equations, and the shipped rules that split
+    operators and move tensors. After Ctrl-C the same command goes on where it stopped. The same arguments give the same file, whatever the number of jobs.
     """
     from shardwright.generation import Settings
     from shardwright.generation import generate as run
@@ -79,7 +79,7 @@ def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, f
     with terminal.progress("generate") as progress:
         progress("loading the generator")
         chosen = tuple(sorted({op.strip() for op in operators.split(",") if op.strip()}))
-        found = run(output, Settings(max_ops, seed, chosen, named=not chosen), jobs, progress)
+        found = run(output, Settings(max_ops, seed, chosen, whole=not chosen), jobs, progress)
     if form == "json":
         terminal.show_json(found.to_json())
     else:

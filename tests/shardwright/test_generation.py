@@ -57,14 +57,18 @@ def test_certified_rules_are_written_once_with_their_provenance(tmp_path: Path) 
     assert not (tmp_path / "rules.json.partial").exists()
 
 
-def test_hand_named_rules_are_written_along_under_names_of_their_own(tmp_path: Path) -> None:
+def test_what_the_search_needs_is_written_along(tmp_path: Path) -> None:
     path = tmp_path / "rules.json"
-    found = generate(path, Settings(2, 7, named=True), 1, lambda text: None, contexts(tmp_path))
+    found = generate(path, Settings(2, 7, whole=True), 1, lambda text: None, contexts(tmp_path))
     written = {rule.name: rule for rule in Catalogue.load(path).rules.values()}
+    shipped = [key for key in Catalogue.load() if Catalogue.load().json(key)["form"] in ("row", "steps")]
     assert found.counts["certified"] == 4
-    assert len(written) == 4 + found.counts["named"]
+    assert found.counts["rows and steps"] == len(shipped)
+    assert len(written) == 4 + found.counts["named"] + found.counts["rows and steps"]
     assert {"fuse_three_linears", "cross_entropy_in_parts"} <= set(written)
-    assert set(Certified.of_file(path).equations()) >= {CATALOGUE["fuse_three_linears"]}
+    certified = Certified.of_file(path)
+    assert certified.only == {"row", "steps", "equation"}
+    assert set(certified.equations()) >= {CATALOGUE["fuse_three_linears"]}
 
 
 def test_the_number_of_jobs_does_not_matter(tmp_path: Path) -> None:

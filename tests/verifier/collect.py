@@ -11,9 +11,11 @@ import inspect
 import sys
 import time
 
+from shardwright.cost.local import default_cluster
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import Graph
 from shardwright.search.blocks import blocked_choices
+from shardwright.search.planner import Planner
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note
 from shardwright.verifier.certificates import Certificate, certify
@@ -46,7 +48,9 @@ def zoo_graphs(*only: str) -> dict[str, Graph]:
 def collect() -> Catalogue:
     """Prove everything anew."""
     certified = Certified(Catalogue())
-    for graph in zoo_graphs().values():
+    planner = Planner(default_cluster(4), certified, rules={rule.name: rule for rule in certified.equations()})
+    for name, graph in zoo_graphs().items():
+        planner.plan(graph, name)  # what rules rewrite has operators of its own
         blocked = blocked_choices(graph, constant_nodes(graph))
         for node in graph.nodes:
             if not node.is_leaf:
