@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from shardwright.cost.cluster import Cluster
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.mesh import Mesh
+
+if TYPE_CHECKING:
+    from shardwright.cost.cluster import Cluster
 
 Command = TypeVar("Command", bound=Callable[..., object])
 CLUSTER_HELP = (
@@ -21,6 +23,8 @@ CLUSTER_HELP = (
 
 def parse_cluster(text: str) -> Cluster:
     """The cluster that an option names; a `ShardwrightError` where it names none."""
+    from shardwright.cost.cluster import Cluster
+
     kind, _, rest = text.partition(":")
     if kind == "local":
         return Cluster.local(

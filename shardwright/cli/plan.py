@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import cluster_option, format_option, model_options, output_option, search_options
-from shardwright.cost.cluster import Cluster
 from shardwright.pcg.mesh import Mesh
+
+if TYPE_CHECKING:
+    from shardwright.cost.cluster import Cluster
 
 _EPILOG = """\
 \b

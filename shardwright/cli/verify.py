@@ -10,12 +10,12 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import cluster_option, format_option, model_options, search_options
-from shardwright.cost.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 
 if TYPE_CHECKING:
     from shardwright.cli.numeric import Errors
+    from shardwright.cost.cluster import Cluster
 
 _EPILOG = """\
 \b
