@@ -7,10 +7,10 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types matrix bench bench-rules format clean
+.PHONY: help setup demo test lint types matrix bench bench-accuracy bench-rules format clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## install everything, in the tested versions, into .venv (done once, and again when they change)
 
@@ -34,6 +34,10 @@ matrix: $(STAMP) ## run every model under every layout and write the table in do
 bench: $(STAMP) ## time lowered programs against hand-written torch.distributed code
 	$(PY) -m bench.speed
 	$(PY) -m bench.search
+	$(PY) -m bench.timeline
+
+bench-accuracy: $(STAMP) ## compare predictions with published runs; writes a page and two charts in docs/
+	$(PY) -m bench.predictions
 
 bench-rules: $(STAMP) ## generate and prove rules, mutate them, see which the search uses; writes a page in docs/
 	$(PY) -m bench.rules
