@@ -61,7 +61,12 @@ def prover_digest() -> str:
 
 
 def certify(rule: Rule) -> Certificate | str:
-    """Prove a rule now: its certificate, or why there is none."""
+    """Prove a rule now: its certificate, or why there is none.
+
+    A row rule's pattern is taken as given where attributes have a part in the row's factors (`softmax`, `reshape`): the
+    certificate is about operators of that pattern, if there are any. The search derives patterns from operators, and
+    `judge` calls those unknown that were not seen in one.
+    """
     from shardwright.verifier.solver import version
 
     axioms, failure = prove(rule)
@@ -80,7 +85,7 @@ def _prove(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
     if isinstance(rule, RowRule):
         from shardwright.verifier import rowproof
 
-        proof = rowproof.prove(rule)
+        proof = rowproof.proven(rule)
         return proof.axioms, proof.failure
     if isinstance(rule, Equation):
         from shardwright.verifier.serialproof import prove_terms

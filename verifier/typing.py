@@ -29,10 +29,10 @@ from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.rowrules import RowRule, choices, derive
 from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, erase, subterms
-from shardwright.verifier import rowproof
 from shardwright.verifier.elements import Evaluator, extent, spliced
 from shardwright.verifier.elements_rows import evaluator
 from shardwright.verifier.polys import Poly, poly, product
+from shardwright.verifier.rowproof import proven
 from shardwright.verifier.serialproof import SerialProof, known, prove_terms
 from shardwright.verifier.solver import Failure
 
@@ -335,12 +335,6 @@ def _primes() -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _is_prime(n: int) -> bool:
     return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
-
-
-@lru_cache(maxsize=8192)
-def proven(rule: RowRule) -> rowproof.Proof:
-    """The proof of a row rule, made once."""
-    return rowproof.prove(rule)
 
 
 @lru_cache(maxsize=8192)

@@ -8,11 +8,14 @@ import pytest
 
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.match import matches
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.verifier.certificates import Certificate, certify, prove
+from shardwright.verifier.falsify_serial import falsify_equation
 from shardwright.verifier.fit import checked
+from shardwright.verifier.instances import left_graph
 from shardwright.verifier.judge import judge
 
 MATRIX = {"x": "m n"}
@@ -144,6 +147,20 @@ def test_an_optional_attribute_is_no_number_unless_the_guard_says_so() -> None:
     for guard in ("c > 0", "c == 0.5"):
         assert checked(serial(*SCALED, guard, variables=SDPA), None) is None
     assert checked(serial(*SCALED, "c != 0", variables=SDPA), None) is not None
+
+
+def test_prover_falsifier_and_matcher_agree_on_an_attribute_without_a_value() -> None:
+    """A left side that lets `scale` be None, and a right side that computes with it, are a false rule without a guard."""
+    loose, guarded = serial(*SCALED, variables=SDPA), serial(*SCALED, "c > 0", variables=SDPA)
+    assert not isinstance(certify(loose), Certificate)
+    assert "c = None" in str(falsify_equation(loose, trials=20))
+    assert isinstance(certify(guarded), Certificate)
+    assert falsify_equation(guarded, trials=20) is None
+    sizes = {name: 2 for dims in SDPA.values() for name in dims.split()}
+    for scale, found in ((None, 0), (0.5, 1)):
+        graph, _ = left_graph(loose, {**sizes, "c": scale})
+        assert len(matches(guarded, graph)) == found
+        assert len(matches(loose, graph)) == 1
 
 
 def test_an_optional_attribute_may_be_another_optional_one() -> None:
