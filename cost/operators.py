@@ -38,7 +38,8 @@ class NodeCost:
         written: Written,
     ) -> None:
         self.operands, self.result, self.sizes = operands, result, sizes
-        self.compute, self.kept, self.written = compute, kept, written
+        self.compute, self.kept = compute, kept
+        self.written: Written = written
         self.op, self.attrs = node.op, dict(node.attrs)
         self.row = ROWS[node.op] if node.op != OPAQUE else None
         self.signature = self.row.signature([t.shape for t in operands], self.attrs) if self.row else None

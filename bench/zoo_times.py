@@ -1,0 +1,281 @@
+"""Predicted against measured: step time and peak memory of every model of the zoo, on one and on two local ranks.
+
+The machine is calibrated first, as by `shardwright calibrate`: with operators, kernels and collectives, never a model.
+Then every plan of every model takes a few steps in every round; the first of them warm the caches that the other models
+used, and a step's time is its slowest rank's. Reported is the lower quartile: other work on the machine only adds.
+
+Memory is exact: the profiler's record of every allocation and release of torch's CPU allocator in one step, on top of
+what is there before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+
+from bench.plans import CERTIFIED
+from examples.zoo import ZOO
+from shardwright.cost.calibrate import calibrate
+from shardwright.cost.cluster import Cluster
+from shardwright.cost.execution import Execution
+from shardwright.cost.program import program
+from shardwright.cost.timeline import simulate
+from shardwright.cost.workload import Workload
+from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.module import ParallelModule, lower
+from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.plan import Plan
+from shardwright.search.planner import Planner
+from shardwright.search.restrict import DATA, TENSOR, ZERO
+
+PAGE = Path(__file__).parents[1] / "docs" / "local.md"
+FORCED = {"data": DATA, "zero": ZERO, "tensor": TENSOR}
+NUM_WARMUP = 4
+STEPS_PER_ROUND = 6
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with one of its plans."""
+
+    model: str
+    plan_name: str
+    num_ranks: int
+    captured: Captured
+    plan: Plan
+    predicted_s: float
+    predicted_bytes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.plan_name}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was predicted and measured; `noise` is how far the two halves of the rounds are apart."""
+
+    subject: Subject
+    measured_s: float
+    cpu_s: float
+    measured_bytes: int
+    noise: float
+
+    @property
+    def time_error(self) -> float:
+        return self.subject.predicted_s / self.measured_s - 1
+
+    @property
+    def cpu_error(self) -> float:
+        return self.subject.predicted_s / self.cpu_s - 1
+
+    @property
+    def memory_error(self) -> float:
+        return self.subject.predicted_bytes / self.measured_bytes - 1
+
+
+# ---- running ----
+
+
+class Stepper:
+    """One plan on this rank, ready to take steps."""
+
+    def __init__(self, module: ParallelModule, batch: Mapping[str, Tensor]) -> None:
+        self.module, self.batch = module, batch
+        self.optimizer = torch.optim.AdamW(list(module.parameters()), lr=1e-4, fused=True)
+
+    def step(self) -> None:
+        self.module.forward_backward(**self.batch)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def resident_bytes(self) -> int:
+        """Parameters, buffers and optimizer states on this rank, each storage once."""
+        held = [*self.module.parameters(), *self.module.buffers()]
+        held += [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+        local = [t._local_tensor if isinstance(t, DTensor) else t for t in held]
+        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}.values())
+
+
+def _seconds(call: Callable[[], object]) -> tuple[float, float]:
+    """Wall time, and the CPU time of this thread: what the wall time were, but for waiting, on an idle machine."""
+    start, start_cpu = time.perf_counter(), time.thread_time()
+    call()
+    return time.perf_counter() - start, time.thread_time() - start_cpu
+
+
+def peak_bytes(stepper: Stepper) -> int:
+    """The most that is allocated at once during a step."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        stepper.step()
+    events, pending = [], list(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    while pending:
+        event = pending.pop()
+        pending += event.children
+        if event.tag.name == "Allocation":
+            details: Any = event.extra_fields
+            events.append((event.start_time_ns, details.alloc_size))
+    events.sort(key=lambda e: e[0])
+    return stepper.resident_bytes() + max(0, int(np.cumsum([size for _, size in events]).max()))
+
+
+def run(subjects: Sequence[Subject], num_rounds: int) -> tuple[dict[str, list[tuple[float, float]]], dict[str, int]]:
+    """On one rank: seconds of every round, and the peak of memory, by subject."""
+    steppers: dict[str, Stepper] = {}
+    for subject in subjects:
+        torch.manual_seed(0)
+        model, batch = ZOO[subject.model]()
+        captured = subject.captured
+        module = lower(subject.plan.graph, model, constants=captured.constants, options=captured.options)
+        steppers[subject.name] = Stepper(module, batch)
+        for _ in range(NUM_WARMUP):
+            steppers[subject.name].step()
+    memory = {name: peak_bytes(stepper) for name, stepper in steppers.items()}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steppers}
+    gc.collect()
+    gc.disable()
+    for _ in range(num_rounds):
+        for name, stepper in steppers.items():
+            for number in range(STEPS_PER_ROUND):  # the first warm the caches that the other models used
+                dist.barrier()
+                seconds = _seconds(stepper.step)
+                if number >= STEPS_PER_ROUND // 2:
+                    times[name].append(seconds)
+    gc.enable()
+    return times, memory
+
+
+def subjects(cluster: Cluster, models: Sequence[str]) -> list[Subject]:
+    """Every model with the search's plan, and, on several ranks, with each forced layout that can hold it."""
+    found = []
+    for model in models:
+        torch.manual_seed(0)
+        module, batch = ZOO[model]()
+        captured = capture(module, batch)
+        for plan_name, roles in _plans(cluster.num_devices).items():
+            mesh = Mesh(("x",), (cluster.num_devices,)) if roles else None
+            plan = Planner(cluster, CERTIFIED).plan(captured.graph, model, mesh=mesh, roles=roles)
+            timeline = simulate(program(plan.graph, cluster, Execution()))
+            peak = timeline.stages[0].memory.total_bytes
+            found.append(Subject(model, plan_name, cluster.num_devices, captured, plan, timeline.step_s, peak))
+    return found
+
+
+def _plans(num_ranks: int) -> dict[str, tuple[str, ...] | None]:
+    return {"searched": None, **({name: (role,) for name, role in FORCED.items()} if num_ranks > 1 else {})}
+
+
+def rows(found: Sequence[Subject], num_rounds: int) -> list[Row]:
+    """Run every subject; a round is as slow as its slowest rank."""
+    by_rank = run_ranks(run, found[0].num_ranks, 3000.0, args=(found, num_rounds))
+    table = []
+    for subject in found:
+        times = np.max([times[subject.name] for times, _ in by_rank], axis=0)
+        halves = [float(np.quantile(half[:, 0], 0.25)) for half in (times[::2], times[1::2])]
+        memory = max(memory[subject.name] for _, memory in by_rank)
+        measured_s, cpu_s = (float(x) for x in np.quantile(times, 0.25, axis=0))
+        table.append(Row(subject, measured_s, cpu_s, memory, abs(halves[0] / halves[1] - 1)))
+    return table
+
+
+INTRODUCTION = """\
+# Predictions on the local machine
+
+Written by `python -m bench.zoo_times` on {date}: {cpus}-core CPU, torch {torch}, ranks of one thread each under gloo;
+{load:.0f} processes were running when it began. Every model of `examples/zoo.py` takes whole training steps in fp32
+with AdamW (`fused=True`).
+
+The machine is calibrated first, by operators, kernels, collectives and a chain of parameters, never by a model; then
+every plan takes {steps} steps in each of {rounds} rounds, of which the second half counts. *Measured* is the lower
+quartile of the slowest rank's wall time; *noise* is how far that of the odd steps is from that of the even ones. *CPU
+time* leaves out waiting: for another rank, and for a processor that other work has taken. On an idle machine the wall
+time of a plan without communication is its CPU time; on a loaded one only the latter can be compared, and plans that
+communicate cannot be judged at all.
+
+*searched* is the search's plan; *data*, *zero* and *tensor* are forced. Memory is exact: all that torch's CPU
+allocator has handed out at the worst moment of a step, by the profiler's record, on top of parameters, buffers and
+optimizer states.
+"""
+HEAD = """\
+| model | plan | predicted | measured | error | noise | CPU time | error | memory predicted | measured | error |
+|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+"""
+
+
+def page(table: Sequence[Row], provenances: Sequence[str], num_rounds: int, load: float) -> str:
+    """The results as Markdown."""
+    facts = {"date": date.today().isoformat(), "cpus": os.cpu_count(), "torch": torch.__version__, "load": load}
+    text = INTRODUCTION.format(**facts, steps=STEPS_PER_ROUND, rounds=num_rounds)
+    for ranks, provenance in zip(sorted({row.subject.num_ranks for row in table}), provenances, strict=True):
+        mine = [row for row in table if row.subject.num_ranks == ranks]
+        text += f"\n{section(mine, ranks)}\nCalibration: {provenance}.\n"
+    return text
+
+
+def section(table: Sequence[Row], ranks: int) -> str:
+    """The rows of one number of ranks, the worst first, and their medians."""
+    head = f"## {ranks} {'rank' if ranks == 1 else 'ranks'}\n\n"
+    for what, mine in (("searched plans", [r for r in table if r.subject.plan_name == "searched"]), ("all", table)):
+        wall, cpu, memory = (
+            statistics.median(abs(error(row)) for row in mine)
+            for error in (lambda r: r.time_error, lambda r: r.cpu_error, lambda r: r.memory_error)
+        )
+        head += f"Median error, {what}: {wall:.1%} of a step's time ({cpu:.1%} of CPU time), {memory:.1%} of memory.\n"
+    lines = [_line(row) for row in sorted(table, key=lambda r: -abs(r.time_error))]
+    return head + "\n" + HEAD + "\n".join(lines) + "\n"
+
+
+def _line(row: Row) -> str:
+    s = row.subject
+    times = [f"{x * 1e3:.2f} ms" for x in (s.predicted_s, row.measured_s, row.cpu_s)]
+    memory = [f"{x / 1e6:.2f} MB" for x in (s.predicted_bytes, row.measured_bytes)]
+    cells = [s.model, s.plan_name, *times[:2], f"{row.time_error:+.0%}", f"{row.noise:.0%}"]
+    cells += [times[2], f"{row.cpu_error:+.0%}", *memory, f"{row.memory_error:+.0%}"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def calibrated(num_ranks: int) -> Cluster:
+    """This machine as `num_ranks` ranks of one thread each, as `run_ranks` has them."""
+    return calibrate(num_ranks, save=False, timeout_s=300.0, workload=Workload(num_ranks, 1, 300.0))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Calibrate, measure and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m bench.zoo_times", description=__doc__)
+    parser.add_argument("models", nargs="*", default=list(ZOO), help="of examples/zoo.py; default: all")
+    parser.add_argument("--rounds", type=int, default=12, help="default: 12")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="default: 1 2")
+    parser.add_argument("--dry", action="store_true", help="print the page, do not write it")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    load, table, provenances = os.getloadavg()[0], list[Row](), list[str]()
+    for num_ranks in sorted(options.ranks):
+        cluster = calibrated(num_ranks)
+        provenances.append(cluster.provenance)
+        table += rows(subjects(cluster, options.models), options.rounds)
+    text = page(table, provenances, options.rounds, load)
+    print(text)
+    if not options.dry:
+        PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

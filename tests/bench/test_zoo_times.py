@@ -1,0 +1,58 @@
+"""The benchmark of local predictions: what it counts as memory, and what its page says. Times are not judged here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bench.zoo_times import Row, Subject, page, peak_bytes, section
+
+
+class Allocating:
+    """A step that holds two tensors at once, then a third one."""
+
+    def __init__(self, resident: int) -> None:
+        self.resident = resident
+
+    def step(self) -> None:
+        first, second = torch.empty(2**18), torch.empty(2**19)
+        del first
+        third = torch.empty(2**17)
+        del second, third
+
+    def resident_bytes(self) -> int:
+        return self.resident
+
+
+def test_the_peak_is_what_is_allocated_at_the_worst_moment() -> None:
+    assert peak_bytes(Allocating(1000)) == 1000 + 4 * (2**18 + 2**19)  # type: ignore[arg-type]
+
+
+def row(model: str, predicted_s: float, measured_s: float, plan: str = "searched", ranks: int = 1) -> Row:
+    nothing: Any = None
+    subject = Subject(model, plan, ranks, nothing, nothing, predicted_s, 90)
+    return Row(subject, measured_s, measured_s / 2, 100, 0.03)
+
+
+def test_errors_are_of_what_was_predicted() -> None:
+    one = row("mlp", 1.2e-3, 1e-3)
+    assert one.time_error == pytest.approx(0.2)
+    assert one.cpu_error == pytest.approx(1.4)
+    assert one.memory_error == pytest.approx(-0.1)
+    assert one.subject.name == "mlp, searched"
+
+
+def test_the_page_has_medians_and_the_worst_first() -> None:
+    rows = [row("mlp", 1.1e-3, 1e-3), row("gpt", 0.5e-3, 1e-3, "data")]
+    text = section(rows, 1)
+    assert "Median error, searched plans: 10.0% of a step's time (120.0% of CPU time), 10.0% of memory." in text
+    assert "Median error, all: 30.0%" in text
+    assert text.index("| gpt | data |") < text.index("| mlp | searched |")
+    assert "| 1.10 ms | 1.00 ms | +10% | 3% | 0.50 ms | +120% |" in text
+    whole = page([*rows, row("mlp", 1.0, 1.0, ranks=2)], ["measured", "measured too"], 6, 9.4)
+    assert "## 1 rank\n" in whole
+    assert "## 2 ranks\n" in whole
+    assert "9 processes" in whole.replace("\n", " ")
+    assert "Calibration: measured too." in whole
