@@ -36,8 +36,9 @@ bench: $(STAMP) ## time lowered programs against hand-written torch.distributed 
 	$(PY) -m bench.search
 	$(PY) -m bench.timeline
 
-bench-accuracy: $(STAMP) ## compare predictions with published runs; writes a page and two charts in docs/
+bench-accuracy: $(STAMP) ## compare predictions with published runs and with this machine; writes pages and charts in docs/
 	$(PY) -m bench.predictions
+	$(PY) -m bench.zoo_times
 
 bench-rules: $(STAMP) ## generate and prove rules, mutate them, see which the search uses; writes a page in docs/
 	$(PY) -m bench.rules
