@@ -57,8 +57,8 @@ def errors(rows: Iterable[Predicted]) -> Errors:
     if not signed:
         raise ValueError("errors: the group has no rows; leave it out")
     sizes = np.abs(signed)
-    at = [float(np.quantile(sizes, share)) for share in (0.5, 0.9, 1.0)]
-    return Errors(len(signed), *at, median(signed))
+    middle, ninetieth, worst = (float(np.quantile(sizes, share)) for share in (0.5, 0.9, 1.0))
+    return Errors(len(signed), middle, ninetieth, worst, median(signed))
 
 
 def by_group(rows: Iterable[Predicted], key: Callable[[Run], Hashable]) -> dict[Hashable, list[Predicted]]:
@@ -107,7 +107,7 @@ def constant_mfu(runs: Sequence[Run], names: frozenset[str], decoder: Callable[[
     for run in runs:
         if run.name in names:
             rates[run.gpu].append(mfu_s(decoder(run), run) / run.step_s)
-    missing = sorted({run.gpu for run in runs} - set(rates))  # type: ignore[type-var]
+    missing = sorted({run.gpu for run in runs} - set(rates))
     if missing:
         raise ValueError(f"constant_mfu: no row of {missing[0]} is fitted; choose another offset")
     return [Predicted(r, mfu_s(decoder(r), r) / median(rates[r.gpu]), r.name in names) for r in runs]

@@ -47,7 +47,7 @@ def test_order_counts_pairs_that_differ_enough() -> None:
 def test_order_keeps_to_one_model_gpu_and_sequence() -> None:
     a, b = rows((100, 50), (200, 10))
     for other in ({"model": "1b"}, {"gpu": "a100-40"}, {"seq": 1024}):
-        assert order([a, replace(b, run=replace(b.run, **other))]).pairs == 0  # type: ignore[arg-type]
+        assert order([a, replace(b, run=replace(b.run, **other))]).pairs == 0
 
 
 def test_groups_keep_every_row() -> None:

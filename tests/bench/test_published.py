@@ -1,4 +1,4 @@
-"""The tables of published runs: every row read or left out with a reason, the split, and what is wrong with bad files."""
+"""The tables of published runs: every row read or left out with a reason, the split, and bad files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from bench.published import (
     LLM_FOUNDRY,
     MEGATRON_BRIDGE,
     PublishedError,
+    Run,
     fitted,
     llm_foundry,
     megatron_bridge,
@@ -43,7 +44,7 @@ def test_no_row_is_lost() -> None:
 
 
 @pytest.mark.parametrize("run", [*FOUNDRY, *BRIDGE], ids=lambda run: run.name)
-def test_a_run_fits_its_gpus_and_its_model(run) -> None:  # noqa: ANN001
+def test_a_run_fits_its_gpus_and_its_model(run: Run) -> None:
     assert run.data * run.tensor * run.context * run.stages == run.num_gpus
     assert run.model.split(" ")[0] in DECODERS
     assert run.step_s == pytest.approx(run.tokens_per_step / run.tokens_per_s)
@@ -94,7 +95,7 @@ def test_an_offset_beyond_the_split() -> None:
         (
             ",8,1,4096,",
             ",8,2,4096,",
-            "line 2, gbs_tokens: expected 16777216, as gpus, mbs, grad_accum and seq give, got",
+            "gbs_tokens: expected 16777216, as gpus, mbs, grad_accum and seq give, got",
         ),
         ("FULL_SHARD", "NO_SHARD", "line 2, sharding: expected one of FULL_SHARD, SHARD_GRAD_OP, got 'NO_SHARD'"),
     ],
@@ -110,18 +111,14 @@ def test_a_batch_that_ranks_do_not_divide(tmp_path: Path) -> None:
     lines = MEGATRON_BRIDGE.read_text().splitlines()
     line = next(i for i, text in enumerate(lines, 1) if "DGX-H100,LLAMA3_70B,64,FP8,256" in text)
     path = changed(tmp_path, MEGATRON_BRIDGE, line, "FP8,256,", "FP8,255,")
-    with pytest.raises(
-        PublishedError, match=rf"line {line}, gbs: expected a multiple of 2, the sequences of one microb"
-    ):
+    with pytest.raises(PublishedError, match=rf"line {line}, gbs: expected a multiple of 2, the sequences of one"):
         megatron_bridge(path)
 
 
 def test_a_cut_row_and_a_missing_file(tmp_path: Path) -> None:
     path = changed(tmp_path, LLM_FOUNDRY, 2, ",False,64862437376", "")
     path.write_text(path.read_text().replace(",FULL_SHARD,True", "", 1))
-    with pytest.raises(
-        PublishedError, match=r"line 2, act_ckpt: expected one of True, False|expected a cell, got nothing"
-    ):
+    with pytest.raises(PublishedError, match=r"line 2, .*: expected (one of True, False|a cell)"):
         llm_foundry(path)
     with pytest.raises(PublishedError, match=r"cannot read the table: No such file or directory; restore it"):
         llm_foundry(tmp_path / "none.csv")

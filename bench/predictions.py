@@ -1,0 +1,111 @@
+"""Predicted against published runs: `make bench-accuracy` writes docs/accuracy.md and its two charts.
+
+Every run goes through the product: captured, laid out, timed by the timeline. Two ways are judged: with the product's
+own constants, none of which comes from these tables, and with three rates per GPU type fitted to every tenth row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bench.accuracy_page import charts, page
+from bench.decoders import DECODERS
+from bench.fitting import Constants, fit_each, predicted
+from bench.judging import Predicted, constant_mfu
+from bench.published import LeftOut, fitted, llm_foundry, megatron_bridge
+from bench.published_plans import Planned, all_planned
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "accuracy.md"
+OFFSETS = tuple(range(10))
+MAIN_OFFSET = 0
+"""The offset whose rows are shown one by one; chosen before any error was seen."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One offset: the constants, every run predicted with them, and what a constant MFU predicts."""
+
+    offset: int
+    constants: dict[str, Constants]
+    rows: list[Predicted]
+    constant_mfu: list[Predicted]
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that the page shows.
+
+    plain    llm-foundry's bf16 rows with the product's own constants
+    known    the same with the attention kernels of 2023; nothing is fitted
+    fp8      its fp8 rows, likewise
+    bridge   Megatron-Bridge with the product's own constants
+    """
+
+    plain: list[Predicted]
+    known: list[Predicted]
+    known_constants: dict[str, Constants]
+    fitted: list[Fitted]
+    fp8: list[Predicted]
+    bridge: list[Predicted]
+    left_out: list[LeftOut]
+
+
+def measure() -> Results:
+    """Plan and predict every run, on all cores."""
+    bridge, left_out = megatron_bridge()
+    plans = all_planned([*llm_foundry(), *bridge])
+    foundry = [p for p in plans if p.run.table == "llm-foundry"]
+    bf16 = [p for p in foundry if p.run.precision != "fp8"]
+    with ProcessPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        by_offset = list(pool.map(_fitted, [bf16] * len(OFFSETS), OFFSETS))
+    fp8 = [p for p in foundry if p.run.precision == "fp8"]
+    known = {p.run.gpu: Constants.known(p.run.gpu, p.cluster.device) for p in bf16}
+    return Results(
+        predicted(bf16),
+        predicted(bf16, known),
+        known,
+        by_offset,
+        predicted(fp8, known),
+        predicted(p for p in plans if p.run.table == "Megatron-Bridge"),
+        left_out,
+    )
+
+
+def _fitted(plans: Sequence[Planned], offset: int) -> Fitted:
+    runs = [p.run for p in plans]
+    names = fitted(runs, offset)
+    constants = fit_each(plans, names)
+    flat = constant_mfu(runs, names, lambda run: DECODERS[run.model])
+    return Fitted(offset, constants, predicted(plans, constants, names), flat)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page and the charts."""
+    parser = argparse.ArgumentParser(prog="make bench-accuracy", description=__doc__)
+    parser.add_argument("--dry", action="store_true", help="print the page, write nothing")
+    options = parser.parse_args(arguments)
+    start = time.perf_counter()
+    results = measure()
+    text = page(results, MAIN_OFFSET)
+    if options.dry:
+        print(text)
+        return 0
+    PAGE.write_text(text)
+    for name, svg in charts(results, MAIN_OFFSET).items():
+        (DOCS / name).write_text(svg)
+    print(f"{PAGE}: written after {time.perf_counter() - start:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
