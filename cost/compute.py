@@ -53,16 +53,22 @@ class Compute:
             self._known[work] = self._work_s(work)
         return self._known[work]
 
-    def pass_s(self, op: str, works: tuple[Work, ...], *, backward: bool = False) -> float:
-        """Seconds of the forward or of the backward pass of an operator of that name, dispatch included."""
+    def pass_s(self, op: str, works: tuple[Work, ...], *, backward: bool = False, launched: bool = True) -> float:
+        """Seconds of the forward or of the backward pass of an operator of that name, dispatch included.
+
+        One that is not `launched` is part of another's kernel.
+        """
         if not works:
             return 0.0
+        if not launched:
+            return sum(max(0.0, self.work_s(work) - self.device.kernel_s) for work in works)
         dispatch_s, work_s = self.dispatch_s(op, works, backward=backward), sum(map(self.work_s, works))
         return max(dispatch_s, work_s) if self.device.kind == "cuda" else dispatch_s + work_s
 
-    def passes_s(self, op: str, passes: Passes) -> tuple[float, float]:
+    def passes_s(self, op: str, passes: Passes, *, launched: bool = True) -> tuple[float, float]:
         """Seconds of forward and of backward."""
-        return self.pass_s(op, passes.forward), self.pass_s(op, passes.backward, backward=True)
+        forward_s = self.pass_s(op, passes.forward, launched=launched)
+        return forward_s, self.pass_s(op, passes.backward, backward=True, launched=launched)
 
     def dispatch_s(self, op: str, works: tuple[Work, ...], *, backward: bool = False) -> float:
         """What the host needs for an operator: as measured, else as much for each of its kernels."""

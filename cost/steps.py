@@ -15,6 +15,7 @@ from typing import NamedTuple
 from shardwright.cost.cluster import Cluster
 from shardwright.cost.compute import Compute
 from shardwright.cost.execution import Execution
+from shardwright.cost.fusion import ALONE, Fusion, fuse, fusions
 from shardwright.cost.memory import Stored
 from shardwright.cost.moves import Move, MoveCosts, fused_moves
 from shardwright.cost.operators import NodeCost
@@ -84,6 +85,7 @@ class Steps:
         floats = {graph.types[n.name].dtype for n in graph.leaves("parameter")}
         self.narrow = bool(floats & {"bfloat16", "float16"})
         self._moves = {node.name: (start, move) for node, start, move in fused_moves(graph)}
+        self._fusions = fusions(graph) if execution.compiled else {}
         self.weights: dict[str, Weight] = {}
         self.leaves: dict[str, Stored] = {}
         self.steps: list[Step] = []
@@ -216,13 +218,20 @@ class Steps:
             return 0.0, 0.0, 0.0
         types = [self.graph.types[i] for i in node.inputs]
         of_weights = tuple(i in self.stored for i in node.inputs)
-        key = (node.op, node.attrs, node.split, tuple(types), kind, how, of_weights)
+        fusion = self._fusions.get(node.name, ALONE)
+        key = (node.op, node.attrs, node.split, tuple(types), kind, how, of_weights, fusion)
         if key not in self._known:
-            self._known[key] = self._node_seconds(node, types, kind, how, of_weights)
+            self._known[key] = self._node_seconds(node, types, kind, how, of_weights, fusion)
         return self._known[key]
 
     def _node_seconds(
-        self, node: Node, operands: list[TensorType], kind: TensorType, how: Written, of_weights: tuple[bool, ...]
+        self,
+        node: Node,
+        operands: list[TensorType],
+        kind: TensorType,
+        how: Written,
+        of_weights: tuple[bool, ...],
+        fusion: Fusion,
     ) -> tuple[float, float, float]:
         serial = [TensorType(t.shape, self.dtype(t.dtype), (), t.grad) for t in operands]
         result = TensorType(kind.shape, self.dtype(kind.dtype), (), kind.grad)
@@ -231,7 +240,9 @@ class Steps:
         found = cost.passes(split, tuple(t.layouts for t in operands), kind.layouts)
         if self.execution.precision == "fp8":
             found = Passes(tuple(map(_in_fp8, found.forward)), tuple(map(_in_fp8, found.backward)))
-        forward_s, backward_s = self.compute.passes_s(node.op, found)
+        if fusion != ALONE:
+            found = fuse(found, fusion, tuple(self.bytes_of(name) for name in node.inputs), self.bytes_of(node.name))
+        forward_s, backward_s = self.compute.passes_s(node.op, found, launched=not fusion.absorbed)
         if cost.row is None or not cost.row.contraction or cost.row.passes > 1:
             return forward_s, backward_s, 0.0
         trained = [w for t, w in zip(operands, of_weights, strict=True) if t.grad]
