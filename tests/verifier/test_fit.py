@@ -150,7 +150,7 @@ def test_an_optional_attribute_is_no_number_unless_the_guard_says_so() -> None:
 
 
 def test_prover_falsifier_and_matcher_agree_on_an_attribute_without_a_value() -> None:
-    """A left side that lets `scale` be None, and a right side that computes with it, are a false rule without a guard."""
+    """A left side that lets `scale` be None, beside a right side that computes with it, is false without a guard."""
     loose, guarded = serial(*SCALED, variables=SDPA), serial(*SCALED, "c > 0", variables=SDPA)
     assert not isinstance(certify(loose), Certificate)
     assert "c = None" in str(falsify_equation(loose, trials=20))
