@@ -8,7 +8,7 @@ from math import ceil, floor, log10
 from statistics import median
 
 WIDTH, HEIGHT = 640, 420
-LEFT, RIGHT, TOP, BOTTOM = 62, 130, 36, 52
+LEFT, RIGHT, TOP, BOTTOM = 80, 140, 36, 52
 COLOURS = ("#1f5fa8", "#c4501b", "#2b8a4b", "#7a4fa3", "#8a6d1d", "#555555")
 _STYLE = "font-family='Helvetica,Arial,sans-serif' font-size='12' fill='#222'"
 
