@@ -34,7 +34,7 @@ def results() -> Results:
 
     by_offset = [Fitted(o, dict.fromkeys(GPUS, RATES), rows(o), flat(o)) for o in (0, 1)]
     fp8 = [Predicted(run, run.step_s) for run in runs if run.precision == "fp8"]
-    known = dict.fromkeys(GPUS, RATES)
+    known: dict[str, Constants] = {str(gpu): RATES for gpu in GPUS}
     return Results(rows(0), rows(1), known, by_offset, fp8, [Predicted(r, r.step_s * 1.1) for r in bridge], left_out)
 
 
