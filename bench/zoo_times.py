@@ -5,7 +5,8 @@ Then every plan of every model takes a few steps in every round; the first of th
 used, and a step's time is its slowest rank's. Reported is the lower quartile: other work on the machine only adds.
 
 Memory is exact: the profiler's record of every allocation and release of torch's CPU allocator in one step, on top of
-what is there before it.
+what is there before it: every storage that a tensor of the plan keeps alive, be it a parameter, an optimizer's state,
+a gathering buffer or a bucket.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from bench.plans import CERTIFIED
@@ -97,8 +97,9 @@ class Row:
 class Stepper:
     """One plan on this rank, ready to take steps."""
 
-    def __init__(self, module: ParallelModule, batch: Mapping[str, Tensor]) -> None:
-        self.module, self.batch = module, batch
+    def __init__(self, module: ParallelModule, batch: Mapping[str, Tensor], before: Mapping[int, int]) -> None:
+        """`before`: the storages that were alive before `module` was made and still are."""
+        self.module, self.batch, self.before = module, batch, before
         self.optimizer = torch.optim.AdamW(list(module.parameters()), lr=1e-4, fused=True)
 
     def step(self) -> None:
@@ -107,11 +108,18 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def resident_bytes(self) -> int:
-        """Parameters, buffers and optimizer states on this rank, each storage once."""
-        held = [*self.module.parameters(), *self.module.buffers()]
-        held += [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
-        local = [t._local_tensor if isinstance(t, DTensor) else t for t in held]
-        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}.values())
+        """What this rank holds between two steps: all storages that this plan has brought, and its part of a batch."""
+        own = {address: size for address, size in live_storages().items() if address not in self.before}
+        batch = sum(t.numel() * t.element_size() for t in self.module._batch.local(self.batch).values())
+        return sum(own.values()) + batch
+
+
+def live_storages() -> dict[int, int]:
+    """Bytes of every storage on the CPU that a tensor in Python refers to, by address."""
+    gc.collect()
+    tensors = [o for o in gc.get_objects() if type(o) in (Tensor, nn.Parameter)]
+    storages = [t.untyped_storage() for t in tensors if t.device.type == "cpu"]
+    return {s.data_ptr(): s.nbytes() for s in storages}
 
 
 def _seconds(call: Callable[[], object]) -> tuple[float, float]:
@@ -139,15 +147,16 @@ def peak_bytes(stepper: Stepper) -> int:
 def run(subjects: Sequence[Subject], num_rounds: int) -> tuple[dict[str, list[tuple[float, float]]], dict[str, int]]:
     """On one rank: seconds of every round, and the peak of memory, by subject."""
     steppers: dict[str, Stepper] = {}
+    memory: dict[str, int] = {}
     for subject in subjects:
         torch.manual_seed(0)
         model, batch = ZOO[subject.model]()
-        captured = subject.captured
+        captured, before = subject.captured, live_storages()
         module = lower(subject.plan.graph, model, constants=captured.constants, options=captured.options)
-        steppers[subject.name] = Stepper(module, batch)
+        stepper = steppers[subject.name] = Stepper(module, batch, before)
         for _ in range(NUM_WARMUP):
-            steppers[subject.name].step()
-    memory = {name: peak_bytes(stepper) for name, stepper in steppers.items()}
+            stepper.step()
+        memory[subject.name] = peak_bytes(stepper)  # while `model` is there, so that its storages' addresses are taken
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steppers}
     gc.collect()
     gc.disable()
@@ -210,8 +219,8 @@ time of a plan without communication is its CPU time; on a loaded one only the l
 communicate cannot be judged at all.
 
 *searched* is the search's plan; *data*, *zero* and *tensor* are forced. Memory is exact: all that torch's CPU
-allocator has handed out at the worst moment of a step, by the profiler's record, on top of parameters, buffers and
-optimizer states.
+allocator has handed out at the worst moment of a step, by the profiler's record, on top of every storage that is alive
+before it: parameters, buffers, optimizer states, the pool of gathered weights, buckets of gradients, the rank's batch.
 """
 HEAD = """\
 | model | plan | predicted | measured | error | noise | CPU time | error | memory predicted | measured | error |

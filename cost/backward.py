@@ -4,7 +4,8 @@
   added.
 * Parameters' gradients are accumulated. When one is complete, in a step's last microbatch, it is summed over devices:
   large ones alone and in place, small ones in flat buckets that are always there.
-* The gradients of a gathered block are reduce-scattered together, in every microbatch.
+* The gradients of a gathered block are reduce-scattered together, in every microbatch, and freed when those of the
+  next block are.
 * What was not kept is made again, region by region, right before the first line that needs it.
 * In two parts (zero-bubble): the gradients of weights are left to a second segment, with what they need.
 
@@ -165,6 +166,7 @@ class _Sums:
         self.made: dict[int, int] = {}  # weight -> the first task that gave it a gradient
         self.by_reading: dict[Reading, int] = {}
         self.buckets: dict[tuple[tuple[str, str], ...], list[tuple[Reading, int]]] = {}
+        self.scattered: list[tuple[float, int]] = []  # whole gradients that are being scattered: bytes, task
 
     def contribute(self, number: int, weight: int, task: int, part: Recorder) -> None:
         """A task of line `number` gave the weight a gradient; the line that reads it first, forward, is the last."""
@@ -204,20 +206,28 @@ class _Sums:
 
     def scatter(self, readings: Sequence[Reading], part: Recorder) -> None:
         """Sum the gradients of a gathered block, those that go the same way together; each device keeps its slice."""
+        self._free_scattered()
         chains: dict[tuple[tuple[str, str], ...], list[Reading]] = {}
         for reading in readings:
             chains.setdefault(tuple((c, a) for c, a, _ in reading.weight.sums), []).append(reading)
         for chain in chains.values():
-            tasks = self._launch(f"gradients of {chain[0].weight.block}", _joined(chain), "every")
+            tasks = self._launch(f"gradients of {chain[0].weight.home}", _joined(chain), "every")
             end = tasks[-1] if tasks else len(self.recorder.tasks) - 1
             for reading in chain:
                 made = self.by_reading.get(reading, end)
                 leaf = self.chunk.steps.leaves[reading.weight.leaf]
-                self.recorder.take("temporary", reading.weight.used_bytes, made, (end,))
+                self.scattered.append((reading.weight.used_bytes, made))
                 self.recorder.take("gradients", gradient_bytes(leaf, self.chunk.steps.execution), end, (), "first")
 
+    def _free_scattered(self) -> None:
+        """Whole gradients are let go of when the next block's are there, or backward ends."""
+        for num_bytes, made in self.scattered:
+            self.recorder.take("temporary", num_bytes, made, (max(made, len(self.recorder.tasks) - 1),))
+        self.scattered.clear()
+
     def finish(self) -> None:
-        """At the end of backward: buckets that are not full."""
+        """At the end of backward: the last block's gradients, and buckets that are not full."""
+        self._free_scattered()
         for bucket in self.buckets.values():
             if bucket:
                 self._close(bucket)

@@ -57,16 +57,18 @@ class Gathers:
                 group, steps = self.chunk.groups[number], self.chunk.steps
                 for axis, num_bytes in gathered_bytes(group):
                     seconds = steps.costs.collective_s("all_gather", steps.graph.mesh.index(axis), num_bytes)
-                    name = f"gather {group.readings[0].weight.block}"
+                    name = f"gather {group.readings[0].weight.home}"
                     tasks.append(self.recorder.launch(name, axis, seconds, blocks=False, after=tasks[-1:]))
             self.launched[number] = tasks
         return self.launched[number]
 
     def free(self, number: int, task: int) -> None:
-        """After the last kernel that reads it."""
+        """After the last kernel that reads it. The memory of a first gather is pooled, and always there."""
         taken = next(iter(self.launched[number]), None)
         freed = () if number in self.stay else (task,)
-        self.recorder.take("gathered", self.chunk.groups[number].used_bytes, taken, freed)
+        readings = self.chunk.groups[number].readings
+        num_bytes = sum(r.weight.used_bytes for r in readings if len(r.weight.gathers) > 1)
+        self.recorder.take("gathered", num_bytes, taken, freed)
 
 
 def gathered_bytes(group: Group) -> list[tuple[str, float]]:

@@ -127,7 +127,7 @@ class Chunk:
                 self.spans.append(Span(len(self.lines), len(self.lines) + len(section.steps), more))
                 for step in section.steps:
                     self._line(step, section, len(self.spans) - 1)
-        self.groups = _groups(self.readings)
+        self.groups = _groups(steps, self.readings)
 
     def _line(self, step: Step, section: Section, occurrence: int) -> None:
         reads = tuple(self._read(name) for name in step.reads)
@@ -196,14 +196,16 @@ class Chunk:
         yield from found.items()
 
 
-def _groups(readings: Sequence[Reading]) -> list[Group]:
-    """Neighbours in the order of first use that belong to one module block and are gathered along the same axes."""
+def _groups(steps: Steps, readings: Sequence[Reading]) -> list[Group]:
+    """Neighbours in the order of first use of one block, one dtype, and gathered along the same axes."""
     groups: list[Group] = []
     last: tuple[object, ...] = ()
     for reading in sorted(readings, key=lambda r: r.first):
         if not reading.weight.gathers:
             continue
-        key = (reading.occurrence, reading.weight.block, tuple(axis for axis, _ in reading.weight.gathers))
+        weight = reading.weight
+        axes = tuple(axis for axis, _ in weight.gathers)
+        key = (reading.occurrence, weight.block, axes, steps.leaves[weight.leaf].dtype)
         if key != last or groups[-1].used_bytes >= GATHER_BYTES:
             groups.append(Group([]))
             last = key

@@ -22,7 +22,7 @@ class Memory:
         gradients_bytes: of their gradients.
         optimizer_bytes: of the optimizer's states.
         activations_bytes: kept for the backward pass.
-        gathered_bytes: weights gathered from their shards, while they are in use.
+        gathered_bytes: weights gathered from their shards: all buffers that these ever need, which stay.
         buffers_bytes: the model's buffers and constants, and the batch.
         communication_bytes: staging buffers of collectives.
         temporary_bytes: values and gradients of values that only live for a moment.

@@ -22,6 +22,7 @@ from shardwright.cost.execution import Execution
 from shardwright.cost.forward import build_forward, held_groups
 from shardwright.cost.lines import Chunk, Part
 from shardwright.cost.memory import gradient_bytes, state_bytes, update_bytes
+from shardwright.cost.pool import Kind, joined, pool_bytes
 from shardwright.cost.sections import Section, Share, crossing, sections, spread
 from shardwright.cost.steps import Steps
 from shardwright.cost.tasks import Recorder, Segment
@@ -189,7 +190,7 @@ class _Maker:
     def __init__(self, steps: Steps, repeats: Mapping[str, int]) -> None:
         self.steps = steps
         self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
-        self._pieces: dict[tuple[Share, bool, bool], tuple[Piece, dict[str, int]]] = {}
+        self._pieces: dict[tuple[Share, bool, bool], tuple[Piece, dict[str, int], dict[Kind, float]]] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
 
     def stage(self, shares: Sequence[Share], execution: Execution) -> Stage:
@@ -198,25 +199,29 @@ class _Maker:
         key = (tuple(shares), hold, two, execution.num_microbatches)
         if key not in self._stages:
             pieces: list[Piece] = []
-            leaves = defaultdict[str, int](int)
+            leaves, pool = defaultdict[str, int](int), dict[Kind, float]()
             for share in shares:
-                piece, own = self._piece(share, hold=hold, two=two)
+                piece, own, sets = self._piece(share, hold=hold, two=two)
                 pieces.append(piece)
+                pool = joined(pool, sets)
                 for leaf, times in own.items():
                     leaves[leaf] += times
             state, end = self._state(leaves)
             state["buffers"] = self._buffers(execution.num_microbatches)
+            if pool:
+                state["gathered"] = sum(pool.values())
             self._stages[key] = Stage(tuple(pieces), state, end, self.steps.cluster.device)
         return self._stages[key]
 
-    def _piece(self, share: Share, *, hold: bool, two: bool) -> tuple[Piece, dict[str, int]]:
+    def _piece(self, share: Share, *, hold: bool, two: bool) -> tuple[Piece, dict[str, int], dict[Kind, float]]:
+        """The piece, the parameters that it reads with how many of each, and the buffer sets that it needs."""
         key = (share, hold, two)
         if key not in self._pieces:
             chunk = Chunk(self.steps, [Part(self.cut[number], times) for number, times in share.parts])
             held = held_groups(chunk) if hold else frozenset[int]()
             name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share.parts)
             piece = Piece(name, build_forward(chunk, held), *build_backward(chunk, held, two=two))
-            self._pieces[key] = piece, dict(chunk.leaves())
+            self._pieces[key] = piece, dict(chunk.leaves()), pool_bytes(chunk, held)
         return self._pieces[key]
 
     def _buffers(self, num_microbatches: int) -> float:

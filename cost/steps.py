@@ -61,6 +61,7 @@ class Step(NamedTuple):
 class Weight(NamedTuple):
     """A parameter as its readers see it.
 
+    block        the repeated module it lies in, or ""
     used_bytes   of the value that they read
     gathers      axes along which it is gathered first, with the bytes of the gathered value
     sums         (collective, axis, bytes) that its gradient goes through, in order
@@ -72,6 +73,11 @@ class Weight(NamedTuple):
     used_bytes: float
     gathers: tuple[tuple[str, float], ...]
     sums: tuple[tuple[str, str, float], ...]
+
+    @property
+    def home(self) -> str:
+        """For people: its block, or itself."""
+        return self.block or self.leaf
 
 
 class Steps:
@@ -133,7 +139,7 @@ class Steps:
         item = ITEM_BYTES[kind.dtype]
         self.leaves[node.name] = Stored(kind.local_bytes(self.graph.mesh) / item, kind.dtype, kind.grad, False)
         self.weights[node.name] = Weight(
-            node.name, block_of(str(node.attr("target"))), kind.grad, self.bytes_of(node.name), (), ()
+            node.name, _repeated(str(node.attr("target"))), kind.grad, self.bytes_of(node.name), (), ()
         )
 
     def _weight_move(self, node: Node) -> None:
@@ -268,5 +274,10 @@ def _in_fp8(work: Work) -> Work:
 
 def _place(node: Node) -> tuple[str, str]:
     """The repeated module that a node lies in, if any, and its own module."""
-    block = block_of(f"{node.source.module}.")
-    return (block if block.rpartition(".")[2].isdigit() else ""), node.source.module
+    return _repeated(f"{node.source.module}."), node.source.module
+
+
+def _repeated(name: str) -> str:
+    """The numbered block of the model that a name lies in, or ""."""
+    block = block_of(name)
+    return block if block.rpartition(".")[2].isdigit() else ""

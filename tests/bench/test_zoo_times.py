@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.zoo_times import Row, Subject, page, peak_bytes, section
+from bench.zoo_times import Row, Subject, live_storages, page, peak_bytes, section
 
 
 class Allocating:
@@ -28,6 +28,17 @@ class Allocating:
 
 def test_the_peak_is_what_is_allocated_at_the_worst_moment() -> None:
     assert peak_bytes(Allocating(1000)) == 1000 + 4 * (2**18 + 2**19)  # type: ignore[arg-type]
+
+
+def test_storages_are_counted_once_however_many_tensors_share_them() -> None:
+    before = live_storages()
+    whole = torch.empty(2**10)
+    parameter = torch.nn.Parameter(torch.empty(2**8))
+    views = [whole[:4], whole.view(2, -1), parameter.detach()]
+    own = {address: size for address, size in live_storages().items() if address not in before}
+    assert own == {whole.data_ptr(): 4 * 2**10, parameter.data_ptr(): 4 * 2**8}
+    del whole, parameter, views
+    assert not live_storages().keys() & own.keys()
 
 
 def row(model: str, predicted_s: float, measured_s: float, plan: str = "searched", ranks: int = 1) -> Row:
