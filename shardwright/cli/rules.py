@@ -71,7 +71,8 @@ def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, f
 
     Only certified rules are written, with their certificates; rules that smaller ones imply are marked. Without
     --operators, what the search needs besides is written along: hand-named equations, and the shipped rules that split
-    operators and move tensors. After Ctrl-C the same command goes on where it stopped. The same arguments give the same file, whatever the number of jobs.
+    operators and move tensors. After Ctrl-C the same command goes on where it stopped. The same arguments give the same
+    file, whatever the number of jobs.
     """
     from shardwright.generation import Settings
     from shardwright.generation import generate as run

@@ -103,7 +103,9 @@ def test_plan_explain_compare_view(run: Run) -> None:
     assert simulated["step_s"] == described["prediction"]["step_s"]
     missing = run("timeline", "plan.json", "--trace", "no/such/folder.json")
     assert missing[0] == 2
-    assert "no/such/folder.json: cannot write the trace: No such file or directory; choose a writable path" in missing[2]
+    assert (
+        "no/such/folder.json: cannot write the trace: No such file or directory; choose a writable path" in missing[2]
+    )
     assert run("compare", "plan.json")[1].startswith("Compared with\n")
     assert run("compare", "plan.json", "./plan.json")[1].startswith("Compared with\n")
     Path("other.json").write_text(Path("plan.json").read_text())
