@@ -115,7 +115,8 @@ def hold_buffer(value: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: 
 def _own(part: Tensor, whole: Tensor, ranks: Ranks) -> Tensor:
     """Memory of its own, so that the user's model and the other shards can be freed."""
     part = part.to(ranks.device)
-    return part.clone(memory_format=torch.contiguous_format) if part.data_ptr() == whole.data_ptr() else part
+    shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    return part.clone(memory_format=torch.contiguous_format) if shared else part
 
 
 def _meta(value: Tensor) -> Tensor:
