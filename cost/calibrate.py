@@ -58,14 +58,15 @@ def calibrate(
         workload: what to measure, for tests.
 
     Raises:
-        ClusterError: a rank failed, or the time was not enough; the message has the rank's last words. What was
-            measured by then is kept.
+        ClusterError: fewer GPUs than ranks; a rank failed, or the time was not enough; the message has the rank's last
+            words. What was measured by then is kept.
     """
     num_ranks = checks.positive_int(num_ranks, "calibrate", "num_ranks", "how many processes share this machine")
     checks.choice(device, "calibrate", "device", DEVICES)
     limit_s = (600.0 if thorough else 120.0) if timeout_s is None else timeout_s
     limit_s = checks.positive(limit_s, "calibrate", "timeout_s", "seconds")
     workload = workload or _workload(num_ranks, device, thorough, limit_s)
+    _check_gpus(workload)
     load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
     target = cache_path(num_ranks, kind=workload.device)
     with _folder(target if save else None, workload) as folder:
@@ -91,6 +92,18 @@ def _workload(num_ranks: int, device: str, thorough: bool, timeout_s: float) -> 
         seconds = workload.seconds_per_point * _THOROUGH
         workload = replace(workload, dtypes=("float32", "bfloat16"), seconds_per_point=seconds)
     return workload
+
+
+def _check_gpus(workload: Workload) -> None:
+    """A `ClusterError` unless torch sees a GPU for every rank."""
+    if workload.device == "cpu":
+        return
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found < workload.num_ranks:
+        advice = "give as many ranks as there are GPUs, or use device 'cpu'"
+        raise ClusterError(f"calibrate: {workload.num_ranks} ranks need a GPU each, torch sees {found}; {advice}")
 
 
 def _device_of(workload: Workload) -> tuple[str, int]:

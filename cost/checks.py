@@ -13,6 +13,9 @@ from numbers import Integral, Real
 
 from shardwright.pcg.errors import ClusterError
 
+LEAST, MOST = 1e-30, 1e30
+"""No positive figure of a machine lies beyond; products and quotients of those within neither overflow nor vanish."""
+
 
 class FieldError(ClusterError):
     """One field is wrong: `owner` is the class or the place in a file, `field` its name, `problem` the rest."""
@@ -34,15 +37,15 @@ def located(place: str) -> Generator[None]:
 
 
 def positive(value: object, owner: str, field: str, unit: str) -> float:
-    """`value` as a float; a `FieldError` unless it is a finite number above zero."""
+    """`value` as a float; a `FieldError` unless it is a number above zero, from `LEAST` to `MOST`."""
     number = _finite(value)
-    if number is None or number <= 0:
+    if number is None or number < LEAST:
         raise FieldError(owner, field, f"expected a positive number, got {_show(value)}; give it in {unit}")
     return number
 
 
 def non_negative(value: object, owner: str, field: str, unit: str) -> float:
-    """`value` as a float; a `FieldError` unless it is a finite number of at least zero."""
+    """`value` as a float; a `FieldError` unless it is a number of at least zero and at most `MOST`."""
     number = _finite(value)
     if number is None or number < 0:
         raise FieldError(owner, field, f"expected a number of at least 0, got {_show(value)}; give it in {unit}")
@@ -108,13 +111,18 @@ def json_list(value: object, place: str, of_what: str) -> list[object]:
 
 
 def _finite(value: object) -> float | None:
+    """`value` as a float; None for what is no number, or whose size is above `MOST`."""
+    number = _number(value)
+    return number if number is not None and abs(number) <= MOST else None
+
+
+def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
-        number = float(value)
+        return float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
 
 
 def _names(names: Collection[str]) -> str:
@@ -122,5 +130,7 @@ def _names(names: Collection[str]) -> str:
 
 
 def _show(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    shown, number = repr(value), _number(value)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    beyond = number is not None and (MOST < abs(number) < math.inf or 0 < abs(number) < LEAST)
+    return f"{shown}, beyond what a machine has" if beyond else shown

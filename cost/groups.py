@@ -32,6 +32,9 @@ import numpy as np
 from shardwright.cost.topology import Level, LinkKind
 from shardwright.pcg.errors import ClusterError
 
+MAX_DEVICES = 2**24
+"""Of a mesh: more than any machine has. Groups are found by listing its ranks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -80,6 +83,11 @@ def check_mesh(sizes: Sequence[int], num_devices: int, cluster: str) -> None:
         raise ClusterError(
             f"mesh {list(sizes)} needs {prod(sizes)} devices, cluster {cluster!r} has {num_devices}; "
             f"choose sizes whose product is at most {num_devices}"
+        )
+    if prod(sizes) > MAX_DEVICES:
+        raise ClusterError(
+            f"mesh {list(sizes)} has {prod(sizes)} devices, expected at most {MAX_DEVICES}; correct the sizes of the "
+            f"levels of cluster {cluster!r}"
         )
 
 

@@ -25,9 +25,8 @@ from shardwright.cost.tasks import COMPUTE, Segment
 from shardwright.pcg.errors import PlanError
 
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
-"""What the allocator holds beyond what is in use, as a share of it. cuda: assumed; blocks are rounded up and freed ones
-do not always fit what
-is asked for next. cpu: freed memory of this size goes back to the system."""
+"""What the allocator holds beyond what is in use, as a share of it. cuda: assumed; blocks are rounded up, and freed
+ones do not always fit what is asked for next. cpu: freed memory of this size goes back to the system."""
 
 
 class Placed(NamedTuple):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+_LEAST_S = 5e-9  # less is the rounding of sums of times
+
 
 def seconds(value: float) -> str:
     """`4.60 s`, `95.3 ms`, `12.0 µs`."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= 0.9995 * scale:
             return f"{_digits(value / scale)} {unit}"
-    return "0" if value <= 0 else f"{_digits(value / 1e-6)} µs"
+    return "0" if value < _LEAST_S else f"{_digits(value / 1e-6)} µs"
 
 
 def size(num_bytes: float) -> str:

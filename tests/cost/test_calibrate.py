@@ -167,6 +167,15 @@ def test_bad_arguments(num_ranks: int, options: dict[str, Any], problem: str) ->
         calibrate(num_ranks, **options)
 
 
+@pytest.mark.parametrize(("available", "count", "seen"), [(False, 8, 0), (True, 1, 1)])
+def test_every_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, available: bool, count: int, seen: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    problem = rf"^calibrate: 2 ranks need a GPU each, torch sees {seen}; give as many ranks as there are GPUs"
+    with pytest.raises(ClusterError, match=problem):
+        calibrate(2, device="cuda", save=False)
+
+
 # --------------------------------------------------------------------------------------------------------------- noise
 
 

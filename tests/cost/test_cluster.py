@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import shardwright.cost
-from shardwright.cost.cluster import Cluster, CollectiveLine, threads_per_rank
+from shardwright.cost import checks
+from shardwright.cost.cluster import COLLECTIVES, Cluster, CollectiveLine, threads_per_rank
+from shardwright.cost.communication import Communication
 from shardwright.cost.device import Device
 from shardwright.cost.topology import Level
 from shardwright.pcg.errors import ClusterError
@@ -59,6 +61,37 @@ def test_device_memory_is_a_positive_integer(value: object) -> None:
         ClusterError, match=r"^Device\.memory_bytes: expected a positive integer, got .*number of bytes"
     ):
         replace(GPU, memory_bytes=value)
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e31, 10**31, 1e308])
+def test_figures_of_no_machine(value: float) -> None:
+    problem = (
+        r"^Level\.bandwidth_bytes_per_s: expected a positive number, got .*, beyond what a machine has; give it in"
+    )
+    with pytest.raises(ClusterError, match=problem):
+        replace(NVLINK, bandwidth_bytes_per_s=value)
+    for good in (checks.LEAST, checks.MOST):
+        assert replace(NVLINK, bandwidth_bytes_per_s=good).bandwidth_bytes_per_s == good
+    if value > 1:
+        with pytest.raises(
+            ClusterError, match=r"^Level\.latency_s: expected a number of at least 0, got .*, beyond what"
+        ):
+            replace(NVLINK, latency_s=value)
+
+
+def test_more_devices_than_any_machine_has() -> None:
+    cluster = Cluster.preset("dgx-h100", nodes=10**9)
+    with pytest.raises(ClusterError, match=r"^mesh \[8000000000\] has 8000000000 devices, expected at most 16777216; "):
+        Communication(cluster, (cluster.num_devices,))
+
+
+def test_the_extremes_have_costs() -> None:
+    slow = replace(NVLINK, bandwidth_bytes_per_s=checks.LEAST, latency_s=checks.MOST)
+    fast = replace(NVLINK, bandwidth_bytes_per_s=checks.MOST, latency_s=0)
+    for level in (slow, fast):
+        costs = Communication(Cluster("odd", GPU, (level,), "nccl", "test"), (level.size,))
+        for collective in COLLECTIVES:
+            assert 0 < costs.time_s(collective, 0, 1e12) < math.inf
 
 
 @pytest.mark.parametrize("value", [*NOT_POSITIVE, 1.01])

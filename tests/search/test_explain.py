@@ -286,7 +286,8 @@ def test_explaining_needs_no_torch(tmp_path: Path, data: Plan) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (units.seconds(0), "0"), (units.seconds(3e-7), "0.30 µs"), (units.seconds(0.00999), "9.99 ms"),
+        (units.seconds(0), "0"), (units.seconds(4e-18), "0"), (units.seconds(3e-7), "0.30 µs"),
+        (units.seconds(0.00999), "9.99 ms"),
         (units.seconds(0.9999), "1.00 s"), (units.seconds(123), "123 s"),
         (units.size(0), "0"), (units.size(12), "12 B"), (units.size(999_900), "1.00 MB"),
         (units.size(65.7e9), "65.7 GB"),
