@@ -64,9 +64,13 @@ def _is_kept(graph: Graph, node: Node) -> bool:
     """Whether the backward of the node or of a reader keeps its result."""
     if not graph.types[node.name].grad:
         return False
+
+    def saved(of: Node) -> tuple[int | str, ...]:
+        return saved_by(of, [graph.types[name].grad for name in of.inputs])
+
     readers = [graph.by_name[user] for user in graph.users[node.name]]
     positions = ((reader, i) for reader in readers for i, name in enumerate(reader.inputs) if name == node.name)
-    return "result" in saved_by(node) or any(i in saved_by(reader) for reader, i in positions)
+    return "result" in saved(node) or any(i in saved(reader) for reader, i in positions)
 
 
 def fuse(found: Passes, fusion: Fusion, operands_bytes: tuple[float, ...], result_bytes: float) -> Passes:

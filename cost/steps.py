@@ -204,7 +204,7 @@ class Steps:
             forward_s += sum(self._cast_s(name) for name in reads if name not in self._cast)
             backward_s += self._cast_s(node.name) if kind.grad else 0.0
             self._cast.update(reads)
-        saved = saved_by(node) if kind.grad else ()
+        saved = saved_by(node, [self.graph.types[i].grad for i in node.inputs]) if kind.grad else ()
         keeps = [operands[i] for i in saved if isinstance(i, int) and i < len(operands)]
         keeps += [node.name] if "result" in saved else []
         mask = kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0

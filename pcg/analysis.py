@@ -89,10 +89,22 @@ def cut_with(graph: Graph, node: Node) -> Sequence[Node]:
     return alike if end == graph.types[whole].shape[int(str(dim))] else ()
 
 
-def saved_by(node: Node) -> tuple[int | str, ...]:
-    """What a differentiated operator keeps for backward, as `Row.saves`; one that is not known, everything it sees."""
+def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
+    """What a differentiated operator keeps for backward, as `Row.saves`; one that is not known, everything it sees.
+
+    `grads`: which operands get a gradient. One that the result is linear in is kept for the others' gradients only: of
+    the product of an activation and a constant, the constant.
+    """
     row = ROWS.get(node.op)
-    return row.saves if row is not None else (*range(len(node.inputs)), "result")
+    if row is None:
+        return (*range(len(node.inputs)), "result")
+    if row.joint:
+        return row.saves
+    others = [any(grads[:i]) or any(grads[i + 1 :]) for i in range(len(grads))]
+    return tuple(
+        item for item in row.saves
+        if not isinstance(item, int) or item >= len(grads) or (item,) not in row.linear_in or others[item]
+    )  # fmt: skip
 
 
 def stored_nodes(graph: Graph) -> set[str]:

@@ -57,6 +57,7 @@ class Row:
     random        draws from the generator; the local operator draws the global mask and takes its `shard`
     view          moves no data
     saves         what backward keeps: operand indices, "result" or "mask" (one byte an element)
+    joint         backward is one kernel that takes all of `saves`, whichever operand gets a gradient
     contraction   multiply-adds over the iteration space: 2 FLOPs a point and pass (else `flops_per_element` each)
     outside       factors that a contraction does not iterate over
     lookup        picks entries of its first operand by indices: its work is what it returns, not the table
@@ -74,6 +75,7 @@ class Row:
     random: bool = False
     view: bool = False
     saves: tuple[int | str, ...] = ()
+    joint: bool = False
     contraction: bool = False
     outside: tuple[str, ...] = ()
     lookup: bool = False

@@ -176,7 +176,8 @@ class _Build:
         how = written(self.graph, node)
         view = row is not None and row.view and how != "copy"
         self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
-        kept = tuple(self._charges(node, saved_by(node) if self.types[node.name].grad else ()))
+        saved = saved_by(node, [t.grad for t in operands]) if self.types[node.name].grad else ()
+        kept = tuple(self._charges(node, saved))
         allowed = self._allowed(node, operands)
         key = ("domain", *self._kind(node), kept, how, allowed)
         return self.b.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, how))

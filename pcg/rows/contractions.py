@@ -67,7 +67,7 @@ ROWS = [
     Row("matmul", "... m k, ... k n -> ... m n", np.matmul, "{0} @ {1}",
         linear_in=((0,), (1,)), saves=(0, 1), contraction=True),
     Row("conv2d", _conv2d, _np_conv2d, "F.conv2d({0}, {1}, None, {stride}, {padding}, {dilation}, {groups})",
-        linear_in=((0,), (1,)), localize=_local_groups, saves=(0, 1), contraction=True, outside=("h", "w")),
+        linear_in=((0,), (1,)), localize=_local_groups, saves=(0, 1), joint=True, contraction=True, outside=("h", "w")),
     Row("grouped_mm", "t! i, e! i o, e! -> t! o", _np_grouped_mm, "rt.grouped_mm({0}, {1}, {2})",
         linear_in=((0,), (1,)), saves=(0, 1), contraction=True, outside=("e",),
         doc="rows of x, in groups that end at `ends`, each group times its own matrix"),

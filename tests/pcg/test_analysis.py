@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from shardwright.pcg.analysis import copies_data, cut_with, written
+from shardwright.pcg.analysis import copies_data, cut_with, saved_by, written
 from shardwright.pcg.builder import GraphBuilder
 
 
@@ -64,3 +66,32 @@ def test_slices_that_cut_a_dimension_up_are_parts() -> None:
     assert [n.name for n in cut_with(graph, graph.by_name[parts[1]])] == parts
     assert [written(graph, graph.by_name[n]) for n in (*parts, *gap)] == ["part"] * 3 + [""] * 2
     assert cut_with(graph, graph.by_name[total]) == ()
+
+
+BILINEAR = [
+    ("mul", torch.mul, (4, 6), (4, 6), {}),
+    ("div", torch.div, (4, 6), (4, 6), {}),
+    ("linear", torch.nn.functional.linear, (4, 6), (5, 6), {}),
+    ("matmul", torch.matmul, (2, 4, 6), (2, 6, 5), {}),
+    ("conv2d", torch.nn.functional.conv2d, (1, 4, 5, 5), (2, 4, 3, 3),
+     {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("grads", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize(("op", "function", "first", "second", "attrs"), BILINEAR, ids=[b[0] for b in BILINEAR])
+def test_of_a_product_torch_keeps_what_the_other_operand_needs(
+    op: str, function: Any, first: tuple[int, ...], second: tuple[int, ...], attrs: dict[str, Any],
+    grads: tuple[bool, bool],
+) -> None:  # fmt: skip
+    b = GraphBuilder()
+    leaves = [
+        b.leaf(n, "parameter", s, "float32", n, grad=g) for n, s, g in zip("xy", (first, second), grads, strict=True)
+    ]
+    node = b.op(op, *leaves, **attrs)
+    found = saved_by(b.graph([("z", node)]).by_name[node], grads)
+    operands = [torch.rand(s).add_(1).requires_grad_(g) for s, g in zip((first, second), grads, strict=True)]
+    kept: set[int] = set()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.add(t.untyped_storage().data_ptr()), lambda t: t):
+        function(*operands)
+    assert set(found) == {i for i, t in enumerate(operands) if t.untyped_storage().data_ptr() in kept}
