@@ -1,5 +1,8 @@
 """How long it takes to cost one plan: a model like Llama-405B on 16,384 GPUs, and the same block on 8.
 
+Two figures. *New graph*: a candidate with other layouts, another mesh or precision is costed from its graph, and shares
+nothing with those before it. *Same graph*: one that differs in its microbatches alone shares their pieces (`Programs`).
+
 The model is captured with one block, on fake tensors, and planned once as data × tensor parallel; `repeats` makes 126
 blocks of it. Seconds are CPU time of this process, which other processes do not change, at the median of several
 rounds:
@@ -83,8 +86,8 @@ def report(name: str, graph: Graph, nodes: int, execution: Execution) -> None:
     again_s = cpu_s(lambda: simulate(programs.program(replace(execution, num_microbatches=next(counts)))))
     trace_s = cpu_s(lambda: trace(found))
     busiest, fullest = found.busiest, found.fullest
-    print(f"{name}: {seconds(first_s)} from the graph to the timeline, {seconds(again_s)} for another number of "
-          f"microbatches, {seconds(trace_s)} for the trace")  # fmt: skip
+    print(f"{name}: new graph {seconds(first_s)} (all of it, to the timeline), same graph with another number of "
+          f"microbatches {seconds(again_s)}, trace {seconds(trace_s)}")  # fmt: skip
     print(f"  step {seconds(found.step_s)}, compute {percent(busiest.compute_s / found.step_s)}, exposed "
           f"{percent(busiest.exposed_s / found.step_s)}, bubble {percent(busiest.bubble_s / found.step_s)}, "
           f"peak {size(fullest.memory.total_bytes)}: {fullest.peak_at}")  # fmt: skip

@@ -58,7 +58,10 @@ class Gathers:
                 for axis, num_bytes in gathered_bytes(group):
                     seconds = steps.costs.collective_s("all_gather", steps.graph.mesh.index(axis), num_bytes)
                     name = f"gather {group.readings[0].weight.home}"
-                    tasks.append(self.recorder.launch(name, axis, seconds, blocks=False, after=tasks[-1:]))
+                    task = self.recorder.launch(name, axis, seconds, blocks=False, after=tasks[-1:])
+                    if steps.cluster.backend == "gloo":  # torch's all-gather has it write to memory of its own first
+                        self.recorder.take("communication", num_bytes, task, (task,))
+                    tasks.append(task)
             self.launched[number] = tasks
         return self.launched[number]
 

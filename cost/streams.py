@@ -13,6 +13,7 @@ of a simulation does not grow with depth.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,11 +74,12 @@ def run(
 ) -> SegmentTimeline:
     """Simulate a segment. `known`: starts and ends of the same tasks, where only the memory differs."""
     starts, ends = known or times(segment.tasks, sharing)
-    offsets, seconds = _stretch(segment, starts, ends)
+    windows = [_window(fold, segment.tasks, ends) for fold in segment.folds]
+    offsets, seconds = _stretch(segment, starts, ends, windows)
     busy = defaultdict[str, float](float)
     for task, copies, start, end in zip(segment.tasks, segment.copies(), starts, ends, strict=True):
         busy[task.stream] += copies * (end - start)
-    memory = _memory(segment, starts, ends, offsets)
+    memory = _memory(segment, starts, ends, offsets, windows)
     awaited = (e + o for t, e, o in zip(segment.tasks, ends, offsets, strict=True) if not _goes_on(t))
     ready_s = max(awaited, default=seconds)
     waiting_s = max(0.0, ready_s - busy.get(COMPUTE, 0.0))
@@ -92,25 +94,31 @@ def _goes_on(task: Task) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- folds
 
 
-def _stretch(segment: Segment, starts: Sequence[float], ends: Sequence[float]) -> tuple[list[float], float]:
+_Window = tuple[float, float]
+
+
+def _stretch(
+    segment: Segment, starts: Sequence[float], ends: Sequence[float], windows: Sequence[_Window]
+) -> tuple[list[float], float]:
     """How much later each task is than simulated, as folds stand for more blocks; and the whole duration.
 
     One more block adds what compute takes for it. Communication that compute does not wait for and that takes longer
     piles up: what is left of it then comes on top for its stream.
     """
     tasks, offsets = segment.tasks, [0.0] * len(starts)
-    for fold in segment.folds:
-        begin, end = _window(fold, tasks, ends)
-        left = _left(fold, tasks, starts, ends)
+    for fold, (begin, end) in zip(segment.folds, windows, strict=True):
+        left = _left(fold, tasks, starts, ends, (begin, end))
         piled_up = fold.more * sum(left.values())
         for number in range(fold.end, len(offsets)):
             offsets[number] += fold.more * (end - begin) + (piled_up if tasks[number].stream in left else 0.0)
     return offsets, max((end + offset for end, offset in zip(ends, offsets, strict=True)), default=0.0)
 
 
-def _left(fold: Fold, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float]) -> dict[str, float]:
+def _left(
+    fold: Fold, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float], window: _Window
+) -> dict[str, float]:
     """By stream, how much more a block launches than is done while compute runs one."""
-    begin, end = _window(fold, tasks, ends)
+    begin, end = window
     left = defaultdict[str, float](float)
     for number, task in enumerate(tasks):
         if task.stream == COMPUTE or not task.seconds:
@@ -123,11 +131,11 @@ def _left(fold: Fold, tasks: Sequence[Task], starts: Sequence[float], ends: Sequ
     return {stream: seconds for stream, seconds in left.items() if seconds > 1e-9 * (end - begin)}
 
 
-def _window(fold: Fold, tasks: Sequence[Task], ends: Sequence[float]) -> tuple[float, float]:
-    """When compute ends the first and the second of the three blocks."""
+def _window(fold: Fold, tasks: Sequence[Task], ends: Sequence[float]) -> _Window:
+    """When compute ends the first and the second of the three blocks: the tasks of one stream end in their order."""
 
     def computed(until: int) -> float:
-        return max((ends[i] for i in range(until) if tasks[i].stream == COMPUTE), default=0.0)
+        return next((ends[i] for i in reversed(range(until)) if tasks[i].stream == COMPUTE), 0.0)
 
     return computed(fold.start), computed(fold.end)
 
@@ -140,31 +148,37 @@ _Event = tuple[float, int, int, int, float]
 
 
 def _memory(
-    segment: Segment, starts: Sequence[float], ends: Sequence[float], offsets: Sequence[float]
+    segment: Segment,
+    starts: Sequence[float],
+    ends: Sequence[float],
+    offsets: Sequence[float],
+    windows: Sequence[_Window],
 ) -> tuple[dict[str, float], float, str, dict[str, float], Course]:
     """Peak by category, its moment and task, the net change, and the whole course."""
     categories = list(dict.fromkeys(b.category for b in segment.buffers))
+    columns = {category: column for column, category in enumerate(categories)}
     events: list[_Event] = []
-    for buffer in segment.buffers:
-        column = categories.index(buffer.category)
-        if buffer.taken is not None:
-            events.append((starts[buffer.taken], buffer.taken, 0, column, buffer.num_bytes))
-        if buffer.freed:
-            last = max(buffer.freed, key=lambda i: (ends[i], i))
-            events.append((ends[last], last, 1, column, -buffer.num_bytes))
+    for category, num_bytes, taken, freed, _ in segment.buffers:
+        column = columns[category]
+        if taken is not None:
+            events.append((starts[taken], taken, 0, column, num_bytes))
+        if freed:
+            last = freed[0] if len(freed) == 1 else max(freed, key=lambda i: (ends[i], i))
+            events.append((ends[last], last, 1, column, -num_bytes))
     if not events:
         return {}, 0.0, "", {}, Course()
     events.sort()
     changes = np.zeros((len(events), len(categories)))
-    for row, (_, _, _, column, num_bytes) in enumerate(events):
-        changes[row, column] = num_bytes
+    moments, numbers, _, where, sizes = zip(*events, strict=True)
+    changes[np.arange(len(events)), where] = sizes
     course = np.cumsum(changes, axis=0)
-    for fold in segment.folds:
-        course += _folded(fold, segment.tasks, events, ends, course)
+    for fold, window in zip(segment.folds, windows, strict=True):
+        course += _folded(fold, window, moments, numbers, course)
     totals = course.sum(axis=1)
     row = int(totals.argmax())
     net = dict(zip(categories, course[-1].tolist(), strict=True))
-    memory = Course(tuple(e[0] + offsets[e[1]] for e in events), tuple(totals.tolist()))
+    at_s = tuple(moment + offsets[number] for moment, number in zip(moments, numbers, strict=True))
+    memory = Course(at_s, tuple(totals.tolist()))
     if totals[row] <= 0:  # nothing is above what was there at the start
         return {}, 0.0, segment.tasks[0].name, net, memory
     peak = dict(zip(categories, course[row].tolist(), strict=True))
@@ -172,15 +186,12 @@ def _memory(
 
 
 def _folded(
-    fold: Fold, tasks: Sequence[Task], events: Sequence[_Event], ends: Sequence[float], course: np.ndarray
+    fold: Fold, window: _Window, moments: Sequence[float], numbers: Sequence[int], course: np.ndarray
 ) -> np.ndarray:
     """What further blocks add to the memory of everything after them: the change over the second block, each time."""
-    moments, numbers = [event[0] for event in events], np.array([event[1] for event in events])
-    first, second = (
-        _row(course, int(np.searchsorted(moments, moment, side="right"))) for moment in _window(fold, tasks, ends)
-    )
+    first, second = (_row(course, bisect_right(moments, moment)) for moment in window)
     after = np.zeros_like(course)
-    after[numbers >= fold.end] = fold.more * (second - first)
+    after[np.array(numbers) >= fold.end] = fold.more * (second - first)
     return after
 
 

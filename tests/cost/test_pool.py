@@ -70,6 +70,15 @@ def test_the_pool_counts_in_every_moment(run: Execution) -> None:
     assert memory.total_bytes >= sum(made.stages[0].state.values())
 
 
+def test_gloo_gathers_by_way_of_memory_of_its_own() -> None:
+    slow = cluster(4)
+    fast = replace(slow, device=replace(slow.device, kind="cuda"), backend="nccl")
+    staged = [
+        {b.category for b in program(planned("zero", 3), c).stages[0].pieces[0].forward.buffers} for c in (slow, fast)
+    ]
+    assert [("communication" in categories) for categories in staged] == [True, False]
+
+
 def test_equal_blocks_share_their_sets() -> None:
     graphs = [planned("zero", layers) for layers in (3, 6, 12)]
     assert len({gathered(program(graph, cluster(4))) for graph in graphs}) == 1
