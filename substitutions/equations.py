@@ -27,12 +27,15 @@ from functools import cached_property
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
-from shardwright.pcg.parallel import PARALLEL_OPS, PARTITION
+from shardwright.pcg.parallel import PARALLEL_OPS, PARTITION, REDUCE
 from shardwright.substitutions import fields
 from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.terms import Apply, Dims, Term, Variable, erase, parse_term, subterms
 from shardwright.substitutions.wellformed import check_equation
+
+_MOVING = frozenset({"concat", "contiguous", "expand", "flip", "permute", "reshape", "slice", *PARALLEL_OPS} - {REDUCE})
+"""Operators that compute nothing."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,12 @@ class Equation:
             self.name, variables, tuple(a for a, _ in oriented), tuple(b for _, b in oriented),
             tuple(g for g in self.guard if not g.names & set(self.axes)), self.moves, parameters=self.parameters,
         )  # fmt: skip
+
+    @cached_property
+    def any_kind(self) -> bool:
+        """Whether variables may be bools: neither side computes, and bools are no numbers."""
+        terms = (term for root in (*self.left, *self.right) for term in subterms(root))
+        return all(isinstance(term, Variable) or term.op in _MOVING for term in terms)
 
     @cached_property
     def dims(self) -> Mapping[str, Dims]:

@@ -85,7 +85,7 @@ def flag(data: Mapping[str, Any], key: str, default: bool = False) -> bool:
 def name_of(data: object, key: str = "name") -> str:
     """What errors call a rule that may not be one."""
     value = data.get(key) if isinstance(data, Mapping) else None
-    return value if isinstance(value, str) and 0 < len(value) <= MAX_TEXT else "?"
+    return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= MAX_TEXT else "?"
 
 
 def each(values: Collection[str], key: str, read: Callable[[str], T]) -> tuple[T, ...]:

@@ -91,7 +91,7 @@ class PartialMatch:
         if variable in self.variables:
             return self.variables[variable] == name
         kind = self.graph.types[name]
-        if kind.dtype == "bool" and not self.rule.moves:  # other rules speak of numbers
+        if kind.dtype == "bool" and not self.rule.any_kind:  # other rules speak of numbers
             return False
         found = self.rule.dims[variable].bind(kind.shape)
         if found is None or any(self.sizes.get(key, value) != value for key, value in found.items()):

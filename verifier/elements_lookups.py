@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.attributes import types
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier import polys
@@ -31,7 +32,8 @@ def looked_up(run: Evaluator, term: Apply, ids: Tensor, index: Index) -> Poly:
     element = ids.element(index)
     if len(element) == 1 and element[0][1] == 1 and len(element[0][0]) == 1:
         ((cell, power),) = element[0][0]
-        if cell.kind == "cell" and power == 1:
+        unpadded = all(not str(place).startswith("unless ") for place in _places(cell))  # padding is about gradients
+        if cell.kind == "cell" and power == 1 and unpadded:
             return app(f"value of {cell.parts[0]}", *cell.parts[1])  # type: ignore[arg-type]
     raise RuleError(f"{term}: an index that is not an element of a variable")
 
@@ -205,23 +207,28 @@ def number(dim: Dim, places: tuple[Position, ...]) -> Poly:
     return value
 
 
+_INTEGERS = (("int",), ("Sequence[int]",))
+_LARGEST = {"int32": 2**31 - 1, "int64": 2**63 - 1, "bfloat16": 3e38, "float32": 3e38, "float64": 1e308}
+"""Data types of constants, and how large a number may be in them."""
+
+
 def full(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """A constant: an integer over sizes, or a decimal."""
     attrs = dict(term.attrs)
     expect(term, isinstance(attrs["shape"].tree, ast.Tuple))
     expect(term, holds_numbers(attrs.get("dtype")))
-    value = constant(run, attrs["value"])
-    name = attrs["value"].name
-    integers = {v.name for root in run.rule.left for t in subterms(root) if isinstance(t, Apply)
-                for key, v in t.attrs if key == "ignore_index"}  # fmt: skip
-    whole = all(c.denominator == 1 for _, c in value) and (name is None or name in run.symbols.sizes | integers)
-    expect(term, whole or "float" in str(attrs.get("dtype", "float")))
+    value, dtype = constant(run, attrs["value"]), attrs.get("dtype")
+    integers = {name for root in run.rule.left for t in subterms(root) if isinstance(t, Apply)
+                for key, v in t.attrs if types(t.op, key) in _INTEGERS for name in v.binds}  # fmt: skip
+    whole = all(c.denominator == 1 for _, c in value) and attrs["value"].names <= run.symbols.sizes | integers
+    expect(term, whole or "float" in str(dtype or "float"))
+    expect(term, dtype is None or all(abs(c) <= _LARGEST[str(dtype).strip("'")] for _, c in value))
     return Tensor(tuple(entry(run, t) for t in attrs["shape"].tree.elts), lambda index: value)  # type: ignore[attr-defined]
 
 
 def holds_numbers(dtype: Expression | None) -> bool:
-    """Whether a data type has negative numbers and large ones: bools and short integers wrap them."""
-    return dtype is None or str(dtype).strip("'") in ("int32", "int64") or "float" in str(dtype)
+    """Whether a data type has negative numbers and large ones: bools and short ones wrap them or make them infinite."""
+    return dtype is None or str(dtype).strip("'") in _LARGEST
 
 
 def constant(run: Evaluator, value: Expression) -> Normal:

@@ -75,7 +75,7 @@ class PowerLaws(Families):
         positive, total = positive_normal(base), total_normal(base)
         if e == int(e) or (positive and total):
             return self.monomial([(self.factor("poly", base, positive=positive, total=total), e)])
-        root = self.factor("sqrt", base, nonnegative=True, positive=positive, total=total and nonnegative_normal(base))
+        root = self.factor("sqrt", base, nonnegative=True, positive=positive, total=positive and total)  # at 0 no slope
         if (e * 2) != int(e * 2):
             raise RuleError(f"the power {e} of a form that may be negative")
         return ((((root, int(e * 2)),), Fraction(1)),)

@@ -244,3 +244,18 @@ def test_a_rule_about_numbers_does_not_match_a_mask_of_bools() -> None:
         used = "b" if "gt" in mask else "m"
         before = graph(heads + mask + f"%y = sdpa(%q, %k, %v, %{used}) {{causal=False, scale=0.5}}", outputs="y")
         assert len(matches(rule, before, {"k": 2})) == count
+
+
+def test_bools_match_only_what_moves_them() -> None:
+    """The sum of two bools is a bool, so twice True is True, although doubling is exact on numbers."""
+    total = "sum({}, dims=(0,), keepdim=False)"
+    doubled = total.format("mul(x, full(shape=(), value=2, dtype='int64'))")
+    twice = equation("twice", {"x": "m"}, total.format("add(x, x)"), doubled, moves=True)
+    for added, count in (("m", 1), ("b", 0)):
+        before = graph(
+            f"m[4]\n%b = gt(%m, %m)\n%s = add(%{added}, %{added})\n%y = sum(%s) {{dims=(0,), keepdim=False}}",
+            outputs="y",
+        )
+        assert len(matches(twice, before)) == count
+    turned = graph("m[4, 6]\n%b = gt(%m, %m)\n%s = permute(%b) {dims=(0, 1)}\n%y = relu(%m)", outputs="s")
+    assert len(matches(CATALOGUE["permute_of_none"], turned)) == 1

@@ -14,6 +14,10 @@ KEPT = "ne(t, full(shape=(), value=3, dtype='int64'))"
 ZERO = "full(shape=(), value=0, dtype='float32')"
 CHOSEN = f"where({KEPT}, reciprocal(x), {ZERO})"
 FIRST = "slice(w, dim=0, start=0, stop=1, step=1)"
+NORMED = (
+    "mul(x, rsqrt({}(div(sum(mul(x, x), dims=(1,), keepdim=True), full(shape=(), value=n, dtype='int64')),"
+    " full(shape=(), value={}, dtype='{}'))))"
+)
 ROUNDED = "m - m // (s - t) * (s - t)"
 
 FALSE: dict[str, tuple[dict[str, str], str, str, tuple[str, ...]]] = {
@@ -63,6 +67,22 @@ FALSE: dict[str, tuple[dict[str, str], str, str, tuple[str, ...]]] = {
     "a bias behind a padded table": (
         {"w": "v k", "u": "k", "i": "m"}, "embedding(add(w, u), i, padding_idx=0)",
         "add(embedding(w, i, padding_idx=0), u)", ()),
+    "ids behind a padded table": (
+        {"w": "v d", "j": "n 1", "i": "m"},
+        "embedding(reshape(embedding(w, j, padding_idx=None), shape=(n, d)), i, padding_idx=p)",
+        "embedding(w, reshape(embedding(j, i, padding_idx=p), shape=(m,)), padding_idx=None)", ()),
+    # gradients: a root has none at 0
+    "zero times a root": ({"x": "m"}, f"mul(x, {ZERO})", "mul(x, sub(sqrt(relu(x)), sqrt(relu(x))))", ()),
+    "a root of nothing": ({"x": "m"}, "relu(x)", "add(relu(x), sqrt(sub(x, x)))", ()),
+    # constants that their data type does not hold
+    "a fraction in a sum": (
+        {"x": "m n"}, "rms_norm(x, eps=e, normalized_dims=1)", NORMED.format("sub", "-e", "int64"), ()),
+    "a large integer": (
+        {"x": "m"}, "mul(x, full(shape=(), value=1e30, dtype='float32'))",
+        "mul(x, full(shape=(), value=1e30, dtype='int64'))", ()),
+    "a large number": (
+        {"x": "m"}, "mul(x, full(shape=(), value=100000, dtype='float32'))",
+        "mul(x, full(shape=(), value=100000, dtype='float16'))", ()),
     # rounding down, by a negative number
     "a slice from -1": (
         {"x": "m", "y": "k"}, "relu(x); slice(y, dim=0, start=s, stop=t, step=1)",
@@ -88,6 +108,10 @@ TRUE: dict[str, tuple[dict[str, str], str, str, tuple[str, ...]]] = {
     "a weight behind a table": (
         {"w": "v k", "u": "k d", "i": "m"}, "embedding(matmul(w, u), i, padding_idx=None)",
         "matmul(embedding(w, i, padding_idx=None), u)", ()),
+    "a fraction in a sum of numbers": (
+        {"x": "m n"}, "rms_norm(x, eps=e, normalized_dims=1)", NORMED.format("sub", "-e", "float32"), ()),
+    "zero times a root that exists": (
+        {"x": "m"}, f"mul(x, {ZERO})", "mul(x, sub(sqrt(exp(x)), sqrt(exp(x))))", ()),
     "zero times what exists": ({"x": "m"}, f"mul(x, {ZERO})", f"mul(exp(x), {ZERO})", ()),
     "a product for a choice that exists": (
         {"x": "m", "t": "m"}, f"where({KEPT}, exp(x), {ZERO})", f"mul({KEPT}, exp(x))", ()),

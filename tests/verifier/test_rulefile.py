@@ -310,3 +310,10 @@ def at(value: Any, place: tuple[Any, ...]) -> Any:
 def test_anything_is_read_or_is_a_rule_error(data: Any) -> None:
     judged(data)
     judged({"form": "equation", "name": "x", "variables": data, "left": data, "right": data})
+
+
+def test_a_name_that_cannot_be_shown_is_not(tmp_path: Path) -> None:
+    """Half of a surrogate pair has no UTF-8."""
+    (entry,) = file_of(tmp_path, {**SERIAL, "name": "\ud800"}).entries
+    assert entry.name == "?"
+    assert entry.problem == r"rule '?': field 'name': the character '\ud800' does not belong in a rule"
