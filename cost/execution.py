@@ -26,7 +26,9 @@ class Execution:
     Attributes:
         precision: None: the graph's own dtypes. "fp32" and "bf16": every float in that dtype, optimizer included.
             "amp_bf16": weights used, activations and their gradients in bf16; master weights, gradients and optimizer
-            states in fp32. "fp8": as "amp_bf16", with matrix multiplications in fp8.
+            states in fp32. "fp8": as "amp_bf16", with matrix multiplications in fp8. A graph with 16-bit parameters
+            keeps its own dtypes for values (only optimizer states and matrix multiplications change), so "fp32" is
+            refused there.
         compiled: whether chains of pointwise operators are fused (torch.compile).
         recompute: "selective": attention is run again in backward; "full": every block is, from its input.
         offload: kept activations wait for backward in the host's memory.

@@ -22,6 +22,7 @@ from shardwright.cost.operators import NodeCost
 from shardwright.cost.tasks import COMPUTE
 from shardwright.cost.work import Passes, Work
 from shardwright.pcg.analysis import Written, block_of, saved_by, stored_nodes, written
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
@@ -81,7 +82,11 @@ class Weight(NamedTuple):
 
 
 class Steps:
-    """The steps, weights and leaves of one graph."""
+    """The steps, weights and leaves of one graph.
+
+    Raises:
+        PlanError: precision "fp32" for a graph that is captured in 16 bits.
+    """
 
     def __init__(self, graph: Graph, cluster: Cluster, execution: Execution) -> None:
         self.graph, self.cluster, self.execution = graph, cluster, execution
@@ -90,6 +95,10 @@ class Steps:
         self.stored = stored_nodes(graph)
         floats = {graph.types[n.name].dtype for n in graph.leaves("parameter")}
         self.narrow = bool(floats & {"bfloat16", "float16"})
+        if self.narrow and execution.precision == "fp32":
+            own = " and ".join(sorted(floats & {"bfloat16", "float16"}))
+            advice = "leave the precision out, or plan the model in float32"
+            raise PlanError(f"precision 'fp32': expected a graph in 32 bits, got parameters in {own}; {advice}")
         self._moves = {node.name: (start, move) for node, start, move in fused_moves(graph)}
         self._fusions = fusions(graph) if execution.compiled else {}
         self.weights: dict[str, Weight] = {}

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path),
               help="Write the tasks here, for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
 @click.option("--microbatches", type=click.IntRange(1), default=1, help="Batches whose gradients a step accumulates.")
-@click.option("--precision", type=click.Choice(PRECISIONS), help="By default the model's own dtypes.")
+@click.option("--precision", type=click.Choice(PRECISIONS),
+              help="By default the model's own dtypes; fp32 is for models that are planned in it.")  # fmt: skip
 @click.option("--recompute", type=click.Choice(RECOMPUTES), default="none", help="What backward computes again.")
 @click.option("--overlap/--no-overlap", default=True, help="Whether collectives of parameters run beside compute.")
 @format_option

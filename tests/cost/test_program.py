@@ -209,13 +209,24 @@ def test_mixed_precision_halves_activations_and_keeps_a_master_copy(role: str) -
         assert mixed["optimizer"] == plain["optimizer"] * 12 / 8
 
 
+def in_dtype(graph: Graph, dtype: str) -> Graph:
+    return replace(graph, nodes=tuple(
+        replace(n, attrs=tuple((k, dtype if v == "float32" else v) for k, v in n.attrs)) for n in graph.nodes
+    ))  # fmt: skip
+
+
 def test_a_graph_in_16_bits_says_itself_what_stays_wide() -> None:
     """Captured in fp32 and run in bf16, or the other way round, it keeps the same bytes."""
     graph = planned("tensor", 3)
-    narrow = replace(graph, nodes=tuple(
-        replace(n, attrs=tuple((k, "bfloat16" if v == "float32" else v) for k, v in n.attrs)) for n in graph.nodes
-    ))  # fmt: skip
+    narrow = in_dtype(graph, "bfloat16")
     assert peak(Execution("amp_bf16"), graph=graph) == peak(Execution("amp_bf16"), graph=narrow)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_graph_in_16_bits_is_not_run_in_32(dtype: str) -> None:
+    problem = rf"^precision 'fp32': expected a graph in 32 bits, got parameters in {dtype}; leave the precision out"
+    with pytest.raises(PlanError, match=problem):
+        program(in_dtype(planned("tensor", 3), dtype), cluster(4), Execution("fp32"))
 
 
 def test_zero_1_shards_the_optimizer_and_gathers_the_weights_at_the_end() -> None:
