@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import ceil, log2, prod
+from math import ceil, inf, log2, prod
+
+import numpy as np
 
 from shardwright.cost import algorithms, gloo, nccl
 from shardwright.cost.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine
@@ -65,8 +67,12 @@ class Communication:
         return self.time_s("broadcast", axis, num_bytes)
 
     def time_s(self, collective: Collective, axis: int, num_bytes: Bytes) -> Bytes:
-        """Seconds of a collective along `axis`, an index into the mesh; zero where the axis has one device."""
-        return self.curve(collective, axis).time_s(num_bytes)
+        """Seconds of a collective along `axis`, an index into the mesh; zero where the axis has one device.
+
+        Raises:
+            ClusterError: an unknown collective, no such axis, or bytes that are negative or not finite.
+        """
+        return self.curve(collective, axis).time_s(_sent(num_bytes))
 
     def send_s(self, source: int, target: int, num_bytes: Bytes) -> Bytes:
         """Seconds to send `num_bytes` from rank `source` to rank `target`, with all others sending too."""
@@ -74,6 +80,7 @@ class Communication:
             if not 0 <= rank < self.cluster.num_devices:
                 last = self.cluster.num_devices - 1
                 raise ClusterError(f"cluster {self.cluster.name!r} has no rank {rank}; choose 0 to {last}")
+        num_bytes = _sent(num_bytes)
         link = between(source, target, self.cluster.levels)
         if link is None:
             return NOTHING.time_s(num_bytes)
@@ -84,7 +91,9 @@ class Communication:
     def links(self, axis: int) -> tuple[Link, ...]:
         """What a group of `axis` has of the levels that it spans."""
         if not 0 <= axis < len(self.groups):
-            raise ClusterError(f"mesh {list(self.mesh_sizes)} has no axis {axis}; choose 0 to {len(self.groups) - 1}")
+            last = len(self.groups) - 1
+            advice = f"choose 0 to {last}" if self.groups else "it has no axes: one device communicates with nobody"
+            raise ClusterError(f"mesh {list(self.mesh_sizes)} has no axis {axis}; {advice}")
         return links_of(self.groups[axis], self.cluster.levels)
 
     def curve(self, collective: Collective, axis: int) -> Curve:
@@ -101,7 +110,7 @@ class Communication:
 
         The name is the library's choice; protocols scale α and B.
         """
-        links, name = self.links(axis), self.curve(collective, axis).at(num_bytes).name
+        links, name = self.links(axis), self.curve(collective, axis).at(_sent(num_bytes)).name
         if not links:
             return "nothing: one device"
         forms = [form for form in algorithms.candidates(collective, links) if name.startswith(form.name)]
@@ -118,6 +127,15 @@ class Communication:
         if any(link.grid for link in links):
             return _least(collective, links)
         return nccl.curve(collective, links, nccl.generation(self.cluster.device.name), self.tuning)
+
+
+def _sent(num_bytes: Bytes) -> Bytes:
+    """`num_bytes`; an error unless all of it are finite numbers of at least zero."""
+    if not np.all((num_bytes >= 0) & (num_bytes < inf)):
+        raise ClusterError(
+            f"num_bytes: expected finite numbers of at least 0, got {num_bytes}; give the tensor's bytes"
+        )
+    return num_bytes
 
 
 @lru_cache(maxsize=4096)

@@ -33,6 +33,9 @@ def parse_cluster(text: str) -> Cluster:
     if kind == "preset":
         problem = f"--cluster {text}: preset:NAME:NODES wants a number of machines"
         pairs = [entry.partition(":") for entry in rest.split("+")]
+        if not all(name for name, _, _ in pairs):
+            wants = "preset:NAME[:NODES] and each part beside a + want the name of a machine"
+            raise ShardwrightError(f"--cluster {text}: {wants}, such as preset:dgx-h100:4+dgx-a100:4")
         machines = [(name, _number(nodes or "1", problem)) for name, _, nodes in pairs]
         return Cluster.preset(*machines[0]) if len(machines) == 1 else Cluster.mixed(machines)
     if text == "detect":

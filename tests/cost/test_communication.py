@@ -1,8 +1,9 @@
 """Collectives along the axes of meshes: whose time it is, what it promises, and that it is quick to ask."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -248,6 +249,22 @@ def test_sending_takes_the_level_where_two_ranks_meet() -> None:
 def test_axes_that_are_none(axis: int) -> None:
     with pytest.raises(ClusterError, match=rf"mesh \[4, 8\] has no axis {axis}; choose 0 to 1"):
         Communication(machine(8, 4), (4, 8)).all_reduce_s(axis, 1.0)
+
+
+def test_a_mesh_without_axes() -> None:
+    with pytest.raises(ClusterError, match=r"^mesh \[\] has no axis 0; it has no axes: one device communicates with"):
+        Communication(machine(8, 4), ()).all_reduce_s(0, 1.0)
+
+
+@pytest.mark.parametrize("num_bytes", [-1.0, float("nan"), float("inf"), np.array([1.0, -1.0]), np.array([np.nan])])
+def test_bytes_that_are_none(num_bytes: Any) -> None:
+    for model in (Communication(machine(8, 4), (8, 4)), Communication(LOCAL, (2, 1))):
+        times = [partial(model.time_s, collective, axis) for collective in COLLECTIVES for axis in range(2)]
+        for time_s in (*times, partial(model.send_s, 0, 1), partial(model.send_s, 0, 0)):
+            with pytest.raises(ClusterError, match=r"^num_bytes: expected finite numbers of at least 0, got .*; give"):
+                time_s(num_bytes)
+    with pytest.raises(ClusterError, match=r"^num_bytes: expected finite numbers"):
+        Communication(LOCAL, (2,)).formula("all_reduce", 0, -1.0)
 
 
 def test_meshes_that_do_not_fit() -> None:

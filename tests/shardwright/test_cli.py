@@ -185,6 +185,8 @@ def assert_error(result: tuple[int, str, str], message: str) -> None:
         (["plan", "models.py:net", "--cluster", "preset:dgx-h100:0"], "wants a number of machines"),
         (["plan", "models.py:net", "--cluster", "preset:dgx-h100:4+dgx-a100:x"], "wants a number of machines"),
         (["plan", "models.py:net", "--cluster", "preset:dgx-h100:4+z100"], "Cluster.mixed: unknown machine 'z100'"),
+        (["plan", "models.py:net", "--cluster", "preset:dgx-h100:2+"], "each part beside a . want the name of a m"),
+        (["plan", "models.py:net", "--cluster", "preset:"], "want the name of a machine, such as preset:dgx-h100:4"),
         (["plan", "models.py:net", "--cluster", "preset:abacus"], "unknown machine 'abacus'; choose one of"),
         (["plan", "models.py:net", "--cluster", "nope.json"], "nope.json"),
         (["plan", "models.py:net", "--mesh", "2x2"], "--mesh '2x2' is no mesh: give axes and sizes such as dp=2,tp=4"),
