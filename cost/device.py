@@ -2,8 +2,9 @@
 
 Constants that no datasheet has are assumed until calibrated, and say so here:
 
-    attention        FlashAttention-2 reaches 50 to 73 % of an A100's peak forward and up to 63 % backward (Dao,
-                     "FlashAttention-2" (2023), section 4); the middle of both stands for all devices without a figure
+    attention        FlashAttention-2 on an A100, assumed for the others: it reaches 50 to 73 % of that peak forward
+                     and up to 63 % backward (Dao, "FlashAttention-2" (2023), section 4); 0.6 and 0.5 are round figures
+                     below the best, chosen, not measured
     power            a part held below its rated power runs slower: dynamic power grows with frequency times voltage
                      squared, and voltage with frequency, so the rate goes with the cube root of the power
 """
