@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,17 +74,16 @@ def demo() -> Example:
 
 def llama_8b(num_layers: int = 32, batch: int = 64, seq: int = 4096) -> Example:
     """transformers' Llama with the sizes of Llama-3-8B, in bf16 on fake tensors."""
+    return fake_llama(batch, seq, num_hidden_layers=num_layers, hidden_size=4096, intermediate_size=14336,
+                      num_attention_heads=32)  # fmt: skip
+
+
+def fake_llama(batch: int, seq: int, **sizes: Any) -> Example:
+    """transformers' Llama 3 of these sizes, with its vocabulary and 8 key-value heads, in bf16 on fake tensors."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=num_layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=8192,
-        use_cache=False,
+        vocab_size=128256, num_key_value_heads=8, max_position_embeddings=8192, use_cache=False, **sizes
     )
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)  # fake parameters cannot be cast in place

@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bench.search import fake_llama
 from shardwright.cost.cluster import Cluster
 from shardwright.cost.execution import Execution
 from shardwright.cost.program import Programs, program
@@ -41,19 +40,8 @@ ROUNDS = 9
 
 def llama_405b(batch: int, seq: int = 8192) -> tuple[nn.Module, dict[str, Tensor]]:
     """transformers' Llama with the sizes of Llama-3.1-405B and one block, in bf16 on fake tensors."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(vocab_size=128256, hidden_size=16384, intermediate_size=53248, num_hidden_layers=1,
-                         num_attention_heads=128, num_key_value_heads=8, max_position_embeddings=8192,
-                         use_cache=False)  # fmt: skip
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)  # fake parameters cannot be cast in place
-    try:
-        with FakeTensorMode():
-            ids = torch.zeros(batch, seq, dtype=torch.long)
-            return LlamaForCausalLM(config).train(), {"input_ids": ids, "labels": ids.clone()}
-    finally:
-        torch.set_default_dtype(before)
+    return fake_llama(batch, seq, num_hidden_layers=1, hidden_size=16384, intermediate_size=53248,
+                      num_attention_heads=128)  # fmt: skip
 
 
 def planned(data: int, tensor: int) -> Graph:
