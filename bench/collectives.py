@@ -18,11 +18,12 @@ from typing import cast
 
 import numpy as np
 
-from shardwright.cost import checks, nccl
-from shardwright.cost.cluster import COLLECTIVES, Cluster, Collective
-from shardwright.cost.communication import Communication
-from shardwright.cost.curve import Curve
-from shardwright.cost.tuning import UNTUNED, Tuning, fit_tuning
+from shardwright.cost.clusters import checks
+from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective
+from shardwright.cost.collectives import nccl
+from shardwright.cost.collectives.communication import Communication
+from shardwright.cost.collectives.curve import Curve
+from shardwright.cost.collectives.tuning import UNTUNED, Tuning, fit_tuning
 
 DATA = Path(__file__).parent / "data" / "collectives.csv"
 MACHINES = {"unknown": "dgx-1-v100", "A100-80": "dgx-a100", "H100-SXM": "dgx-h100"}
@@ -137,13 +138,14 @@ def _split(rows: Sequence[Measured], every: int, offset: int) -> Split:
 
 
 INTRODUCTION = """\
-Errors of predicted times, |predicted / published − 1|. Nothing is fitted: links from `cost/machines.json`, NCCL's own
-constants (`cost/nccl.py`). How channels open and chunks wait was modelled with these tables in view, by constants of
-NCCL's source. The machine of `8-gpu-2023` is not named: it is taken for 8 V100, as which it changes protocols. Azure's
-table looks like an earlier NCCL's, which gave LL on Hopper 87.7 GB/s instead of 141, and so left it before 512 KiB."""
+Errors of predicted times, |predicted / published − 1|. Nothing is fitted: links from `cost/clusters/machines.json`,
+NCCL's own constants (`cost/collectives/nccl.py`). How channels open and chunks wait was modelled with these tables in
+view, by constants of NCCL's source. The machine of `8-gpu-2023` is not named: it is taken for 8 V100, as which it
+changes protocols. Azure's table looks like an earlier NCCL's, which gave LL on Hopper 87.7 GB/s instead of 141, and
+so left it before 512 KiB."""
 FITTED = """\
-A tenth of the rows fitted (factors on latency and bandwidth, `cost/tuning.py`), the rest judged, at every offset. Two
-or three rows carry less than NCCL's constants do, where the machine is known:"""
+A tenth of the rows fitted (factors on latency and bandwidth, `cost/collectives/tuning.py`), the rest judged, at every
+offset. Two or three rows carry less than NCCL's constants do, where the machine is known:"""
 OTHERS = """\
 Other libraries' kernels from 1 GiB on, where links decide (mscclpp, 1 and 2 nodes; the best kernel of each; nothing
 fitted). Across nodes theirs are hierarchical, and NCCL's are not; ours are the times of NCCL's:"""

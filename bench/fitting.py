@@ -24,11 +24,11 @@ from scipy.optimize import least_squares
 
 from bench.judging import Predicted
 from bench.published_plans import Planned
-from shardwright.cost.cluster import Cluster
-from shardwright.cost.device import Device
-from shardwright.cost.program import program
-from shardwright.cost.streams import SHARING, Sharing
-from shardwright.cost.timeline import Timeline, simulate
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.device import Device
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.streams import SHARING, Sharing
+from shardwright.cost.timeline.timeline import Timeline, simulate
 
 _NOISE = 0.03
 """What one row is off by without any fault of the constants; residuals beyond it count linearly, as bad runs do."""

@@ -16,8 +16,8 @@ import torch
 
 from bench.decoders import BLOCK, DECODERS, Decoder, captured
 from bench.published import Run
-from shardwright.cost.cluster import Cluster
-from shardwright.cost.execution import Execution
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.timeline.execution import Execution
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner

@@ -25,8 +25,8 @@ from bench import mutations
 from bench.plans import fast_links
 from bench.search import llama_8b
 from examples.zoo import ZOO
-from shardwright.cost.cluster import Cluster
-from shardwright.cost.local import default_cluster
+from shardwright.cost.calibration.local import default_cluster
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.generation import Generated, Settings, generate
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
@@ -37,8 +37,8 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rules import KINDS
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier.choices import Certified
-from shardwright.verifier.derivation import AXIOMS
-from shardwright.verifier.mutation import OUTCOMES, Sweep
+from shardwright.verifier.mutations.mutation import OUTCOMES, Sweep
+from shardwright.verifier.placement.derivation import AXIOMS
 from shardwright.verifier.rulefile import read_rules
 from shardwright.verifier.solver import version
 from shardwright.workers import num_cpus

@@ -21,11 +21,11 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from bench.search import fake_llama
-from shardwright.cost.cluster import Cluster
-from shardwright.cost.execution import Execution
-from shardwright.cost.program import Programs, program
-from shardwright.cost.timeline import simulate
-from shardwright.cost.trace import trace
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.program import Programs, program
+from shardwright.cost.timeline.timeline import simulate
+from shardwright.cost.timeline.trace import trace
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

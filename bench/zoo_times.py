@@ -31,12 +31,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.plans import CERTIFIED
 from examples.zoo import ZOO
-from shardwright.cost.calibrate import calibrate
-from shardwright.cost.cluster import Cluster
-from shardwright.cost.execution import Execution
-from shardwright.cost.program import program
-from shardwright.cost.timeline import simulate
-from shardwright.cost.workload import Workload
+from shardwright.cost.calibration.calibrate import calibrate
+from shardwright.cost.calibration.workload import Workload
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import Captured, capture

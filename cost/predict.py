@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, fields
 
-from shardwright.cost.cluster import Cluster
-from shardwright.cost.compute import Compute
-from shardwright.cost.execution import Execution
-from shardwright.cost.memory import ADAM_TRAFFIC_PER_BYTE, Memory
-from shardwright.cost.moves import MoveCosts, TensorClass, fused_moves
-from shardwright.cost.operators import NodeCost
-from shardwright.cost.program import DEFAULT, program
-from shardwright.cost.timeline import simulate
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass, fused_moves
+from shardwright.cost.compute.compute import Compute
+from shardwright.cost.compute.operators import NodeCost
+from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.memory import ADAM_TRAFFIC_PER_BYTE, Memory
+from shardwright.cost.timeline.program import DEFAULT, program
+from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.analysis import constant_nodes, stored_nodes, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS

@@ -30,7 +30,7 @@ from rich.table import Table
 import shardwright as sw
 from shardwright.cli.run import environment
 from shardwright.cli.terminal import progress, show
-from shardwright.cost.cluster import threads_per_rank
+from shardwright.cost.clusters.cluster import threads_per_rank
 from shardwright.search.units import seconds
 
 HERE = Path(__file__).resolve().parent
@@ -58,7 +58,7 @@ def heading(number: int, text: str) -> None:
 
 def measure(num_ranks: int) -> sw.Cluster:
     """This machine, as it is now."""
-    from shardwright.cost.calibrate import calibrate
+    from shardwright.cost.calibration.calibrate import calibrate
 
     with progress("calibrate") as tell:
         cluster = calibrate(num_ranks, progress=tell)

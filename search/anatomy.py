@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardwright.cost.moves import Move, fused_moves
+from shardwright.cost.collectives.moves import Move, fused_moves
 from shardwright.cost.predict import NodeCosts, node_costs
 from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.factors import Signature

@@ -17,8 +17,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.cost.cluster import Cluster
-from shardwright.cost.moves import MOVES
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.collectives.moves import MOVES
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from shardwright.cost.compute import Compute
-from shardwright.cost.memory import ADAM_BYTES_PER_BYTE, ADAM_TRAFFIC_PER_BYTE
-from shardwright.cost.operators import NodeCost, local_bytes
+from shardwright.cost.compute.compute import Compute
+from shardwright.cost.compute.operators import NodeCost, local_bytes
+from shardwright.cost.timeline.memory import ADAM_BYTES_PER_BYTE, ADAM_TRAFFIC_PER_BYTE
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts

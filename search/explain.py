@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from shardwright.cost.cluster import Cluster
-from shardwright.cost.memory import Verdict, verdict
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
+from shardwright.cost.timeline.memory import Verdict, verdict
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.anatomy import Anatomy, AxisUse, Traffic, Unsplit, Use
 from shardwright.search.plan import Plan

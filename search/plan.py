@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.cost.cluster import Cluster
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
 from shardwright.pcg.errors import ClusterError, GraphError, PlanError
 from shardwright.pcg.graph import Graph, Source

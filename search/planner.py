@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.cost.cluster import Cluster
-from shardwright.cost.memory import SAFE_SHARE
-from shardwright.cost.moves import INFINITY
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.collectives.moves import INFINITY
 from shardwright.cost.predict import Prediction, predict
+from shardwright.cost.timeline.memory import SAFE_SHARE
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph

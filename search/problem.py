@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from shardwright.cost.cluster import Cluster
-from shardwright.cost.compute import Compute
-from shardwright.cost.moves import MoveCosts, TensorClass
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass
+from shardwright.cost.compute.compute import Compute
 from shardwright.pcg.analysis import Written, constant_nodes, is_whole, saved_by, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, R, S

@@ -2,7 +2,7 @@
 
 A *state* is one layout per mesh axis. Single-axis moves have a cost for the value on the way forward and for its
 gradient on the way back; their min-plus closure gives the cheapest path between any two states of a tensor.
-`cost/moves.py` has the moves and their prices.
+`cost/collectives/moves.py` has the moves and their prices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.moves import INFINITY, MOVES, Move, MoveCosts, TensorClass
+from shardwright.cost.collectives.moves import INFINITY, MOVES, Move, MoveCosts, TensorClass
 from shardwright.pcg.layout import Layout, Layouts, R, innermost, shard_order
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.cost.execution import Execution
-from shardwright.cost.program import program
-from shardwright.cost.tasks import COMPUTE
-from shardwright.cost.timeline import StageTimeline, Timeline, simulate
+from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.tasks import COMPUTE
+from shardwright.cost.timeline.timeline import StageTimeline, Timeline, simulate
 from shardwright.search.explain import memory_warning
 from shardwright.search.plan import Plan
 from shardwright.search.sections import Explanation, Section, Table

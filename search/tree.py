@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.cost.moves import Move
+from shardwright.cost.collectives.moves import Move
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.search.anatomy import Anatomy
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardwright.api import compile as compile
     from shardwright.api import plan as plan
-    from shardwright.cost.cluster import Cluster as Cluster
+    from shardwright.cost.clusters.cluster import Cluster as Cluster
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
     from shardwright.search.plan import Plan as Plan
 
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 # The public names and the module that defines each; one line here and one above per new name.
 _EXPORTS = {
-    "Cluster": "shardwright.cost.cluster",
+    "Cluster": "shardwright.cost.clusters.cluster",
     "Plan": "shardwright.search.plan",
     "ShardwrightError": "shardwright.pcg.errors",
     "compile": "shardwright.api",

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from shardwright.cost.cluster import Cluster
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import Captured, capture

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.api import certified_choices
-from shardwright.cost.local import default_cluster
+from shardwright.cost.calibration.local import default_cluster
 from shardwright.lowering import kernels
 from shardwright.lowering.module import lower
 from shardwright.pcg.capture import capture

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from bench.accuracy import measure, prepare
 from bench.plans import CERTIFIED, fast_links
 from examples.zoo import GPT
-from shardwright.cost.cluster import Cluster, Level
-from shardwright.cost.device import Device
+from shardwright.cost.clusters.cluster import Cluster, Level
+from shardwright.cost.clusters.device import Device
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan

@@ -3,15 +3,15 @@
 Here belong the semantics that rules are proven against, the proofs, the falsifiers with their counterexamples, and the
 store of certificates. docs/proofs.md says what is claimed and trusted. Where a line belongs:
 
-    row rules      semantics, claims, attributes, lemmas          ▶ rowproof
-    steps          sums                                           ▶ stepproof
-    equations      polys, monomials, normal, families, powers,
-                   laws (stated in lawbook), symbols, elements*   ▶ serialproof      second proof:  realproof (numbers*,
-                                                                                  reals*); third: derivation
-    placements     row rules and serialproof                      ▶ typing           second proof:  denotation
-    falsifiers     falsify (rows), falsify_serial, falsify_placement, falsify_steps, exactness; they print a mismatch
-    mutation       twins, termtwins, lemmatwins                   ▶ mutation
-    judgement      certificates (prove one), judge (never fails), guards (what mends a rule), describe
+    rows/          row rules and steps of the parallel operators: semantics, claims ▶ rowproof; sums ▶ stepproof
+    algebra/       serial rules, first proof: elements*, normal forms, laws (stated in lawbook) ▶ serialproof
+    reals/         serial rules, second proof ▶ realproof
+    placement/     placement rules ▶ typing; second proof: denotation; third, of named rules: derivation
+    falsifiers/    of row, serial and placement rules and steps, exactness; they print a mismatch
+    mutations/     wrong twins of rules and lemmas ▶ mutation
+    lemmas         what every proof stands on: integers, digits, finite sums, laws
+    judgement      certificates (prove one), judge (never fails), fit (rules of no tensors), guards (what mends a rule),
+                   describe
     files          rulefile (from outside), catalogue (rules with certificates), choices (what the search may use)
 
 z3 is behind `solver` and `logic`.

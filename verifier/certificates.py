@@ -36,11 +36,7 @@ class Certificate:
     scope: str = SCOPE
 
 
-_PROVER = (
-    "attributes", "claims", "elements", "elements_lookups", "elements_moves", "elements_pointwise", "elements_rows",
-    "elements_sums", "families", "fit", "lawbook", "laws", "lemmas", "monomials", "normal", "polys", "powers",
-    "rowproof", "semantics", "serialproof", "solver", "stepproof", "sums", "symbols", "typing",
-)  # fmt: skip
+_PROVER = ("rows", "algebra", "placement/typing.py", "fit.py", "lemmas.py", "solver.py")  # folders and files
 _TYPES = ("factors", "inference", "layout", "parallel")
 _FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
 
@@ -49,9 +45,12 @@ _FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "row
 def prover_digest() -> str:
     """Names the prover: its source, the form of the rules, and of every row what proofs depend on."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for folder, names in (("verifier", _PROVER), ("substitutions", _FORMS), ("pcg", _TYPES)):
-        for name in names:
-            digest.update((root / folder / f"{name}.py").read_bytes())
+    sources = [root / "verifier" / name for name in _PROVER]
+    sources += [root / "substitutions" / f"{name}.py" for name in _FORMS]
+    sources += [root / "pcg" / f"{name}.py" for name in _TYPES]
+    for source in sources:
+        for file in sorted(source.glob("*.py")) if source.is_dir() else [source]:
+            digest.update(file.read_bytes())
     for row in ROWS.values():
         facts = (row.name, row.offset, row.random, row.linear_in)
         source = "" if row.localize is keep_attrs else inspect.getsource(row.localize)
@@ -83,21 +82,21 @@ def prove(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
 
 def _prove(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
     if isinstance(rule, RowRule):
-        from shardwright.verifier import rowproof
+        from shardwright.verifier.rows import rowproof
 
         proof = rowproof.proven(rule)
         return proof.axioms, proof.failure
     if isinstance(rule, Equation):
-        from shardwright.verifier.serialproof import prove_terms
+        from shardwright.verifier.algebra.serialproof import prove_terms
 
         if rule.axes:
-            from shardwright.verifier.typing import prove_placement
+            from shardwright.verifier.placement.typing import prove_placement
 
             proved = prove_placement(rule)
             return proved.axioms, proved.failure
         proof = prove_terms(rule, rule.left, rule.right)
         return proof.axioms, proof.failure
-    from shardwright.verifier.stepproof import prove_steps
+    from shardwright.verifier.rows.stepproof import prove_steps
 
     return ("digits", "linear-sum"), prove_steps(rule)
 

@@ -8,10 +8,10 @@ from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.layout import Layout
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term, Variable, erase
-from shardwright.verifier.elements import Dim, Evaluator, extent, spliced
-from shardwright.verifier.elements_rows import evaluator
-from shardwright.verifier.serialproof import known
-from shardwright.verifier.typing import Typing
+from shardwright.verifier.algebra.elements import Dim, Evaluator, extent, spliced
+from shardwright.verifier.algebra.elements_rows import evaluator
+from shardwright.verifier.algebra.serialproof import known
+from shardwright.verifier.placement.typing import Typing
 
 _BEYOND = (ShardwrightError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 """What the semantics raise for terms that they do not reach."""

@@ -21,10 +21,10 @@ from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.rowrules import RowRule, check_pattern
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.terms import Apply, Term, Variable, erase, subterms
-from shardwright.verifier.instances import RANKS, SIZES, applied, drawn_sizes, satisfies
-from shardwright.verifier.mismatch import ERRORS
+from shardwright.verifier.algebra.symbols import Symbols
+from shardwright.verifier.falsifiers.instances import RANKS, SIZES, applied, drawn_sizes, satisfies
+from shardwright.verifier.falsifiers.mismatch import ERRORS
 from shardwright.verifier.solver import Failure, is_satisfiable
-from shardwright.verifier.symbols import Symbols
 
 Shape = tuple[int, ...]
 _TRIES, _ENOUGH = 600, 12
@@ -141,8 +141,8 @@ def _general(rule: Equation, sizes: Mapping[str, Any]) -> bool:
 
 def _equated(rule: Equation) -> bool:
     """Whether the left side fits where it makes sizes of different names equal, as a sum over both does."""
-    from shardwright.verifier.elements_rows import evaluator
-    from shardwright.verifier.serialproof import known
+    from shardwright.verifier.algebra.elements_rows import evaluator
+    from shardwright.verifier.algebra.serialproof import known
 
     try:
         run = evaluator(rule, known(rule))

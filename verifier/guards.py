@@ -15,8 +15,8 @@ from shardwright.pcg.errors import RuleError, ShardwrightError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.terms import Apply, subterms
-from shardwright.verifier.serialproof import prove_equation
-from shardwright.verifier.typing import prove_placement, required_guard
+from shardwright.verifier.algebra.serialproof import prove_equation
+from shardwright.verifier.placement.typing import prove_placement, required_guard
 
 MAX_ATOMS = 2
 MAX_TRIED = 400
@@ -53,7 +53,7 @@ def _certified(rule: Equation, extra: Sequence[Expression]) -> bool:
 
 def _applies(rule: Equation) -> bool:
     """Whether the left side has instances under the guard: a contradiction proves anything."""
-    from shardwright.verifier.falsify_serial import falsify_equation
+    from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 
     try:
         return falsify_equation(rule, trials=2) is None

@@ -75,8 +75,8 @@ def _second_proof(rule: Rule, limit_s: float) -> str:
     """The other proof, if it is found."""
     if not isinstance(rule, Equation):
         return ""
-    from shardwright.verifier.denotation import denotes_equal
-    from shardwright.verifier.realproof import equal_in_reals
+    from shardwright.verifier.placement.denotation import denotes_equal
+    from shardwright.verifier.reals.realproof import equal_in_reals
 
     try:
         with _limit(limit_s):
@@ -118,7 +118,7 @@ def _prove(rule: Rule, limit_s: float) -> Verdict:
 
 def _exact(rule: Equation, found: Verdict, limit_s: float) -> Verdict:
     """A rule that is true over the reals, but not bit for bit as its field `moves` says, is refuted."""
-    from shardwright.verifier.exactness import inexact, reduces
+    from shardwright.verifier.falsifiers.exactness import inexact, reduces
 
     if reduces(rule):
         return Verdict("refuted", None, "field 'moves': reduce adds up what the devices hold")
@@ -148,15 +148,15 @@ def _counterexample(rule: Rule, limit_s: float) -> str | None:
 
 def _falsify(rule: Rule) -> str | None:
     if isinstance(rule, RowRule):
-        from shardwright.verifier.falsify import falsify_row
+        from shardwright.verifier.falsifiers.falsify import falsify_row
 
         found = falsify_row(rule)
     elif isinstance(rule, Equation):
-        from shardwright.verifier.falsify_serial import falsify_equation
+        from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 
         found = falsify_equation(rule)
     else:
-        from shardwright.verifier.falsify_steps import falsify_steps
+        from shardwright.verifier.falsifiers.falsify_steps import falsify_steps
 
         found = falsify_steps(rule)
     return None if found is None else str(found)

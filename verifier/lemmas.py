@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from shardwright.pcg.errors import RuleError
-from shardwright.verifier.lawbook import FACTS, LAWS, Claim, Lemma
+from shardwright.verifier.algebra.lawbook import FACTS, LAWS, Claim, Lemma
 from shardwright.verifier.logic import z3
 from shardwright.verifier.solver import is_valid
 

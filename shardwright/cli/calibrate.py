@@ -11,7 +11,7 @@ from shardwright.cli import terminal
 from shardwright.cli.options import format_option, output_option
 
 if TYPE_CHECKING:
-    from shardwright.cost.cluster import Cluster
+    from shardwright.cost.clusters.cluster import Cluster
 
 
 @click.command(
@@ -32,7 +32,7 @@ def calibrate(
     time for each. The result is kept: --cluster local:NUM_RANKS, or detect where it is of GPUs, use it from then on.
     What is interrupted goes on when the same command is given again on the same day.
     """
-    from shardwright.cost.calibrate import calibrate as measure
+    from shardwright.cost.calibration.calibrate import calibrate as measure
 
     warnings: list[str] = []
     with terminal.progress("calibrate") as progress:
@@ -51,7 +51,7 @@ def calibrate(
 
 
 def _lines(cluster: Cluster) -> list[str]:
-    from shardwright.cost.calibrated import fit_errors
+    from shardwright.cost.calibration.calibrated import fit_errors
 
     device = cluster.device
     rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {precision}" for precision, rate in device.flops_per_s.items())

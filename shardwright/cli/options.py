@@ -12,7 +12,7 @@ from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.mesh import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.cost.cluster import Cluster
+    from shardwright.cost.clusters.cluster import Cluster
 
 Command = TypeVar("Command", bound=Callable[..., object])
 CLUSTER_HELP = (
@@ -23,7 +23,7 @@ CLUSTER_HELP = (
 
 def parse_cluster(text: str) -> Cluster:
     """The cluster that an option names; a `ShardwrightError` where it names none."""
-    from shardwright.cost.cluster import Cluster
+    from shardwright.cost.clusters.cluster import Cluster
 
     kind, _, rest = text.partition(":")
     if kind == "local":

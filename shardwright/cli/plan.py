@@ -13,7 +13,7 @@ from shardwright.cli.options import cluster_option, format_option, model_options
 from shardwright.pcg.mesh import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.cost.cluster import Cluster
+    from shardwright.cost.clusters.cluster import Cluster
 
 _EPILOG = """\
 \b

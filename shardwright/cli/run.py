@@ -18,7 +18,7 @@ from shardwright.cli.options import cluster_option
 from shardwright.pcg.errors import ShardwrightError
 
 if TYPE_CHECKING:
-    from shardwright.cost.cluster import Cluster
+    from shardwright.cost.clusters.cluster import Cluster
 
 _EPILOG = """\
 \b
@@ -92,7 +92,7 @@ def launch(command: list[str], num_ranks: int) -> int:
 def environment(num_ranks: int) -> dict[str, str]:
     """The caller's, with a fair share of the threads for each rank, and gloo on the loopback device."""
     root = str(Path(__file__).resolve().parent.parent.parent)
-    from shardwright.cost.cluster import threads_per_rank
+    from shardwright.cost.clusters.cluster import threads_per_rank
 
     found = {"OMP_NUM_THREADS": str(threads_per_rank(num_ranks)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if any(name == "lo" for _, name in socket.if_nameindex()):

@@ -10,10 +10,10 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import format_option
-from shardwright.cost.execution import PRECISIONS, RECOMPUTES, Precision, Recompute
+from shardwright.cost.timeline.execution import PRECISIONS, RECOMPUTES, Precision, Recompute
 
 if TYPE_CHECKING:
-    from shardwright.cost.timeline import Timeline
+    from shardwright.cost.timeline.timeline import Timeline
 
 
 @click.command(epilog="\b\nExample:\n  shardwright timeline plan.json --trace trace.json\n")
@@ -40,7 +40,7 @@ def timeline(
     How busy compute and communication are, what communication is exposed, and when memory is at its peak. The options
     cost ways to run a plan that `run` does not offer yet.
     """
-    from shardwright.cost.execution import Execution
+    from shardwright.cost.timeline.execution import Execution
     from shardwright.search.plan import Plan
     from shardwright.search.timeline import describe_timeline, explain_timeline, plan_timeline
 
@@ -56,7 +56,7 @@ def timeline(
 
 
 def _write(path: Path, found: Timeline) -> None:
-    from shardwright.cost.trace import trace
+    from shardwright.cost.timeline.trace import trace
     from shardwright.pcg.errors import PlanError
 
     try:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from shardwright.api import compile
 from shardwright.cli.models import load_model
-from shardwright.cost.cluster import Cluster
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.pcg.capture import bind_arguments
 from shardwright.pcg.errors import ShardwrightError

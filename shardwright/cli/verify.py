@@ -15,7 +15,7 @@ from shardwright.pcg.mesh import Mesh
 
 if TYPE_CHECKING:
     from shardwright.cli.numeric import Errors
-    from shardwright.cost.cluster import Cluster
+    from shardwright.cost.clusters.cluster import Cluster
 
 _EPILOG = """\
 \b

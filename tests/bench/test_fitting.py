@@ -9,7 +9,7 @@ import pytest
 from bench.fitting import Constants, fit, fit_each, predicted, timeline
 from bench.published import Run, fitted, llm_foundry, megatron_bridge
 from bench.published_plans import Planned, cluster, execution, mesh_and_roles, planned
-from shardwright.cost.execution import Execution
+from shardwright.cost.timeline.execution import Execution
 from shardwright.pcg.mesh import Mesh
 from shardwright.verifier.choices import Certified
 

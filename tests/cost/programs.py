@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from shardwright.cost.device import Device
-from shardwright.cost.execution import Execution
-from shardwright.cost.program import Piece, Program, Stage
-from shardwright.cost.tasks import COMPUTE, Buffer, Segment, Task
+from shardwright.cost.clusters.device import Device
+from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.program import Piece, Program, Stage
+from shardwright.cost.timeline.tasks import COMPUTE, Buffer, Segment, Task
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.cost.cluster import Cluster, Level
-from shardwright.cost.device import Device
+from shardwright.cost.clusters.cluster import Cluster, Level
+from shardwright.cost.clusters.device import Device
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.optable import ROWS

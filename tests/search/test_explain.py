@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cost.cluster import Cluster
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh

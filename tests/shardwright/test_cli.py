@@ -17,7 +17,7 @@ import pytest
 from shardwright.cli import calibrate as calibrate_command
 from shardwright.cli.options import parse_cluster
 from shardwright.cli.run import environment
-from shardwright.cost.cluster import Cluster
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.search.plan import Plan
 from tests.shardwright.command import MODELS, Run
@@ -272,7 +272,7 @@ def _fake_calibrate(cluster: Cluster, asked: list[object]) -> Callable[..., Clus
 
 def test_calibrate_shows_and_saves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, asked = parse_cluster("local:2"), list[object]()
-    monkeypatch.setattr("shardwright.cost.calibrate.calibrate", _fake_calibrate(cluster, asked))
+    monkeypatch.setattr("shardwright.cost.calibration.calibrate.calibrate", _fake_calibrate(cluster, asked))
     status, out, err = run("calibrate", "2", "-o", "c.json")
     assert status == 0
     assert out.startswith("local-2: 2 rank")

@@ -16,7 +16,7 @@ from shardwright.substitutions.apply import apply
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import equation
 from shardwright.substitutions.match import matches
-from shardwright.verifier.instances import instance
+from shardwright.verifier.falsifiers.instances import instance
 
 
 def graph(text: str, *, outputs: str) -> Graph:

@@ -16,7 +16,7 @@ from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, choices, derive
-from shardwright.verifier.falsify import falsify
+from shardwright.verifier.falsifiers.falsify import falsify
 from tests.samples import SAMPLES, Sample
 from tests.verifier.catalogue import Case, admits, cases, pattern_for
 from tests.verifier.dtensor import DEGREE, REDISTRIBUTES, REFUSES, fake_mesh, layout_of, placed, propagated, tensor

@@ -13,9 +13,9 @@ from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.verifier.certificates import Certificate, certify, prove
-from shardwright.verifier.falsify_serial import falsify_equation
+from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
+from shardwright.verifier.falsifiers.instances import left_graph
 from shardwright.verifier.fit import checked
-from shardwright.verifier.instances import left_graph
 from shardwright.verifier.judge import judge
 
 MATRIX = {"x": "m n"}

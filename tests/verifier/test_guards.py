@@ -9,8 +9,8 @@ import pytest
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.expressions import expression
+from shardwright.verifier.algebra.serialproof import prove_equation
 from shardwright.verifier.guards import weakest_guard
-from shardwright.verifier.serialproof import prove_equation
 
 
 def found(rule: Equation) -> list[str] | None:

@@ -17,9 +17,9 @@ from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES, steps
 from shardwright.verifier import judge as module
-from shardwright.verifier.exactness import as_it_is, inexact
+from shardwright.verifier.falsifiers.exactness import as_it_is, inexact
+from shardwright.verifier.falsifiers.mismatch import Mismatch
 from shardwright.verifier.judge import Verdict, judge
-from shardwright.verifier.mismatch import Mismatch
 
 LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
 PLACED = equation(

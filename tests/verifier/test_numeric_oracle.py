@@ -31,7 +31,7 @@ from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.substitutions.match import Match, replacement
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.certificates import prove
-from shardwright.verifier.instances import instance as made_instance
+from shardwright.verifier.falsifiers.instances import instance as made_instance
 from tests.pcg.run_torch import run_torch
 from tests.verifier import devices_torch
 

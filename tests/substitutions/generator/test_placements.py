@@ -22,7 +22,7 @@ from shardwright.substitutions.generator.placements import generate_placements
 from shardwright.substitutions.generator.primesizes import PlacementContext, PrimeSizes
 from shardwright.substitutions.generator.typed import PlacedType, Shape, Template, TypeTable
 from shardwright.substitutions.terms import Apply, subterms
-from shardwright.verifier.typing import prove_placement, required_guard
+from shardwright.verifier.placement.typing import prove_placement, required_guard
 
 DENSE = PlacementContext(
     "d", (("x", "m i"), ("w", "o i")), ("linear", "relu", "softmax(dim=1)", "permute(dims=(1, 0))")

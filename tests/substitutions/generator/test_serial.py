@@ -15,7 +15,7 @@ from shardwright.substitutions.generator.extents import extent, minus, plus, siz
 from shardwright.substitutions.generator.serial import SerialTerms
 from shardwright.substitutions.generator.universe import SerialContext, instances
 from shardwright.substitutions.generator.vocabulary import VOCABULARY, Reach, SymbolicType
-from shardwright.verifier.falsify_serial import falsify_equation
+from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 
 LINEAR = SerialContext("t", {"x": "*b i", "w": "o i", "v": "o i", "c": ""}, ("linear", "add", "mul"), {})
 PIECES = SerialContext(

@@ -1,0 +1,234 @@
+"""Calibration of the local machine: what its ranks reach, all of them working at once.
+
+Each rank is a process of its own (`cost.measure`), so that a caller's script is not imported again and threads of the
+caller are not forked. What was measured is kept point by point: a calibration that is interrupted goes on where it
+was, by the same command on the same day. The result is kept for `Cluster.local`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from shardwright.cost.calibration.calibrated import cluster_of, noise_warning
+from shardwright.cost.calibration.local import cache_path, device_name, memory_per_rank_bytes
+from shardwright.cost.calibration.probes import GPU_SIZES
+from shardwright.cost.calibration.workload import POINTS, WORKLOAD, Workload, read_points, write_workload
+from shardwright.cost.clusters import checks
+from shardwright.cost.clusters.cluster import Cluster, threads_per_rank
+from shardwright.pcg.errors import ClusterError
+
+Tell = Callable[[str], None]
+DEVICES = ("cpu", "cuda")
+_THOROUGH = 5  # times as long for each point
+
+
+def calibrate(
+    num_ranks: int,
+    *,
+    device: str = "cpu",
+    thorough: bool = False,
+    timeout_s: float | None = None,
+    save: bool = True,
+    progress: Tell | None = None,
+    warn: Tell | None = None,
+    workload: Workload | None = None,
+) -> Cluster:
+    """Measure this machine with `num_ranks` ranks working at once.
+
+    Args:
+        num_ranks: as many as a run would have; each gets `threads_per_rank(num_ranks)` threads, or a GPU.
+        device: "cpu", under gloo, or "cuda", under NCCL.
+        thorough: five times as many repeats, and bfloat16 too.
+        timeout_s: after this the ranks are ended and an error is raised; 120, or 600 where `thorough`.
+        save: keep the result where `Cluster.local(num_ranks)` finds it, and the points until then.
+        progress: called with the name of each stage; by default stages go to stderr, one line each.
+        warn: called with what disturbed the measurement, which the provenance says too; by default it goes to stderr.
+        workload: what to measure, for tests.
+
+    Raises:
+        ClusterError: fewer GPUs than ranks; a rank failed, or the time was not enough; the message has the rank's last
+            words. What was measured by then is kept.
+    """
+    num_ranks = checks.positive_int(num_ranks, "calibrate", "num_ranks", "how many processes share this machine")
+    checks.choice(device, "calibrate", "device", DEVICES)
+    limit_s = (600.0 if thorough else 120.0) if timeout_s is None else timeout_s
+    limit_s = checks.positive(limit_s, "calibrate", "timeout_s", "seconds")
+    workload = workload or _workload(num_ranks, device, thorough, limit_s)
+    _check_gpus(workload)
+    load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
+    target = cache_path(num_ranks, kind=workload.device)
+    with _folder(target if save else None, workload) as folder:
+        _run_ranks(workload, folder, limit_s, progress or _to_stderr)
+        points = read_points(folder / POINTS)
+    name, memory_bytes = _device_of(workload)
+    cluster = cluster_of(points, workload, name, memory_bytes, version("torch"))
+    if problem := noise_warning(points, load, num_cpus):
+        (warn or _to_stderr)(problem)
+        cluster = replace(cluster, provenance=f"{cluster.provenance}; {problem}")
+    if save:
+        cluster.save(target)
+        _points_path(target).unlink(missing_ok=True)
+    return cluster
+
+
+def _workload(num_ranks: int, device: str, thorough: bool, timeout_s: float) -> Workload:
+    workload = Workload(num_ranks, threads_per_rank(num_ranks), timeout_s, device)
+    if device == "cuda":
+        large = (*workload.collective_bytes, 2**27)
+        workload = replace(workload, dtypes=("float32", "bfloat16"), sizes=GPU_SIZES, collective_bytes=large)
+    if thorough:
+        seconds = workload.seconds_per_point * _THOROUGH
+        workload = replace(workload, dtypes=("float32", "bfloat16"), seconds_per_point=seconds)
+    return workload
+
+
+def _check_gpus(workload: Workload) -> None:
+    """A `ClusterError` unless torch sees a GPU for every rank."""
+    if workload.device == "cpu":
+        return
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found < workload.num_ranks:
+        advice = "give as many ranks as there are GPUs, or use device 'cpu'"
+        raise ClusterError(f"calibrate: {workload.num_ranks} ranks need a GPU each, torch sees {found}; {advice}")
+
+
+def _device_of(workload: Workload) -> tuple[str, int]:
+    """Name, and memory of one rank."""
+    if workload.device == "cpu":
+        return device_name(), memory_per_rank_bytes(workload.num_ranks)
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return properties.name, properties.total_memory
+
+
+# ------------------------------------------------------------------------------------------------------ what is kept
+
+
+def _points_path(target: Path) -> Path:
+    return target.with_suffix(".points.jsonl")
+
+
+@contextmanager
+def _folder(target: Path | None, workload: Workload) -> Generator[Path]:
+    """A folder with the workload and the points known so far; points are kept beside `target` however this ends."""
+    with tempfile.TemporaryDirectory(prefix="shardwright-calibrate-") as name:
+        folder = Path(name)
+        (folder / WORKLOAD).write_text(write_workload(workload), encoding="utf-8")
+        if target is None:
+            yield folder
+            return
+        header = _header(workload)
+        _restore(_points_path(target), header, folder / POINTS)
+        try:
+            yield folder
+        finally:
+            _keep(folder / POINTS, header, _points_path(target))
+
+
+def _header(workload: Workload) -> str:
+    """Points under another header are of another machine, torch, workload or day, and are not used."""
+    spec = json.loads(write_workload(workload)) | {"timeout_s": None}
+    return json.dumps([spec, device_name(), version("torch"), date.today().isoformat()])
+
+
+def _restore(kept: Path, header: str, points: Path) -> None:
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+    if lines and lines[0] == header:
+        points.write_text("".join(f"{line}\n" for line in lines[1:]), encoding="utf-8")
+
+
+def _keep(points: Path, header: str, kept: Path) -> None:
+    known = read_points(points)
+    if known:
+        lines = [header, *(json.dumps(point._asdict()) for point in known.values())]
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+# -------------------------------------------------------------------------------------------------------------- ranks
+
+
+def _run_ranks(workload: Workload, folder: Path, timeout_s: float, progress: Tell) -> None:
+    """Start the ranks and watch them to the end; no process outlives this call."""
+    ranks = _Ranks(folder)
+    try:
+        ranks.start(workload)
+        ranks.watch(time.monotonic() + timeout_s, timeout_s, progress)
+    finally:
+        ranks.end()
+
+
+class _Ranks:
+    """The processes of one calibration, their output in files of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, workload: Workload) -> None:
+        module = [sys.executable, "-m", "shardwright.cost.calibration.measure"]
+        environ = _environment(workload.num_threads)
+        for rank in range(workload.num_ranks):
+            arguments = [str(rank), str(self.folder)]
+            with (self.folder / f"{rank}.out").open("wb") as out, (self.folder / f"{rank}.err").open("wb") as err:
+                self.processes.append(subprocess.Popen([*module, *arguments], stdout=out, stderr=err, env=environ))
+
+    def watch(self, deadline: float, timeout_s: float, progress: Tell) -> None:
+        """Wait for every rank to end well; a `ClusterError` as soon as one does not, or at the deadline."""
+        num_told = 0
+        while True:
+            codes = [process.poll() for process in self.processes]
+            stages = (self.folder / "0.out").read_text(encoding="utf-8").split("\n")[:-1]
+            for stage in stages[num_told:]:
+                progress(stage)
+            num_told = len(stages)
+            failed = [rank for rank, code in enumerate(codes) if code]
+            if failed:
+                ends = [f"rank {rank} ended with status {codes[rank]}: {self._last_words(rank)}" for rank in failed]
+                raise ClusterError(f"calibrate: {'; '.join(ends)}; correct the cause and calibrate again")
+            if all(code == 0 for code in codes):
+                return
+            if time.monotonic() > deadline:
+                stage = stages[-1] if stages else "start"
+                advice = "the machine may be loaded; the same call goes on from there, or give a longer timeout_s"
+                raise ClusterError(f"calibrate: not done after {timeout_s:g} s, in the stage '{stage}'; {advice}")
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self.processes:
+            process.wait(timeout=10)
+
+    def _last_words(self, rank: int) -> str:
+        lines = (self.folder / f"{rank}.err").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def _environment(num_threads: int) -> dict[str, str]:
+    """The caller's, with its import path, its threads, and gloo on the loopback device where there is one."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(num_threads)}
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environ
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"calibrating: {text}\n")

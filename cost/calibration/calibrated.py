@@ -1,0 +1,216 @@
+"""The cluster that measured points describe, with its provenance: when, how many, how well the fits hold, how noisy."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+
+from shardwright.cost.calibration.fit import Fit, fit_line
+from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes
+from shardwright.cost.calibration.workload import CHAINS, Point, Workload
+from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine
+from shardwright.cost.clusters.device import Device, DeviceKind
+from shardwright.cost.clusters.topology import Level
+from shardwright.cost.compute.compute import Compute
+from shardwright.cost.compute.kernels import Kernel, measured
+
+_LEAST_SHARE = 0.1
+"""A kernel on the host takes at least this part of the operator's time, whatever its dispatch was measured at."""
+_LOUD = 0.15
+"""Repeats whose quartiles lie further apart than this at the median are called noisy: an idle machine has 1 to 5 %."""
+_BASIC = ("add", "mul", "relu", "neg")
+_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+
+
+def cluster_of(
+    points: Mapping[str, Point], workload: Workload, name: str, memory_bytes: int, torch_version: str
+) -> Cluster:
+    """The cluster of the machine that was measured; `name` is that of its device."""
+    device = _device(points, workload, name, memory_bytes)
+    fits: dict[tuple[Collective, int], Fit] = {
+        (collective, size): _fit(points, workload, collective, size)
+        for collective in COLLECTIVES
+        for size in workload.group_sizes
+    }
+    lines = tuple(
+        CollectiveLine(collective, size, fit.latency_s, fit.s_per_byte, fit.median_error)
+        for (collective, size), fit in fits.items()
+    )
+    level = _level(workload, fits.get(("all_gather", workload.num_ranks)))
+    where = "local" if workload.device == "cpu" else "local-cuda"
+    backend = "gloo" if workload.device == "cpu" else "nccl"
+    provenance = _provenance(points, workload, device, fits, torch_version)
+    return Cluster(f"{where}-{workload.num_ranks}", device, (level,), backend, provenance, lines)
+
+
+def noise(points: Mapping[str, Point]) -> tuple[float, float]:
+    """Spread of the repeats over all points: the median, and the largest."""
+    spreads = [point.spread for point in points.values()]
+    return statistics.median(spreads), max(spreads)
+
+
+def noise_warning(points: Mapping[str, Point], load: float, num_cpus: int) -> str:
+    """What to tell of a measurement that was disturbed: by other work on the machine, or by whatever; "" if it was not.
+
+    `load` is the number of running processes before the measurement began.
+    """
+    median, worst = noise(points)
+    causes = [f"{load:.1f} processes were running on {num_cpus} CPUs before it began"] if load > num_cpus / 2 else []
+    if median > _LOUD:
+        causes.append(f"repeats differ by {median:.0%} at the median, {worst:.0%} at worst")
+    return f"noisy: {' and '.join(causes)}; calibrate again on an idle machine" if causes else ""
+
+
+def fit_errors(device: Device) -> dict[str, float]:
+    """How far a measured kernel is from what the others of its kind say of it, by kind: the median, as a share.
+
+    Only kernels between two others, in the order of what bounds them, tell something.
+    """
+    curves: dict[tuple[str, str, bool, bool], list[tuple[float, Kernel]]] = {}
+    for kernel in device.kernels:
+        compute_s, memory_s = _bounds(device, kernel)
+        key = (kernel.kind, kernel.dtype, kernel.backward, memory_s > compute_s)
+        curves.setdefault(key, []).append((max(compute_s, memory_s), kernel))
+    errors: dict[str, list[float]] = {}
+    for (kind, *_), curve in sorted(curves.items()):
+        ordered = [kernel for _, kernel in sorted(curve, key=lambda entry: entry[0])]
+        for place, kernel in list(enumerate(ordered))[1:-1]:
+            others = replace(device, kernels=(*ordered[:place], *ordered[place + 1 :]))
+            errors.setdefault(kind, []).append(abs(Compute(others).work_s(kernel.work) / kernel.seconds - 1))
+    return {kind: statistics.median(found) for kind, found in errors.items()}
+
+
+def _bounds(device: Device, kernel: Kernel) -> tuple[float, float]:
+    """Seconds of its arithmetic at the peak, and of its bytes."""
+    is_product = kernel.kind in ("matmul", "conv", "attention")
+    peak = device.peak_flops_per_s(kernel.dtype if is_product else "fp32")
+    if not is_product:
+        peak = device.vector_flops_per_s or peak
+    return kernel.flops / peak, kernel.num_bytes / device.memory_bytes_per_s
+
+
+# ------------------------------------------------------------------------------------------------------------- device
+
+
+def _device(points: Mapping[str, Point], workload: Workload, name: str, memory_bytes: int) -> Device:
+    kind: DeviceKind = "cpu" if workload.device == "cpu" else "cuda"
+    operators = _operators(points, workload)
+    probes = [probe for dtype in workload.dtypes for probe in kernel_probes(workload.sizes, dtype)]
+    rates = _matmul_rates(points, probes)
+    largest = [p for p in probes if p.op == "add" and p.dtype == workload.dtypes[0]][-1]
+    parameter_s, step_s = _overheads(points)
+    bare = Device(
+        name=name,
+        memory_bytes=memory_bytes,
+        memory_bytes_per_s=largest.passes().forward[0].num_bytes / points[largest.key].seconds,
+        flops_per_s={_PRECISION[dtype]: max(found) for dtype, found in rates.items()},
+        matmul_efficiency=min(statistics.median(found) / max(found) for found in rates.values()),
+        op_overhead_s=statistics.median(seconds for op in _BASIC for seconds in operators[op]),
+        kind=kind,
+        update_overhead_s=max(0.0, parameter_s - sum(operators["mul"])),
+        step_overhead_s=max(0.0, step_s - sum(operators["sum"])),
+        operators=operators,
+    )
+    kernels = tuple(_kernels(points, probes, bare))
+    vector = [k.flops / k.seconds for k in kernels if k.kind == "pointwise" and k.flops > k.num_bytes]
+    among_others = _among_others(points, operators, workload.dtypes[0])
+    return replace(bare, kernels=kernels, vector_flops_per_s=statistics.median(vector), operators=among_others)
+
+
+def _overheads(points: Mapping[str, Point]) -> tuple[float, float]:
+    """Seconds of a step for each parameter, its multiplication included; and of one without, its sum included."""
+    few, many = (points[f"chain {length}"].seconds for length in CHAINS)
+    parameter_s = max(0.0, (many - few) / (CHAINS[1] - CHAINS[0]))
+    return parameter_s, few - CHAINS[0] * parameter_s
+
+
+def _operators(points: Mapping[str, Point], workload: Workload) -> dict[str, tuple[float, float]]:
+    """Dispatch, forward and backward."""
+    root_s = points["backward"].seconds
+    found: dict[str, tuple[float, float]] = {}
+    for probe in dispatch_probes(workload.dtypes[0]):
+        forward, backward = (points[f"{way} {probe.op}"].seconds for way in ("forward", "backward"))
+        found[probe.op] = forward, max(0.0, backward - root_s)
+    return found
+
+
+def _among_others(
+    points: Mapping[str, Point], operators: Mapping[str, tuple[float, float]], dtype: str
+) -> dict[str, tuple[float, float]]:
+    """Dispatch in a model, where operators come one after the other: two to three times what each takes in a loop.
+
+    Forward is measured so, operator by operator. Backward as often as common operators together take longer, less by as
+    much as the operator is less sensitive forward: one that consists of many is.
+    """
+    longer = {op: max(1.0, points[f"first {op}"].seconds / forward_s) for op, (forward_s, _) in operators.items()}
+    probes = common_probes(dtype)
+    alone_s = statistics.mean(operators[probe.op][1] for probe in probes)
+    together_s = points["common backward"].seconds - points["backward"].seconds
+    common = statistics.median(longer[probe.op] for probe in probes)
+    slope = max(0.0, together_s / max(alone_s, 1e-9) - 1) / max(common - 1, 1e-9)
+    return {op: (f * longer[op], b * (1 + slope * (longer[op] - 1))) for op, (f, b) in operators.items()}
+
+
+def _matmul_rates(points: Mapping[str, Point], probes: Sequence[Probe]) -> dict[str, list[float]]:
+    """FLOP per second of every matrix multiplication, by dtype."""
+    rates: dict[str, list[float]] = {}
+    for probe in probes:
+        if probe.op in ("linear", "matmul"):
+            rates.setdefault(probe.dtype, []).append(probe.passes().forward[0].flops / points[probe.key].seconds)
+    return rates
+
+
+def _kernels(points: Mapping[str, Point], probes: Sequence[Probe], device: Device) -> list[Kernel]:
+    """Measured kernels, without the dispatch that a measurement on the host holds."""
+    found: list[Kernel] = []
+    for probe in probes:
+        passes = probe.passes()
+        timed = [(passes.forward[0], probe.key, 0)]
+        if probe.op == "sdpa":
+            timed.append((passes.backward[0], f"{probe.key} backward", 1))
+        for work, key, direction in timed:
+            seconds = points[key].seconds
+            dispatch_s = device.operators[probe.op][direction] if device.kind == "cpu" else 0.0
+            found.append(measured(work, max(seconds - dispatch_s, seconds * _LEAST_SHARE)))
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------- collectives
+
+
+def _fit(points: Mapping[str, Point], workload: Workload, collective: str, size: int) -> Fit:
+    seconds = [points[f"{collective} {size} {num_bytes}"].seconds for num_bytes in workload.collective_bytes]
+    fit = fit_line(workload.collective_bytes, seconds)
+    # A line without slope means that no size was large enough to tell; memory speed is the least that it can be.
+    return fit if fit.s_per_byte > 0 else Fit(fit.latency_s, 1e-12, fit.median_error, fit.worst_error)
+
+
+def _level(workload: Workload, all_gather: Fit | None) -> Level:
+    """The links as the all-gather saw them: (n−1)/n of the bytes in n−1 hops."""
+    num_ranks = workload.num_ranks
+    name, kind = ("rank", "host") if workload.device == "cpu" else ("gpu", "nvlink")
+    if all_gather is None:
+        return Level(name, num_ranks, 1e12, 0.0, kind)  # one rank: nothing is ever sent
+    hops = num_ranks - 1
+    return Level(name, num_ranks, hops / num_ranks / all_gather.s_per_byte, all_gather.latency_s / hops, kind)
+
+
+def _provenance(
+    points: Mapping[str, Point],
+    workload: Workload,
+    device: Device,
+    fits: Mapping[tuple[Collective, int], Fit],
+    torch_version: str,
+) -> str:
+    ranks = f"{workload.num_ranks} ranks × {workload.num_threads} threads"
+    by_kind = [f"{kind} {error:.0%}" for kind, error in fit_errors(device).items()]
+    for collective in dict.fromkeys(name for name, _ in fits):
+        errors = [fit.median_error for (name, _), fit in fits.items() if name == collective]
+        by_kind.append(f"{collective} {statistics.median(errors):.0%}")
+    median, worst = noise(points)
+    return (
+        f"measured {date.today().isoformat()}, {ranks}, torch {torch_version}; median error of the fits: "
+        f"{', '.join(by_kind)}; repeats spread by {median:.0%} at the median, {worst:.0%} at worst"
+    )

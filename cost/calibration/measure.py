@@ -1,0 +1,268 @@
+"""What one rank of a calibration runs: `python -m shardwright.cost.calibration.measure rank folder`.
+
+All ranks measure at once, as they run at once in training, and each takes the same number of samples of everything, so
+that collectives pair up. A time is the lower quartile of the samples, since whatever disturbs a measurement makes it
+longer, then the maximum over ranks; its spread is how much longer the upper quartile is, as a share.
+
+The folder holds `workload.json`, and `points.jsonl`: what is known already, which is not measured again, and to which
+rank 0 adds a line as soon as a point is measured. Rank 0 prints one line of progress per stage.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import cached_property
+from importlib import import_module
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes
+from shardwright.cost.calibration.workload import CHAINS, POINTS, WORKLOAD, Point, Workload, read_points, read_workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_DISPATCHED = 64  # operators of a sample of dispatch
+_BACK_TO_BACK = 10  # kernels of one sample on a GPU, so that the first one's launch does not count
+
+
+class Clock:
+    """Seconds of a call. Where a rank works with one thread, other processes' turns on its processor do not count."""
+
+    def __init__(self, device: str, num_threads: int) -> None:
+        self.on_gpu = device == "cuda"
+        self.own_s = time.thread_time if num_threads == 1 and not self.on_gpu else time.perf_counter
+
+    def kernel_s(self, call: Callable[[], object]) -> float:
+        """Seconds that the device works on the call; on a GPU by events around several calls one after the other."""
+        if not self.on_gpu:
+            return self._seconds(call, self.own_s)
+        import torch
+
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(_BACK_TO_BACK):
+            call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / _BACK_TO_BACK
+
+    def dispatch_s(self, call: Callable[[], object]) -> float:
+        """Seconds that the host works until the call returns; a GPU has nothing else to do when it starts."""
+        if self.on_gpu:
+            import torch
+
+            torch.cuda.synchronize()
+        return self._seconds(call, self.own_s)
+
+    def together_s(self, call: Callable[[], object]) -> float:
+        """Seconds of what ranks do with one another: they wait, and so all time counts."""
+        return self.kernel_s(call) if self.on_gpu else self._seconds(call, time.perf_counter)
+
+    def _seconds(self, call: Callable[[], object], now: Callable[[], float]) -> float:
+        start = now()
+        call()
+        return now() - start
+
+
+class _Task(NamedTuple):
+    """A point to measure: `make` allocates, and returns what a method of `Clock` times: `calls` of an operator."""
+
+    stage: str
+    key: str
+    make: Callable[[], Callable[[], object]]
+    clock: Callable[[Clock, Callable[[], object]], float] = Clock.kernel_s
+    calls: int = 1
+
+
+class Rank:
+    """One rank between `init_process_group` and the last barrier."""
+
+    def __init__(self, rank: int, workload: Workload, points: Path) -> None:
+        self.rank, self.workload, self.path = rank, workload, points
+        self.clock = Clock(workload.device, workload.num_threads)
+        self.overheads: Any = import_module(workload.overheads)
+
+    def measure(self) -> None:
+        """Every point that is not known yet; every rank makes all groups, in the same order."""
+        import torch.distributed as dist
+
+        known = read_points(self.path)
+        dist.barrier()  # rank 0 writes from here on
+        stage = ""
+        for task in self._tasks():
+            if task.key in known:
+                continue
+            if task.stage != stage and self.rank == 0:
+                sys.stdout.write(f"{task.stage}\n")
+                sys.stdout.flush()
+            stage = task.stage
+            point = self._point(task)
+            if self.rank == 0:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(point._asdict()) + "\n")
+
+    def _tasks(self) -> Iterator[_Task]:
+        workload, of_many = self.workload, (Clock.dispatch_s, _DISPATCHED)
+        for probe in dispatch_probes(workload.dtypes[0]):
+            yield _Task("dispatch", f"forward {probe.op}", lambda p=probe: self._forwards(p), *of_many)
+            yield _Task("dispatch", f"backward {probe.op}", lambda p=probe: self._backwards(p), *of_many)
+            yield _Task("dispatch", f"first {probe.op}", lambda p=probe: self._kernel(p), self._first_s)
+        yield _Task("dispatch", "backward", self._gradients, *of_many)
+        count = len(common_probes(workload.dtypes[0]))
+        yield _Task("dispatch", "common backward", self._common_backwards, Clock.dispatch_s, count)
+        for length in CHAINS:
+            make = lambda n=length: self.overheads.chain_step(n, workload.num_ranks)  # noqa: E731
+            yield _Task("steps of little work", f"chain {length}", make, Clock.dispatch_s)
+        for dtype in workload.dtypes:
+            for probe in kernel_probes(workload.sizes, dtype):
+                stage = f"{probe.passes().forward[0].kind}, {dtype}"
+                yield _Task(stage, probe.key, lambda p=probe: self._kernel(p))
+                if probe.op == "sdpa":
+                    yield _Task(stage, f"{probe.key} backward", lambda p=probe: self._kernel_backward(p))
+        for size in workload.group_sizes:
+            group = self._group(size)
+            for num_bytes in workload.collective_bytes:
+                for name in COLLECTIVE_CALLS:
+                    stage = f"collectives of {size} ranks, {num_bytes} bytes"
+                    make = lambda n=name, s=size, g=group, b=num_bytes: collective(n, s, g, b, workload.device)  # noqa: E731
+                    yield _Task(stage, f"{name} {size} {num_bytes}", make, Clock.together_s)
+
+    # --------------------------------------------------------------------------------------------------- what is timed
+
+    def _forwards(self, probe: Probe) -> Callable[[], object]:
+        function, operands = probe.function(self.overheads.runtime), probe.operands(self.workload.device)
+        return lambda: [function(*operands) for _ in range(_DISPATCHED)]
+
+    def _backwards(self, probe: Probe) -> Callable[[], object]:
+        """Gradients of as many operators, each with operands of its own, in one pass of autograd."""
+        function = probe.function(self.overheads.runtime)
+        every = [probe.operands(self.workload.device) for _ in range(_DISPATCHED)]
+        results = [function(*operands) for operands in every]
+        if not results[0].requires_grad:
+            return lambda: None
+        return _gradients(results, [x for operands in every for x in operands if x.requires_grad])
+
+    def _first_s(self, clock: Clock, call: Callable[[], object]) -> float:
+        """Of an operator that comes after others, as in a model: the caches are not warm from itself."""
+        for function, operands in self._common:
+            function(*operands)
+        return clock.dispatch_s(call)
+
+    def _common_backwards(self) -> Callable[[], object]:
+        """Gradients of common operators, one after the other."""
+        leaves = [x for _, operands in self._common for x in operands if x.requires_grad]
+        return _gradients([function(*operands) for function, operands in self._common], leaves)
+
+    @cached_property
+    def _common(self) -> list[tuple[Callable[..., Tensor], list[Tensor]]]:
+        runtime, device = self.overheads.runtime, self.workload.device
+        return [(p.function(runtime), p.operands(device)) for p in common_probes(self.workload.dtypes[0])]
+
+    def _gradients(self) -> Callable[[], object]:
+        """The same without an operator: what autograd does with a root."""
+        import torch
+
+        leaves = [torch.ones(4, device=self.workload.device, requires_grad=True) for _ in range(_DISPATCHED)]
+        return _gradients(leaves, leaves)
+
+    def _kernel(self, probe: Probe) -> Callable[[], object]:
+        function, operands = probe.function(self.overheads.runtime), probe.operands(self.workload.device)
+        return lambda: function(*operands)
+
+    def _kernel_backward(self, probe: Probe) -> Callable[[], object]:
+        operands = probe.operands(self.workload.device)
+        return _gradients([probe.function(self.overheads.runtime)(*operands)], operands)
+
+    def _group(self, size: int) -> Any:  # noqa: ANN401  a c10d process group
+        """This rank's group of `size` neighbours."""
+        import torch.distributed as dist
+
+        starts = range(0, self.workload.num_ranks, size)
+        groups = [dist.new_group(list(range(start, start + size))) for start in starts]
+        return groups[self.rank // size]
+
+    # ----------------------------------------------------------------------------------------------------------- times
+
+    def _point(self, task: _Task) -> Point:
+        """Warmed up; as many samples as the time per point allows; of the slowest rank."""
+        call = task.make()
+        for _ in range(2):
+            call()
+        once, _ = self._slowest(task.clock(self.clock, call), 0.0)
+        samples = min(200, max(5, ceil(self.workload.seconds_per_point / max(once, 1e-6))))
+        times = [task.clock(self.clock, call) for _ in range(samples)]
+        low, _, high = statistics.quantiles(times, n=4)
+        seconds, spread = self._slowest(low, high / max(low, 1e-9) - 1)
+        return Point(task.key, max(seconds, 1e-9) / task.calls, spread, samples)
+
+    def _slowest(self, seconds: float, spread: float) -> tuple[float, float]:
+        """The largest of all ranks; over gloo, since the numbers are the host's."""
+        import torch
+        import torch.distributed as dist
+
+        values = torch.tensor([seconds, spread], dtype=torch.float64)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return values[0].item(), values[1].item()
+
+
+def _gradients(results: Sequence[Tensor], operands: Sequence[Tensor]) -> Callable[[], object]:
+    """One pass of autograd from `results` to `operands`, again and again."""
+    import torch
+
+    seeds = [torch.ones_like(result) for result in results]
+    return lambda: torch.autograd.grad(results, operands, seeds, retain_graph=True)
+
+
+COLLECTIVE_CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+def collective(name: str, size: int, group: Any, num_bytes: int, device: str) -> Callable[[], object]:  # noqa: ANN401
+    """A call of the collective in the group of `size` ranks, on a tensor of at least `num_bytes`."""
+    import torch
+    import torch.distributed as dist
+
+    num_elements = ceil(num_bytes / 4 / size**2) * size**2  # divides into shards, and these among the group
+    full, shard = torch.zeros(num_elements, device=device), torch.zeros(num_elements // size, device=device)
+    exchanged = torch.zeros_like(shard)
+    first = dist.get_process_group_ranks(group)[0]
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(full, group=group),
+        "all_gather": lambda: dist.all_gather_single(full, shard, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(shard, full, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(exchanged, shard, group=group),
+        "broadcast": lambda: dist.broadcast(full, first, group=group),
+    }
+    return calls[name]
+
+
+def main(arguments: list[str]) -> None:
+    """Run one rank; `arguments` are its rank and the folder."""
+    rank, folder = int(arguments[0]), Path(arguments[1])
+    workload = read_workload((folder / WORKLOAD).read_text(encoding="utf-8"))
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(workload.num_threads)
+    backend = "gloo"
+    if workload.device == "cuda":
+        torch.cuda.set_device(rank)
+        backend = "cpu:gloo,cuda:nccl"
+    timeout = timedelta(seconds=workload.timeout_s)
+    world, place = workload.num_ranks, f"file://{folder / 'store'}"
+    dist.init_process_group(backend, init_method=place, rank=rank, world_size=world, timeout=timeout)
+    try:
+        Rank(rank, workload, folder / POINTS).measure()
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

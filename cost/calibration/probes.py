@@ -1,0 +1,190 @@
+"""What a calibration runs on one rank: operators of the op table, small ones for dispatch and larger ones for kernels.
+
+Each is written as a lowered program writes it, by its row's torch expression. A **kernel** probe has the work that the
+cost model would charge for it, by the same row, so that a measured time stands beside the very figures that it will be
+compared with. A **dispatch** probe is so small that its kernel takes next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from shardwright.cost.calibration.samples import samples
+from shardwright.cost.compute.work import Local, Passes, passes
+from shardwright.pcg.attrs import Attr
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import TensorType
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An operator on operands of these shapes.
+
+    Attributes:
+        indices: operands that are int64: 0, 1, …, below the size of the first operand's dimension 0.
+        masks: operands that are bools.
+        copies: a view that has to copy, as its operand is stored transposed.
+    """
+
+    op: str
+    shapes: tuple[Shape, ...]
+    dtype: str = "float32"
+    attrs: Mapping[str, Attr] = field(default_factory=dict, hash=False)
+    indices: tuple[int, ...] = ()
+    masks: tuple[int, ...] = ()
+    copies: bool = False
+
+    @property
+    def key(self) -> str:
+        """Names the probe among all others."""
+        shapes = " ".join("×".join(map(str, shape)) or "scalar" for shape in self.shapes)
+        causal = " causal" if self.attrs.get("causal") else ""
+        return f"{self.op} {self.dtype} {shapes}{causal}"
+
+    def passes(self) -> Passes:
+        """The kernels that the cost model sees, forward and backward."""
+        row = ROWS[self.op]
+        signature = row.signature(self.shapes, self.attrs)
+        dtypes = [self._dtype(operand) for operand in range(len(self.shapes))]
+        operands = tuple(
+            TensorType(shape, dtype, (), dtype == self.dtype) for shape, dtype in zip(self.shapes, dtypes, strict=True)
+        )
+        result = TensorType(signature.result_shape, row.result_dtype(dtypes, self.attrs), (), True)
+        drawn = result.num_elements if row.random else 0
+        extents = tuple(factor.size for factor in signature.factors)
+        return passes(
+            Local(row, self.attrs, signature, extents, operands, result, drawn, "copy" if self.copies else "")
+        )
+
+    def operands(self, device: str) -> list[Tensor]:
+        """New operands; those of floats want a gradient."""
+        import torch
+
+        found: list[Tensor] = []
+        for operand, shape in enumerate(self.shapes):
+            match self._dtype(operand):
+                case "int64":
+                    found.append(torch.arange(prod(shape), device=device).reshape(shape) % self.shapes[0][0])
+                case "bool":
+                    found.append(torch.ones(shape, dtype=torch.bool, device=device))
+                case dtype:
+                    value = (torch.rand(shape, device=device) + 0.5).to(getattr(torch, dtype))
+                    found.append(value.requires_grad_())
+        return [tensor.transpose(0, 1) for tensor in found] if self.copies else found
+
+    def function(self, runtime: object) -> Callable[..., Tensor]:
+        """What a lowered program does with the operands; `runtime` is what it calls `rt`."""
+        import torch
+        from torch.nn import functional as F
+
+        names = [f"x{operand}" for operand in range(len(self.shapes))]
+        more = {"*": ", ".join(names), "*1": ", ".join(names[1:])}
+        text = ROWS[self.op].torch.format(*names, **self.attrs, **more)
+        scope: dict[str, Any] = {"torch": torch, "F": F, "rt": runtime}
+        return eval(f"lambda {', '.join(names)}: {text}", scope)
+
+    def _dtype(self, operand: int) -> str:
+        return "int64" if operand in self.indices else "bool" if operand in self.masks else self.dtype
+
+
+def dispatch_probes(dtype: str) -> list[Probe]:
+    """One of each operator that has a sample, on next to nothing."""
+    return [
+        Probe(op, sample.operands, dtype, sample.attrs, sample.indices, sample.masks)
+        for op, sample in samples().items()
+    ]
+
+
+COMMON = (
+    "linear", "matmul", "layer_norm", "softmax", "gelu", "relu", "silu", "add", "mul", "where", "sum", "cast",
+    "dropout", "embedding", "cross_entropy_sum", "slice", "reshape", "permute",
+)  # fmt: skip
+"""What networks are made of; one after the other, they take longer to dispatch than each one again and again."""
+
+
+def common_probes(dtype: str) -> list[Probe]:
+    """The dispatch probes of common operators, each twice, in an order that repeats none of them."""
+    found = sorted((probe for probe in dispatch_probes(dtype) if probe.op in COMMON), key=lambda p: COMMON.index(p.op))
+    return [*found, *found[::2], *found[1::2]]
+
+
+def kernel_probes(sizes: Sizes, dtype: str) -> Iterator[Probe]:
+    """Every kind of work at several sizes."""
+    for batch, m, n, k in sizes.matmuls:
+        if batch == 1:
+            yield Probe("linear", ((m, k), (n, k)), dtype)
+        else:
+            yield Probe("matmul", ((batch, m, k), (batch, k, n)), dtype)
+    for batch, channels, outputs, groups, image, kernel in sizes.convolutions:
+        shapes = ((batch, channels, image, image), (outputs, channels // groups, kernel, kernel))
+        padding = (kernel // 2, kernel // 2)
+        yield Probe(
+            "conv2d", shapes, dtype, {"stride": (1, 1), "padding": padding, "dilation": (1, 1), "groups": groups}
+        )
+    for heads, length, head_dim, causal in sizes.attentions:
+        yield Probe("sdpa", ((1, heads, length, head_dim),) * 3, dtype, {"causal": causal, "scale": None})
+    width = sizes.width
+    rows = [(max(1, elements // width), width) for elements in sizes.elements]
+    yield from (Probe("add", (shape, shape), dtype) for shape in rows)
+    yield from (Probe("gelu", (shape,), dtype, {"approximate": "none"}) for shape in rows)
+    yield from (Probe("sum", (shape,), dtype, {"dims": (0,), "keepdim": False}) for shape in rows)
+    yield from (Probe("softmax", (shape,), dtype, {"dim": 1}) for shape in rows)
+    norm: dict[str, Attr] = {"eps": 1e-5, "normalized_dims": 1}
+    yield from (Probe("layer_norm", (shape, (width,), (width,)), dtype, norm) for shape in rows)
+    table: dict[str, Attr] = {"padding_idx": None, "offset": None}
+    yield from (Probe("embedding", ((1024, width), shape[:1]), dtype, table, indices=(1,)) for shape in rows)
+    yield from (Probe("dropout", (shape,), dtype, {"p": 0.1, "shard": None}) for shape in rows)
+    yield from (Probe("reshape", (shape,), dtype, {"shape": (shape[0] * width,)}, copies=True) for shape in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large the kernels are.
+
+    matmuls         (batch, m, n, k)
+    convolutions    (batch, channels, outputs, groups, pixels of a side of the image, of the kernel)
+    attentions      (heads, length, head_dim, causal)
+    elements        of pointwise operators, reductions, look-ups, random numbers, copies; in rows of `width`
+    """
+
+    matmuls: tuple[tuple[int, int, int, int], ...]
+    convolutions: tuple[tuple[int, int, int, int, int, int], ...]
+    attentions: tuple[tuple[int, int, int, bool], ...]
+    elements: tuple[int, ...]
+    width: int
+
+
+CPU_SIZES = Sizes(
+    matmuls=(
+        (1, 8, 64, 64), (1, 8, 256, 256), (1, 8, 1024, 1024), (1, 96, 64, 64), (1, 64, 96, 64), (1, 96, 256, 64),
+        (1, 256, 256, 256), (1, 1024, 256, 256), (1, 512, 512, 512), (1, 1024, 1024, 1024), (32, 12, 12, 16),
+        (32, 128, 128, 32),
+    ),
+    convolutions=(
+        (8, 3, 16, 1, 48, 7), (8, 16, 16, 1, 12, 1), (8, 16, 32, 1, 12, 1), (8, 16, 16, 8, 12, 3), (8, 64, 64, 8, 6, 3),
+        (8, 64, 64, 1, 16, 3), (8, 64, 128, 1, 8, 1),
+    ),
+    attentions=((32, 16, 16, False), (32, 64, 32, True), (16, 256, 64, False), (8, 512, 64, True)),
+    elements=(2**12, 2**14, 2**16, 2**18, 2**20, 2**22),
+    width=64,
+)  # fmt: skip
+GPU_SIZES = Sizes(
+    matmuls=(
+        (1, 128, 512, 512), (1, 512, 512, 512), (1, 1024, 1024, 1024), (1, 2048, 2048, 2048), (1, 4096, 4096, 1024),
+        (1, 4096, 4096, 4096), (1, 8192, 8192, 8192), (1, 8192, 1024, 4096), (64, 512, 512, 64), (64, 2048, 2048, 64),
+    ),
+    convolutions=(
+        (32, 64, 64, 1, 56, 3), (32, 256, 256, 32, 28, 3), (32, 256, 512, 1, 28, 1), (32, 512, 512, 1, 14, 3),
+    ),
+    attentions=((16, 512, 64, False), (16, 2048, 64, True), (32, 4096, 128, True), (32, 4096, 128, False)),
+    elements=(2**14, 2**18, 2**22, 2**25, 2**27),
+    width=1024,
+)  # fmt: skip

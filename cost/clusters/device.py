@@ -1,0 +1,156 @@
+"""Devices: what one accelerator, or one CPU rank, computes and remembers per second.
+
+Constants that no datasheet has are assumed until calibrated, and say so here:
+
+    attention        FlashAttention-2 on an A100, assumed for the others: it reaches 50 to 73 % of that peak forward
+                     and up to 63 % backward (Dao, "FlashAttention-2" (2023), section 4); 0.6 and 0.5 are round figures
+                     below the best, chosen, not measured
+    power            a part held below its rated power runs slower: dynamic power grows with frequency times voltage
+                     squared, and voltage with frequency, so the rate goes with the cube root of the power
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from shardwright.cost.clusters import checks
+from shardwright.cost.compute.kernels import Kernel, checked_kernels
+from shardwright.pcg.errors import ClusterError
+
+DeviceKind = Literal["cuda", "cpu"]
+
+DEVICE_KINDS: tuple[DeviceKind, ...] = ("cuda", "cpu")
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
+ATTENTION_EFFICIENCY, ATTENTION_BACKWARD_EFFICIENCY = 0.6, 0.5
+
+_PRECISION_OF_DTYPE = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator, or one CPU rank with its threads.
+
+    Attributes:
+        memory_bytes: what one rank may use.
+        memory_bytes_per_s: sustained (not datasheet) bandwidth to that memory, reads and writes together.
+        flops_per_s: peak of matrix multiplication by precision, dense; "fp32" is required, the others fall back on it.
+        matmul_efficiency: share of the peak that large matrix multiplications reach.
+        op_overhead_s: what the host needs to dispatch one kernel, forward or backward.
+        attention_efficiency: share of the peak that fused attention reaches, forward.
+        attention_backward_efficiency: the same, backward.
+        vector_flops_per_s: arithmetic outside matrix multiplications; 0: the fp32 rate.
+        num_units: multiprocessors, each of which works on one tile at a time; 0: not known, tiles are not counted.
+        kernel_s: the least time of a kernel on the device itself, which its dispatch does not hide.
+        update_overhead_s: dispatch of the optimizer's update of one parameter.
+        step_overhead_s: what a step takes once, whatever the model.
+        operators: measured dispatch of operators of the op table, (forward, backward) seconds by name; `op_overhead_s`
+            for those that are not there.
+        kernels: measured kernels; where there are any of a kind, they go before the rates above.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    flops_per_s: Mapping[str, float] = field(hash=False)
+    matmul_efficiency: float
+    op_overhead_s: float
+    kind: DeviceKind
+    attention_efficiency: float = ATTENTION_EFFICIENCY
+    attention_backward_efficiency: float = ATTENTION_BACKWARD_EFFICIENCY
+    vector_flops_per_s: float = 0.0
+    num_units: int = 0
+    kernel_s: float = 0.0
+    update_overhead_s: float = 0.0
+    step_overhead_s: float = 0.0
+    operators: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+    kernels: tuple[Kernel, ...] = field(default=(), hash=False)
+
+    def __post_init__(self) -> None:
+        checks.text(self.name, "Device", "name", "what people call the device, such as 'H100-SXM'")
+        memory_bytes = checks.positive_int(self.memory_bytes, "Device", "memory_bytes", "a number of bytes")
+        bandwidth = checks.positive(self.memory_bytes_per_s, "Device", "memory_bytes_per_s", "bytes per second")
+        efficiency = checks.fraction(
+            self.matmul_efficiency, "Device", "matmul_efficiency", "the share of the peak that matmuls reach"
+        )
+        overhead = checks.non_negative(self.op_overhead_s, "Device", "op_overhead_s", "seconds")
+        checks.choice(self.kind, "Device", "kind", DEVICE_KINDS)
+        object.__setattr__(self, "memory_bytes", memory_bytes)
+        object.__setattr__(self, "memory_bytes_per_s", bandwidth)
+        object.__setattr__(self, "flops_per_s", _checked_flops(self.flops_per_s))
+        object.__setattr__(self, "matmul_efficiency", efficiency)
+        object.__setattr__(self, "op_overhead_s", overhead)
+        for name in ("attention_efficiency", "attention_backward_efficiency"):
+            meaning = "the share of the peak that fused attention reaches"
+            object.__setattr__(self, name, checks.fraction(getattr(self, name), "Device", name, meaning))
+        for name, unit in _NOT_NEGATIVE.items():
+            object.__setattr__(self, name, checks.non_negative(getattr(self, name), "Device", name, unit))
+        object.__setattr__(self, "num_units", _checked_units(self.num_units))
+        object.__setattr__(self, "operators", _checked_operators(self.operators))
+        object.__setattr__(self, "kernels", checked_kernels(self.kernels))
+
+    def at_power(self, share: float) -> Device:
+        """The device held at a share of its rated power; memory bandwidth does not suffer."""
+        rate = checks.fraction(share, "Device.at_power", "share", "the power limit over the rated power") ** (1 / 3)
+        return replace(self, flops_per_s={key: value * rate for key, value in self.flops_per_s.items()})
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """The matmul peak for a precision ("bf16") or a dtype name of the graph ("bfloat16"), in FLOP per second.
+
+        Where the table has no entry, fp8 runs at the bf16 rate, 16-bit types and tf32 at the fp32 rate and fp64 at half
+        of it. Integers and bools count as fp32.
+        """
+        precision = "fp32" if dtype in _INTEGERS else _PRECISION_OF_DTYPE.get(dtype, dtype)
+        if precision not in PRECISIONS:
+            known = [*PRECISIONS, *_PRECISION_OF_DTYPE, *_INTEGERS]
+            raise ClusterError(f"device {self.name!r}: no peak rate for dtype {dtype!r}; choose one of {known}")
+        if precision in self.flops_per_s:
+            return self.flops_per_s[precision]
+        if precision == "fp8":
+            return self.peak_flops_per_s("bf16")
+        return self.flops_per_s["fp32"] * (0.5 if precision == "fp64" else 1.0)
+
+
+_NOT_NEGATIVE = {
+    "vector_flops_per_s": "FLOP per second",
+    "kernel_s": "seconds",
+    "update_overhead_s": "seconds",
+    "step_overhead_s": "seconds",
+}
+
+
+def _checked_units(value: object) -> int:
+    if value in (0, 0.0) and not isinstance(value, bool):
+        return 0
+    return checks.positive_int(value, "Device", "num_units", "how many multiprocessors the device has, or 0")
+
+
+def _checked_operators(operators: object) -> dict[str, tuple[float, float]]:
+    if not isinstance(operators, Mapping):
+        problem = f"expected a mapping of operator to (forward, backward) seconds, got {operators!r}; leave it out"
+        raise checks.FieldError("Device", "operators", problem)
+    found: dict[str, tuple[float, float]] = {}
+    for name, pair in operators.items():
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            problem = f"expected two numbers, the seconds of forward and of backward, got {pair!r}; give both"
+            raise checks.FieldError("Device", f"operators.{name}", problem)
+        forward, backward = (checks.non_negative(x, "Device", f"operators.{name}", "seconds") for x in pair)
+        found[str(name)] = (forward, backward)
+    return found
+
+
+def _checked_flops(flops: object) -> dict[str, float]:
+    if not isinstance(flops, Mapping):
+        problem = f"expected a mapping of precision to FLOP per second, got {flops!r}; give at least {{'fp32': …}}"
+        raise checks.FieldError("Device", "flops_per_s", problem)
+    for precision in flops:
+        if precision not in PRECISIONS:
+            problem = f"unknown precision {precision!r}; remove it or correct it to one of {', '.join(PRECISIONS)}"
+            raise checks.FieldError("Device", "flops_per_s", problem)
+    if "fp32" not in flops:
+        problem = f"missing 'fp32', got {', '.join(map(str, flops)) or 'nothing'}; the other precisions fall back on it"
+        raise checks.FieldError("Device", "flops_per_s", problem)
+    unit = "FLOP per second"
+    return {key: checks.positive(rate, "Device", f"flops_per_s.{key}", unit) for key, rate in flops.items()}

@@ -1,0 +1,198 @@
+"""Common machines, from published figures.
+
+`machines.json` beside this file holds what the sources say: GPUs, links and machines, each row with its source. What a
+cluster gets is what sustained use reaches of it: a share of the datasheet's bandwidths, an efficiency of matmuls; these
+too stand there with where they come from. Memory is in decimal GB, at most 7 % below what drivers report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardwright.cost.clusters import checks
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.device import Device
+from shardwright.cost.clusters.parts import join_clusters, slowest_level
+from shardwright.cost.clusters.topology import Level, LinkKind, Topology
+from shardwright.pcg.errors import ClusterError
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A kind of link: the share of its datasheet bandwidth that collectives reach, and the latency of a hop."""
+
+    name: str
+    kind: LinkKind
+    topology: Topology
+    share: float
+    hop_s: float
+    source: str
+
+    def level(self, size: int, gb_per_s: float) -> Level:
+        """`size` units whose devices each send `gb_per_s` by the datasheet."""
+        return Level(self.name, size, gb_per_s * 1e9 * self.share, self.hop_s, self.kind, self.topology)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU by its datasheet, and the share of its peak that matrix multiplications reach."""
+
+    num_units: int
+    memory_gb: float
+    memory_tb_per_s: float
+    tflops: Mapping[str, float]
+    link: str
+    link_gb_per_s: float  # all links of one GPU together, one way
+    host_gb_per_s: float  # to the host's memory, one way
+    source: str
+    matmul_efficiency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """Above the machines: pods of `nodes` machines, joined by one more level with the machines' own bandwidth."""
+
+    nodes: int
+    name: str
+    topology: Topology
+    oversubscription: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A node: its GPUs and its network, in gigabytes per second per node, one way."""
+
+    gpu: str
+    gpus: int
+    network: str
+    network_gb_per_s: float
+    source: str
+    pod: Pod | None = None
+
+
+def _machine(row: Mapping[str, Any]) -> Machine:
+    fields: dict[str, Any] = {**row, "pod": Pod(**row["pod"]) if "pod" in row else None}
+    return Machine(**fields)
+
+
+_TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("machines.json").read_text(encoding="utf-8"))
+ASSUMED_NETWORK_GB_PER_S = 12.5  # per node
+_EFFICIENCY = {"matmul_efficiency": _TABLE["matmul_efficiency"]["value"]}
+LINKS: dict[str, Link] = {name: Link(**row) for name, row in _TABLE["links"].items()}
+GPUS: dict[str, Gpu] = {name: Gpu(**_EFFICIENCY | row) for name, row in _TABLE["gpus"].items()}
+PRESETS: dict[str, Machine] = {name: _machine(row) for name, row in _TABLE["machines"].items()}
+
+
+def preset_cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> Cluster:
+    """The machine `name`, `nodes` times; fewer GPUs per node keep their share of the node's network.
+
+    Raises:
+        ClusterError: an unknown name, or a count that is not a positive integer, more than the machine has, or no
+            equal pods of a machine that comes in pods.
+    """
+    machine = _known(name, "Cluster.preset")
+    used = machine.gpus if devices_per_node is None else devices_per_node
+    used = checks.positive_int(used, "Cluster.preset", "devices_per_node", "the number of GPUs used in each machine")
+    if used > machine.gpus:
+        raise ClusterError(f"Cluster.preset: {name!r} has {machine.gpus} devices per node, got {used}; take more nodes")
+    nodes = checks.positive_int(nodes, "Cluster.preset", "nodes", "the number of machines")
+    return _cluster(name, (in_node_level(machine.gpu, used), *_network_levels(name, nodes)))
+
+
+def preset_mix(machines: Sequence[tuple[str, int]]) -> Cluster:
+    """Machines of several kinds in one network, `(name, nodes)` each, in the order of their ranks.
+
+    All ranks together have the slowest of the links. The kinds must have equally many GPUs per node.
+
+    Raises:
+        ClusterError: as `preset_cluster` and `join_clusters`.
+    """
+    parts: list[Cluster] = []
+    for name, count in machines:
+        machine = _known(name, "Cluster.mixed")
+        nodes = checks.positive_int(count, "Cluster.mixed", "nodes", "the number of machines")
+        network = _network_level(machine, nodes)
+        parts.append(_cluster(name, (in_node_level(machine.gpu, machine.gpus), network)))
+    if not parts:
+        raise ClusterError("Cluster.mixed: expected machines, got none; give pairs such as ('dgx-h100', 4)")
+    if len({part.levels[0].size for part in parts}) > 1:
+        counts = ", ".join(f"{part.name}: {part.levels[0].size}" for part in parts)
+        advice = "join Cluster.preset(..., devices_per_node=...) of equal size by Cluster.join"
+        raise ClusterError(f"Cluster.mixed: the machines have different numbers of GPUs ({counts}); {advice}")
+    total = sum(part.levels[-1].size for part in parts)
+    return join_clusters(parts, slowest_level([part.levels[-1] for part in parts], total))
+
+
+def _known(name: str, owner: str) -> Machine:
+    if name not in PRESETS:
+        raise ClusterError(f"{owner}: unknown machine {name!r}; choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def _cluster(name: str, levels: tuple[Level, ...]) -> Cluster:
+    machine = PRESETS[name]
+    provenance = f"datasheet: {machine.gpu} {GPUS[machine.gpu].source}; {machine.source}"
+    return Cluster(name, gpu_device(machine.gpu), levels, "nccl", provenance)
+
+
+def _network_levels(name: str, nodes: int) -> tuple[Level, ...]:
+    """What joins `nodes` machines: nothing, a network, or a network in each pod and one of pods."""
+    machine, pod = PRESETS[name], PRESETS[name].pod
+    if nodes == 1:
+        return ()
+    if pod is None or nodes <= pod.nodes:
+        return (_network_level(machine, nodes),)
+    in_pod = max(size for size in range(1, pod.nodes + 1) if nodes % size == 0)
+    if in_pod < pod.nodes / 2:
+        raise ClusterError(
+            f"Cluster.preset: {name!r} comes in pods of up to {pod.nodes} nodes, {nodes} nodes do not make equal pods "
+            f"of at least half of that; take a multiple of {pod.nodes}, or at most one pod"
+        )
+    network = _network_level(machine, in_pod)
+    spine = Level(
+        name=pod.name,
+        size=nodes // in_pod,
+        bandwidth_bytes_per_s=network.bandwidth_bytes_per_s,
+        latency_s=network.latency_s,
+        topology=pod.topology,
+        oversubscription=pod.oversubscription,
+    )
+    return (network, spine)
+
+
+def _network_level(machine: Machine, nodes: int) -> Level:
+    return LINKS[machine.network].level(nodes, machine.network_gb_per_s / machine.gpus)
+
+
+def gpu_device(name: str) -> Device:
+    """The GPU `name` of the table, at the rates that sustained use reaches."""
+    gpu = GPUS[name]
+    return Device(
+        name=name,
+        memory_bytes=round(gpu.memory_gb * 1e9),
+        memory_bytes_per_s=gpu.memory_tb_per_s * 1e12 * _TABLE["memory_share"]["value"],
+        flops_per_s={precision: rate * 1e12 for precision, rate in gpu.tflops.items()},
+        matmul_efficiency=gpu.matmul_efficiency,
+        op_overhead_s=_TABLE["op_overhead_s"]["value"],
+        kind="cuda",
+        num_units=gpu.num_units,
+        kernel_s=_TABLE["kernel_s"]["value"],
+    )
+
+
+def in_node_level(gpu: str, size: int, link: str = "") -> Level:
+    """`size` GPUs of one node at the bandwidth that collectives reach, by the GPU's own links or other ones."""
+    row = GPUS[gpu]
+    if link and link != row.link:
+        return LINKS[link].level(size, row.host_gb_per_s)
+    in_machines = max(machine.gpus for machine in PRESETS.values() if machine.gpu == gpu)
+    return LINKS[row.link].level(max(size, in_machines), row.link_gb_per_s).resized(size)
+
+
+def assumed_network(nodes: int, devices_per_node: int) -> Level:
+    """What joins nodes that nobody described: 100 Gb/s each."""
+    return LINKS["ethernet"].level(nodes, ASSUMED_NETWORK_GB_PER_S / devices_per_node)

@@ -1,0 +1,176 @@
+"""Time of collectives along the axes of a mesh.
+
+What a group has of the links says `groups.py`, what an algorithm makes of them `algorithms.py`, which one runs
+`nccl.py` or `gloo.py`, the library's own choice. On a grid (a torus, a mesh with `dims`) no library's choice is known:
+there the least of the algorithms counts. **Bytes** are always those of the full tensor of one group; for a collective
+the time is a chain of straight pieces over them (`curve.py`) that never falls.
+
+Measured lines, where the cluster has them, take the place of all this; where one collective and group size has several,
+the greatest counts (a flat one for small tensors, a steep one for large).
+
+Curves are cached by what a group has of the links, so costs do not grow with the cluster where groups are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import ceil, inf, log2, prod
+
+import numpy as np
+
+from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine
+from shardwright.cost.collectives import algorithms, gloo, nccl
+from shardwright.cost.collectives.curve import Bytes, Curve, Line, highest, lowest, straight
+from shardwright.cost.collectives.groups import Link, between, check_mesh, group_of, links_of
+from shardwright.cost.collectives.tuning import UNTUNED, Tuning
+from shardwright.pcg.errors import ClusterError
+
+NOTHING = straight(Line(0.0, 0.0), "nothing")
+
+
+class Communication:
+    """Times of collectives along the axes of one mesh on one cluster.
+
+    Args:
+        tuning: factors on NCCL's own figures, as `tuning.fit_tuning` found them.
+
+    Raises:
+        ClusterError: a size is not a positive integer, or the mesh has more devices than the cluster.
+    """
+
+    def __init__(self, cluster: Cluster, mesh_sizes: Sequence[int], tuning: Tuning = UNTUNED) -> None:
+        self.cluster, self.tuning = cluster, tuning
+        self.mesh_sizes = tuple(mesh_sizes)
+        check_mesh(self.mesh_sizes, cluster.num_devices, cluster.name)
+        self.groups = tuple(group_of(self.mesh_sizes, axis, cluster.levels) for axis in range(len(self.mesh_sizes)))
+        self._curves: dict[tuple[Collective, int], Curve] = {}
+
+    def all_reduce_s(self, axis: int, num_bytes: Bytes) -> Bytes:
+        """Seconds to sum over `axis` summands of `num_bytes` each."""
+        return self.time_s("all_reduce", axis, num_bytes)
+
+    def all_gather_s(self, axis: int, num_bytes: Bytes) -> Bytes:
+        """Seconds to gather along `axis` a tensor that has `num_bytes` afterwards."""
+        return self.time_s("all_gather", axis, num_bytes)
+
+    def reduce_scatter_s(self, axis: int, num_bytes: Bytes) -> Bytes:
+        """Seconds to sum over `axis` summands of `num_bytes` each and leave every device its slice."""
+        return self.time_s("reduce_scatter", axis, num_bytes)
+
+    def all_to_all_s(self, axis: int, num_bytes: Bytes) -> Bytes:
+        """Seconds to reshard along `axis`, from one dimension to another, a tensor of `num_bytes` over the group."""
+        return self.time_s("all_to_all", axis, num_bytes)
+
+    def broadcast_s(self, axis: int, num_bytes: Bytes) -> Bytes:
+        """Seconds to send `num_bytes` from one device to all along `axis`."""
+        return self.time_s("broadcast", axis, num_bytes)
+
+    def time_s(self, collective: Collective, axis: int, num_bytes: Bytes) -> Bytes:
+        """Seconds of a collective along `axis`, an index into the mesh; zero where the axis has one device.
+
+        Raises:
+            ClusterError: an unknown collective, no such axis, or bytes that are negative or not finite.
+        """
+        return self.curve(collective, axis).time_s(_sent(num_bytes))
+
+    def send_s(self, source: int, target: int, num_bytes: Bytes) -> Bytes:
+        """Seconds to send `num_bytes` from rank `source` to rank `target`, with all others sending too."""
+        for rank in (source, target):
+            if not 0 <= rank < self.cluster.num_devices:
+                last = self.cluster.num_devices - 1
+                raise ClusterError(f"cluster {self.cluster.name!r} has no rank {rank}; choose 0 to {last}")
+        num_bytes = _sent(num_bytes)
+        link = between(source, target, self.cluster.levels)
+        if link is None:
+            return NOTHING.time_s(num_bytes)
+        line = algorithms.point_to_point((link,)).line
+        base_s = nccl.send_base_s() if self.cluster.backend == "nccl" else gloo.BASE_S
+        return Line(base_s + line.latency_s, line.s_per_byte).time_s(num_bytes)
+
+    def links(self, axis: int) -> tuple[Link, ...]:
+        """What a group of `axis` has of the levels that it spans."""
+        if not 0 <= axis < len(self.groups):
+            last = len(self.groups) - 1
+            advice = f"choose 0 to {last}" if self.groups else "it has no axes: one device communicates with nobody"
+            raise ClusterError(f"mesh {list(self.mesh_sizes)} has no axis {axis}; {advice}")
+        return links_of(self.groups[axis], self.cluster.levels)
+
+    def curve(self, collective: Collective, axis: int) -> Curve:
+        """Time over bytes of a collective along `axis`; its pieces are named by the algorithm and protocol."""
+        key = (collective, axis)
+        if key not in self._curves:
+            if collective not in COLLECTIVES:
+                raise ClusterError(f"unknown collective {collective!r}; choose one of {', '.join(COLLECTIVES)}")
+            self._curves[key] = self._new_curve(collective, self.links(axis))
+        return self._curves[key]
+
+    def formula(self, collective: Collective, axis: int, num_bytes: float, size: str = "S") -> str:
+        """What runs at `num_bytes`, and its cost as text in the bytes `size`, such as "b·s·h·2".
+
+        The name is the library's choice; protocols scale α and B.
+        """
+        links, name = self.links(axis), self.curve(collective, axis).at(_sent(num_bytes)).name
+        if not links:
+            return "nothing: one device"
+        forms = [form for form in algorithms.candidates(collective, links) if name.startswith(form.name)]
+        return f"{name}: {max(forms, key=lambda form: len(form.name)).text(size)}" if forms else name
+
+    def _new_curve(self, collective: Collective, links: tuple[Link, ...]) -> Curve:
+        if not links:
+            return NOTHING
+        measured = tuple(line for line in self.cluster.collectives if line.collective == collective)
+        if measured:
+            return _measured(measured, collective, prod(link.split for link in links))
+        if self.cluster.backend == "gloo":
+            return gloo.curve(collective, links)
+        if any(link.grid for link in links):
+            return _least(collective, links)
+        return nccl.curve(collective, links, nccl.generation(self.cluster.device.name), self.tuning)
+
+
+def _sent(num_bytes: Bytes) -> Bytes:
+    """`num_bytes`; an error unless all of it are finite numbers of at least zero."""
+    if not np.all((num_bytes >= 0) & (num_bytes < inf)):
+        raise ClusterError(
+            f"num_bytes: expected finite numbers of at least 0, got {num_bytes}; give the tensor's bytes"
+        )
+    return num_bytes
+
+
+@lru_cache(maxsize=4096)
+def _least(collective: Collective, links: tuple[Link, ...]) -> Curve:
+    """The least of the algorithms at every size."""
+    base_s = nccl.BASE_US["ring"][0] * 1e-6
+    forms = [(form.name, form.line) for form in algorithms.candidates(collective, links)]
+    return lowest([(name, Line(base_s + line.latency_s, line.s_per_byte)) for name, line in forms])
+
+
+# ------------------------------------------------------------------------------------------------------ measured lines
+
+
+@lru_cache(maxsize=4096)
+def _measured(measured: tuple[CollectiveLine, ...], collective: Collective, size: int) -> Curve:
+    """For groups of `size`: as measured, or scaled by a ring's hops and volume from the nearest."""
+    nearest = min((line.group_size for line in measured), key=lambda n: abs(log2(n / size)))
+    hops, volume = _ring_factors(collective, size)
+    measured_hops, measured_volume = _ring_factors(collective, nearest)
+    lines = [
+        Line(line.latency_s * hops / measured_hops, line.s_per_byte * volume / measured_volume)
+        for line in measured
+        if line.group_size == nearest
+    ]
+    return highest([("measured", line) for line in lines])
+
+
+def _ring_factors(collective: Collective, n: int) -> tuple[float, float]:
+    """Hops, and the share of the full tensor that one device sends."""
+    match collective:
+        case "all_reduce":
+            return 2 * (n - 1), 2 * (n - 1) / n
+        case "all_gather" | "reduce_scatter":
+            return n - 1, (n - 1) / n
+        case "all_to_all":
+            return n - 1, (n - 1) / n**2
+        case "broadcast":
+            return ceil(log2(n)), 1.0

@@ -1,0 +1,177 @@
+"""Which links the groups of a mesh axis use, and what of them one group has.
+
+Mesh axes lie over the devices in row-major order, the **last axis innermost**: neighbours along it are neighbours in
+the node. Every group of an axis communicates at once, so a device has its own share of the links and no more.
+
+A group of n devices is described by its **splits**: n₀ members within a unit of the first level, n₁ such units within
+one of the second, and so on, with n = n₀·n₁·…. A level that is a grid is split further, by its dimensions.
+
+With B a device's bandwidth out of its unit, k members of a group at the level's `size` units and s groups side by side
+between two of them, a group has
+
+    switch, rail, fat-tree, pcie   B / oversubscription
+    mesh                           B·(k−1)/(size−1): the links between the members, and no others
+    ring, torus of r dimensions    B/r a dimension, shared by s groups; half of it where the members do not close the
+                                   ring (a line has nothing to return by); together over the dimensions used
+    mesh with dims                 as a torus that is never closed
+
+for neighbours, and the same for all pairs, but on a ring and a torus, where a byte of an exchange passes over several
+links: k members of a dimension have ⌊k²/4⌋/(k−1) times the traffic on each link that a switch would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+from shardwright.cost.clusters.topology import Level, LinkKind
+from shardwright.pcg.errors import ClusterError
+
+MAX_DEVICES = 2**24
+"""Of a mesh: more than any machine has. Groups are found by listing its ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The groups of one mesh axis. `splits` counts members by level, innermost first; their product is `size`.
+
+    `grids` are the same by dimension of each level, innermost first: (n,) for a level that is no grid.
+    """
+
+    size: int
+    stride: int
+    splits: tuple[int, ...]
+    grids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a group has of one level: `split` units of `inside` members each, and the bandwidth of each member.
+
+    Attributes:
+        dims: the split by dimension of a grid, innermost first; `grid` says whether the level is one.
+        switched: every two units can send at the full bandwidth.
+        bytes_per_s: one way, of one device, while it sends to its neighbour in a ring.
+        exchange_bytes_per_s: the same while it sends to all others.
+        hop_s: latency from one unit to the next one of the group.
+    """
+
+    name: str
+    kind: LinkKind
+    switched: bool
+    split: int
+    inside: int
+    dims: tuple[int, ...]
+    grid: bool
+    bytes_per_s: float
+    exchange_bytes_per_s: float
+    hop_s: float
+
+
+def check_mesh(sizes: Sequence[int], num_devices: int, cluster: str) -> None:
+    """A `ClusterError` unless `sizes` are positive integers whose product the cluster's devices cover."""
+    for axis, size in enumerate(sizes):
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            problem = f"expected a positive integer, got {size!r}; give the number of devices along it"
+            raise ClusterError(f"mesh {list(sizes)}: axis {axis}: {problem}")
+    if prod(sizes) > num_devices:
+        raise ClusterError(
+            f"mesh {list(sizes)} needs {prod(sizes)} devices, cluster {cluster!r} has {num_devices}; "
+            f"choose sizes whose product is at most {num_devices}"
+        )
+    if prod(sizes) > MAX_DEVICES:
+        raise ClusterError(
+            f"mesh {list(sizes)} has {prod(sizes)} devices, expected at most {MAX_DEVICES}; correct the sizes of the "
+            f"levels of cluster {cluster!r}"
+        )
+
+
+@lru_cache(maxsize=4096)
+def group_of(sizes: tuple[int, ...], axis: int, levels: tuple[Level, ...]) -> Group:
+    """The groups of `axis` on a mesh of `sizes` over the devices of `levels`.
+
+    Exact where every group spreads evenly over its units. Where one does not (6 devices here, 2 there), its hops count
+    as leaving the unit: an upper bound.
+    """
+    grids = [tuple(reversed(level.dims)) or (level.size,) for level in levels]
+    capacities = tuple(np.cumprod([extent for grid in grids for extent in grid]).tolist())
+    splits = iter(_splits(sizes, axis, capacities))
+    by_grid = tuple(tuple(next(splits) for _ in grid) for grid in grids)
+    return Group(sizes[axis], prod(sizes[axis + 1 :]), tuple(prod(grid) for grid in by_grid), by_grid)
+
+
+def _splits(sizes: tuple[int, ...], axis: int, capacities: tuple[int, ...]) -> tuple[int, ...]:
+    """Members of a group of `axis` by level, where a unit of a level holds `capacities` devices."""
+    size = sizes[axis]
+    ranks = np.moveaxis(np.arange(prod(sizes)).reshape(sizes), axis, -1).reshape(-1, size)
+    within = [1]  # members of a group in one unit, by level
+    for capacity in capacities:
+        units = ranks // capacity
+        num_units = 1 + np.count_nonzero(np.diff(units, axis=1), axis=1)
+        most = int(num_units.max())
+        even = most == num_units.min() and size % most == 0
+        chunks = units.reshape(len(units), most, -1) if even else units[:, None]
+        even = even and bool((chunks[..., 0] == chunks[..., -1]).all())
+        within.append(size // most if even else within[-1])
+    return tuple(outer // inner for inner, outer in pairwise(within))
+
+
+@lru_cache(maxsize=4096)
+def links_of(group: Group, levels: tuple[Level, ...]) -> tuple[Link, ...]:
+    """What the group has of each level that it spans, innermost first; nothing for a group of one device."""
+    links, inside, capacity = list[Link](), 1, 1
+    for level, split, grid in zip(levels, group.splits, group.grids, strict=True):
+        if split > 1:
+            beside = max(1, group.stride // capacity)
+            links.append(_link(level, split, inside, grid, beside))
+        inside *= split
+        capacity *= level.size
+    return tuple(links)
+
+
+def between(source: int, target: int, levels: Sequence[Level]) -> Link | None:
+    """What two ranks have of the level that they meet at; nothing where they are one."""
+    if source == target:
+        return None
+    capacities = np.cumprod([level.size for level in levels]).tolist()
+    level = next(x for x, size in zip(levels, capacities, strict=True) if source // size == target // size)
+    bandwidth = level.shared_bytes_per_s
+    if level.topology == "mesh" and not level.dims:
+        bandwidth /= level.size - 1
+    elif level.topology in ("mesh", "torus", "ring"):
+        bandwidth /= 2 * max(1, len(level.dims))
+    return Link(level.name, level.kind, False, 2, 1, (2,), bool(level.dims), bandwidth, bandwidth, level.latency_s)
+
+
+def _link(level: Level, split: int, inside: int, grid: tuple[int, ...], beside: int) -> Link:
+    full, hop_s = level.shared_bytes_per_s, level.latency_s
+    near = far = full
+    if level.topology == "ring" or level.dims:
+        near, far, hop_s = _grid(level, grid, beside)
+    elif level.topology == "mesh":
+        near = far = full * (split - 1) / (level.size - 1)
+    dims = tuple(k for k in grid if k > 1)
+    switched = level.topology == "switch" and level.oversubscription == 1
+    return Link(level.name, level.kind, switched, split, inside, dims, bool(level.dims), near, far, hop_s)
+
+
+def _grid(level: Level, grid: tuple[int, ...], beside: int) -> tuple[float, float, float]:
+    """Bandwidth to neighbours, in an exchange, and a hop, on a ring, a torus or a grid without wraparound."""
+    extents = tuple(reversed(level.dims)) or (level.size,)
+    each = level.shared_bytes_per_s / len(extents)
+    near, crossing_s, steps = list[float](), list[float](), 1
+    for extent, k in zip(extents, grid, strict=True):
+        if k > 1:
+            apart = max(1, min(beside, extent // k))
+            closed = level.topology != "mesh" and k * apart == extent
+            near.append(each / apart / (1 if closed else 2))
+            crossing_s.append(k**2 // 4 / k / near[-1])
+            steps = max(steps, apart)
+        beside = max(1, beside // extent)
+    split = prod(grid)
+    return len(near) * min(near), (split - 1) / split / max(crossing_s), level.latency_s * steps

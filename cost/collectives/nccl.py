@@ -1,0 +1,288 @@
+"""What NCCL runs, and how long that takes.
+
+NCCL has algorithms (ring, double binary tree, NVLS: sums in the NVSwitch, NVLS tree: the same in nodes and trees across
+them) and protocols (LL: 8 bytes with a flag each, LL128: 120 of 128 bytes, Simple: large chunks). It takes the pair of
+the least **estimate** by tables of its own, which need not be the fastest. So does this module: `choices` gives the
+pairs, `curve` the time of the chosen one at every size.
+
+    estimate   latency + S / bandwidth: src/graph/tuning.cc of NVIDIA/nccl, 2.27, with the links' own bandwidth in place
+               of its table of links
+    time       the same, and how the protocols cut the tensor: ring LL gives a channel 4096·n bytes before it opens the
+               next (enqueue.cc), and a lone channel has half the bandwidth that the search for channels gave it, so
+               time rises at once, then stands still while channels open; NVLS passes chunks through three stages, two
+               of which wait for the first chunk. NVLS sends (n+1)/n of the tensor where the estimate says 6/5.
+
+Left out: CollNet (needs switches that sum), NVLS for all-gather and reduce-scatter (never estimated faster within a
+node), the PAT algorithm, and NCCL's estimate of two nodes by the links inside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import floor, log2, prod
+
+from shardwright.cost.clusters.cluster import Collective
+from shardwright.cost.collectives import algorithms
+from shardwright.cost.collectives.curve import Curve, Line, Piece, crossings, intervals, least_of, rising
+from shardwright.cost.collectives.groups import Link
+from shardwright.cost.collectives.tuning import Tuning
+
+PROTOCOLS = ("LL", "LL128", "Simple")
+
+# tuning.cc. Base and hop latencies in µs by protocol; a network's hop, bandwidths in GB/s.
+BASE_US = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4)}
+HOP_US = {
+    ("nvlink", "tree"): (0.6, 1.25, 4.0),
+    ("nvlink", "ring"): (0.6, 1.9, 3.4),
+    ("pcie", "tree"): (1.0, 1.9, 4.0),
+    ("pcie", "ring"): (1.0, 2.5, 5.7),
+    ("network", "tree"): (5.0, 8.5, 14.0),
+    ("network", "ring"): (2.7, 4.0, 14.0),
+}
+NVLS_US, NVLS_NETWORK_US = 25.0, 18.0
+POST_US = 1.0  # posting to the network, at least, for each step of a ring across nodes; three times for Simple
+SIMPLE_ACROSS_NODES = 1.4  # a ring all-reduce under Simple across nodes waits this much longer
+# By octave of the size from 64 bytes on: trees are slower than their line in between.
+TREE_CORRECTION = (
+    (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
+    (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
+    (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
+)
+# What of a link's latency those figures hold already: the mean of LL and LL128 ring hops, which the presets give.
+INCLUDED_US = {"nvlink": 1.25, "pcie": 1.75, "host": 1.75, "network": 3.35}
+# enqueue.cc: a channel of a ring under LL is opened for each 512 threads · 8 bytes · n.
+LL_BYTES_PER_CHANNEL_AND_RANK = 4096
+# enqueue.cc: chunk of NVLS, up to a tensor of so many (channels · n · chunk of the next row).
+NVLS_CHANNELS = 16
+NVLS_CHUNKS = ((2 * 32768, 16384), (8 * 65536, 32768), (64 * 131072, 65536), (float("inf"), 131072))
+NVLS_WAITING_STAGES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Rows of tuning.cc by (1, 2, more) nodes, in GB/s: of LL in all, and per channel of LL128 and trees.
+
+    `channel` is what the search for channels tries first (search.cc): it takes as many as the links carry, twice.
+    """
+
+    ll: tuple[float, float, float]
+    ring_ll128: float
+    tree: tuple[float, float, float]
+    tree_ll128: tuple[float, float, float]
+    channel: float
+    nvls_efficiency: float = 0.0  # none
+
+
+VOLTA = Generation((39.0, 39.0, 20.4), 20.0, (26.5, 18.5, 10.0), (20.0, 20.0, 20.0), 20.0)
+AMPERE = Generation((87.7, 22.5, 19.0), 20.0, (24.0, 23.6, 17.8), (20.0, 20.0, 20.0), 20.0)
+HOPPER = Generation((141.0, 45.0, 35.0), 36.7, (38.7, 41.4, 36.0), (36.7, 36.7, 29.0), 30.0, 0.85)
+BLACKWELL = Generation((141.0, 45.0, 35.0), 40.0, (38.7, 41.4, 36.0), (36.7, 36.7, 29.0), 45.0, 0.74)
+
+# By the device's name; the first match counts. AMD's RCCL keeps the selector; its own tables are not modelled.
+GENERATIONS = (
+    (r"V100|\bT4\b", VOLTA),
+    (r"B[123]00", BLACKWELL),
+    (r"H[12]00|H20\b|H800", HOPPER),
+    (r"", AMPERE),
+)
+
+
+def generation(device_name: str) -> Generation:
+    """The rows that NCCL uses for a GPU; Ampere's for one that it does not know; of "A100-80 + H100-SXM", the older."""
+    names = device_name.split(" + ")
+    found = [next(rows for pattern, rows in GENERATIONS if re.search(pattern, name)) for name in names]
+    return min(found, key=lambda rows: rows.ll)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm under a protocol. The slope of NCCL's estimate and of the time change with the size."""
+
+    name: str
+    latency_s: float
+    estimate_s_per_byte: float
+    s_per_byte: float
+    correction: tuple[float, ...] = ()  # of tuning.cc, by octave
+    first_bytes: float = 0.0  # a ring under LL: bytes of the first channel, and how fast that is
+    first_s_per_byte: float = 0.0
+    heads: int = 0  # NVLS: how many chunks are under way at once
+
+    def starts(self) -> list[float]:
+        """Sizes at which a slope changes."""
+        octaves = [64.0 * 2**i for i in range(len(self.correction) + 1)] if self.correction else []
+        opening = [self.first_bytes, self._all_open_bytes] if self.first_bytes else []
+        waiting: list[float] = []
+        if self.heads:
+            ends = [0.0, *(self.heads * end for end, _ in NVLS_CHUNKS)]
+            filled = [self.heads * chunk for _, chunk in NVLS_CHUNKS]
+            waiting = [
+                *ends[1:-1],
+                *(x for x, low, high in zip(filled, ends, ends[1:], strict=False) if low < x < high),
+            ]
+        return octaves + opening + waiting
+
+    def estimate(self, num_bytes: float) -> Line:
+        """NCCL's own line around `num_bytes`."""
+        octave = floor(log2(num_bytes / 64)) if num_bytes >= 64 else -1
+        corrected = self.correction[octave] if 0 <= octave < len(self.correction) else 1.0
+        return Line(self.latency_s, self.estimate_s_per_byte / corrected)
+
+    def time(self, num_bytes: float, tuning: Tuning) -> Line:
+        """The line of the time around `num_bytes`."""
+        latency, slope = tuning.factors(self.phase(num_bytes))
+        s_per_byte = self.s_per_byte * slope
+        ahead, behind = self._carried(num_bytes)
+        return Line(self.latency_s * latency + ahead * s_per_byte, behind * s_per_byte)
+
+    def phase(self, num_bytes: float) -> str:
+        """The name, and whether channels are still being opened."""
+        return f"{self.name}, opening" if num_bytes < self._all_open_bytes else self.name
+
+    def _carried(self, num_bytes: float) -> tuple[float, float]:
+        """Bytes that all channels together could have carried meanwhile: (a, b) for a + b · size around this size."""
+        if self.heads:
+            waiting = self.heads * next(chunk for end, chunk in NVLS_CHUNKS if num_bytes < self.heads * end)
+            stages = NVLS_WAITING_STAGES
+            return (stages * waiting, 1.0) if num_bytes >= waiting else (0.0, 1.0 + stages)
+        if num_bytes < self.first_bytes:
+            return 0.0, self.first_s_per_byte / self.s_per_byte
+        if num_bytes < self._all_open_bytes:
+            return self._all_open_bytes, 0.0
+        return 0.0, 1.0
+
+    @property
+    def _all_open_bytes(self) -> float:
+        """Where the line of all channels meets what the first one takes for its part."""
+        return self.first_bytes * max(1.0, self.first_s_per_byte / self.s_per_byte)
+
+
+@lru_cache(maxsize=4096)
+def curve(
+    collective: Collective, links: tuple[Link, ...], rows: Generation, tuning: Tuning, algorithm: str = ""
+) -> Curve:
+    """Seconds of `collective` over `links`, whose pieces are named by what NCCL chooses.
+
+    `algorithm` leaves it that one alone, as NCCL_ALGO does: "ring", "tree" or "nvls".
+    """
+    if collective == "all_to_all":
+        return _exchange(links, tuning)
+    found = [choice for choice in choices(collective, links, rows) if choice.name.startswith(algorithm)]
+    starts = sorted({0.0, *(start for choice in found for start in choice.starts())})
+    pieces: list[Piece] = []
+    for start, end in intervals(starts):
+        lines = [choice.estimate(start) for choice in found]
+        for point, beyond in intervals([start, *sorted(x for x in crossings(lines) if start < x < end)], end):
+            least = least_of(lines, point, beyond)
+            pieces.append(Piece(point, found[least].time(point, tuning), found[least].phase(point)))
+    return rising(pieces)
+
+
+def choices(collective: Collective, links: Sequence[Link], rows: Generation) -> list[Choice]:
+    """What NCCL can choose from; LL128 needs stores of 128 bytes to arrive whole, which PCIe does not promise."""
+    whole = not any(link.kind in ("pcie", "host") for link in links)
+    protocols = [protocol for protocol in PROTOCOLS if protocol != "LL128" or whole]
+    found = [_ring(collective, links, rows, protocol) for protocol in protocols]
+    if collective == "all_reduce":
+        found += [_tree(links, rows, protocol) for protocol in protocols]
+        inner = links[0]
+        if rows.nvls_efficiency and inner.kind == "nvlink" and inner.switched and inner.split > 2:
+            found.append(_nvls(links, rows))
+    return found
+
+
+def _ring(collective: Collective, links: Sequence[Link], rows: Generation, protocol: str) -> Choice:
+    p, bus, channels = PROTOCOLS.index(protocol), _bus(links), _channels(links, rows)
+    nodes, n = _nodes(links), prod(link.split for link in links)
+    across = nodes > 1
+    form = (
+        algorithms.chain(links) if collective == "broadcast" else algorithms.ring(links, algorithms.PASSES[collective])
+    )
+    share = form.line.s_per_byte * bus * 1e9  # what the narrowest level carries of the tensor
+    hops_us = 0.0
+    for step in form.steps:
+        post_us = POST_US * (3 if protocol == "Simple" else 1) if across and step.link.kind != "network" else 0.0
+        hops_us += step.hops * max(_hop_us(step.link, "ring", p), post_us)
+    latency_us = BASE_US["ring"][p] + hops_us
+    if protocol == "LL":
+        bus = min(rows.ll[_column(nodes)], bus / 2)
+    elif protocol == "LL128":
+        bus = min(bus * (0.7 if n < 2 * nodes else 0.92), channels * rows.ring_ll128)
+    elif across and collective == "all_reduce":
+        latency_us *= SIMPLE_ACROSS_NODES
+    slope, first = share / bus / 1e9, (0.0, 0.0)
+    if protocol == "LL":
+        first = (
+            float(LL_BYTES_PER_CHANNEL_AND_RANK * n),
+            max(slope, share / (min(rows.channel, _bus(links)) / 2) / 1e9),
+        )
+    return Choice(f"{form.name} {protocol}", latency_us * 1e-6, slope, slope, (), *first)
+
+
+def _tree(links: Sequence[Link], rows: Generation, protocol: str) -> Choice:
+    p, nodes, channels = PROTOCOLS.index(protocol), _nodes(links), _channels(links, rows)
+    bus = min(_bus(links) * 0.92, channels * rows.tree[_column(nodes)])
+    if protocol == "LL":
+        bus = min(bus / 3.8, rows.ll[_column(nodes)])
+    elif protocol == "LL128":
+        bus = min(bus * (7 / 9 if nodes == 1 else 120 / 128), channels * rows.tree_ll128[_column(nodes)])
+    steps = algorithms.tree(links, 2).steps
+    latency_us = BASE_US["tree"][p] + sum(step.hops * _hop_us(step.link, "tree", p) for step in steps)
+    slope = 2 / bus / 1e9
+    return Choice(f"tree {protocol}", latency_us * 1e-6, slope, slope, TREE_CORRECTION[p])
+
+
+def _nvls(links: Sequence[Link], rows: Generation) -> Choice:
+    inner, n = links[0], links[0].split
+    bus = inner.bytes_per_s * rows.nvls_efficiency
+    if len(links) == 1:
+        share = float(algorithms.nvls(links).steps[0].share)
+        return Choice("nvls", NVLS_US * 1e-6, 6 / 5 / bus, share / bus, heads=NVLS_CHANNELS * n)
+    nodes, outer = _nodes(links), _bus(links[1:]) * 1e9
+    slope = 6 / 5 / min(bus, (outer if nodes == 2 else outer / 2) * rows.nvls_efficiency)
+    beyond = sum(_wire_us(link) for link in links[1:])
+    latency_us = NVLS_US + 2 * sum(step.hops for step in algorithms.tree(links[1:], 1).steps) * NVLS_NETWORK_US + beyond
+    return Choice("nvls tree", latency_us * 1e-6, slope, slope)
+
+
+def _exchange(links: Sequence[Link], tuning: Tuning) -> Curve:
+    """All-to-all: NCCL sends and receives, one pair after the other."""
+    line = algorithms.direct_exchange(links).line
+    latency, slope = tuning.factors("direct exchange")
+    return Curve(
+        (Piece(0.0, Line((send_base_s() + line.latency_s) * latency, line.s_per_byte * slope), "direct exchange"),)
+    )
+
+
+def send_base_s() -> float:
+    """Start of a send, which goes by the Simple protocol."""
+    return BASE_US["ring"][2] * 1e-6
+
+
+def _nodes(links: Sequence[Link]) -> int:
+    return prod(link.split for link in links if link.kind == "network")
+
+
+def _column(nodes: int) -> int:
+    return min(nodes, 3) - 1
+
+
+def _bus(links: Sequence[Link]) -> float:
+    """GB/s that a ring leaves a device at its narrowest level: its channels together."""
+    return min(link.inside * link.bytes_per_s for link in links) / 1e9
+
+
+def _channels(links: Sequence[Link], rows: Generation) -> int:
+    return min(max(round(2 * _bus(links) / rows.channel), 2), 32)
+
+
+def _hop_us(link: Link, algorithm: str, protocol: int) -> float:
+    kind = "pcie" if link.kind == "host" else link.kind
+    return HOP_US[kind, algorithm][protocol] + _wire_us(link)
+
+
+def _wire_us(link: Link) -> float:
+    """A long way, such as between sites: what a hop takes beyond the one that NCCL's figures hold."""
+    return max(0.0, link.hop_s * 1e6 - INCLUDED_US[link.kind])

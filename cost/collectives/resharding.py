@@ -1,0 +1,211 @@
+"""Moving a tensor from the mesh of one pipeline stage to that of the next: who sends what to whom, and in what time.
+
+A stage's mesh covers consecutive ranks. A dimension of the tensor lies on the source mesh in p parts and on the target
+mesh in q; part i overlaps part j in some of its elements, and the tensor's messages are the products of these overlaps
+over its dimensions, so nothing grows with the number of elements. Axes that do not shard the tensor hold replicas: r on
+the source, s on the target. Replica j of the target is served by replica ⌊j·r/s⌋ of the source. Two ways:
+
+    direct           every target receives its whole part; the busiest source sends ⌈s/r⌉ times its own
+    scatter-gather   the s target replicas of a part receive 1/s of it each, and gather it inside their stage, where
+                     links are faster (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
+                     Using Megatron-LM", 2021, section 4.1)
+
+All ranks of both stages send or receive at once: the time is that of the busiest one, over the outermost level that
+separates any two ranks of the stages (an upper bound where only some pairs are that far apart).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import ceil, gcd, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.collectives.communication import Communication
+from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.layout import Layouts, shard_order
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Layouts of a tensor on a mesh of consecutive ranks from `first_rank` on."""
+
+    sizes: tuple[int, ...]
+    layouts: Layouts
+    first_rank: int
+
+    @property
+    def num_ranks(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def num_parts(self) -> int:
+        """Different parts of the tensor; each is on `num_ranks / num_parts` ranks."""
+        return prod(size for size, layout in zip(self.sizes, self.layouts, strict=True) if layout.is_shard)
+
+    @property
+    def replicas(self) -> int:
+        return self.num_ranks // self.num_parts
+
+    def rank(self, digits: dict[int, int], replica: int) -> int:
+        """The rank with these digits on the axes that shard the tensor, and the replica's on the others."""
+        rank, free = 0, list(np.unravel_index(replica, [s for a, s in enumerate(self.sizes) if a not in digits]))
+        for axis, size in enumerate(self.sizes):
+            rank = rank * size + (digits[axis] if axis in digits else int(free.pop(0)))
+        return self.first_rank + rank
+
+
+@dataclass(frozen=True, slots=True)
+class Resharding:
+    """One way to move a tensor between stages, by its busiest ranks.
+
+    Attributes:
+        sent_bytes: by one rank of the source stage.
+        received_bytes: by one rank of the target stage, before it gathers.
+        messages: that one rank sends or receives.
+        gather_axes: axes of the target mesh along which the part of `gathered_bytes` is gathered afterwards.
+    """
+
+    name: str
+    sent_bytes: float
+    received_bytes: float
+    messages: int
+    gather_axes: tuple[int, ...] = ()
+    gathered_bytes: float = 0.0
+
+
+def ways(shape: tuple[int, ...], num_bytes: float, source: Placed, target: Placed) -> tuple[Resharding, ...]:
+    """The ways to move a tensor of logical `shape` and `num_bytes` from `source` to `target`.
+
+    Raises:
+        ClusterError: the meshes share ranks, the layouts do not fit, or a tensor is still a sum to be reduced.
+    """
+    _check(shape, source, target)
+    into = out = 1
+    for table in _overlaps(shape, source, target):
+        into *= int((table > 0).sum(axis=0).max())
+        out *= int((table > 0).sum(axis=1).max())
+    served = ceil(target.replicas / source.replicas)
+    sent, received = num_bytes / source.num_parts * served, num_bytes / target.num_parts
+    direct = Resharding("direct", sent, received, max(into, out * served))
+    if target.replicas == 1:
+        return (direct,)
+    axes = tuple(
+        a for a, (n, x) in enumerate(zip(target.sizes, target.layouts, strict=True)) if n > 1 and not x.is_shard
+    )
+    pieces = target.replicas
+    return direct, Resharding("scatter-gather", sent / pieces, received / pieces, direct.messages, axes, received)
+
+
+def resharding_s(
+    cluster: Cluster, shape: tuple[int, ...], num_bytes: float, source: Placed, target: Placed
+) -> tuple[float, Resharding]:
+    """Seconds of the fastest way, and which that is."""
+    stage = Communication(cluster, target.sizes)
+    ends = source.first_rank, target.first_rank
+    lasts = source.first_rank + source.num_ranks - 1, target.first_rank + target.num_ranks - 1
+    pair = (min(ends), max(lasts))
+
+    def time_s(way: Resharding) -> float:
+        start_s = stage.send_s(*pair, 0.0)
+        sending_s = stage.send_s(*pair, max(way.sent_bytes, way.received_bytes)) - start_s
+        inside = target.replicas
+        gathers_s = 0.0
+        for axis in way.gather_axes:  # the outermost first: what is gathered doubles on the way in
+            inside //= target.sizes[axis]
+            gathers_s += stage.all_gather_s(axis, way.gathered_bytes / inside)
+        return way.messages * start_s + sending_s + gathers_s
+
+    return min(((time_s(way), way) for way in ways(shape, num_bytes, source, target)), key=lambda entry: entry[0])
+
+
+def messages(shape: tuple[int, ...], source: Placed, target: Placed) -> Iterator[tuple[int, int, int]]:
+    """(source rank, target rank, elements) of every message of the direct way."""
+    _check(shape, source, target)
+    tables = _overlaps(shape, source, target)
+    axes = [[_axes(placed, dim) for dim in range(len(shape))] for placed in (source, target)]
+    for pairs in product(*([(int(i), int(j)) for i, j in np.argwhere(table > 0)] for table in tables)):
+        elements = prod(int(table[pair]) for table, pair in zip(tables, pairs, strict=True))
+        here, there = ({}, {})
+        for side, (digits, placed) in enumerate(((here, source), (there, target))):
+            for dim, pair in enumerate(pairs):
+                names = axes[side][dim]
+                parts = np.unravel_index(pair[side], [placed.sizes[a] for a in names]) if names else ()
+                digits.update(zip(names, (int(part) for part in parts), strict=True))
+        for replica in range(target.replicas):
+            serving = replica * source.replicas // target.replicas
+            yield source.rank(here, serving), target.rank(there, replica), elements
+
+
+def _axes(placed: Placed, dim: int) -> list[int]:
+    """Axes that shard a dimension, in mesh order."""
+    return [axis for axis, layout in enumerate(placed.layouts) if layout.is_shard and layout.dim == dim]
+
+
+def _overlaps(shape: tuple[int, ...], source: Placed, target: Placed) -> list[NDArray[np.int64]]:
+    """By dimension: how many of its indices lie in part i of the source and part j of the target, [i, j]."""
+    sides = [(placed.layouts, placed.sizes) for placed in (source, target)]
+    return [_overlap(shape, dim, *sides[0], *sides[1]) for dim in range(len(shape))]
+
+
+@lru_cache(maxsize=4096)
+def _overlap(
+    shape: tuple[int, ...], dim: int, source: Layouts, sizes: tuple[int, ...], target: Layouts, others: tuple[int, ...]
+) -> NDArray[np.int64]:
+    unit = gcd(_smallest_run(shape, dim, source, sizes), _smallest_run(shape, dim, target, others))
+    rows, num_rows = _parts(shape, dim, source, sizes, unit)
+    columns, num_columns = _parts(shape, dim, target, others, unit)
+    counts = np.bincount(rows * num_columns + columns, minlength=num_rows * num_columns)
+    return counts.reshape(num_rows, num_columns) * unit
+
+
+def _steps(shape: tuple[int, ...], dim: int, layouts: Layouts, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    order = shard_order(shape, layouts, sizes)
+    if isinstance(order, str):
+        raise ClusterError(f"a tensor of shape {list(shape)} cannot lie on a mesh {list(sizes)}: {order}")
+    return [(axis, blocks) for axis, at, blocks in order if at == dim]
+
+
+def _smallest_run(shape: tuple[int, ...], dim: int, layouts: Layouts, sizes: tuple[int, ...]) -> int:
+    """Divides every run of neighbouring indices that one rank holds."""
+    left, run = shape[dim], shape[dim]
+    for axis, blocks in _steps(shape, dim, layouts, sizes):
+        run = gcd(run, left // (blocks * sizes[axis]))
+        left //= sizes[axis]
+    return max(run, 1)
+
+
+def _parts(
+    shape: tuple[int, ...], dim: int, layouts: Layouts, sizes: tuple[int, ...], unit: int
+) -> tuple[NDArray[np.int64], int]:
+    """The part that each run of `unit` indices belongs to, numbered in mesh order of its axes, and their number."""
+    left = shape[dim] // unit
+    position, digits = np.arange(left), dict[int, NDArray[np.int64]]()
+    for axis, blocks in _steps(shape, dim, layouts, sizes):
+        run = left // (blocks * sizes[axis])
+        digits[axis] = position // run % sizes[axis]
+        position = position // (run * sizes[axis]) * run + position % run
+        left //= sizes[axis]
+    part = np.zeros(shape[dim] // unit, dtype=np.int64)
+    for axis in sorted(digits):
+        part = part * sizes[axis] + digits[axis]
+    return part, prod(sizes[axis] for axis in digits)
+
+
+def _check(shape: Sequence[int], source: Placed, target: Placed) -> None:
+    for placed, side in ((source, "source"), (target, "target")):
+        if len(placed.sizes) != len(placed.layouts):
+            problem = f"{len(placed.layouts)} layouts for the {len(placed.sizes)} axes of its mesh {list(placed.sizes)}"
+            raise ClusterError(f"resharding: the {side} has {problem}; give one for each axis")
+        if any(layout.kind == "P" for layout in placed.layouts):
+            raise ClusterError(f"resharding: the {side} is a partial sum; reduce it inside its stage, then move it")
+        _steps(tuple(shape), 0, placed.layouts, placed.sizes)
+    first, second = sorted((source, target), key=lambda placed: placed.first_rank)
+    if first.first_rank + first.num_ranks > second.first_rank:
+        shared = f"both hold rank {second.first_rank}"
+        raise ClusterError(f"resharding: the stages overlap, {shared}; inside one mesh a move changes layouts")

@@ -1,0 +1,130 @@
+"""Time of work on one device: measured kernels where there are any of its kind, else a roofline that knows shapes.
+
+    time = max(FLOPs / (peak · efficiency), bytes / bandwidth) + the least time of a kernel
+
+Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (2009). What shapes do on a
+device whose number of multiprocessors is known:
+
+    tiles       a matrix product is cut into tiles; what sticks out of a matrix is computed too. The library takes the
+                tile of `_TILES` that is fastest
+    occupancy   fewer tiles than multiprocessors leave some idle. More tiles than that go on without steps: whole waves
+                made predictions of real runs worse, since libraries split the last wave's tiles
+    alignment   rows of a matrix that do not begin at multiples of 16 bytes: NVIDIA, "Matrix Multiplication Background
+                User's Guide", section 2.3; half the rate is assumed
+    attention   has efficiencies of its own; a causal mask still computes whole blocks of keys on the diagonal
+
+The host's dispatch is hidden behind the device's work where kernels run beside the host (GPUs), else added to it.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from shardwright.cost.clusters.device import Device
+from shardwright.cost.compute.kernels import KernelTable
+from shardwright.cost.compute.work import Passes, Work
+from shardwright.pcg.types import ITEM_BYTES
+
+_TILES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64))
+"""Rows and columns of the result that one multiprocessor computes at a time (CUTLASS's default threadblock shapes)."""
+_REUSE = 128 * 256 / (128 + 256)
+"""Products per loaded element of the largest tile: the rate of smaller ones goes with theirs."""
+_TILE_DEPTH = 32
+_ATTENTION_BLOCK = 128  # queries of a block in FlashAttention-2's kernels
+_ALIGNED_BYTES = 16
+_UNALIGNED_RATE = 0.5
+
+
+class Compute:
+    """Times of work on `device`, remembered by work."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._table = KernelTable(device.kernels, self._bounds) if device.kernels else None
+        self._known: dict[Work, float] = {}
+
+    def work_s(self, work: Work) -> float:
+        """Seconds of one kernel on the device, without its dispatch.
+
+        Raises:
+            ClusterError: the device has no rate for the work's dtype.
+        """
+        if work not in self._known:
+            self._known[work] = self._work_s(work)
+        return self._known[work]
+
+    def pass_s(self, op: str, works: tuple[Work, ...], *, backward: bool = False, launched: bool = True) -> float:
+        """Seconds of the forward or of the backward pass of an operator of that name, dispatch included.
+
+        One that is not `launched` is part of another's kernel.
+        """
+        if not works:
+            return 0.0
+        if not launched:
+            return sum(max(0.0, self.work_s(work) - self.device.kernel_s) for work in works)
+        dispatch_s, work_s = self.dispatch_s(op, works, backward=backward), sum(map(self.work_s, works))
+        return max(dispatch_s, work_s) if self.device.kind == "cuda" else dispatch_s + work_s
+
+    def passes_s(self, op: str, passes: Passes, *, launched: bool = True) -> tuple[float, float]:
+        """Seconds of forward and of backward."""
+        forward_s = self.pass_s(op, passes.forward, launched=launched)
+        return forward_s, self.pass_s(op, passes.backward, backward=True, launched=launched)
+
+    def dispatch_s(self, op: str, works: tuple[Work, ...], *, backward: bool = False) -> float:
+        """What the host needs for an operator: as measured, else as much for each of its kernels."""
+        known = self.device.operators.get(op)
+        return len(works) * self.device.op_overhead_s if known is None else known[backward]
+
+    def _work_s(self, work: Work) -> float:
+        if work.kind == "view":
+            return 0.0
+        found = self._table.seconds(work) if self._table is not None else None
+        if found is not None:
+            return found
+        return max(work.flops / self._rate(work), self._bounds(work)[1]) + self.device.kernel_s
+
+    def _bounds(self, work: Work) -> tuple[float, float]:
+        """Seconds of its arithmetic at the peak, and of its bytes."""
+        return work.flops / self._peak(work), work.num_bytes / self.device.memory_bytes_per_s
+
+    def _peak(self, work: Work) -> float:
+        if work.kind in ("matmul", "conv", "attention"):
+            return self.device.peak_flops_per_s(work.dtype)
+        return self.device.vector_flops_per_s or self.device.peak_flops_per_s("fp32")
+
+    def _rate(self, work: Work) -> float:
+        """FLOP per second that the work's shape lets the device reach."""
+        device, peak = self.device, self._peak(work)
+        if work.kind == "attention":
+            efficiency = device.attention_backward_efficiency if work.backward else device.attention_efficiency
+            return peak * efficiency * attention_share(work, device.num_units)
+        if work.kind in ("matmul", "conv"):
+            return peak * device.matmul_efficiency * matmul_share(work.shape, work.dtype, device.num_units)
+        return peak
+
+
+def matmul_share(shape: tuple[int, ...], dtype: str, num_units: int) -> float:
+    """The share of a large product's rate that one of (batch, m, n, k) reaches on `num_units` multiprocessors."""
+    if not num_units:
+        return 1.0
+    batch, m, n, k = shape
+    best = 0.0
+    for rows, columns in _TILES:
+        tiles = batch * ceil(m / rows) * ceil(n / columns)
+        useful = batch * m * n / (tiles * rows * columns)
+        rate = rows * columns / (rows + columns) / _REUSE
+        best = max(best, useful * rate * min(1.0, tiles / num_units))
+    deep = k / (ceil(k / _TILE_DEPTH) * _TILE_DEPTH)
+    item = ITEM_BYTES.get(dtype, 1 if dtype == "fp8" else 2)
+    aligned = all(extent * item % _ALIGNED_BYTES == 0 for extent in (n, k))
+    return best * deep * (1.0 if aligned else _UNALIGNED_RATE)
+
+
+def attention_share(work: Work, num_units: int) -> float:
+    """The share of the rate of long, many-headed attention that this one reaches."""
+    heads, queries, keys, _ = work.shape
+    blocks = heads * ceil(queries / _ATTENTION_BLOCK)
+    occupancy = min(1.0, blocks / num_units) if num_units else 1.0
+    if not work.causal:
+        return occupancy
+    return occupancy * (keys + 1) / (keys + min(keys, _ATTENTION_BLOCK))

@@ -1,0 +1,99 @@
+"""Time of one operator and what it keeps for backward, under each way to split it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from shardwright.cost.compute.compute import Compute
+from shardwright.cost.compute.work import Local, Passes, passes
+from shardwright.pcg.analysis import Written, is_whole
+from shardwright.pcg.factors import parse_choice
+from shardwright.pcg.graph import OPAQUE, Node
+from shardwright.pcg.layout import Layouts, local_shape
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import ITEM_BYTES, TensorType
+
+
+def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) -> float:
+    """Bytes of one device's part of a tensor in these layouts."""
+    return prod(local_shape(tensor.shape, layouts, sizes)) * ITEM_BYTES[tensor.dtype]
+
+
+class NodeCost:
+    """Time and kept bytes of one operator under each of its choices.
+
+    `operands` and `result` are logical types; `grad` says which get a gradient. `kept` lists what backward keeps and
+    nobody else is charged for; `written` says how it is written in code.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        operands: Sequence[TensorType],
+        result: TensorType,
+        sizes: tuple[int, ...],
+        compute: Compute,
+        kept: tuple[int | str, ...],
+        written: Written,
+    ) -> None:
+        self.operands, self.result, self.sizes = operands, result, sizes
+        self.compute, self.kept = compute, kept
+        self.written: Written = written
+        self.op, self.attrs = node.op, dict(node.attrs)
+        self.row = ROWS[node.op] if node.op != OPAQUE else None
+        self.signature = self.row.signature([t.shape for t in operands], self.attrs) if self.row else None
+        self._known: dict[object, tuple[Passes, tuple[float, float]]] = {}
+
+    def passes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> Passes:
+        """The kernels of one device's part, forward and backward."""
+        return self._costed(split, needs, result)[0]
+
+    def passes_s(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> tuple[float, float]:
+        """Seconds of forward and of backward."""
+        return self._costed(split, needs, result)[1]
+
+    def time_s(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> float:
+        """Seconds of forward and backward together."""
+        return sum(self.passes_s(split, needs, result))
+
+    def _costed(
+        self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts
+    ) -> tuple[Passes, tuple[float, float]]:
+        """Choices that leave a device the same part cost the same."""
+        shapes = tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True))
+        returned, extents = local_shape(self.result.shape, result, self.sizes), self._extents(split)
+        key = (shapes, returned, extents)
+        if key not in self._known:
+            found = passes(self._local(shapes, returned, extents))
+            self._known[key] = found, self.compute.passes_s(self.op, found)
+        return self._known[key]
+
+    def _extents(self, split: tuple[str, ...]) -> tuple[int, ...]:
+        """The sizes of the signature's factors on one device."""
+        if self.signature is None:
+            return ()
+        degrees: dict[str, int] = {}
+        for choice, size in zip(split, self.sizes, strict=True):
+            if not is_whole(choice):
+                name = parse_choice(choice)[0]
+                degrees[name] = degrees.get(name, 1) * size
+        return tuple(f.size // degrees.get(f.name, 1) for f in self.signature.factors)
+
+    def _local(self, shapes: Sequence[tuple[int, ...]], returned: tuple[int, ...], extents: tuple[int, ...]) -> Local:
+        operands = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in zip(self.operands, shapes, strict=True))
+        mine = TensorType(returned, self.result.dtype, (), self.result.grad)
+        drawn = self.result.num_elements if self.row is not None and self.row.random else 0
+        return Local(self.row, self.attrs, self.signature, extents, operands, mine, drawn, self.written)
+
+    def kept_bytes(self, needs: tuple[Layouts, ...], result: Layouts) -> float:
+        """Bytes that stay on a device for the backward pass."""
+        total = 0.0
+        for item in self.kept:
+            if item == "result":
+                total += local_bytes(self.result, result, self.sizes)
+            elif item == "mask":
+                total += prod(local_shape(self.result.shape, result, self.sizes))
+            else:
+                total += local_bytes(self.operands[int(item)], needs[int(item)], self.sizes)
+        return total

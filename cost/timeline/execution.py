@@ -1,0 +1,96 @@
+"""How a step is run: everything that the layouts of a plan do not say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.cost.clusters import checks
+from shardwright.pcg.types import is_float
+
+Precision = Literal["fp32", "amp_bf16", "bf16", "fp8"]
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+Optimizer = Literal["adam", "sgd"]
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "amp_bf16", "bf16", "fp8")
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """A run of a plan. The defaults are what the lowering does today.
+
+    Attributes:
+        precision: None: the graph's own dtypes. "fp32" and "bf16": every float in that dtype, optimizer included.
+            "amp_bf16": weights used, activations and their gradients in bf16; master weights, gradients and optimizer
+            states in fp32. "fp8": as "amp_bf16", with matrix multiplications in fp8. A graph with 16-bit parameters
+            keeps its own dtypes for values (only optimizer states and matrix multiplications change), so "fp32" is
+            refused there.
+        compiled: whether chains of pointwise operators are fused (torch.compile).
+        recompute: "selective": attention is run again in backward; "full": every block is, from its input.
+        offload: kept activations wait for backward in the host's memory.
+        num_microbatches: the graph's batch is one microbatch; a step accumulates the gradients of this many.
+        num_stages: how many pipeline stages the model's blocks are spread over; the mesh is that of one stage.
+        chunks_per_stage: virtual stages of each stage; more than one with schedule "interleaved" only.
+        schedule: the order of microbatches on a stage; see `shardwright.cost.timeline.schedules`.
+        optimizer: "adam": two moments per parameter; "sgd": none.
+        shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
+        overlap: whether collectives of parameters and gradients run beside compute.
+    """
+
+    precision: Precision | None = None
+    compiled: bool = False
+    recompute: Recompute = "none"
+    offload: bool = False
+    num_microbatches: int = 1
+    num_stages: int = 1
+    chunks_per_stage: int = 1
+    schedule: Schedule = "1f1b"
+    optimizer: Optimizer = "adam"
+    shard_optimizer: bool = False
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        owner = "Execution"
+        if self.precision is not None:
+            checks.choice(self.precision, owner, "precision", PRECISIONS)
+        checks.choice(self.recompute, owner, "recompute", RECOMPUTES)
+        checks.choice(self.schedule, owner, "schedule", SCHEDULES)
+        checks.choice(self.optimizer, owner, "optimizer", OPTIMIZERS)
+        for field in ("compiled", "offload", "shard_optimizer", "overlap"):
+            if not isinstance(value := getattr(self, field), bool):
+                raise checks.FieldError(owner, field, f"expected True or False, got {value!r}; give one of them")
+        checks.positive_int(self.num_microbatches, owner, "num_microbatches", "how many microbatches make a step")
+        checks.positive_int(self.num_stages, owner, "num_stages", "over how many stages the blocks are spread")
+        checks.positive_int(self.chunks_per_stage, owner, "chunks_per_stage", "how many virtual stages a stage has")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        owner, chunks = "Execution", self.chunks_per_stage
+        if (self.schedule == "interleaved") != (chunks > 1):
+            wanted = "at least 2 with schedule 'interleaved'" if chunks == 1 else f"1 with schedule {self.schedule!r}"
+            problem = f"expected {wanted}, got {chunks}; change the one or the other"
+            raise checks.FieldError(owner, "chunks_per_stage", problem)
+        if self.schedule == "interleaved" and self.num_microbatches % self.num_stages:
+            stages = self.num_stages
+            problem = f"expected a multiple of the {stages} stages, got {self.num_microbatches}; interleaving needs it"
+            raise checks.FieldError(owner, "num_microbatches", problem)
+
+    def compute_dtype(self, dtype: str) -> str:
+        """What a value of this dtype in the graph is computed and kept in as an activation."""
+        if self.precision is None or not is_float(dtype):
+            return dtype
+        return "float32" if self.precision == "fp32" else "bfloat16"
+
+    def matmul_precision(self, dtype: str) -> str:
+        """The rate at which matrix multiplications of this dtype run: a dtype, or "fp8"."""
+        return "fp8" if self.precision == "fp8" and is_float(dtype) else self.compute_dtype(dtype)
+
+    def state_dtype(self, dtype: str) -> str:
+        """What the optimizer's master weights, gradients and moments of a parameter of this dtype are kept in."""
+        if self.precision is None or not is_float(dtype):
+            return dtype
+        return "bfloat16" if self.precision == "bf16" else "float32"

@@ -1,0 +1,266 @@
+"""A typed parallel graph as a program: what each pipeline stage does, and what passes between stages.
+
+A program is a list of distinct chunks (segments of one microbatch forward and backward), and stages that refer to them.
+Stages that are equal share their chunks, so neither building nor simulating a program grows with depth or with the
+number of stages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.device import Device
+from shardwright.cost.collectives.communication import Communication
+from shardwright.cost.timeline.backward import bucketed, build_backward
+from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.forward import build_forward, held_groups
+from shardwright.cost.timeline.lines import Chunk, Part
+from shardwright.cost.timeline.memory import gradient_bytes, state_bytes, update_bytes
+from shardwright.cost.timeline.pool import Kind, joined, pool_bytes
+from shardwright.cost.timeline.sections import Section, Share, crossing, sections, spread
+from shardwright.cost.timeline.steps import Steps
+from shardwright.cost.timeline.tasks import Recorder, Segment
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+
+DEFAULT = Execution()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A chunk's segments for one microbatch.
+
+    name      what is in it
+    weights   the second part of backward, where it has two
+    """
+
+    name: str
+    forward: Segment
+    backward: Segment
+    weights: Segment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """One pipeline stage.
+
+    pieces   of its chunks, in order
+    state    bytes by category that are there all the time
+    end      after the last backward: the optimizer's update
+    """
+
+    pieces: tuple[Piece, ...]
+    state: Mapping[str, float]
+    end: Segment
+    device: Device
+
+
+@dataclass(frozen=True)
+class Program:
+    """What runs, on each device of every stage.
+
+    hops_s      seconds to send a microbatch from each virtual stage to the next one, one way
+    simulated   segments whose timeline is known already, shared by programs of the same pieces
+    """
+
+    execution: Execution
+    stages: tuple[Stage, ...]
+    hops_s: tuple[float, ...] = ()
+    simulated: dict[tuple[object, ...], Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def serial_s(self) -> float:
+        """What the busiest stage takes if nothing overlaps and it never waits for another stage."""
+        many = self.execution.num_microbatches
+
+        def stage_s(stage: Stage) -> float:
+            total = stage.end.serial_s()
+            for piece in stage.pieces:
+                for segment in (piece.forward, piece.backward, piece.weights):
+                    each, last = (segment.in_microbatch(first=False, last=last) for last in (False, True))
+                    total += (many - 1) * each.serial_s() + last.serial_s()
+            return total
+
+        return max(map(stage_s, self.stages))
+
+
+def program(
+    graph: Graph,
+    cluster: Cluster,
+    execution: Execution = DEFAULT,
+    repeats: Mapping[str, int] | None = None,
+    split: Sequence[int] | None = None,
+) -> Program:
+    """The program of a validated parallel graph. Its batch is one microbatch, its mesh that of one stage.
+
+    Args:
+        graph: typed; validated.
+        cluster: with devices for all stages; the first stage has the first of them.
+        execution: how it is run.
+        repeats: module path of a block ("model.layers.0") -> how often the block really occurs.
+        split: how many sections (blocks, and what comes before and after them) each virtual stage has; default: such
+            that the slowest is as fast as possible.
+
+    Raises:
+        PlanError: more devices than the cluster has, `repeats` or `split` that do not fit the graph, or offload from a
+        CPU.
+    """
+    return Programs(graph, cluster, repeats).program(execution, split)
+
+
+class Programs:
+    """Programs of one graph, run in many ways: what they have in common is built and simulated once."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, repeats: Mapping[str, int] | None = None) -> None:
+        self.graph, self.cluster, self.repeats = graph, cluster, repeats or {}
+        self._makers: dict[Execution, list[_Maker]] = {}
+        self._simulated: dict[tuple[object, ...], Any] = {}
+
+    def program(self, execution: Execution = DEFAULT, split: Sequence[int] | None = None) -> Program:
+        """As the function of this name."""
+        graph, cluster = self.graph, self.cluster
+        per_stage, stages = graph.mesh.num_devices, execution.num_stages
+        if per_stage * stages > cluster.num_devices:
+            problem = f"{stages} stages of mesh {graph.mesh} need {per_stage * stages} devices"
+            raise PlanError(f"{problem}, cluster {cluster.name!r} has {cluster.num_devices}; choose fewer stages")
+        if execution.offload and cluster.device.kind == "cpu":
+            raise PlanError("offload: a CPU's memory is the host's; set offload to False")
+        alike = replace(
+            execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b",
+            num_stages=stages if cluster.parts else min(stages, 2),
+        )  # fmt: skip
+        if alike not in self._makers:
+            self._makers[alike] = _makers(graph, cluster, alike, self.repeats)
+        makers = self._makers[alike]
+        cut, num_chunks = makers[0].cut, stages * execution.chunks_per_stage
+        shares = spread(cut, num_chunks, split) if num_chunks > 1 else [_everything(cut)]
+        found = tuple(
+            makers[stage % len(makers)].stage(
+                [shares[c * stages + stage] for c in range(execution.chunks_per_stage)], execution
+            )
+            for stage in range(stages)
+        )
+        hops = _hops(shares, cut, makers[0].steps, cluster, execution)
+        return Program(execution, found, hops, self._simulated)
+
+
+def _everything(cut: Sequence[Section]) -> Share:
+    return Share(tuple((number, section.times) for number, section in enumerate(cut)))
+
+
+def _makers(graph: Graph, cluster: Cluster, execution: Execution, repeats: Mapping[str, int]) -> list[_Maker]:
+    """One for all stages, or, where their devices differ, one for each."""
+    if not cluster.parts:
+        return [_Maker(Steps(graph, cluster, execution), repeats)]
+    size, known = graph.mesh.num_devices, list[tuple[Cluster, _Maker]]()
+    makers: list[_Maker] = []
+    for stage in range(execution.num_stages):
+        own = cluster.part(range(stage * size, (stage + 1) * size))
+        maker = next((m for c, m in known if c == own), None)
+        if maker is None:
+            known.append((own, maker := _Maker(Steps(graph, own, execution), repeats)))
+        makers.append(maker)
+    return makers
+
+
+def _hops(
+    shares: Sequence[Share], cut: Sequence[Section], steps: Steps, cluster: Cluster, execution: Execution
+) -> tuple[float, ...]:
+    """Every device sends its part of what crosses to its counterpart in the next stage."""
+    size, stages = steps.graph.mesh.num_devices, execution.num_stages
+    links = Communication(cluster, (cluster.num_devices,))
+    hops: list[float] = []
+    for number, (share, after) in enumerate(pairwise(shares)):
+        last = share.parts[-1][0]
+        names = crossing(cut, last, inside=after.parts[0][0] == last)
+        source, target = number % stages * size, (number + 1) % stages * size
+        hops.append(float(links.send_s(source, target, sum(steps.num_bytes[name] for name in names))))
+    return tuple(hops)
+
+
+class _Maker:
+    """Makes stages on equal devices; equal pieces are built once."""
+
+    def __init__(self, steps: Steps, repeats: Mapping[str, int]) -> None:
+        self.steps = steps
+        self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
+        self._pieces: dict[tuple[Share, bool, bool], tuple[Piece, dict[str, int], dict[Kind, float]]] = {}
+        self._stages: dict[tuple[object, ...], Stage] = {}
+
+    def stage(self, shares: Sequence[Share], execution: Execution) -> Stage:
+        two = execution.schedule == "zero-bubble"
+        hold = execution.num_stages * execution.num_microbatches == 1
+        key = (tuple(shares), hold, two, execution.num_microbatches)
+        if key not in self._stages:
+            pieces: list[Piece] = []
+            leaves, pool = defaultdict[str, int](int), dict[Kind, float]()
+            for share in shares:
+                piece, own, sets = self._piece(share, hold=hold, two=two)
+                pieces.append(piece)
+                pool = joined(pool, sets)
+                for leaf, times in own.items():
+                    leaves[leaf] += times
+            state, end = self._state(leaves)
+            state["buffers"] = self._buffers(execution.num_microbatches)
+            if pool:
+                state["gathered"] = sum(pool.values())
+            self._stages[key] = Stage(tuple(pieces), state, end, self.steps.cluster.device)
+        return self._stages[key]
+
+    def _piece(self, share: Share, *, hold: bool, two: bool) -> tuple[Piece, dict[str, int], dict[Kind, float]]:
+        """The piece, the parameters that it reads with how many of each, and the buffer sets that it needs."""
+        key = (share, hold, two)
+        if key not in self._pieces:
+            chunk = Chunk(self.steps, [Part(self.cut[number], times) for number, times in share.parts])
+            held = held_groups(chunk) if hold else frozenset[int]()
+            name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share.parts)
+            piece = Piece(name, build_forward(chunk, held), *build_backward(chunk, held, two=two))
+            self._pieces[key] = piece, dict(chunk.leaves()), pool_bytes(chunk, held)
+        return self._pieces[key]
+
+    def _buffers(self, num_microbatches: int) -> float:
+        """Of the model, and the batch."""
+        graph = self.steps.graph
+        return sum(
+            graph.types[n.name].local_bytes(graph.mesh) * (num_microbatches if n.op == "input" else 1)
+            for n in graph.nodes if n.is_leaf and n.op != "parameter"
+        )  # fmt: skip
+
+    def _state(self, leaves: Mapping[str, int]) -> tuple[dict[str, float], Segment]:
+        """What parameters keep, and the end of a step: update, gradients freed, under ZeRO-1 weights gathered."""
+        steps, execution, device = self.steps, self.steps.execution, self.steps.cluster.device
+        sums = {w.leaf: w.sums for w in steps.weights.values() if w.grad and not w.gathers}  # the last is the longest
+        state, updated, freed = defaultdict[str, float](float), 0.0, 0.0
+        gathered = defaultdict[str, float](float)
+        overhead_s = device.step_overhead_s
+        for leaf, times in leaves.items():
+            stored = steps.leaves[leaf]
+            summed = [] if stored.gathered else [(a, b) for c, a, b in sums.get(leaf, ()) if c == "all_reduce"]
+            shards = 1
+            if execution.shard_optimizer:
+                for axis, _ in summed:
+                    shards *= steps.graph.mesh.sizes[steps.graph.mesh.index(axis)]
+                    gathered[axis] += times * steps.weights[leaf].used_bytes
+            for category, num_bytes in state_bytes(stored, execution, shards).items():
+                state[category] += times * num_bytes
+            if stored.grad:
+                gradient = gradient_bytes(stored, execution)
+                overhead_s += times * device.update_overhead_s
+                updated += times * update_bytes(stored, execution, shards)
+                if not stored.gathered and bucketed(sums.get(leaf, ()), gradient):
+                    state["gradients"] += times * gradient
+                else:
+                    freed += times * gradient
+        end = Recorder(execution.overlap)
+        task = end.compute("optimizer", updated / device.memory_bytes_per_s + overhead_s)
+        for axis, num_bytes in gathered.items():
+            seconds = steps.costs.collective_s("all_gather", steps.graph.mesh.index(axis), num_bytes)
+            end.launch("gather updated weights", axis, seconds, blocks=True)
+        end.take("gradients", freed, None, (task,))
+        return dict(state), end.segment()

@@ -1,0 +1,190 @@
+"""A graph cut into consecutive sections, some of which occur many times, and sections spread over pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from shardwright.cost.clusters.checks import positive_int
+from shardwright.cost.timeline.steps import Step, Steps
+from shardwright.pcg.errors import PlanError
+
+
+class Section(NamedTuple):
+    """Consecutive steps.
+
+    times     how often it occurs, one occurrence after the other
+    leaves    the parameters that are first read in it: every occurrence has its own
+    carried   (value read from before, value that the previous occurrence gives instead)
+    sent      values with a gradient that later sections read, and the last of these
+    """
+
+    name: str
+    times: int
+    steps: tuple[Step, ...]
+    leaves: frozenset[str]
+    carried: tuple[tuple[str, str], ...]
+    sent: tuple[tuple[str, int], ...]
+
+    @property
+    def seconds(self) -> float:
+        """One occurrence, all of its tasks one after the other."""
+        return sum(s.forward_s + s.backward_s + s.weight_s for s in self.steps)
+
+
+def sections(steps: Steps, repeats: Mapping[str, int], by_block: bool = False) -> list[Section]:
+    """Cut at the repeated modules of `repeats`; `by_block`: and at every other numbered block of the model.
+
+    Raises:
+        PlanError: a module that no operator lies in, two that are interleaved, or a number below one.
+    """
+    names = _names(steps.steps, repeats, by_block)
+    found: list[tuple[str, list[Step]]] = []
+    for name, step in zip(names, steps.steps, strict=True):
+        if not found or found[-1][0] != name:
+            found.append((name, []))
+        found[-1][1].append(step)
+    for name in repeats:
+        if (count := sum(n == name for n, _ in found)) != 1:
+            problem = "no operator lies in it" if not count else "its operators lie between those of another"
+            blocks = ", ".join(dict.fromkeys(s.block for s in steps.steps if s.block)) or "none"
+            raise PlanError(f"repeats: {name!r}: {problem}; name one of the model's blocks: {blocks}")
+    return list(_sections(found, steps, repeats))
+
+
+def _names(all_steps: Sequence[Step], repeats: Mapping[str, int], by_block: bool) -> list[str]:
+    """The section that each step belongs to: a block from its first step to its last, whatever lies in between."""
+    for name, times in repeats.items():
+        positive_int(times, "repeats", repr(name), "how often the block occurs")
+    keys = [_key(step, repeats, by_block) for step in all_steps]
+    last = {key: i for i, key in enumerate(keys) if key}
+    names: list[str] = []
+    open_, until, number = "", -1, 0
+    for i, key in enumerate(keys):
+        if i > until and key and key != open_:
+            open_, until = key, last[key]
+        if i <= until:
+            if key and key != open_:
+                names.append(key)
+                continue
+            names.append(open_)
+        else:
+            if open_:
+                open_, number = "", number + 1
+            names.append(f"#{number}")
+    return names
+
+
+def _key(step: Step, repeats: Mapping[str, int], by_block: bool) -> str:
+    for name in repeats:
+        if step.module == name or step.module.startswith(f"{name}."):
+            return name
+    return step.block if by_block else ""
+
+
+def _sections(found: Sequence[tuple[str, list[Step]]], steps: Steps, repeats: Mapping[str, int]) -> Iterable[Section]:
+    home: dict[str, int] = {}
+    for number, (_, own) in enumerate(found):
+        for step in own:
+            for name in step.weights:
+                home.setdefault(steps.weights[name].leaf, number)
+    read_by: dict[str, set[int]] = {}
+    for number, (_, own) in enumerate(found):
+        for step in own:
+            for name in step.reads:
+                read_by.setdefault(name, set()).add(number)
+    for number, (name, own) in enumerate(found):
+        made = {step.name: step for step in own}
+        readers = {n: max(read_by.get(n, {number})) for n, step in made.items() if step.grad}
+        sent = tuple((n, last) for n, last in readers.items() if last > number)
+        received = [n for s in own for n in s.reads if n not in made]
+        times = repeats.get(name, 1)
+        sendable = [n for n, _ in sent]
+        carried = tuple(_carried(dict.fromkeys(received), sendable, steps)) if times > 1 else ()
+        leaves = frozenset(leaf for leaf, where in home.items() if where == number)
+        yield Section(name, times, tuple(own), leaves, carried, sent)
+
+
+def _carried(received: Iterable[str], sent: Iterable[str], steps: Steps) -> Iterable[tuple[str, str]]:
+    """What an occurrence gives to the next, paired with what it reads in its place, by type and in order."""
+    left = list(sent)
+    for name in received:
+        same = (s for s in left if steps.graph.types[s] == steps.graph.types[name])
+        if (match := next(same, None)) is not None:
+            left.remove(match)
+            yield name, match
+
+
+def crossing(cut: Sequence[Section], number: int, inside: bool) -> set[str]:
+    """The values that go on to the next stage behind the last occurrence of a section, or `inside`: behind another."""
+    until = number if inside else number + 1
+    found = {n for earlier in cut[: number + 1] for n, last in earlier.sent if last >= until}
+    if not inside:
+        return found
+    replaced = dict(cut[number].carried)
+    made = {step.name for step in cut[number].steps}
+    return {n for n in found if n not in replaced and n not in made} | set(replaced.values())
+
+
+# ---- over stages ----
+
+
+class Share(NamedTuple):
+    """What one virtual stage has: sections by number, with how many of their occurrences."""
+
+    parts: tuple[tuple[int, int], ...]
+
+
+def spread(cut: Sequence[Section], num_chunks: int, split: Sequence[int] | None = None) -> list[Share]:
+    """Occurrences of sections in order, over virtual stages.
+
+    `split` says how many each has; without it, the slowest is as fast as can be.
+
+    Raises:
+        PlanError: fewer occurrences than virtual stages, or a split that does not add up.
+    """
+    units = [number for number, section in enumerate(cut) for _ in range(section.times)]
+    if len(units) < num_chunks:
+        problem = f"{num_chunks} virtual stages, but the model has only {len(units)} sections to put on them"
+        raise PlanError(f"{problem}; choose fewer stages or chunks, or name the model's blocks in `repeats`")
+    if split is None:
+        seconds = [section.seconds for section in cut]
+        split = _balanced([seconds[number] for number in units], num_chunks)
+    elif len(split) != num_chunks or sum(split) != len(units) or min(split) < 1:
+        expected = f"{num_chunks} positive numbers that add up to {len(units)}"
+        raise PlanError(f"split: expected {expected}, got {list(split)}; every virtual stage has at least one section")
+    shares, start = list[Share](), 0
+    for size in split:
+        own = units[start : start + size]
+        shares.append(Share(tuple((number, own.count(number)) for number in dict.fromkeys(own))))
+        start += size
+    return shares
+
+
+_PRECISION = 1e-3
+
+
+def _balanced(seconds: Sequence[float], num_chunks: int) -> list[int]:
+    """How many units each chunk takes such that the slowest chunk is as fast as possible (bisection over its time)."""
+    low, high = max(seconds), sum(seconds)
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        if len(_filled(seconds, middle, num_chunks)) <= num_chunks:
+            high = middle
+        else:
+            low = middle
+    return _filled(seconds, high, num_chunks)
+
+
+def _filled(seconds: Sequence[float], most_s: float, num_chunks: int) -> list[int]:
+    """Chunks filled one after the other up to `most_s`, leaving at least one unit for each that follows."""
+    sizes, total = [0], 0.0
+    for number, unit_s in enumerate(seconds):
+        left = len(seconds) - number
+        full = total + unit_s > most_s * (1 + 1e-9) or left <= num_chunks - len(sizes)
+        if sizes[-1] and full:
+            sizes.append(0)
+            total = 0.0
+        sizes[-1] += 1
+        total += unit_s
+    return sizes

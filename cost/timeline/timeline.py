@@ -1,0 +1,249 @@
+"""The timeline of a step: every stage's microbatches in the order of the schedule, and the memory of every stage.
+
+Two levels. A segment (forward, backward or its second part, of one microbatch through one chunk) is simulated once,
+task by task (`streams.py`). The schedule then moves whole segments: one begins when its stage is free and what it needs
+from the neighbouring stages has arrived. So the cost of a timeline is that of the distinct segments, plus a few
+operations per microbatch and stage.
+
+Memory over time is what is there always, plus what every segment has left behind, plus the course within the one that
+runs. Its peak is a moment of one stage, with the task that runs then; no categories' maxima are added up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwright.cost.clusters.device import DeviceKind
+from shardwright.cost.timeline.memory import Memory
+from shardwright.cost.timeline.program import Program, Stage
+from shardwright.cost.timeline.schedules import Item, orders
+from shardwright.cost.timeline.streams import SHARING, SegmentTimeline, Sharing, run
+from shardwright.cost.timeline.tasks import COMPUTE, Segment
+from shardwright.pcg.errors import PlanError
+
+SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
+"""What the allocator holds beyond what is in use, as a share of it. cuda: assumed; blocks are rounded up, and freed
+ones do not always fit what is asked for next. cpu: freed memory of this size goes back to the system."""
+
+
+class Placed(NamedTuple):
+    """A segment on a stage's clock. `item`: None for the end of the step."""
+
+    item: Item | None
+    start_s: float
+    segment: Segment
+    timeline: SegmentTimeline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageTimeline:
+    """What each device of one stage does in a step.
+
+    Attributes:
+        placed: its segments, in order.
+        compute_s: while the compute stream runs, slowed by communication or not.
+        exposed_s: while it waits for communication or copies.
+        bubble_s: while the stage has nothing to do until the step ends everywhere; the three add up to the step.
+        busy_s: by stream.
+        memory: at the peak, by category, the allocator's slack included.
+        peak_s: the moment of the peak.
+        peak_at: what runs then.
+    """
+
+    placed: tuple[Placed, ...]
+    compute_s: float
+    exposed_s: float
+    bubble_s: float
+    busy_s: Mapping[str, float]
+    memory: Memory
+    peak_s: float
+    peak_at: str
+
+    @property
+    def at_work_s(self) -> float:
+        return self.compute_s + self.exposed_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """A simulated step."""
+
+    step_s: float
+    stages: tuple[StageTimeline, ...]
+
+    @property
+    def busiest(self) -> StageTimeline:
+        """The stage with the least bubble: the one that decides how long the step takes."""
+        return max(self.stages, key=lambda stage: stage.at_work_s)
+
+    @property
+    def fullest(self) -> StageTimeline:
+        """The stage with the highest peak of memory."""
+        return max(self.stages, key=lambda stage: stage.memory.total_bytes)
+
+
+def simulate(program: Program, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
+    """The timeline of a program. `sharing`: how compute and communication slow each other, by kind of device."""
+    known: dict[tuple[object, ...], tuple[Segment, SegmentTimeline]] = program.simulated
+    schedules = orders(program.execution)
+    segments = [
+        _stage_segments(stage, items, sharing[stage.device.kind], known)
+        for stage, items in zip(program.stages, schedules, strict=True)
+    ]
+    starts = _place(program, schedules, segments)
+    ends = [
+        [start + timeline.seconds for start, (_, timeline) in zip(own, found, strict=False)]
+        for own, found in zip(starts, segments, strict=True)
+    ]
+    step_s = max(own[-1] for own in ends)
+    placed = [
+        tuple(
+            Placed(item, start, *found) for item, start, found in zip((*items, None), own, stage_segments, strict=True)
+        )
+        for items, own, stage_segments in zip(schedules, starts, segments, strict=True)
+    ]
+    courses: dict[tuple[object, ...], tuple[Memory, int, str]] = {}
+    return Timeline(
+        step_s,
+        tuple(_stage(stage, own, step_s, courses) for stage, own in zip(program.stages, placed, strict=True)),
+    )
+
+
+def _stage_segments(
+    stage: Stage,
+    items: Sequence[Item],
+    sharing: Sharing,
+    known: dict[tuple[object, ...], tuple[Segment, SegmentTimeline]],
+) -> list[tuple[Segment, SegmentTimeline]]:
+    """The segment of every item of a stage, and that of the end; equal ones are simulated once."""
+    last = {(item.chunk, item.direction): number for number, item in enumerate(items)}
+    seen: set[tuple[int, str]] = set()
+    found: list[tuple[Segment, SegmentTimeline]] = []
+    for number, item in enumerate(items):
+        way = (item.chunk, item.direction)
+        when = (way not in seen, number == last[way]) if item.direction != "forward" else (False, False)
+        seen.add(way)
+        piece = stage.pieces[item.chunk]
+        key = (id(piece), item.direction, *when, sharing)
+        if key not in known:
+            segment = getattr(piece, item.direction).in_microbatch(first=when[0], last=when[1])
+            alike = known.get((id(piece), item.direction, not when[0], when[1], sharing))  # but for its memory
+            known[key] = segment, run(segment, sharing, alike and (alike[1].starts, alike[1].ends))
+        found.append(known[key])
+    if (id(stage), sharing) not in known:
+        known[id(stage), sharing] = stage.end, run(stage.end, sharing)
+    return [*found, known[id(stage), sharing]]
+
+
+# --------------------------------------------------------------------------------------------------- between the stages
+
+
+def _place(
+    program: Program, schedules: Sequence[Sequence[Item]], segments: Sequence[Sequence[tuple[Segment, SegmentTimeline]]]
+) -> list[list[float]]:
+    """When every segment of every stage starts; the last one of each is the end of the step."""
+    num_stages, overlap = len(schedules), program.execution.overlap
+    num_virtual = num_stages * program.execution.chunks_per_stage
+    arrived: dict[tuple[int, int, str], float] = {}
+    clocks, starts = [0.0] * num_stages, [list[float]() for _ in schedules]
+    sums = [0.0] * num_stages  # until when each stage's gradients are summed over devices
+    waiting = set(range(num_stages))
+    while waiting:
+        before = sum(map(len, starts))
+        for stage in sorted(waiting):
+            items, own, durations = schedules[stage], starts[stage], segments[stage]
+            while len(own) < len(items):
+                item = items[len(own)]
+                virtual = item.chunk * num_stages + stage
+                ready = 0.0 if item.direction == "forward" and virtual == 0 else arrived.get(_key(virtual, item))
+                if ready is None:
+                    break
+                start = max(clocks[stage], ready)
+                timeline = durations[len(own)][1]
+                end = start + timeline.ready_s
+                sums[stage] = max(sums[stage], end) + timeline.seconds - timeline.ready_s
+                own.append(start)
+                clocks[stage] = end + _send(
+                    item, virtual, num_virtual, end, program.hops_s, arrived, blocks=not overlap
+                )
+            if len(own) == len(items):
+                own.append(max(clocks[stage], sums[stage]))
+                waiting.discard(stage)
+        if sum(map(len, starts)) == before:
+            stuck = schedules[min(waiting)][len(starts[min(waiting)])]
+            raise PlanError(f"schedule: stage {min(waiting)} waits for ever before {stuck}; its order has a cycle")
+    return starts
+
+
+def _key(virtual: int, item: Item) -> tuple[int, int, str]:
+    return virtual, item.microbatch, item.direction
+
+
+def _send(
+    item: Item, virtual: int, num_virtual: int, end: float, hops_s: Sequence[float],
+    arrived: dict[tuple[int, int, str], float], *, blocks: bool,
+) -> float:  # fmt: skip
+    """Tell those who wait for an item that it has ended; how long the sender is held up."""
+    if item.direction == "weights":
+        return 0.0
+    if item.direction == "forward":
+        neighbour, hop = virtual + 1, hops_s[virtual] if virtual + 1 < num_virtual else 0.0
+        if neighbour == num_virtual:  # the loss: backward can begin
+            arrived[virtual, item.microbatch, "backward"] = end
+    else:
+        neighbour, hop = virtual - 1, hops_s[virtual - 1] if virtual else 0.0
+        arrived[virtual, item.microbatch, "weights"] = end
+    arrived[neighbour, item.microbatch, item.direction] = end + hop
+    return hop if blocks else 0.0
+
+
+# ------------------------------------------------------------------------------------------------------------ one stage
+
+
+def _stage(
+    stage: Stage, placed: tuple[Placed, ...], step_s: float, courses: dict[tuple[object, ...], tuple[Memory, int, str]]
+) -> StageTimeline:
+    busy = defaultdict[str, float](float)
+    waiting = 0.0
+    for _, _, _, timeline in placed:
+        waiting += timeline.waiting_s
+        for stream, seconds in timeline.busy_s.items():
+            busy[stream] += seconds
+    if len(placed) > 1:  # the end waits for sums that are still going on
+        waiting += placed[-1].start_s - max(p.start_s + p.timeline.ready_s for p in placed[:-1])
+    compute_s = busy.get(COMPUTE, 0.0)
+    key = (id(stage), *(id(p.timeline) for p in placed))
+    if key not in courses:
+        courses[key] = _peak(stage, placed)
+    memory, number, task = courses[key]
+    peak_s = placed[number].start_s + placed[number].timeline.peak_s
+    bubble_s = max(0.0, step_s - compute_s - waiting)
+    return StageTimeline(
+        placed, compute_s, waiting, bubble_s, dict(busy), memory, peak_s, _moment(placed[number].item, task)
+    )
+
+
+def _peak(stage: Stage, placed: Sequence[Placed]) -> tuple[Memory, int, str]:
+    """Memory at the peak, the number of the segment in which it is, and the task."""
+    now, total = defaultdict[str, float](float, stage.state), sum(stage.state.values())
+    best, found, number, task = -1.0, dict[str, float](), 0, ""
+    for i, place in enumerate(placed):
+        timeline = place.timeline
+        if total + timeline.peak_bytes > best:
+            best, number, task = total + timeline.peak_bytes, i, timeline.peak_task
+            found = {c: now.get(c, 0.0) + timeline.peak.get(c, 0.0) for c in (*now, *timeline.peak)}
+        for category, num_bytes in timeline.net.items():
+            now[category] += num_bytes
+            total += num_bytes
+    return Memory.of({**found, "slack": SLACK[stage.device.kind] * best}), number, task
+
+
+def _moment(item: Item | None, task: str) -> str:
+    """What runs, in words: "backward of microbatch 3: h.0.attn backward"."""
+    if item is None:
+        return f"end of the step: {task}" if task else "end of the step"
+    chunk = f", chunk {item.chunk}" if item.chunk else ""
+    return f"{item.direction} of microbatch {item.microbatch}{chunk}" + (f": {task}" if task else "")

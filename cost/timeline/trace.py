@@ -1,0 +1,124 @@
+"""A timeline as a trace: the JSON that chrome://tracing and ui.perfetto.dev open.
+
+A process per stage, with a track for its microbatches, one for every stream, and a counter of memory. Times are
+microseconds. Format: "Trace Event Format" (Google, 2016): complete events (X), metadata (M), counters (C).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from shardwright.cost.timeline.streams import SegmentTimeline
+from shardwright.cost.timeline.tasks import COMPUTE, COPY, Segment
+from shardwright.cost.timeline.timeline import Placed, StageTimeline, Timeline
+
+MAX_TASKS = 200_000
+"""Of longer traces, only the first segment of each kind and stage is shown task by task: viewers hold about a million
+events."""
+
+Event = dict[str, Any]
+
+
+def trace(timeline: Timeline) -> dict[str, Any]:
+    """The trace, to be written with `json.dump`."""
+    num_tasks = sum(len(place.segment.tasks) for stage in timeline.stages for place in stage.placed)
+    events: list[Event] = []
+    for number, stage in enumerate(timeline.stages):
+        events += _apart(_stage_events(number, stage, everything=num_tasks <= MAX_TASKS))
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _apart(events: Iterable[Event]) -> Iterator[Event]:
+    """Events of one track one after the other: sums that go on while the next segment runs are shown from there on."""
+    ended: dict[int, float] = {}
+    for event in sorted(events, key=lambda e: e.get("ts", -1.0)):
+        if event["ph"] == "X":
+            end = event["ts"] + event["dur"]
+            event["ts"] = max(event["ts"], ended.get(event["tid"], 0.0))
+            event["dur"] = end - event["ts"]
+            ended[event["tid"]] = max(end, event["ts"])
+        if event["ph"] != "X" or event["dur"] > 0:
+            yield event
+
+
+def _stage_events(number: int, stage: StageTimeline, *, everything: bool) -> Iterator[Event]:
+    streams = [
+        COMPUTE,
+        *sorted(s for s in stage.busy_s if s not in (COMPUTE, COPY)),
+        *([COPY] if COPY in stage.busy_s else []),
+    ]
+    tracks = {"microbatches": 0, **{stream: i + 1 for i, stream in enumerate(streams)}}
+    yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": f"stage {number}"}}
+    for name, track in tracks.items():
+        yield {"ph": "M", "name": "thread_name", "pid": number, "tid": track, "args": {"name": name}}
+    seen: set[int] = set()
+    bytes_ = _state_bytes(stage)
+    for place in stage.placed:
+        name = "end" if place.item is None else f"{place.item.direction} {place.item.microbatch}"
+        if place.timeline.seconds > 0:
+            yield _event(name, "segment", number, 0, place.start_s, place.timeline.seconds)
+        if everything or id(place.timeline) not in seen:
+            yield from _tasks(place, number, tracks)
+        seen.add(id(place.timeline))
+        for moment, value in zip(*place.timeline.memory, strict=True):
+            yield {
+                "ph": "C",
+                "name": "memory",
+                "pid": number,
+                "ts": _us(place.start_s + moment),
+                "args": {"bytes": round(bytes_ + value)},
+            }
+        bytes_ += sum(place.timeline.net.values())
+
+
+def _state_bytes(stage: StageTimeline) -> float:
+    """What is there when the step begins: the peak, less what the step has added until then."""
+    added = peak = 0.0
+    for place in stage.placed:
+        peak = max(peak, added + place.timeline.peak_bytes)
+        added += sum(place.timeline.net.values())
+    return stage.memory.total_bytes - stage.memory.slack_bytes - peak
+
+
+def _tasks(place: Placed, number: int, tracks: dict[str, int]) -> Iterator[Event]:
+    segment, timeline = place.segment, place.timeline
+    for task, start, end, offset in zip(segment.tasks, timeline.starts, timeline.ends, timeline.offsets, strict=True):
+        if end > start:
+            yield _event(
+                task.name, task.stream, number, tracks[task.stream], place.start_s + start + offset, end - start
+            )
+    yield from _folds(segment, timeline, place.start_s, number, tracks)
+
+
+def _folds(
+    segment: Segment, timeline: SegmentTimeline, start_s: float, number: int, tracks: dict[str, int]
+) -> Iterator[Event]:
+    """What a fold stands for, as one event on the compute stream."""
+    for fold in segment.folds:
+        own = [i for i in range(fold.end) if segment.tasks[i].stream == COMPUTE]
+        later = [i for i in range(fold.end, len(segment.tasks)) if segment.tasks[i].stream == COMPUTE]
+        if not own or not later:
+            continue
+        begin = timeline.ends[own[-1]] + timeline.offsets[own[-1]]
+        end = min(
+            begin + timeline.offsets[later[0]] - timeline.offsets[own[-1]],
+            timeline.starts[later[0]] + timeline.offsets[later[0]],
+        )
+        yield _event(f"{fold.more} more of these blocks", "fold", number, tracks[COMPUTE], start_s + begin, end - begin)
+
+
+def _event(name: str, category: str, number: int, track: int, start_s: float, seconds: float) -> Event:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": number,
+        "tid": track,
+        "ts": _us(start_s),
+        "dur": _us(seconds),
+    }
+
+
+def _us(seconds: float) -> float:
+    return round(1e6 * seconds, 6)

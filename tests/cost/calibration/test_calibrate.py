@@ -1,0 +1,360 @@
+"""Calibration: a real run on tiny sizes, going on after an interruption, noise, and what happens when a rank fails."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from shardwright.cost.calibration import calibrate as module
+from shardwright.cost.calibration import measure
+from shardwright.cost.calibration.calibrate import calibrate
+from shardwright.cost.calibration.calibrated import cluster_of, fit_errors, noise_warning
+from shardwright.cost.calibration.local import cache_path
+from shardwright.cost.calibration.probes import CPU_SIZES, GPU_SIZES, Probe, Sizes, dispatch_probes, kernel_probes
+from shardwright.cost.calibration.samples import samples
+from shardwright.cost.calibration.workload import Point, Workload, read_points, read_workload, write_workload
+from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
+from shardwright.cost.clusters.detect import detect_cluster
+from shardwright.cost.collectives.communication import Communication
+from shardwright.cost.compute.compute import Compute
+from shardwright.lowering import kernels as runtime
+from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.optable import ROWS
+
+TINY = Sizes(
+    matmuls=((1, 8, 16, 16), (1, 64, 64, 64), (4, 16, 16, 16)),
+    convolutions=((1, 2, 2, 1, 4, 1),),
+    attentions=((2, 8, 8, False), (2, 16, 8, True)),
+    elements=(2**8, 2**12),
+    width=16,
+)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def tiny(num_ranks: int, timeout_s: float = 120.0, **changes: Any) -> Workload:
+    workload = Workload(num_ranks, 1, timeout_s, sizes=TINY, collective_bytes=(2**10, 2**20), seconds_per_point=0.0)
+    return replace(workload, **changes)
+
+
+def ignore(text: str) -> None:
+    """Tells nobody: other work on the machine that runs the tests is no concern of theirs."""
+
+
+def invented(workload: Workload, seconds: Callable[[str], float] = lambda key: 1e-3, spread: float = 0.02) -> Any:
+    """A point for everything in the workload."""
+    alone = measure.Rank(0, replace(workload, num_ranks=1), Path("none"))
+    keys = [task.key for task in alone._tasks()]
+    groups = [(name, size) for name in COLLECTIVES for size in workload.group_sizes]
+    keys += [f"{name} {size} {n}" for name, size in groups for n in workload.collective_bytes]
+    return {key: Point(key, seconds(key), spread, 9) for key in keys}
+
+
+# --------------------------------------------------------------------------------------------------------------- a run
+
+
+def test_two_ranks() -> None:
+    stages: list[str] = []
+    cluster = calibrate(2, workload=tiny(2), progress=stages.append, warn=ignore)
+    assert (cluster.num_devices, cluster.backend, cluster.levels[0].kind) == (2, "gloo", "host")
+    assert cluster.provenance.startswith("measured 2")
+    assert "2 ranks × 1 threads, torch 2." in cluster.provenance
+    assert "; repeats spread by " in cluster.provenance
+    assert {(line.collective, line.group_size) for line in cluster.collectives} == {(name, 2) for name in COLLECTIVES}
+    assert all(line.fit_error is not None for line in cluster.collectives)
+    device = cluster.device
+    assert 1e7 < device.flops_per_s["fp32"] < 1e13
+    assert 1e-7 < device.op_overhead_s < 1e-3
+    assert set(device.operators) == set(samples())
+    assert {kernel.kind for kernel in device.kernels} == {
+        "matmul", "conv", "attention", "pointwise", "reduction", "lookup", "random", "copy",
+    }  # fmt: skip
+    assert 1e-6 < Communication(cluster, (2,)).all_reduce_s(0, 2**20) < 1
+    assert stages[:3] == ["dispatch", "steps of little work", "matmul, float32"]
+    assert Cluster.local(2) == cluster == Cluster.load(cache_path(2))
+    assert [path.name for path in cache_path(2).parent.iterdir()] == ["local-2.json"]
+
+
+def test_what_is_interrupted_goes_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle keeps every point; the same call measures the others only, and takes these as they are."""
+
+    def interrupt(stage: str) -> None:
+        if stage == "steps of little work":  # which takes seconds
+            raise KeyboardInterrupt
+
+    workload = tiny(1)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(1, workload=workload, progress=interrupt)
+    kept = cache_path(1).with_suffix(".points.jsonl")
+    first = read_points(kept)
+    assert {"forward add", "forward mul", "backward"} <= set(first)
+    assert not cache_path(1).exists()
+
+    used: dict[str, Point] = {}
+    monkeypatch.setattr(module, "cluster_of", lambda points, *rest: used.update(points) or cluster_of(points, *rest))
+    cluster = calibrate(1, workload=workload, warn=ignore)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("calibrating: steps of little work\ncalibrating: matmul, float32\n")
+    assert first.items() < used.items()
+    assert cluster.collectives == ()  # one rank has nothing to send
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("change", ["workload", "day", "machine"])
+def test_points_of_another_measurement_are_not_used(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload, kept = tiny(1), cache_path(1).with_suffix(".points.jsonl")
+    with module._folder(cache_path(1), workload) as folder:
+        (folder / "points.jsonl").write_text(json.dumps(Point("forward add", 1.0, 0.0, 5)._asdict()) + '\n{"key": ')
+    assert set(read_points(kept)) == {"forward add"}
+    with module._folder(cache_path(1), replace(workload, timeout_s=1.0)) as folder:  # how long one waits is no matter
+        assert set(read_points(folder / "points.jsonl")) == {"forward add"}
+    if change == "workload":
+        workload = replace(workload, num_threads=2)
+    elif change == "machine":
+        monkeypatch.setattr(module, "device_name", lambda: "elsewhere")
+    else:
+        monkeypatch.setattr(
+            module, "date", SimpleNamespace(today=lambda: SimpleNamespace(isoformat=lambda: "1999-12-31"))
+        )
+    with module._folder(cache_path(1), workload) as folder:
+        assert read_points(folder / "points.jsonl") == {}
+
+
+def test_a_rank_that_fails_ends_the_calibration() -> None:
+    problem = r"^calibrate: rank \d ended with status 1: .*No module named 'nowhere'.*; correct the cause and calibrate"
+    with pytest.raises(ClusterError, match=problem):
+        calibrate(2, workload=tiny(2, overheads="nowhere"))
+    assert not cache_path(2).exists()
+
+
+def test_the_time_limit_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[module._Ranks] = []
+    start = module._Ranks.start
+
+    def watched(ranks: module._Ranks, workload: Workload) -> None:
+        started.append(ranks)
+        start(ranks, workload)
+
+    monkeypatch.setattr(module._Ranks, "start", watched)
+    problem = (
+        r"^calibrate: not done after 0\.3 s, in the stage 'start'; the machine may be loaded; the same call goes on "
+        r"from there, or give a longer timeout_s"
+    )
+    with pytest.raises(ClusterError, match=problem):
+        calibrate(2, workload=tiny(2), timeout_s=0.3)
+    assert [process.poll() for process in started[0].processes] == [-9, -9]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "options", "problem"),
+    [
+        (0, {}, r"calibrate\.num_ranks: expected a positive integer, got 0; it is how many processes share"),
+        (2, {"timeout_s": 0.0}, r"calibrate\.timeout_s: expected a positive number, got 0\.0; give it in seconds"),
+        (2, {"device": "tpu"}, r"calibrate\.device: expected one of 'cpu', 'cuda', got 'tpu'; choose one of them"),
+    ],
+)
+def test_bad_arguments(num_ranks: int, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ClusterError, match=f"^{problem}"):
+        calibrate(num_ranks, **options)
+
+
+@pytest.mark.parametrize(("available", "count", "seen"), [(False, 8, 0), (True, 1, 1)])
+def test_every_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, available: bool, count: int, seen: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    problem = rf"^calibrate: 2 ranks need a GPU each, torch sees {seen}; give as many ranks as there are GPUs"
+    with pytest.raises(ClusterError, match=problem):
+        calibrate(2, device="cuda", save=False)
+
+
+# --------------------------------------------------------------------------------------------------------------- noise
+
+
+@pytest.mark.parametrize(
+    ("spread", "load", "expected"),
+    [
+        (0.02, 0.5, ""),
+        (0.5, 0.5, "noisy: repeats differ by 50% at the median, 50% at worst; calibrate again on an idle machine"),
+        (0.02, 3.0, "noisy: 3.0 processes were running on 4 CPUs before it began; calibrate again on an idle machine"),
+        (0.5, 3.0, "noisy: 3.0 processes were running on 4 CPUs before it began and repeats differ by 50%"),
+    ],
+)
+def test_noise_is_told(spread: float, load: float, expected: str) -> None:
+    found = noise_warning(invented(tiny(1), spread=spread), load, 4)
+    assert found.startswith(expected)
+    assert bool(found) == bool(expected)
+
+
+def test_a_loaded_machine_is_in_the_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (99.0, 0.0, 0.0))
+    monkeypatch.setattr(module, "_run_ranks", lambda workload, folder, *_: _write(invented(workload), folder))
+    told: list[str] = []
+    cluster = calibrate(2, workload=tiny(2), warn=told.append)
+    assert told[0].startswith("noisy: 99.0 processes were running on ")
+    assert cluster.provenance.endswith(told[0])
+    assert Cluster.local(2).provenance == cluster.provenance
+
+
+def _write(points: dict[str, Point], folder: Path) -> None:
+    text = "".join(json.dumps(point._asdict()) + "\n" for point in points.values())
+    (folder / "points.jsonl").write_text(text)
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+
+def test_figures_come_from_the_points() -> None:
+    """A machine of 1 GFLOP/s, 1 µs for each dispatch, 2 µs backward with a root of 0.5 µs, 10 + 5 µs per parameter."""
+    workload = tiny(2)
+    probes = {probe.key: probe for probe in kernel_probes(workload.sizes, "float32")}
+
+    def seconds(key: str) -> float:
+        name = key.removesuffix(" backward")
+        if name in probes:
+            passes = probes[name].passes()
+            return 1e-6 + max((passes.forward[0].flops, passes.backward[0].flops)[name != key], 1000) / 1e9
+        if key.startswith("chain"):
+            return 10e-6 + 5e-6 * int(key.split()[1])
+        if key == "backward":
+            return 0.5e-6
+        if not key.startswith(COLLECTIVES):
+            return 2e-6 if "backward" in key else 1e-6
+        return 1e-4 + 1e-9 * int(key.split()[2])
+
+    cluster = cluster_of(invented(workload, seconds), workload, "invented", 10**9, "2.0")
+    device = cluster.device
+    assert device.operators["add"] == pytest.approx((1e-6, 1.5e-6))
+    assert device.op_overhead_s == pytest.approx(1.25e-6)
+    assert device.update_overhead_s == pytest.approx(5e-6 - 2.5e-6)
+    assert device.step_overhead_s == pytest.approx(10e-6 - 2.5e-6)
+    big = max((k for k in device.kernels if k.kind == "matmul"), key=lambda k: k.flops)
+    assert big.seconds == pytest.approx(big.flops / 1e9)
+    assert Compute(device).work_s(big.work) == pytest.approx(big.seconds, rel=0.3)
+    assert cluster.collectives[0].latency_s == pytest.approx(1e-4, rel=1e-3)
+    assert cluster.collectives[0].s_per_byte == pytest.approx(1e-9, rel=1e-3)
+    assert all(error < 0.5 for error in fit_errors(device).values())
+    assert Cluster.from_json(json.loads(json.dumps(cluster.to_json()))) == cluster
+
+
+def test_a_dispatch_above_the_whole_time_leaves_a_kernel() -> None:
+    points = invented(tiny(1), lambda key: 1e-3 if key.startswith("forward") else 1e-4)
+    cluster = cluster_of(points, tiny(1), "invented", 10**9, "2.0")
+    assert {round(kernel.seconds, 9) for kernel in cluster.device.kernels} == {1e-5, 1e-4}
+
+
+def test_gpus_are_called_so() -> None:
+    workload = tiny(2, device="cuda", dtypes=("float32", "bfloat16"))
+    cluster = cluster_of(invented(workload), workload, "NVIDIA H100 80GB HBM3", 8 * 10**10, "2.0")
+    assert (cluster.name, cluster.backend, cluster.device.kind) == ("local-cuda-2", "nccl", "cuda")
+    assert set(cluster.device.flops_per_s) == {"fp32", "bf16"}
+    assert all(kernel.seconds == 1e-3 for kernel in cluster.device.kernels)  # events do not time dispatch
+
+
+def test_calibrated_gpus_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=8 * 10**10)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(module, "_run_ranks", lambda workload, folder, *_: _write(invented(workload), folder))
+    cluster = calibrate(2, device="cuda")
+    assert cluster.device.memory_bytes == 8 * 10**10
+    assert detect_cluster({}) == cluster
+    gpu.name = "NVIDIA A100-SXM4-80GB"
+    assert detect_cluster({}).name == "detected-A100-80"
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_workloads_are_data(device: str, thorough: bool) -> None:
+    workload = module._workload(4, device, thorough, 9.0)
+    assert read_workload(write_workload(workload)) == workload
+    assert hash(read_workload(write_workload(workload))) == hash(workload)
+    assert workload.group_sizes == [2, 4]
+    assert ("bfloat16" in workload.dtypes) == (thorough or device == "cuda")
+
+
+# -------------------------------------------------------------------------------------------------------------- probes
+
+
+@pytest.mark.parametrize("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
+def test_every_sample_runs(probe: Probe) -> None:
+    operands = probe.operands("cpu")
+    result = probe.function(runtime)(*operands)
+    if result.requires_grad:
+        trained = [x for x in operands if x.requires_grad]
+        assert len(torch.autograd.grad(result.sum(), trained)) == len(trained)
+
+
+@pytest.mark.parametrize("probe", list(kernel_probes(TINY, "float32")), ids=lambda probe: probe.key)
+def test_kernels_are_what_their_rows_say(probe: Probe) -> None:
+    result = probe.function(runtime)(*probe.operands("cpu"))
+    assert tuple(result.shape) == ROWS[probe.op].signature(probe.shapes, probe.attrs).result_shape
+    assert probe.passes().forward[0].num_bytes > 0
+    assert probe.passes().backward
+
+
+@pytest.mark.parametrize("sizes", [CPU_SIZES, GPU_SIZES])
+def test_keys_are_unique(sizes: Sizes) -> None:
+    keys = [probe.key for dtype in ("float32", "bfloat16") for probe in kernel_probes(sizes, dtype)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_bfloat16() -> None:
+    probe = Probe("linear", ((4, 8), (2, 8)), "bfloat16")
+    assert probe.function(runtime)(*probe.operands("cpu")).dtype == torch.bfloat16
+
+
+# --------------------------------------------------------------------------------------------------------------- clocks
+
+
+class FakeGpu:
+    """Events and a host whose clock a test moves: each call is dispatched in 1 s, and runs on the device for 5 s."""
+
+    def __init__(self) -> None:
+        self.host_s = self.device_s = 0.0
+        self.calls = 0
+
+    def call(self) -> None:
+        self.calls += 1
+        self.host_s += 1.0
+        self.device_s = max(self.device_s, self.host_s) + 5.0
+
+    def synchronize(self) -> None:
+        self.host_s = max(self.host_s, self.device_s)
+
+    def event(self, *, enable_timing: bool) -> Any:
+        assert enable_timing
+        event = SimpleNamespace(at_s=0.0, synchronize=self.synchronize)
+        event.record = lambda: setattr(event, "at_s", max(self.device_s, self.host_s))
+        event.elapsed_time = lambda end: (end.at_s - event.at_s) * 1e3
+        return event
+
+
+def test_kernels_of_gpus_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
+    monkeypatch.setattr("time.perf_counter", lambda: gpu.host_s)
+    clock = measure.Clock("cuda", 1)
+    assert clock.kernel_s(gpu.call) == pytest.approx(5.1)  # ten calls; the first waits for its dispatch
+    assert clock.together_s(gpu.call) == pytest.approx(5.1)
+    gpu.device_s = 1000.0
+    assert clock.dispatch_s(gpu.call) == pytest.approx(1.0)
+
+
+def test_other_processes_do_not_count_where_a_rank_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.thread_time", iter([0.0, 1.0, 2.0, 3.0]).__next__)
+    monkeypatch.setattr("time.perf_counter", iter([0.0, 7.0, 10.0, 17.0]).__next__)
+    clock = measure.Clock("cpu", 1)
+    assert (clock.kernel_s(int), clock.dispatch_s(int), clock.together_s(int)) == (1.0, 1.0, 7.0)
+    assert measure.Clock("cpu", 2).kernel_s(int) == 7.0

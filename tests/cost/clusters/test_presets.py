@@ -1,0 +1,98 @@
+"""The tables of common machines."""
+
+import pytest
+
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.presets import GPUS, LINKS, PRESETS, Gpu, Link, Machine, gpu_device
+from shardwright.pcg.errors import ClusterError
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_constructs(name: str) -> None:
+    cluster = Cluster.preset(name, nodes=64)
+    assert cluster.num_devices == 64 * PRESETS[name].gpus
+    assert cluster.provenance.startswith(f"datasheet: {PRESETS[name].gpu} ")
+    assert len(Cluster.preset(name).levels) == 1
+    inside, outside = cluster.levels[:2]
+    assert outside.bandwidth_bytes_per_s < inside.bandwidth_bytes_per_s
+    assert outside.latency_s > inside.latency_s
+    assert (inside.kind == "network", outside.kind) == (False, "network")
+
+
+@pytest.mark.parametrize("table", [GPUS, PRESETS, LINKS])
+def test_every_row_names_its_source(table: dict[str, Gpu | Machine | Link]) -> None:
+    assert all(row.source.strip() for row in table.values())
+
+
+def test_every_link_and_network_is_used() -> None:
+    assert {gpu.link for gpu in GPUS.values()} | {machine.network for machine in PRESETS.values()} == set(LINKS)
+
+
+@pytest.mark.parametrize(
+    ("figure", "expected"),
+    [("V100-32", 125), ("A100-40", 312), ("H100-SXM", 989), ("H200", 989), ("B200", 2250), ("GB200", 2500)],
+)
+def test_generations(figure: str, expected: float) -> None:
+    """Units and columns are right: vendors' dense 16-bit rates, in teraFLOP per second."""
+    assert gpu_device(figure).peak_flops_per_s("float16") == expected * 1e12
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_constructs(name: str) -> None:
+    device = gpu_device(name)
+    assert device.peak_flops_per_s("fp8") >= device.peak_flops_per_s("bf16") >= device.peak_flops_per_s("fp32")
+    assert device.peak_flops_per_s("fp16") > device.peak_flops_per_s("fp32") > device.peak_flops_per_s("fp64")
+    assert device.memory_bytes_per_s < GPUS[name].memory_tb_per_s * 1e12
+
+
+def test_every_gpu_is_in_some_machine() -> None:
+    assert {machine.gpu for machine in PRESETS.values()} == set(GPUS)
+
+
+def test_bandwidth_is_per_device() -> None:
+    inside, outside = Cluster.preset("dgx-h100", nodes=2).levels
+    assert inside.bandwidth_bytes_per_s == pytest.approx(450e9 * 0.8)
+    assert outside.bandwidth_bytes_per_s == pytest.approx(400e9 / 8 * 0.9)
+
+
+def test_part_of_a_node() -> None:
+    cluster = Cluster.preset("dgx-a100", nodes=2, devices_per_node=2)
+    assert [level.size for level in cluster.levels] == [2, 2]
+    assert cluster.levels[1] == Cluster.preset("dgx-a100", nodes=2).levels[1]
+
+
+def test_part_of_a_mesh_has_part_of_its_links() -> None:
+    assert Cluster.preset("mi300x-box").levels[0].bandwidth_bytes_per_s == pytest.approx(448e9 * 0.8)
+    two = Cluster.preset("mi300x-box", devices_per_node=2).levels[0]
+    assert (two.size, two.topology) == (2, "mesh")
+    assert two.bandwidth_bytes_per_s == pytest.approx(64e9 * 0.8)
+
+
+def test_machines_in_pods() -> None:
+    sizes = {
+        nodes: [level.size for level in Cluster.preset("meta-h100", nodes).levels] for nodes in (1, 384, 768, 2048)
+    }
+    assert sizes == {1: [8], 384: [8, 384], 768: [8, 384, 2], 2048: [8, 256, 8]}
+    network, spine = Cluster.preset("meta-h100", 768).levels[1:]
+    assert spine.shared_bytes_per_s == pytest.approx(network.bandwidth_bytes_per_s / 7)
+    problem = (
+        r"^Cluster\.preset: 'meta-h100' comes in pods of up to 384 nodes, 389 nodes do not make equal pods of at least "
+        r"half of that; take a multiple of 384, or at most one pod"
+    )
+    with pytest.raises(ClusterError, match=problem):
+        Cluster.preset("meta-h100", 389)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("dgx-z100",), r"unknown machine 'dgx-z100'; choose one of dgx-1-v100, .*, dgx-h100, "),
+        (("dgx-h100", 0), r"nodes: expected a positive integer, got 0; it is the number of machines"),
+        (("dgx-h100", 2.5), r"nodes: expected a positive integer, got 2\.5"),
+        (("dgx-h100", 2, 0), r"devices_per_node: expected a positive integer, got 0; it is the number of GPUs used"),
+        (("dgx-h100", 2, 16), r"'dgx-h100' has 8 devices per node, got 16; take more nodes"),
+    ],
+)
+def test_errors(arguments: tuple[str, int, int], problem: str) -> None:
+    with pytest.raises(ClusterError, match=rf"^Cluster\.preset[.:] ?{problem}"):
+        Cluster.preset(*arguments)

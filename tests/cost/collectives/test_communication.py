@@ -1,0 +1,283 @@
+"""Collectives along the axes of meshes: whose time it is, what it promises, and that it is quick to ask."""
+
+from dataclasses import replace
+from functools import lru_cache, partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine, Level
+from shardwright.cost.clusters.device import Device
+from shardwright.cost.collectives import gloo, nccl
+from shardwright.cost.collectives.communication import Communication
+from shardwright.cost.collectives.curve import Line
+from shardwright.cost.collectives.groups import links_of
+from shardwright.cost.collectives.tuning import Tuning
+from shardwright.pcg.errors import ClusterError
+
+DEVICE = Device("H100-SXM", 10**9, 1e12, {"fp32": 1e12}, 0.8, 0, "cuda")
+FAST, SLOW = 1e11, 1e10
+
+
+def machine(*sizes: int) -> Cluster:
+    """Nodes of `sizes[0]`, pods of `sizes[1]` nodes, and so on."""
+    levels = tuple(
+        Level(f"level{i}", size, FAST / 10**i, 1e-6 * 10**i, "network" if i else "nvlink")
+        for i, size in enumerate(sizes)
+    )
+    return Cluster("toy", DEVICE, levels, "nccl", "test")
+
+
+def torus(*dims: int) -> Cluster:
+    return Cluster("torus", DEVICE, (Level("ici", prod(dims), FAST, 1e-6, "network", "torus", 1.0, dims),), "nccl", "x")
+
+
+MEASURED = (
+    CollectiveLine("all_reduce", 2, 4e-4, 0.8e-9),
+    CollectiveLine("all_gather", 2, 2e-4, 0.6e-9),
+    CollectiveLine("reduce_scatter", 4, 5e-4, 1.1e-9),
+    CollectiveLine("all_to_all", 2, 2e-4, 0.2e-9),
+    CollectiveLine("broadcast", 2, 2e-4, 0.3e-9),
+)
+LOCAL = Cluster("measured", DEVICE, (Level("rank", 32, 1e9, 1e-4, "host"),), "gloo", "test", MEASURED)
+CLUSTERS = [
+    machine(8, 4),
+    machine(4, 2, 4),
+    machine(6, 4),
+    Cluster.preset("dgx-h100", nodes=4),
+    Cluster.preset("dgx-1-v100", nodes=4),
+    Cluster.preset("mi300x-box", nodes=4),
+    torus(4, 8),
+    torus(2, 4, 4),
+    replace(LOCAL, name="gloo", collectives=()),
+    LOCAL,
+]
+MESHES = [(2,), (24,), (32,), (2, 3), (3, 4), (4, 6), (2, 2, 6), (1, 8), (8, 1, 2)]
+sizes = st.floats(0, 1e12)
+CASES = [(cluster, mesh) for cluster in CLUSTERS for mesh in MESHES if prod(mesh) <= cluster.num_devices]
+each_case = pytest.mark.parametrize(
+    ("cluster", "mesh"), CASES, ids=[f"{cluster.name}{mesh}" for cluster, mesh in CASES]
+)
+each_cluster = pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
+
+
+# ------------------------------------------------------------------------------------------------------------ promises
+
+
+@each_case
+@given(a=sizes, b=sizes)
+def test_more_bytes_take_longer(cluster: Cluster, mesh: tuple[int, ...], a: float, b: float) -> None:
+    model = Communication(cluster, mesh)
+    for axis, size in enumerate(mesh):
+        for collective in COLLECTIVES:
+            fewer, more = (model.time_s(collective, axis, x) for x in sorted([a, b]))
+            assert (0 < fewer <= more * (1 + 1e-9)) if size > 1 else (fewer == more == 0)
+
+
+@each_case
+def test_no_collective_beats_the_links(cluster: Cluster, mesh: tuple[int, ...]) -> None:
+    """What a device must send of the tensor passes over what its group has of the narrowest level."""
+    if cluster.collectives:
+        return
+    model = Communication(cluster, mesh)
+    for axis, n in enumerate(mesh):
+        for collective in COLLECTIVES if n > 1 else ():
+            each = max(x.bytes_per_s * x.inside for x in model.links(axis))
+            share = (n - 1) / n**2 if collective == "all_to_all" else (n - 1) / n
+            for num_bytes in (1.0, 1e6, 1e12):
+                assert model.time_s(collective, axis, num_bytes) >= share * num_bytes / each
+
+
+@each_case
+def test_order_of_the_collectives(cluster: Cluster, mesh: tuple[int, ...]) -> None:
+    """An all-reduce takes no longer than its halves, but for the selector's slack."""
+    if cluster.collectives or cluster.backend == "gloo":  # gloo's reduce-scatter is an all-reduce
+        return
+    model, num_bytes = Communication(cluster, mesh), np.logspace(0, 12, 500)
+    for axis in range(len(mesh)):
+        half = model.all_gather_s(axis, num_bytes)
+        assert (model.reduce_scatter_s(axis, num_bytes) == half).all()
+        assert (model.all_reduce_s(axis, num_bytes) <= 1.5 * 2 * half).all()
+
+
+def test_leaving_the_node_takes_longer() -> None:
+    model = Communication(machine(8, 8), (8, 8))
+    for collective in COLLECTIVES:
+        assert model.time_s(collective, 0, 1e9) > model.time_s(collective, 1, 1e9)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_groups_that_are_alike_cost_alike(collective: Collective) -> None:
+    """Axes can change places, and more devices elsewhere change nothing."""
+    one = machine(8)
+    meshes = [((2, 4), 0), ((4, 2), 1), ((1, 2), 1), ((2, 2, 2), 1), ((2,), 0)]
+    assert len({Communication(one, mesh).time_s(collective, axis, 1e7) for mesh, axis in meshes}) == 1
+    small, large = Communication(machine(8, 4), (4, 8)), Communication(machine(8, 2048), (2048, 8))
+    assert small.time_s(collective, 1, 1e7) == large.time_s(collective, 1, 1e7)
+    assert small.curve(collective, 1) is large.curve(collective, 1)
+
+
+def test_a_torus_is_equal_in_its_dimensions() -> None:
+    model = Communication(torus(4, 4), (4, 4))
+    for collective in COLLECTIVES:
+        assert model.time_s(collective, 0, 1e8) == model.time_s(collective, 1, 1e8)
+
+
+def test_what_is_cached_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 16,384 devices too: a curve is made for the first question alone."""
+    made: list[object] = []
+    real = nccl.curve
+    monkeypatch.setattr(nccl, "curve", lambda *arguments: made.append(arguments) or real(*arguments))
+    model = Communication(Cluster.preset("dgx-h100", nodes=2048), (16, 128, 8))
+    for num_bytes in (1.0, 1e3, 1e9):
+        model.all_reduce_s(1, num_bytes)
+    assert len(made) == 1
+
+
+@each_cluster
+def test_arrays_are_costed_at_once(cluster: Cluster) -> None:
+    model = Communication(cluster, (3, 8))
+    num_bytes = np.array([[0, 1e3], [1e6, 1e9]])
+    for collective in COLLECTIVES:
+        for axis in range(2):
+            times = model.time_s(collective, axis, num_bytes)
+            assert times.shape == num_bytes.shape
+            expected = [model.time_s(collective, axis, float(x)) for x in num_bytes.flat]
+            assert times.flatten().tolist() == expected
+
+
+# ----------------------------------------------------------------------------------------------------- whose time it is
+
+
+def test_the_backend_chooses() -> None:
+    links = links_of(Communication(machine(8), (8,)).groups[0], machine(8).levels)
+    assert Communication(machine(8), (8,)).curve("all_reduce", 0) == nccl.curve(
+        "all_reduce", links, nccl.HOPPER, Tuning()
+    )
+    local = replace(LOCAL, collectives=())
+    links = links_of(Communication(local, (8,)).groups[0], local.levels)
+    assert Communication(local, (8,)).curve("all_reduce", 0) == gloo.curve("all_reduce", links)
+
+
+def test_on_a_torus_the_least_counts() -> None:
+    model = Communication(torus(4, 8), (32,))
+    assert model.curve("all_reduce", 0).at(1.0).name in ("tree", "halving-doubling")
+    assert model.curve("all_reduce", 0).at(1e10).name in ("hierarchical", "halving-doubling", "ring")
+
+
+def test_tuning_goes_to_nccl() -> None:
+    plain, tuned = (Communication(machine(8), (8,), t) for t in (Tuning(), Tuning((("", 2.0),), (("", 2.0),))))
+    assert tuned.all_reduce_s(0, 1e9) == pytest.approx(2 * plain.all_reduce_s(0, 1e9))
+
+
+def test_formulas() -> None:
+    both = Communication(Cluster.preset("dgx-h100", nodes=2), (2, 8))
+    assert both.formula("all_reduce", 1, 1e9, "b·s·h·2") == "nvls: 1·α(nvlink) + 9/8·b·s·h·2/B(nvlink)"
+    assert both.formula("all_gather", 1, 10.0) == "ring LL, opening: 7·α(nvlink) + 7/8·S/B(nvlink)"
+    assert both.formula("broadcast", 0, 1.0) == "chain LL, opening: 1·α(network) + 1·S/B(network)"
+    assert both.formula("all_to_all", 1, 1.0) == "direct exchange: 7·α(nvlink) + 7/64·S/B(nvlink)"
+    assert Communication(machine(8), (1, 8)).formula("all_reduce", 0, 1.0) == "nothing: one device"
+    assert Communication(LOCAL, (2,)).formula("all_reduce", 0, 1.0) == "measured"
+    whole = Communication(Cluster.preset("dgx-b200", nodes=2), (16,))
+    assert whole.formula("all_reduce", 0, 3e7) == (
+        "nvls tree: 1·α(nvlink) + 2·α(network) + max(9/8·S/B(nvlink), 1/4·S/B(network))"
+    )
+
+
+@each_cluster
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_everything_that_is_chosen_has_a_formula(cluster: Cluster, collective: Collective) -> None:
+    model = Communication(cluster, (24,))
+    for piece in model.curve(collective, 0).pieces:
+        text = model.formula(collective, 0, piece.start_bytes)
+        assert text.startswith(piece.name)
+        assert cluster.collectives or "S/B(" in text
+
+
+# ------------------------------------------------------------------------------------------------------ measured lines
+
+
+@lru_cache
+def measured(size: int) -> Communication:
+    return Communication(LOCAL, (32 // size, size))
+
+
+def test_measured_lines_take_the_models_place() -> None:
+    assert measured(2).time_s("all_reduce", 1, 1e6) == pytest.approx(Line(4e-4, 0.8e-9).time_s(1e6))
+    eight = {c: measured(8).curve(c, 1).pieces[0].line for c in COLLECTIVES}
+    assert eight["all_reduce"] == pytest.approx(Line(7 * 4e-4, 7 / 4 * 0.8e-9))
+    assert eight["reduce_scatter"] == pytest.approx(Line(7 / 3 * 5e-4, 7 / 6 * 1.1e-9))
+    assert eight["all_to_all"] == pytest.approx(Line(7 * 2e-4, 7 / 16 * 0.2e-9))
+    assert eight["broadcast"] == pytest.approx(Line(3 * 2e-4, 0.3e-9))
+    assert measured(2).curve("reduce_scatter", 1).pieces[0].line == pytest.approx(Line(5e-4 / 3, 2 / 3 * 1.1e-9))
+
+
+def test_the_rest_is_modelled() -> None:
+    only_reduce, modelled = replace(LOCAL, collectives=MEASURED[:1]), replace(LOCAL, collectives=())
+    gathers = [Communication(cluster, (4,)).curve("all_gather", 0) for cluster in (only_reduce, modelled)]
+    assert gathers[0] == gathers[1]
+
+
+def test_of_several_lines_the_greatest_counts() -> None:
+    pieces = (CollectiveLine("all_reduce", 2, 4e-4, 1e-18), CollectiveLine("all_reduce", 2, 1e-4, 1e-9))
+    model = Communication(replace(LOCAL, collectives=pieces), (2,))
+    assert model.all_reduce_s(0, 1e3) == pytest.approx(4e-4)
+    assert model.all_reduce_s(0, 1e9) == pytest.approx(1 + 1e-4)
+
+
+# -------------------------------------------------------------------------------------------------------------- sending
+
+
+def test_sending_takes_the_level_where_two_ranks_meet() -> None:
+    model = Communication(machine(8, 4), (4, 8))
+    assert model.send_s(3, 3, 1e9) == 0
+    assert model.send_s(0, 7, 1e9) == pytest.approx(8.4e-6 + 1e-6 + 1e9 / FAST)
+    assert model.send_s(7, 8, 1e9) == pytest.approx(8.4e-6 + 1e-5 + 1e9 / SLOW)
+    assert model.send_s(7, 8, np.array([0.0, 1e9])).shape == (2,)
+    local = Communication(LOCAL, (2,))
+    assert local.send_s(0, 1, 0.0) == pytest.approx(gloo.BASE_S + 1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("axis", [-1, 2, 100])
+def test_axes_that_are_none(axis: int) -> None:
+    with pytest.raises(ClusterError, match=rf"mesh \[4, 8\] has no axis {axis}; choose 0 to 1"):
+        Communication(machine(8, 4), (4, 8)).all_reduce_s(axis, 1.0)
+
+
+def test_a_mesh_without_axes() -> None:
+    with pytest.raises(ClusterError, match=r"^mesh \[\] has no axis 0; it has no axes: one device communicates with"):
+        Communication(machine(8, 4), ()).all_reduce_s(0, 1.0)
+
+
+@pytest.mark.parametrize("num_bytes", [-1.0, float("nan"), float("inf"), np.array([1.0, -1.0]), np.array([np.nan])])
+def test_bytes_that_are_none(num_bytes: Any) -> None:
+    for model in (Communication(machine(8, 4), (8, 4)), Communication(LOCAL, (2, 1))):
+        times = [partial(model.time_s, collective, axis) for collective in COLLECTIVES for axis in range(2)]
+        for time_s in (*times, partial(model.send_s, 0, 1), partial(model.send_s, 0, 0)):
+            with pytest.raises(ClusterError, match=r"^num_bytes: expected finite numbers of at least 0, got .*; give"):
+                time_s(num_bytes)
+    with pytest.raises(ClusterError, match=r"^num_bytes: expected finite numbers"):
+        Communication(LOCAL, (2,)).formula("all_reduce", 0, -1.0)
+
+
+def test_meshes_that_do_not_fit() -> None:
+    with pytest.raises(ClusterError, match=r"mesh \[5, 8\] needs 40 devices, cluster 'toy' has 32; choose sizes"):
+        Communication(machine(8, 4), (5, 8))
+
+
+def test_collectives_that_are_none() -> None:
+    with pytest.raises(ClusterError, match=r"unknown collective 'scatter'; choose one of all_reduce, all_gather"):
+        Communication(machine(8), (8,)).time_s("scatter", 0, 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rank", [-1, 32])
+def test_ranks_that_are_none(rank: int) -> None:
+    with pytest.raises(ClusterError, match=rf"cluster 'toy' has no rank {rank}; choose 0 to 31"):
+        Communication(machine(8, 4), (4, 8)).send_s(0, rank, 1.0)

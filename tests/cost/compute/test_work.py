@@ -1,0 +1,177 @@
+"""The kernels of operators: against torch's own count of FLOPs, and what splitting does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from shardwright.cost.calibration.probes import dispatch_probes
+from shardwright.cost.clusters.device import Device
+from shardwright.cost.compute.compute import Compute
+from shardwright.cost.compute.operators import NodeCost
+from shardwright.cost.compute.work import WORK_KINDS, Passes
+from shardwright.pcg.graph import Node, required_layouts
+from shardwright.pcg.layout import R, shard_order
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import TensorType
+
+COMPUTE = Compute(Device("test", 10**9, 1e10, {"fp32": 1e11}, 0.5, 1e-6, "cpu"))
+Shape = tuple[int, ...]
+CONV = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+
+
+def costed(op: str, shapes: Sequence[Shape], attrs: Mapping[str, Any], sizes: tuple[int, ...] = ()) -> NodeCost:
+    """An operator of float32 operands that all get a gradient."""
+    row = ROWS[op]
+    operands = [TensorType(shape, "float32", (), True) for shape in shapes]
+    result = TensorType(row.signature(shapes, attrs).result_shape, "float32", (), True)
+    node = Node("x", op, tuple(f"x{i}" for i in range(len(shapes))), tuple(sorted(attrs.items())))
+    return NodeCost(node, operands, result, sizes, COMPUTE, (), "")
+
+
+def whole(op: str, shapes: Sequence[Shape], attrs: Mapping[str, Any]) -> Passes:
+    return costed(op, shapes, attrs).passes((), ((),) * len(shapes), ())
+
+
+def flops(passes: Passes) -> tuple[float, float]:
+    forward, backward = (sum(work.flops for work in works) for works in (passes.forward, passes.backward))
+    return forward, backward
+
+
+# ---- against torch ----
+
+CONTRACTIONS = [
+    ("linear", [(6, 12, 64), (40, 64)], {}, F.linear),
+    ("matmul", [(6, 12, 64), (6, 64, 40)], {}, torch.matmul),
+    ("matmul", [(6, 12, 64), (64, 40)], {}, torch.matmul),
+    ("conv2d", [(4, 6, 9, 11), (10, 6, 3, 3)], CONV, lambda x, w: F.conv2d(x, w, padding=1)),
+    ("conv2d", [(4, 6, 9, 11), (10, 6, 3, 5)], CONV | {"stride": (2, 1), "padding": (0, 2)},
+     lambda x, w: F.conv2d(x, w, stride=(2, 1), padding=(0, 2))),
+    ("conv2d", [(4, 6, 9, 11), (10, 3, 3, 3)], CONV | {"groups": 2}, lambda x, w: F.conv2d(x, w, padding=1, groups=2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "shapes", "attrs", "call"), CONTRACTIONS)
+def test_contractions_count_as_torch_does(op: str, shapes: list[Shape], attrs: dict[str, Any], call: Any) -> None:
+    operands = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    with FlopCounterMode(display=False) as forward:
+        result = call(*operands)
+    with FlopCounterMode(display=False) as backward:
+        result.sum().backward()
+    mine = flops(whole(op, shapes, attrs))
+    assert mine[0] == forward.get_total_flops()
+    if attrs.get("groups", 1) == 1:
+        assert mine[1] == backward.get_total_flops()
+    else:  # torch counts the gradient of a grouped weight once for every group
+        assert mine[1] == 2 * mine[0] < backward.get_total_flops()
+
+
+def test_attention_counts_as_torch_does_on_a_gpu() -> None:
+    """torch's formulas, asked directly: its counter sees nothing of attention on a CPU. It ignores causal masks."""
+    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+
+    q, k = (2, 4, 24, 16), (2, 4, 40, 16)
+    passes = whole("sdpa", [q, k, k], {"causal": False, "scale": None})
+    assert flops(passes) == (sdpa_flop_count(q, k, k), sdpa_backward_flop_count(q, q, k, k))
+    assert passes.forward[0].shape == (8, 24, 40, 16)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
+def test_a_linear_layer_is_trained_with_6mnk(m: int, n: int, k: int) -> None:
+    passes = whole("linear", [(m, k), (n, k)], {})
+    assert sum(flops(passes)) == 6 * m * n * k
+    assert [work.shape for work in passes.forward] == [(1, m, n, k)]
+    assert [work.shape for work in passes.backward] == [(1, m, k, n), (1, k, n, m)]
+
+
+# ---- shapes ----
+
+
+def test_shapes_of_products() -> None:
+    assert whole("matmul", [(5, 6, 12, 64), (5, 6, 64, 40)], {}).forward[0].shape == (30, 12, 40, 64)
+    assert whole("matmul", [(6, 12, 64), (64, 40)], {}).forward[0].shape == (1, 72, 40, 64)
+    conv = whole("conv2d", [(4, 6, 9, 11), (10, 3, 3, 3)], CONV | {"groups": 2}).forward[0]
+    assert (conv.kind, conv.shape) == ("conv", (2, 4 * 9 * 11, 5, 3 * 9))
+
+
+def test_a_causal_mask_leaves_out_what_it_hides() -> None:
+    shapes = [(2, 4, 24, 16)] * 3
+    full, causal = (whole("sdpa", shapes, {"causal": c, "scale": None}).forward[0] for c in (False, True))
+    assert causal.flops == full.flops * 25 / 48
+    assert causal.causal
+    assert not full.causal
+
+
+def test_shared_key_heads_save_bytes_and_no_products() -> None:
+    attrs = {"causal": False, "scale": None}
+    alone = whole("sdpa", [(2, 4, 24, 16)] * 3, attrs).forward[0]
+    shared = whole("sdpa", [(2, 4, 24, 16), (2, 2, 24, 16), (2, 2, 24, 16)], attrs).forward[0]
+    assert (shared.shape, shared.flops) == (alone.shape, alone.flops)
+    assert alone.num_bytes - shared.num_bytes == 2 * 2 * 2 * 24 * 16 * 4
+
+
+def test_what_moves_nothing_has_no_kernel() -> None:
+    for passes in (whole("reshape", [(4, 8)], {"shape": (32,)}), whole("permute", [(4, 8)], {"dims": (1, 0)})):
+        assert [work.kind for work in (*passes.forward, *passes.backward)] == ["view", "view"]
+
+
+def test_a_broadcast_operand_gets_a_sum() -> None:
+    bias = whole("add", [(16, 8), (8,)], {}).backward
+    assert [work.kind for work in bias] == ["view", "reduction"]
+    expanded = whole("expand", [(1, 8)], {"shape": (16, 8)}).backward
+    assert [work.kind for work in expanded] == ["reduction"]
+
+
+def test_dropout_draws_the_whole_mask_on_every_device() -> None:
+    cost = costed("dropout", [(8, 16)], {"p": 0.1, "seed": 0}, (2,))
+    row, signature = ROWS["dropout"], ROWS["dropout"].signature([(8, 16)], {})
+    operands, result = required_layouts(signature, signature.factors[0].name, 1, row)
+    passes = cost.passes((signature.factors[0].name,), ((operands[0],),), (result,))
+    assert [(work.kind, work.shape) for work in passes.forward] == [("random", (8 * 16,))]
+
+
+# ---- every operator that has a sample ----
+
+
+@pytest.mark.parametrize("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
+def test_every_operator_has_work(probe: Any) -> None:
+    found = probe.passes()
+    assert found.forward
+    for work in (*found.forward, *found.backward):
+        assert work.kind in WORK_KINDS
+        assert work.num_bytes >= 0 <= work.flops
+        assert min(work.shape) >= 1
+        assert COMPUTE.work_s(work) >= 0
+        if work.kind in ("matmul", "conv"):
+            assert work.flops == 2 * prod(work.shape)
+
+
+@pytest.mark.parametrize("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
+def test_splitting_never_makes_more_work(probe: Any) -> None:
+    """In two along each factor that may be split: no device has more FLOPs than before, contractions have half."""
+    shapes = [tuple(2 * extent for extent in shape) for shape in probe.shapes]
+    attrs = dict(probe.attrs)
+    if probe.op in ("reshape", "expand", "concat", "slice", "conv2d", "embedding_bag"):
+        shapes = list(probe.shapes)
+    row = ROWS[probe.op]
+    signature = row.signature(shapes, attrs)
+    before = costed(probe.op, shapes, attrs, (2,))
+    whole_flops = flops(before.passes(("R",), ((R,),) * len(shapes), (R,)))
+    for factor in signature.factors:
+        if factor.role == "fixed" or factor.size % 2:
+            continue
+        operands, result = required_layouts(signature, factor.name, len(shapes), row)
+        if isinstance(shard_order(signature.result_shape, (result,), (2,)), str):
+            continue
+        part = flops(before.passes((factor.name,), tuple((x,) for x in operands), (result,)))
+        assert all(mine <= all_ for mine, all_ in zip(part, whole_flops, strict=True)), factor
+        if row.contraction:
+            assert part[0] * 2 == whole_flops[0], factor

@@ -1,0 +1,28 @@
+"""docs/architecture.md says what is so: its example of an execution that only Python can cost runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.planner import Planner
+from tests.search.graphs import blocks, cluster, every_choice
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_a_pipeline_is_costed_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph = blocks(batch=8, width=64, layers=4, seq=8)
+    plan = Planner(cluster(8), every_choice).plan(graph, mesh=Mesh.of(x=8), roles=("data",))
+    plan.save("plan.json")
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(example, found)
+    timeline, run = found["timeline"], found["run"]
+    assert len(timeline.stages) == run.num_stages == 4
+    assert timeline.step_s > 0

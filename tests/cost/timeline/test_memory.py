@@ -1,0 +1,70 @@
+"""Memory by category."""
+
+from dataclasses import fields
+
+import pytest
+
+from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.memory import Memory, Stored, gradient_bytes, state_bytes, update_bytes, verdict
+
+
+def test_total_and_sum() -> None:
+    one = Memory(parameters_bytes=1, activations_bytes=2)
+    two = Memory(*range(1, len(fields(Memory)) + 1))
+    assert (one.total_bytes, two.total_bytes) == (3, 45)
+    assert (one + two).total_bytes == 48
+    assert (one + two).activations_bytes == 6
+    assert one + Memory() == one
+    assert list(two.by_category()) == [
+        "parameters", "gradients", "optimizer", "activations", "gathered", "buffers", "communication",
+        "temporary", "slack",
+    ]  # fmt: skip
+
+
+STORED = Stored(1000, "float32", True, False)
+
+
+def test_adam_in_fp32_takes_16_bytes_per_element() -> None:
+    assert state_bytes(STORED, Execution()) == {"parameters": 4000, "optimizer": 8000}
+    assert gradient_bytes(STORED, Execution()) == 4000
+    assert update_bytes(STORED, Execution()) == 7 * 4000
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_mixed_precision_takes_18_bytes_per_element_of_which_12_are_sharded(dtype: str, shards: int) -> None:
+    """2 for the weight, 4 for the gradient, 4 for the master copy and 8 for the moments."""
+    stored, run = STORED._replace(dtype=dtype), Execution("amp_bf16", shard_optimizer=shards > 1)
+    assert state_bytes(stored, run, shards) == {"parameters": 2000, "optimizer": 12000 / shards}
+    assert gradient_bytes(stored, run) == 4000
+    assert update_bytes(stored, run, shards) == 30_000 / shards
+
+
+def test_a_gathered_parameter_in_mixed_precision_is_its_master_copy() -> None:
+    run = Execution("amp_bf16")
+    assert state_bytes(STORED._replace(gathered=True), run) == {"parameters": 4000, "optimizer": 8000}
+
+
+def test_sgd_keeps_no_moments_and_what_is_not_trained_keeps_nothing() -> None:
+    sgd = Execution(optimizer="sgd")
+    assert state_bytes(STORED, sgd) == {"parameters": 4000, "optimizer": 0}
+    assert update_bytes(STORED, sgd) == 3 * 4000
+    frozen = STORED._replace(grad=False)
+    assert state_bytes(frozen, Execution("amp_bf16")) == {"parameters": 2000}
+    assert update_bytes(frozen, Execution()) == 0
+
+
+def test_pure_16_bit_training_takes_8_bytes_per_element() -> None:
+    run = Execution("bf16")
+    assert sum(state_bytes(STORED, run).values()) + gradient_bytes(STORED, run) == 8000
+
+
+def test_memory_comes_from_categories() -> None:
+    assert Memory.of({"parameters": 1.4, "slack": 2.6}) == Memory(parameters_bytes=1, slack_bytes=3)
+
+
+@pytest.mark.parametrize(
+    ("used", "said"), [(0, "fits"), (900, "fits"), (901, "may not fit"), (1000, "may not fit"), (1001, "does not fit")]
+)
+def test_within_the_last_tenth_it_may_not_fit(used: int, said: str) -> None:
+    assert verdict(used, 1000) == said

@@ -1,0 +1,311 @@
+"""Programs of typed graphs: conservation, bounds, what repeats, what each way of running does to time and memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwright.cost.clusters.cluster import Cluster, Level
+from shardwright.cost.collectives.communication import Communication
+from shardwright.cost.predict import predict
+from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.forward import HOST_BYTES_PER_S
+from shardwright.cost.timeline.program import Programs, program
+from shardwright.cost.timeline.streams import Sharing
+from shardwright.cost.timeline.tasks import COPY
+from shardwright.cost.timeline.timeline import SLACK, Timeline, simulate
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.errors import PlanError, ShardwrightError
+from shardwright.pcg.graph import Graph, Source
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.planner import Planner
+from tests.cost.programs import planned
+from tests.search.graphs import cluster, every_choice
+
+ROLES = ("data", "zero", "tensor")
+PLAIN = Execution()
+WAYS = [
+    PLAIN,
+    Execution(overlap=False),
+    Execution(num_microbatches=3),
+    Execution(num_microbatches=3, overlap=False),
+    Execution(recompute="full"),
+    Execution(recompute="full", num_microbatches=2),
+    Execution("amp_bf16", shard_optimizer=True, num_microbatches=2),
+    Execution("bf16", optimizer="sgd"),
+    Execution(num_stages=2, num_microbatches=4),
+    Execution(num_stages=2, num_microbatches=4, overlap=False),
+    Execution(num_stages=4, num_microbatches=4, schedule="gpipe", recompute="full"),
+    Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble"),
+    Execution(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2),
+]
+ways = pytest.mark.parametrize("run", WAYS, ids=[str(i) for i in range(len(WAYS))])
+roles = pytest.mark.parametrize("role", ROLES)
+
+
+def simulated(graph: Graph, run: Execution, **options: object) -> Timeline:
+    return simulate(program(graph, cluster(4 * run.num_stages), run, **options))  # type: ignore[arg-type]
+
+
+@ways
+@roles
+def test_what_a_step_takes_it_gives_back_and_memory_is_never_negative(role: str, run: Execution) -> None:
+    for stage in simulated(planned(role, 6), run).stages:
+        left = defaultdict[str, float](float)
+        for place in stage.placed:
+            before = sum(left.values())
+            assert before + min(place.timeline.memory.values, default=0.0) >= -1e-6
+            for category, num_bytes in place.timeline.net.items():
+                left[category] += num_bytes
+                assert left[category] >= -1e-6
+        assert all(abs(num_bytes) < 1e-6 for num_bytes in left.values())
+
+
+@ways
+@roles
+def test_a_stage_is_never_faster_than_its_streams_nor_slower_than_all_in_turn(role: str, run: Execution) -> None:
+    made = program(planned(role, 6), cluster(4 * run.num_stages), run)
+    found = simulate(made)
+    for stage in found.stages:
+        assert stage.compute_s + stage.exposed_s + stage.bubble_s == pytest.approx(found.step_s)
+        assert all(seconds <= found.step_s * (1 + 1e-9) for seconds in stage.busy_s.values())
+    assert found.busiest.at_work_s <= made.serial_s * (1 + 1e-9)
+    if not run.overlap and run.num_stages == 1:
+        assert found.step_s == pytest.approx(made.serial_s)
+
+
+@roles
+def test_undisturbed_streams_only_gain(role: str) -> None:
+    made = program(planned(role, 6), cluster(4))
+    free = simulate(made, {"cpu": Sharing(1.0, 1.0), "cuda": Sharing(1.0, 1.0)})
+    assert free.step_s <= simulate(made).step_s * (1 + 1e-9)
+    if role == "zero":  # the collectives of "tensor" block, the small gradients of "data" are one bucket at the end
+        assert free.step_s < 0.95 * made.serial_s
+
+
+@roles
+def test_the_parts_are_those_of_the_nodes(role: str) -> None:
+    """Buckets and blocks join collectives; nothing else differs from the sum over the nodes."""
+    graph = planned(role, 6)
+    predicted, made = predict(graph, cluster(4)), program(graph, cluster(4), Execution(overlap=False))
+    assert made.serial_s <= predicted.serial_s * (1 + 1e-9)
+    compute_s = predicted.compute_s + predicted.optimizer_s
+    assert compute_s - 1e-12 <= simulate(made).busiest.compute_s <= compute_s + predicted.communication_s  # slices
+    if role == "tensor":
+        assert made.serial_s == pytest.approx(predicted.serial_s)
+
+
+# ---- repeats ----
+
+
+@pytest.mark.parametrize("num", [3, 4, 9])
+@pytest.mark.parametrize("run", [w for w in WAYS if w.num_stages == 1], ids=lambda w: str(WAYS.index(w)))
+@roles
+def test_a_repeated_block_costs_what_so_many_blocks_cost(role: str, run: Execution, num: int) -> None:
+    """The repeated block is the middle one of three; gathers and sums meet at its ends as they do between others."""
+    three, many = planned(role, 3), planned(role, num + 2)
+    folded, whole = simulated(three, run, repeats={"layers.1": num}), simulated(many, run)
+    assert folded.step_s == pytest.approx(whole.step_s, rel=0.02)
+    assert folded.fullest.memory.total_bytes == pytest.approx(whole.fullest.memory.total_bytes, rel=0.02)
+    for category in ("parameters", "optimizer", "buffers"):
+        ours, theirs = (t.fullest.memory.by_category()[category] for t in (folded, whole))
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("run", [w for w in WAYS if w.num_stages > 1], ids=lambda w: str(WAYS.index(w)))
+@roles
+def test_stages_of_repeated_blocks_are_those_of_so_many_blocks(role: str, run: Execution) -> None:
+    num_chunks = run.num_stages * run.chunks_per_stage
+    split = [*([4] * (num_chunks - 1)), 5]
+    num = sum(split) - 4
+    three, many = planned(role, 3), planned(role, num + 2)
+    folded = simulated(three, run, repeats={"layers.1": num}, split=split)
+    whole = simulated(many, run, split=split)
+    assert folded.step_s == pytest.approx(whole.step_s, rel=0.05)
+    for ours, theirs in zip(folded.stages, whole.stages, strict=True):
+        assert ours.memory.total_bytes == pytest.approx(theirs.memory.total_bytes, rel=0.1)
+
+
+def test_the_cost_of_a_program_does_not_grow_with_repeats() -> None:
+    graph = planned("zero", 3)
+    few, many = (program(graph, cluster(4), PLAIN, {"layers.1": n}) for n in (3, 10_000))
+    assert len(few.stages[0].pieces[0].forward.tasks) == len(many.stages[0].pieces[0].forward.tasks)
+    assert simulate(many).step_s > 1000 * simulate(few).step_s
+
+
+# ---- ways to run ----
+
+
+def peak(run: Execution, role: str = "tensor", layers: int = 6, graph: Graph | None = None) -> dict[str, int]:
+    return simulated(graph or planned(role, layers), run).fullest.memory.by_category()
+
+
+def test_full_recomputation_keeps_block_inputs_and_runs_forward_again() -> None:
+    graph = planned("tensor", 12)
+    plain, full = simulated(graph, PLAIN), simulated(graph, Execution(recompute="full"))
+    inputs = 13 * 8 * 8 * 64 * 4  # of 12 blocks and of the loss, [batch, seq, width] in fp32
+    forward = next(p.timeline for p in full.stages[0].placed)
+    assert forward.net["activations"] == pytest.approx(inputs, rel=0.02)
+    assert full.fullest.memory.total_bytes < plain.fullest.memory.total_bytes
+    again = [t for t in program(graph, cluster(4), Execution(recompute="full")).stages[0].pieces[0].backward.tasks
+             if t.name.endswith(" again")]  # fmt: skip
+    assert full.step_s - plain.step_s == pytest.approx(sum(t.seconds for t in again))
+    assert sum(t.seconds > 0 for t in again) == 12 * 3  # norm, product and relu; nothing that backward does not read
+
+
+def with_attention(num_devices: int = 2) -> Graph:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (4, 4, 32, 8), "float32", "x")
+    for i in range(3):
+        w = b.leaf(f"w{i}", "parameter", (8, 8), "float32", f"layers.{i}.w", grad=True)
+        b.at("h", Source(f"layers.{i}", "model.py:1"))
+        h = b.op("linear", x, w)
+        x = b.op("sdpa", h, h, h, causal=True, scale=None)
+    graph = b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1, 2, 3), keepdim=False))])
+    return Planner(cluster(num_devices), every_choice).solve(graph, Mesh.of(x=num_devices), ("data",), "t").graph
+
+
+def test_selective_recomputation_runs_attention_again_and_keeps_less() -> None:
+    graph = with_attention()
+    plain, selective = (program(graph, cluster(2), Execution(recompute=r)) for r in ("none", "selective"))
+    again = [t.name for t in selective.stages[0].pieces[0].backward.tasks if t.name.endswith(" again")]
+    attention = [n.name for n in graph.nodes if n.op == "sdpa"]
+    assert again == [f"{name} again" for name in reversed(attention)]
+    assert not any(t.name.endswith(" again") for t in plain.stages[0].pieces[0].backward.tasks)
+    kept = [simulate(p).stages[0].placed[0].timeline.net["activations"] for p in (plain, selective)]
+    assert kept[0] - kept[1] == pytest.approx(3 * 4 * 4 * 32 * 8 * 4 / 2)  # every layer's result is made again
+
+
+def on_gpus(num_devices: int = 4) -> Cluster:
+    slow = cluster(num_devices)
+    return replace(slow, device=replace(slow.device, kind="cuda"), backend="nccl")
+
+
+def test_offloaded_activations_leave_and_come_back_by_the_copy_stream() -> None:
+    graph = planned("tensor", 12)
+    plain, away = (simulate(program(graph, on_gpus(), Execution(offload=o))) for o in (False, True))
+    assert away.fullest.memory.activations_bytes < 0.5 * plain.fullest.memory.activations_bytes
+    kept = plain.stages[0].placed[0].timeline.net["activations"]
+    assert away.stages[0].busy_s[COPY] == pytest.approx(2 * kept / HOST_BYTES_PER_S)
+    assert away.step_s >= plain.step_s
+
+
+@roles
+def test_mixed_precision_halves_activations_and_keeps_a_master_copy(role: str) -> None:
+    plain, mixed = peak(PLAIN, role), peak(Execution("amp_bf16"), role)
+    kept = [
+        simulated(planned(role, 6), run).stages[0].placed[0].timeline.net["activations"]
+        for run in (PLAIN, Execution("amp_bf16"))
+    ]
+    assert kept[1] == pytest.approx(kept[0] / 2, rel=0.1)
+    if role == "zero":
+        assert mixed["parameters"] == plain["parameters"]
+        assert mixed["optimizer"] == plain["optimizer"]
+    else:
+        assert mixed["parameters"] == plain["parameters"] / 2
+        assert mixed["optimizer"] == plain["optimizer"] * 12 / 8
+
+
+def in_dtype(graph: Graph, dtype: str) -> Graph:
+    return replace(graph, nodes=tuple(
+        replace(n, attrs=tuple((k, dtype if v == "float32" else v) for k, v in n.attrs)) for n in graph.nodes
+    ))  # fmt: skip
+
+
+def test_a_graph_in_16_bits_says_itself_what_stays_wide() -> None:
+    """Captured in fp32 and run in bf16, or the other way round, it keeps the same bytes."""
+    graph = planned("tensor", 3)
+    narrow = in_dtype(graph, "bfloat16")
+    assert peak(Execution("amp_bf16"), graph=graph) == peak(Execution("amp_bf16"), graph=narrow)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_graph_in_16_bits_is_not_run_in_32(dtype: str) -> None:
+    problem = rf"^precision 'fp32': expected a graph in 32 bits, got parameters in {dtype}; leave the precision out"
+    with pytest.raises(PlanError, match=problem):
+        program(in_dtype(planned("tensor", 3), dtype), cluster(4), Execution("fp32"))
+
+
+def test_zero_1_shards_the_optimizer_and_gathers_the_weights_at_the_end() -> None:
+    plain, sharded = (Execution("amp_bf16", shard_optimizer=s) for s in (False, True))
+    assert peak(sharded, "data")["optimizer"] == peak(plain, "data")["optimizer"] / 4
+    end = program(planned("data", 6), cluster(4), sharded).stages[0].end
+    assert [task.name for task in end.tasks] == ["optimizer", "gather updated weights"]
+
+
+def test_stages_send_the_residual_stream() -> None:
+    graph, many = planned("tensor", 6), cluster(8)
+    hops = program(graph, many, Execution(num_stages=2, num_microbatches=2)).hops_s
+    assert hops == (Communication(many, (8,)).send_s(0, 4, 8 * 8 * 64 * 4),)
+
+
+def test_a_slow_stage_leaves_bubbles_to_the_fast_one() -> None:
+    slow = cluster(4)
+    fast = replace(slow, device=replace(slow.device, name="fast", flops_per_s={"fp32": 1e13}, op_overhead_s=1e-8))
+    mixed = Cluster.join([slow, fast], Level("net", 2, 1e9, 1e-6))
+    run = Execution(num_stages=2, num_microbatches=8)
+    first, second = simulate(program(planned("tensor", 6), mixed, run, split=[4, 4])).stages
+    assert second.compute_s < 0.8 * first.compute_s
+    assert second.bubble_s > first.bubble_s
+
+
+def test_uneven_stages_are_balanced() -> None:
+    """The last one has the loss, and so fewer blocks; every other split is slower."""
+    graph, run = planned("tensor", 6), Execution(num_stages=2, num_microbatches=8)
+    best = simulated(graph, run).busiest.at_work_s
+    for first in range(1, 8):
+        assert best <= simulated(graph, run, split=[first, 8 - first]).busiest.at_work_s * (1 + 1e-3)
+
+
+def test_allocators_hold_more_than_is_used_on_gpus() -> None:
+    memory = simulate(program(planned("tensor", 3), on_gpus())).fullest.memory
+    used = memory.total_bytes - memory.slack_bytes
+    assert memory.slack_bytes == pytest.approx(SLACK["cuda"] * used, abs=1)
+    assert peak(PLAIN)["slack"] == 0
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("run", "options", "message"),
+    [
+        (Execution(num_stages=3), {}, "3 stages of mesh [x=4] need 12 devices, cluster 'test' has 8; ch"),
+        (Execution(offload=True), {}, "offload: a CPU's memory is the host's; set offload to False"),
+        (PLAIN, {"repeats": {"layers.7": 2}}, "repeats: 'layers.7': no operator lies in it; name one of the"),
+        (PLAIN, {"repeats": {"layers.1": 0}}, "repeats.'layers.1': expected a positive integer, got 0; it is how"),
+        (Execution(num_stages=2), {"split": [1, 1]}, "split: expected 2 positive numbers that add up to 5, got [1, 1"),
+        (Execution(num_stages=2), {"split": [5, 0]}, "split: expected 2 positive numbers that add up to 5, got [5, 0]"),
+        (Execution(num_stages=2, chunks_per_stage=3, num_microbatches=2, schedule="interleaved"), {},
+         "6 virtual stages, but the model has only 5 sections to put on them; choose fewer stages or chunks"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(run: Execution, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShardwrightError) as error:
+        program(planned("tensor", 3), cluster(8), run, **options)
+    assert str(error.value).startswith(message)
+
+
+def test_blocks_that_are_interleaved_cannot_repeat() -> None:
+    graph = planned("tensor", 3)
+    moved = {"layers.2.mlp": "layers.0.mlp"}
+    nodes = tuple(
+        replace(n, source=Source(moved.get(n.source.module, n.source.module), n.source.line)) for n in graph.nodes
+    )
+    with pytest.raises(PlanError, match=r"repeats: 'layers.0': its operators lie between those of another"):
+        program(replace(graph, nodes=nodes), cluster(4), PLAIN, {"layers.0": 2, "layers.1": 2})
+
+
+@pytest.mark.parametrize("run", WAYS[:9], ids=lambda w: str(WAYS.index(w)))
+def test_programs_that_share_pieces_are_those_made_alone(run: Execution) -> None:
+    shared = Programs(planned("zero", 6), cluster(8))
+    for schedule in ("1f1b", "gpipe", "zero-bubble"):
+        for num_microbatches in (1, 2, 5):
+            own = replace(run, schedule=schedule, num_microbatches=num_microbatches)
+            alone = simulate(program(shared.graph, shared.cluster, own))
+            found = simulate(shared.program(own))
+            assert found.step_s == alone.step_s
+            assert [s.memory for s in found.stages] == [s.memory for s in alone.stages]

@@ -1,0 +1,136 @@
+"""Placement rules: proven by types and erasures, audited by what typed terms denote, refuted device by device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.equations import Equation, equation
+from shardwright.verifier.certificates import Certificate, certify
+from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
+from shardwright.verifier.mutations.twins import equation_twins
+from shardwright.verifier.placement.denotation import denotes_equal
+from shardwright.verifier.placement.typing import prove_placement, required_guard
+
+Placed = tuple[dict[str, str], str, str, str, tuple[str, ...]]
+
+
+def placed(name: str, variables: dict[str, str], left: str, right: str, guard: tuple[str, ...] = ()) -> Equation:
+    """`variables` maps names to "dims in layouts"."""
+    split = {v: text.split(" in ") for v, text in variables.items()}
+    layouts = {v: places.split("; ") for v, (_, places) in split.items()}
+    axes = ("a", "b")[: len(next(iter(layouts.values())))]
+    dims = {v: text for v, (text, _) in split.items()}
+    return equation(name, dims, left, right, guard=guard, axes=axes, layouts=layouts)
+
+
+TRUE = [
+    placed("row_parallel", {"x": "m i in S(1)", "w": "o i in S(1)"},
+           "linear(combine(x, axis=a), combine(w, axis=a))", "reduce(linear(x, w), axis=a)", ("i % a == 0",)),
+    placed("column_parallel", {"x": "m i in R", "w": "o i in S(0)"}, "linear(x, combine(w, axis=a))",
+           "combine(linear(replicate(x, axis=a), w), axis=a)", ("o % a == 0",)),
+    placed("heads", {"x": "m (h d) in S(1)"}, "reshape(combine(x, axis=a), shape=(m, h, d))",
+           "combine(reshape(x, shape=(m, h, d)), axis=a)", ("h % a == 0",)),
+    placed("blocks", {"x": "m (h d) in S(1, h)"}, "reshape(combine(x, axis=a), shape=(m, h, d))",
+           "combine(reshape(x, shape=(m, h, d)), axis=a)", ("d % a == 0",)),
+    placed("fused", {"x": "m n in S(1)", "y": "m n in S(1)"}, "combine(concat(x, y, dim=1), axis=a)",
+           "concat(combine(x, axis=a), combine(y, axis=a), dim=1)", ("n % a == 0",)),
+    placed("vocabulary", {"w": "v h in S(0)", "i": "m in R"}, "embedding(combine(w, axis=a), i, padding_idx=None)",
+           "reduce(embedding(w, i, padding_idx=None), axis=a)", ("v % a == 0",)),
+    placed("sum_of_partials", {"x": "m n in P", "y": "m n in P"}, "add(reduce(x, axis=a), reduce(y, axis=a))",
+           "reduce(add(x, y), axis=a)"),
+    placed("two_axes", {"x": "m i in S(0); C", "w": "o i in C; S(0)"}, "linear(x, w)", "linear(neg(neg(x)), w)",
+           ("m % a == 0", "o % b == 0")),
+    placed("with_a_serial_rule", {"x": "m i in R", "y": "m i in R", "w": "o i in R"}, "linear(add(x, y), w)",
+           "reduce(add(linear(partition(x, axis=a, dim=1), partition(w, axis=a, dim=1)),"
+           " linear(partition(y, axis=a, dim=1), partition(w, axis=a, dim=1))), axis=a)", ("i % a == 0",)),
+]  # fmt: skip
+
+WRONG = [
+    (placed("type", {"x": "m i in S(1)", "w": "o i in S(1)"}, "linear(combine(x, axis=a), combine(w, axis=a))",
+            "linear(x, w)", ("i % a == 0",)), "root 0: the left side is R, the right side P"),
+    (placed("unreplicated", {"x": "m i in R", "w": "o i in S(0)"}, "linear(x, combine(w, axis=a))",
+            "combine(linear(x, w), axis=a)", ("o % a == 0",)),
+     "linear of operands in R, S(0) along a: no row rule types it"),
+    (placed("bias", {"x": "m n in P", "c": "n in R"}, "add(reduce(x, axis=a), c)", "reduce(add(x, c), axis=a)"),
+     "add of operands in P, R along a: no row rule types it"),
+    (placed("nonlinear", {"x": "m n in P"}, "relu(reduce(x, axis=a))", "reduce(relu(x), axis=a)"),
+     "relu of operands in P along a: no row rule types it"),
+    (placed("dim", {"x": "m n in S(0)"}, "combine(x, axis=a)", "combine(neg(x), axis=a)", ("m % a == 0",)),
+     "root 0: elements differ"),
+    (placed("step", {"x": "m n in S(0)"}, "combine(x, axis=a)", "reduce(x, axis=a)", ("m % a == 0",)),
+     "reduce steps from P along its axis, got S(0)"),
+    (placed("heads", {"x": "m (h d) in S(1)"}, "reshape(combine(x, axis=a), shape=(m, h, d))",
+            "combine(reshape(x, shape=(m, h, d)), axis=a)", ("(h * d) % a == 0",)), "not guarded: h % a == 0"),
+    (placed("rank", {"x": "m n in S(2)"}, "combine(x, axis=a)", "combine(x, axis=a)"),
+     "S(2) of a value of rank 2 along a"),
+    (placed("partial_ids", {"w": "v h in C", "i": "m in P"}, "embedding(w, i, padding_idx=None)",
+            "embedding(w, i, padding_idx=None)"), "i: indices cannot be partial sums"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", TRUE, ids=lambda rule: rule.name)
+def test_true_placement_rules_are_proven_twice_and_not_falsified(rule: Equation) -> None:
+    proved = prove_placement(rule)
+    assert proved.failure is None, str(proved.failure)
+    assert denotes_equal(rule)
+    assert falsify_equation(rule) is None
+    assert sorted(map(str, required_guard(rule))) == sorted(map(str, rule.guard))
+
+
+@pytest.mark.parametrize(("rule", "message"), WRONG, ids=lambda x: x.name if isinstance(x, Equation) else "")
+def test_wrong_placement_rules_are_refuted_with_the_reason(rule: Equation, message: str) -> None:
+    failure = prove_placement(rule).failure
+    assert failure is not None
+    assert message in failure.claim
+    assert not denotes_equal(rule)
+
+
+@pytest.mark.parametrize("rule", TRUE, ids=lambda rule: rule.name)
+def test_wrong_twins_are_refuted_and_both_proofs_agree_on_them(rule: Equation) -> None:
+    for what, twin in equation_twins(rule):
+        certified = prove_placement(twin).failure is None
+        assert denotes_equal(twin) == certified, f"{what}: {twin.equation}"
+        if certified:
+            assert falsify_equation(twin) is None, f"{what}: {twin.equation}"
+
+
+def test_a_dropped_guard_is_refuted_by_sizes() -> None:
+    failure = prove_placement(replace(TRUE[0], guard=())).failure
+    assert failure is not None
+    assert str(failure) == "not guarded: i % a == 0: false for a = 2, i = 1"
+    assert failure.refuted
+
+
+def test_a_certificate_names_the_row_rules_that_type_both_sides() -> None:
+    found = certify(TRUE[0])
+    assert isinstance(found, Certificate)
+    assert sum(axiom.startswith("row ") for axiom in found.axioms) == 2
+    assert {"digits", "split-sum", "chain-rule", "index-semantics"} <= set(found.axioms)
+
+
+def test_variables_of_any_rank_have_no_layouts() -> None:
+    rule = placed("any", {"x": "*b n in R"}, "relu(x)", "relu(x)")
+    failure = prove_placement(rule).failure
+    assert "variables of any rank have no layouts; give every dimension a name" in str(failure)
+    with pytest.raises(RuleError, match="variables of any rank"):
+        required_guard(rule)
+
+
+def test_two_axes_on_one_dimension_are_unknown() -> None:
+    rule = placed("both", {"x": "m n in S(0); S(0)"}, "relu(x)", "relu(relu(x))", ("m % a == 0", "m % b == 0"))
+    failure = prove_placement(rule).failure
+    assert failure is not None
+    assert "two axes shard one dimension" in failure.claim
+    assert not failure.refuted
+
+
+def test_a_counterexample_shows_types_or_tensors() -> None:
+    wrong = placed("type", {"x": "m i in S(1)"}, "combine(x, axis=a)", "combine(neg(x), axis=a)", ("i % a == 0",))
+    text = str(falsify_equation(wrong))
+    assert text.startswith("type is false for a = 2, ")
+    assert "  x [" in text
+    cut = placed("cut", {"x": "m i in R"}, "relu(x)", "partition(relu(x), axis=a, dim=0)", ("m % a == 0",))
+    assert "another type than" in str(falsify_equation(cut))

@@ -1,0 +1,1 @@
+"""Serial rules, first proof: elements of both sides as normal forms; their laws are in `lawbook`."""

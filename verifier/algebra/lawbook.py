@@ -1,0 +1,292 @@
+"""The laws that normal forms apply, by name: what each says, and its proof by Z3.
+
+A certificate of a serial rule names the laws that its proof applied; `normal`, `families`, `powers` and `laws` note
+them where they do. Laws are proven for real numbers, from the facts about functions that define them (`FACTS`), which
+are trusted; a fact is written as its instances at the terms that a proof needs. Laws about sums and maxima over a
+family of n numbers are proven by induction: the base case and the step, both ground.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shardwright.verifier.logic import Formula, Number, z3
+
+Claim = tuple[list[Formula], Formula]
+"""Hypotheses and goal."""
+
+FACTS: Mapping[str, str] = {
+    "index-semantics": "a row computes what its index semantics says (verifier/algebra/elements_*.py)",
+    "exp": "exp(u + v) = exp u · exp v and exp u > 0",
+    "log": "log(exp u) = u, and exp(log u) = u for u > 0",
+    "sqrt": "√u ≥ 0 and √u · √u = u for u ≥ 0",
+    "sigmoid": "sigmoid(u) = 1 / (1 + exp(-u))",
+    "silu": "silu(u) = u · sigmoid(u)",
+    "gelu": "gelu(u) = u/2 · (1 + φ(u)), φ being erf(u/√2) or what approximates it",
+    "odd-functions": "f(-u) = -f(u) for tanh, sin, erf and φ, and f(0) = 0",
+    "even-functions": "cos(-u) = cos(u), and cos(0) = 1",
+    "indices-in-range": "indices are below the size that they index into; a target that is kept is a class",
+    "permutations": "at(compose(p, q), j) = at(p, at(q, j)) and at(iota, j) = j",
+    "row-major": "flat(s, unflat(s, n)) = n and unflat(s, flat(s, j)) = j, for row-major order",
+}
+"""What is taken for true of functions, permutations and indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lemma:
+    """A named statement with the obligations that prove it, and the facts that these are written from."""
+
+    name: str
+    statement: str
+    obligations: Callable[[], list[Claim]]
+    facts: tuple[str, ...] = ()
+
+
+def _reals(names: str) -> list[Number]:
+    return z3.Reals(names)
+
+
+def _function(name: str) -> Number:
+    return z3.Function(name, z3.RealSort(), z3.RealSort())
+
+
+def _larger(u: Number, v: Number) -> Number:
+    return z3.If(u > v, u, v)
+
+
+def _relu(u: Number) -> Number:
+    return z3.If(u > 0, u, z3.RealVal(0))
+
+
+def _abs(u: Number) -> Number:
+    return z3.If(u > 0, u, -u)
+
+
+def _where(names: str, given: Callable[..., list[Formula]], goal: Callable[..., Formula]) -> Callable[[], list[Claim]]:
+    """A statement about the reals of which something is known."""
+    return lambda: [(given(*_reals(names)), goal(*_reals(names)))]
+
+
+def _identity(names: str, goal: Callable[..., Formula]) -> Callable[[], list[Claim]]:
+    """A statement about all reals."""
+    return _where(names, lambda *_: [], goal)
+
+
+# ---- functions, from the facts that define them ----
+
+
+def _exp_of_multiple() -> list[Claim]:
+    """exp(k·u) = exp(u)^k by induction over k; the power of -k is the reciprocal."""
+    exp, (u, ku, power) = _function("exp"), _reals("u ku power")
+    zero = z3.RealVal(0)
+    return [
+        ([exp(zero + zero) == exp(zero) * exp(zero), exp(zero) > 0], exp(zero) == 1),
+        ([exp(ku + u) == exp(ku) * exp(u), exp(ku) == power], exp(ku + u) == power * exp(u)),
+        ([exp(u + -u) == exp(u) * exp(-u), exp(zero) == 1, exp(u) > 0], exp(-u) == 1 / exp(u)),
+    ]
+
+
+def _inverse(u: Number) -> Formula:
+    return z3.Implies(u > 0, _function("exp")(_function("log")(u)) == u)
+
+
+def _log_of_product() -> list[Claim]:
+    exp, log, (u, v) = _function("exp"), _function("log"), _reals("u v")
+    total = log(u) + log(v)
+    facts = [_inverse(u), _inverse(v), exp(total) == exp(log(u)) * exp(log(v)), log(exp(total)) == total]
+    return [([u > 0, v > 0, *facts], log(u * v) == total)]
+
+
+def _log_of_power() -> list[Claim]:
+    """log(u^k) = k·log u by induction over k, and log(1/u) = -log u."""
+    exp, log, (u, power, k) = _function("exp"), _function("log"), _reals("u power k")
+    zero, less = z3.RealVal(0), -log(u)
+    return [
+        ([exp(zero) == 1, log(exp(zero)) == zero], log(z3.RealVal(1)) == 0),
+        ([log(power * u) == log(power) + log(u), log(power) == k * log(u)], log(power * u) == (k + 1) * log(u)),
+        ([u > 0, _inverse(u), exp(less) == 1 / exp(log(u)), log(exp(less)) == less], log(1 / u) == less),
+    ]
+
+
+def _roots(*terms: Number) -> list[Formula]:
+    """What is known of the roots of these terms."""
+    root = _function("root")
+    return [z3.Implies(t >= 0, z3.And(root(t) >= 0, root(t) * root(t) == t)) for t in terms]
+
+
+def _root_of_product() -> list[Claim]:
+    root, (u, v) = _function("root"), _reals("u v")
+    return [([u > 0, v >= 0, *_roots(u, v, u * v)], root(u * v) == root(u) * root(v))]
+
+
+def _root_of_square() -> list[Claim]:
+    root, (u,) = _function("root"), _reals("u")
+    return [(_roots(u * u), root(u * u) == _abs(u))]
+
+
+def _sigmoid_of_negative() -> list[Claim]:
+    exp, sigmoid, (u,) = _function("exp"), _function("sigmoid"), _reals("u")
+    facts = [sigmoid(u) == 1 / (1 + exp(-u)), sigmoid(-u) == 1 / (1 + exp(u))]
+    return [([*facts, exp(-u) == 1 / exp(u), exp(u) > 0, exp(-u) > 0], sigmoid(-u) == 1 - sigmoid(u))]
+
+
+# ---- powers, sums and maxima, by induction ----
+
+
+def _powers() -> list[Claim]:
+    """u^a · u^b = u^(a+b) by induction over b."""
+    u, first, second, both = _reals("u first second both")
+    return [
+        ([], first * 1 == first),
+        ([both == first * second], both * u == first * (second * u)),
+    ]
+
+
+def _constant_sum() -> list[Claim]:
+    a, total, n = _reals("a total n")
+    return [([], z3.RealVal(0) == 0 * a), ([total == n * a], total + a == (n + 1) * a)]
+
+
+def _exchange_sum() -> list[Claim]:
+    """By induction over the range of i; the step sums Σ_j (s_j + t_j), which is `linear-sum`."""
+    left, right, row, both = _reals("left right row both")
+    zero = z3.RealVal(0)
+    return [
+        ([right == 0], zero == right),  # Σ_j 0
+        ([left == right, both == right + row], left + row == both),  # Σ_j (Σ_{i<n} t_ij + t_nj)
+    ]
+
+
+def _sum_in_pieces() -> list[Claim]:
+    """Σ_{i < m+n} t(i) = Σ_{i < m} t(i) + Σ_{j < n} t(m + j), by induction over n."""
+    prefix, piece, term = (z3.Function(f, z3.IntSort(), z3.RealSort()) for f in ("S", "piece", "t"))
+    m, n = z3.Ints("m n")
+    return [
+        ([piece(0) == 0], prefix(m + 0) == prefix(m) + piece(0)),
+        (
+            [
+                prefix(m + n + 1) == prefix(m + n) + term(m + n),
+                piece(n + 1) == piece(n) + term(m + n),
+                prefix(m + n) == prefix(m) + piece(n),
+            ],
+            prefix(m + n + 1) == prefix(m) + piece(n + 1),
+        ),
+    ]
+
+
+def _positive_sum() -> list[Claim]:
+    total, term = _reals("total term")
+    return [([term > 0], 0 + term > 0), ([total > 0, term > 0], total + term > 0)]
+
+
+def _max_of_shifted() -> list[Claim]:
+    u, v, c, most, shifted = _reals("u v c most shifted")
+    return [
+        ([], _larger(u + c, v + c) == _larger(u, v) + c),
+        ([shifted == most + c], _larger(shifted, u + c) == _larger(most, u) + c),
+    ]
+
+
+def _max_of_scaled() -> list[Claim]:
+    u, v, c, most, scaled = _reals("u v c most scaled")
+    return [
+        ([c > 0], _larger(c * u, c * v) == c * _larger(u, v)),
+        ([c > 0, scaled == c * most], _larger(scaled, c * u) == c * _larger(most, u)),
+    ]
+
+
+def _max_of_max() -> list[Claim]:
+    u, v, w, most, inner, both = _reals("u v w most inner both")
+    return [
+        ([], _larger(u, _larger(v, w)) == _larger(_larger(u, v), w)),
+        ([both == _larger(most, inner)], _larger(both, u) == _larger(most, _larger(inner, u))),
+    ]
+
+
+LAWS: Mapping[str, Lemma] = {
+    lemma.name: lemma
+    for lemma in (
+        Lemma("add-commutes", "u + v = v + u", _identity("u v", lambda u, v: u + v == v + u)),
+        Lemma(
+            "add-associates", "(u + v) + w = u + (v + w)",
+            _identity("u v w", lambda u, v, w: (u + v) + w == u + (v + w)),
+        ),
+        Lemma("mul-commutes", "u · v = v · u", _identity("u v", lambda u, v: u * v == v * u)),
+        Lemma(
+            "mul-associates", "(u · v) · w = u · (v · w)",
+            _identity("u v w", lambda u, v, w: (u * v) * w == u * (v * w)),
+        ),
+        Lemma(
+            "distribute", "(u + v) · w = u · w + v · w",
+            _identity("u v w", lambda u, v, w: (u + v) * w == u * w + v * w),
+        ),
+        Lemma(
+            "collect", "a · u + b · u = (a + b) · u",
+            _identity("a b u", lambda a, b, u: a * u + b * u == (a + b) * u),
+        ),
+        Lemma("powers", "u^a · u^b = u^(a + b)", _powers),
+        Lemma(
+            "cancel-factor", "u · 1/u = 1 where u is not 0",
+            _where("u", lambda u: [u != 0], lambda u: u * (1 / u) == 1),
+        ),
+        Lemma(
+            "reciprocal-of-product", "1/(u · v) = 1/u · 1/v where neither is 0",
+            _where("u v", lambda u, v: [u != 0, v != 0], lambda u, v: 1 / (u * v) == (1 / u) * (1 / v)),
+        ),
+        Lemma(
+            "reciprocal-of-reciprocal", "1/(1/u) = u where u is not 0",
+            _where("u", lambda u: [u != 0], lambda u: 1 / (1 / u) == u),
+        ),
+        Lemma("exchange-sum", "Σ_i Σ_j t(i, j) = Σ_j Σ_i t(i, j)", _exchange_sum),
+        Lemma("constant-sum", "Σ_{i < n} a = n · a", _constant_sum),
+        Lemma("sum-in-pieces", "Σ_{i < m+n} t(i) = Σ_{i < m} t(i) + Σ_{j < n} t(m + j)", _sum_in_pieces),
+        Lemma("positive-sum", "a sum of one or more positive numbers is positive", _positive_sum),
+        Lemma("exp-of-multiple", "exp(k · u) = (exp u)^k for whole k", _exp_of_multiple, ("exp",)),
+        Lemma("log-of-product", "log(u · v) = log u + log v where both are positive", _log_of_product, ("exp", "log")),
+        Lemma("log-of-power", "log(u^k) = k · log u where u > 0, for whole k", _log_of_power, ("exp", "log")),
+        Lemma("root-of-product", "√(u · v) = √u · √v where u > 0 and v ≥ 0", _root_of_product, ("sqrt",)),
+        Lemma("root-of-square", "√(u²) = |u|", _root_of_square, ("sqrt",)),
+        Lemma(
+            "abs-of-product", "|u · v| = |u| · |v|", _identity("u v", lambda u, v: _abs(u * v) == _abs(u) * _abs(v))
+        ),
+        Lemma("abs-of-nonnegative", "|u| = u where u ≥ 0", _where("u", lambda u: [u >= 0], lambda u: _abs(u) == u)),
+        Lemma("abs-squared", "|u|² = u²", _identity("u", lambda u: _abs(u) * _abs(u) == u * u)),
+        Lemma(
+            "relu-of-scaled", "relu(c · u) = c · relu(u) where c > 0",
+            _where("c u", lambda c, u: [c > 0], lambda c, u: _relu(c * u) == c * _relu(u)),
+        ),
+        Lemma("relu-of-negative", "relu(-u) = relu(u) - u", _identity("u", lambda u: _relu(-u) == _relu(u) - u)),
+        Lemma(
+            "relu-of-nonnegative", "relu(u) = u where u ≥ 0", _where("u", lambda u: [u >= 0], lambda u: _relu(u) == u)
+        ),
+        Lemma("relu-squared", "relu(u)² = u · relu(u)", _identity("u", lambda u: _relu(u) * _relu(u) == u * _relu(u))),
+        Lemma("sigmoid-of-negative", "sigmoid(-u) = 1 - sigmoid(u)", _sigmoid_of_negative, ("exp", "sigmoid")),
+        Lemma("max-commutes", "max(u, v) = max(v, u)", _identity("u v", lambda u, v: _larger(u, v) == _larger(v, u))),
+        Lemma("max-of-equal", "max(u, u) = u, and so for a family", _identity("u", lambda u: _larger(u, u) == u)),
+        Lemma("max-of-shifted", "max_i (u_i + c) = max_i u_i + c", _max_of_shifted),
+        Lemma("max-of-scaled", "max_i c·u_i = c · max_i u_i where c > 0", _max_of_scaled),
+        Lemma("max-of-max", "max(u, max(v, w)) = max(max(u, v), w), and so for families", _max_of_max),
+        Lemma(
+            "minimum", "min(u, v) = -max(-u, -v)",
+            _identity("u v", lambda u, v: z3.If(u < v, u, v) == -_larger(-u, -v)),
+        ),
+        Lemma(
+            "indicator-squared", "[c]² = [c]",
+            _where("c", lambda c: [z3.Or(c == 0, c == 1)], lambda c: c * c == c),
+        ),
+        Lemma(
+            "indicator-masks", "[c] · f(u) = [c] · f(v) where u = v if c",
+            _where(
+                "c u v", lambda c, u, v: [z3.Or(c == 0, c == 1), z3.Implies(c == 1, u == v)],
+                lambda c, u, v: c * _function("f")(u) == c * _function("f")(v),
+            ),
+        ),
+    )
+}  # fmt: skip
+
+
+def rested_on(laws: set[str]) -> tuple[str, ...]:
+    """The laws, and the facts that their proofs are written from."""
+    facts = {fact for name in laws if name in LAWS for fact in LAWS[name].facts}
+    return tuple(sorted(laws | facts))

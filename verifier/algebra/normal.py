@@ -1,0 +1,269 @@
+"""Normal forms: a tensor's element as a sum of products, so that equal elements are equal objects.
+
+    linear(add(x, y), w)[b, o]  =  Σ_i x[b, i]·w[o, i]  +  Σ_i y[b, i]·w[o, i]
+
+Factors are interned: one object for one value, whatever its bound indices were called. Products of sums are multiplied
+out. Exponents of one factor are added, but `x · 1/x` is only cancelled where x is known not to be 0 and to exist
+everywhere: see `Factor.nonzero` and `Factor.total`. A monomial that cancels to 0 is kept, with coefficient 0, unless it
+is total: both sides of a rule exist for the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import count, product
+
+from shardwright.verifier.algebra.monomials import (
+    INDICATORS,
+    ONE,
+    ZERO,
+    Bound,
+    Exponent,
+    Factor,
+    Monomial,
+    Normal,
+    Payload,
+    argument_of,
+    factors_of,
+    integral,
+    names_of,
+    of,
+    power_order,
+    sorted_normal,
+    total_normal,
+)
+from shardwright.verifier.algebra.polys import Atom, Poly, applied
+
+
+@dataclass
+class Forms:
+    """The factors of one proof.
+
+    is_size     says which names and applications are at least 1
+    in_range    (condition, function, n): where the condition on a value is 1, the value is in [0, n)
+    exists      the forms are of a term that has a value, so that what may be cancelled is not 0 and exists
+    known       factors that are not 0 and exist, because the other side divides by them
+    used        the laws that were applied, by their names in verifier/algebra/lawbook.py
+    """
+
+    is_size: Callable[[Atom], bool] = lambda atom: isinstance(atom, str)
+    in_range: set[tuple[str, str, Poly]] = field(default_factory=set)
+    exists: bool = False
+    known: frozenset[Factor] = frozenset()
+    used: set[str] = field(default_factory=set)
+    _made: dict[tuple[object, ...], Factor] = field(default_factory=dict)
+    _renamed: dict[tuple[Factor, tuple[Bound, ...]], Normal] = field(default_factory=dict)
+    _fresh: Iterator[int] = field(default_factory=count)
+
+    # ---- factors ----
+
+    def factor(
+        self,
+        kind: str,
+        *parts: Payload,
+        positive: bool = False,
+        nonnegative: bool = False,
+        total: bool = True,
+        height: int = 0,
+        names: frozenset[str] | None = None,
+    ) -> Factor:
+        """The one factor of this kind and these parts."""
+        key = (kind, parts)
+        if key not in self._made:
+            seen = frozenset().union(*map(names_of, parts)) if names is None else names
+            inner = max((f.height for part in parts for f in factors_of(part)), default=0)
+            self._made[key] = Factor(
+                kind, parts, len(self._made), seen, max(height, inner), positive, positive or nonnegative, total
+            )
+        return self._made[key]
+
+    def fresh(self) -> str:
+        """A new bound index."""
+        return f"~{next(self._fresh)}"
+
+    def cell(self, variable: str, index: Sequence[Poly]) -> Normal:
+        """An element of a variable."""
+        return of(self.factor("cell", variable, tuple(index)))
+
+    def number(self, value: Fraction | int) -> Normal:
+        return (((), Fraction(value)),) if value else ZERO
+
+    def size(self, value: Poly) -> Normal:
+        """A size as a number: its names are factors, which are positive where they are sizes."""
+        found: Normal = ZERO
+        for atoms, coefficient in value.terms:
+            term = self.number(coefficient)
+            for atom in atoms:
+                known = self.is_size(atom)
+                payload = Poly((((atom,), 1),))
+                term = self.times(term, of(self.factor("size", payload, positive=known)))
+            found = self.add(found, term)
+        return found
+
+    def indicator(self, kind: str, *parts: Poly) -> Normal:
+        """1 where a condition on positions holds, else 0."""
+        return of(self.factor(kind, *parts, nonnegative=True))
+
+    # ---- sums and products ----
+
+    def add(self, *normals: Normal) -> Normal:
+        """The sum, with equal monomials collected."""
+        total: dict[Monomial, Fraction] = {}
+        for normal in normals:
+            for monomial, coefficient in normal:
+                total[monomial] = total.get(monomial, Fraction(0)) + coefficient
+        kept = [(m, c) for m, c in total.items() if c or not self._surely(m)]
+        found = sorted_normal(kept)
+        if len(total) > 1 or len(normals) > 1:
+            self._note_sum(sum(map(len, normals)), len(total), kept, found)
+        return found
+
+    def _note_sum(self, given: int, distinct: int, kept: Sequence[object], found: Sequence[object]) -> None:
+        if given > distinct:
+            self.used.add("collect")
+        if given > 2:
+            self.used.add("add-associates")
+        if any(a is not b for a, b in zip(kept, found, strict=True)):
+            self.used.add("add-commutes")
+
+    def scaled(self, normal: Normal, by: Fraction | int) -> Normal:
+        if not by:
+            return sorted_normal((m, Fraction(0)) for m, _ in normal if not self._surely(m))
+        self.noted(by != 1 and any(c != 1 for _, c in normal), "mul-associates")
+        return tuple((m, c * by) for m, c in normal)
+
+    def times(self, left: Normal, right: Normal) -> Normal:
+        """The product, multiplied out."""
+        if left == ONE:
+            return right
+        if right == ONE:
+            return left
+        if not left or not right:  # 0 · u exists where u does
+            return self.scaled(left or right, 0)
+        parts = [self.scaled(self.monomial((*a, *b)), c * d) for (a, c), (b, d) in product(left, right)]
+        if len(parts) == 1:
+            return parts[0]
+        self.used.add("distribute")
+        return self.add(*parts)
+
+    def monomial(self, factors: Iterable[tuple[Factor, Exponent]]) -> Normal:
+        """A product of powers, with exponents added; powers that can be written out are."""
+        powers: dict[tuple[Factor, bool], Exponent] = {}
+        exponents: list[Normal] = []
+        for f, e in factors:
+            if f.kind == "exp":
+                exponents.append(self.scaled(argument_of(f), Fraction(e)))
+                self.noted(e != 1, "exp-of-multiple")
+            else:
+                key = (f, not self._cancels(f) and e < 0)
+                if key in powers:
+                    self._note_powers(f, powers[key], e)
+                powers[key] = powers.get(key, 0) + e
+        written: list[Normal] = []
+        kept: list[tuple[Factor, Exponent]] = []
+        if exponents:
+            self.noted(len(exponents) > 1, "exp")
+            ones = {f for f, _ in powers if f.kind in INDICATORS}
+            kept += self._exponential(self._where(ones, self.add(*exponents)))
+        for (f, _), e in powers.items():
+            if f.kind == "in" and self._implied(f, powers):
+                self.used.add("indices-in-range")
+                continue
+            if (power := self._written_out(f, e)) is not None:
+                written.append(power)
+            elif e:
+                squared = f.kind in INDICATORS and e > 1
+                self.noted(squared, "indicator-squared")
+                kept.append((f, 1 if squared else integral(e)))
+        ordered = sorted(kept, key=power_order)
+        self.noted(len(kept) > 2, "mul-associates")
+        self.noted(ordered != kept, "mul-commutes")
+        found: Normal = ((tuple(ordered), Fraction(1)),)
+        for part in written:
+            found = self.times(found, part)
+        return found
+
+    def noted(self, applied: bool, *laws: str) -> bool:
+        """Remember the laws where they were applied; whether they were."""
+        if applied:
+            self.used.update(laws)
+        return applied
+
+    def _note_powers(self, f: Factor, one: Exponent, other: Exponent) -> None:
+        """Two powers of one factor are multiplied."""
+        if one != int(one) or other != int(other):
+            self.used.add("sqrt")
+        if (one > 0) == (other > 0):
+            self.used.add("powers")
+        else:
+            self.used.add("cancel-factor")
+            self.noted(f.kind == "sum" and f.positive, "positive-sum")
+
+    def _written_out(self, f: Factor, e: Exponent) -> Normal | None:
+        """A power that is a form of other factors: of a sum, |u|², relu(u)² = u·relu(u), √u·√u where it exists."""
+        if e < 1 or e != int(e):
+            return None
+        if f.kind == "poly":
+            self.noted(e > 1, "powers")
+            return self.to_the(argument_of(f), int(e))
+        if f.kind == "abs" and e >= 2:
+            self.used.add("abs-squared")
+            square = self.to_the(argument_of(f), int(e) - int(e) % 2)
+            return self.times(square, of(f) if e % 2 else ONE)
+        if f.kind == "sqrt" and self.exists and e == 2:
+            self.used.add("sqrt")
+            return argument_of(f)
+        if f.kind == "fn relu" and e >= 2:
+            self.used.add("relu-squared")
+            return self.times(of(f), self.to_the(argument_of(f), int(e) - 1))
+        return None
+
+    def _exponential(self, argument: Normal) -> list[tuple[Factor, Exponent]]:
+        return [(self.exponential(argument), 1)] if argument else []
+
+    def _cancels(self, f: Factor) -> bool:
+        return self.exists or f.nonzero or f in self.known
+
+    def _surely(self, monomial: Monomial) -> bool:
+        """Whether the product exists, for all tensors or because the other side does."""
+        return self.exists or all((f.total and (e >= 0 or f.positive)) or f in self.known for f, e in monomial)
+
+    def assume(self, normal: Normal) -> None:
+        """The form exists: what it divides by is not 0, unless an indicator says that it is not looked at.
+
+        What holds for all bound indices is not used.
+        """
+        read = [m for m, _ in normal if not any(f.kind in INDICATORS for f, _ in m)]
+        self.known = frozenset(f for m in read for f, e in m if e < 0)
+        self._renamed.clear()
+
+    def _implied(self, inside: Factor, others: Iterable[tuple[Factor, bool]]) -> bool:
+        """Whether another indicator of the product says that the value is within its range."""
+        if not self.in_range:
+            return False
+        value, size = inside.parts
+        conditions = (applied(f.parts[0]) for f, _ in others if f.kind == "same")  # type: ignore[arg-type]
+        own = applied(value)  # type: ignore[arg-type]
+        return own is not None and any(
+            c is not None and c.args == (value,) and (c.name, own.name, size) in self.in_range for c in conditions
+        )
+
+    def _where(self, ones: set[Factor], normal: Normal) -> Normal:
+        """The form where these indicators are 1: c·exp(u) depends on u there only."""
+        if not any(f in ones for m, _ in normal for f, _ in m):
+            return normal
+        self.used.add("indicator-masks")
+        parts = (((tuple((f, e) for f, e in m if f not in ones), c),) for m, c in normal)
+        return self.add(*parts)
+
+    def exponential(self, argument: Normal) -> Factor:
+        return self.factor("exp", argument, positive=True, total=total_normal(argument))
+
+    def to_the(self, normal: Normal, exponent: int) -> Normal:
+        """A power with an exponent of 0 or more."""
+        found = ONE
+        for _ in range(exponent):
+            found = self.times(found, normal)
+        return found

@@ -1,0 +1,1 @@
+"""Falsifiers: rules run on small tensors, in search of a counterexample."""

@@ -1,0 +1,97 @@
+"""The falsifier of placement rules: both sides run device by device at degrees 2 and 3, on small tensors.
+
+It shares with the proofs the rule alone: graphs are typed by `pcg`, run by the reference interpreter, and compared by
+the types of their results and by what the devices' values denote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.interpret import Array, denote, run_devices, run_serial
+from shardwright.pcg.layout import Layout, Layouts
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.types import TensorType
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.generator.devices import Devices
+from shardwright.verifier.falsifiers.mismatch import ERRORS, Mismatch, largest_of, same
+
+DEGREES = (2, 3)
+
+
+def falsify_placement(rule: Equation, degrees: Sequence[int] = DEGREES, seed: int = 0) -> Mismatch | None:
+    """A counterexample to a placement rule: tensors or types that differ. None where none is found.
+
+    Raises `RuleError` where the left side cannot be run at any sizes that are tried.
+    """
+    for shift in range(len(degrees)):
+        sizes = [degrees[(shift + i) % len(degrees)] for i in range(len(rule.axes))]
+        try:
+            found = _on(rule, Mesh(rule.axes, tuple(sizes)), seed)
+        except (RuleError, *ERRORS) as error:
+            raise RuleError(f"rule {rule.name!r} cannot be run: {error}") from None
+        if found is not None:
+            return found
+    return None
+
+
+def _on(rule: Equation, mesh: Mesh, seed: int) -> Mismatch | None:
+    shown = {**dict(zip(mesh.names, mesh.sizes, strict=True))}
+    _Devices(mesh, np.random.default_rng(seed)).add(replace(rule, right=rule.left))  # the left side exists
+    devices = _Devices(mesh, np.random.default_rng(seed))
+    shown |= _names(rule, devices)
+    try:
+        pairs = devices.add(rule)
+    except (GraphError, *ERRORS) as error:
+        return Mismatch(rule.name, shown, {}, np.zeros(0), f"not defined: {error}")
+    graph = devices.graph()
+    with np.errstate(all="ignore"):
+        held, whole = run_devices(graph, devices.data), run_serial(graph, devices.data)
+    tensors = {str(graph.by_name[name].attr("target")): array for name, array in devices.data.items()}
+    for left, right in pairs:
+        kinds = graph.types[left], graph.types[right]
+        if (kinds[0].shape, kinds[0].layouts) != (kinds[1].shape, kinds[1].layouts):
+            return Mismatch(rule.name, shown, tensors, whole[left], f"{kinds[1]}, another type than {kinds[0]}")
+        want, have = _denoted(held[left], graph, left), _denoted(held[right], graph, right)
+        largest = max(map(largest_of, (want, whole[left])))
+        for value in (have, want):
+            if not same(whole[left], value, largest):
+                return Mismatch(rule.name, shown, tensors, whole[left], value)
+    return None
+
+
+class _Devices(Devices):
+    """Indices have no gradient: whether they are R or C makes no difference."""
+
+    def _split(self, op: str, operands: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[str, ...]:
+        for kinds in product("RC", repeat=sum(not t.grad for t in operands)):
+            given = iter(kinds)
+            tried = [t if t.grad else replace(t, layouts=_as(t.layouts, next(given))) for t in operands]
+            with suppress(GraphError):
+                return super()._split(op, tried, attrs)
+        return super()._split(op, operands, attrs)
+
+
+def _as(layouts: Layouts, kind: str) -> Layouts:
+    return tuple(Layout.parse(kind) if x.kind in "RC" else x for x in layouts)
+
+
+def _names(rule: Equation, devices: Devices) -> dict[str, Any]:
+    """The sizes of the rule's own names."""
+    sizes = devices.sizes(rule)
+    return {name: sizes[name] for name in sorted(rule.sizes) if name in sizes}
+
+
+def _denoted(arrays: Sequence[Array], graph: Graph, name: str) -> Array:
+    try:
+        return np.asarray(denote(arrays, graph.types[name], graph.mesh), float)
+    except GraphError:  # copies that differ denote nothing
+        return np.full(graph.types[name].shape, np.inf)

@@ -1,0 +1,135 @@
+"""The falsifier of rules of the parallel operators: chains run on lists of arrays, one per device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from shardwright.pcg.errors import RuleError
+from shardwright.pcg.interpret import scatter
+from shardwright.pcg.layout import Layout, Layouts, S
+from shardwright.pcg.mesh import Mesh
+from shardwright.substitutions.steps import Move, Place, StepRule
+from shardwright.verifier.falsifiers.mismatch import Mismatch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def falsify_steps(rule: StepRule, degrees: Sequence[int] = (2, 3), seed: int = 0) -> Mismatch | None:
+    """A counterexample to a rule of the parallel operators at these degrees, if there is one."""
+    rng = np.random.default_rng(seed)
+    for degree, other in product(degrees, degrees):
+        run = _Run(rule, {"a": degree, "b": other})
+        logical = rng.integers(-9, 10, run.shape).astype(float)
+        start = run.scattered(logical)
+        try:
+            ends = [rule.end(moves) for moves in (rule.left, rule.right)]
+            left, right = (run.chain(start, moves) for moves in (rule.left, rule.right))
+        except RuleError as error:
+            return Mismatch(rule.name, run.degrees, {"x": logical}, logical, f"not defined: {error}")
+        if ends[0] != ends[1]:
+            types = [{axis: str(place) for axis, place in end.items()} for end in ends]
+            return Mismatch(
+                rule.name, run.degrees, {"x": logical}, left[0], f"{types[1]}, a type other than {types[0]}"
+            )
+        for device, (a, b) in enumerate(zip(left, right, strict=True)):
+            if a.shape != b.shape or not np.allclose(a, b, rtol=1e-9, atol=1e-9):
+                return Mismatch(rule.name, {**run.degrees, "device": device}, {"x": logical}, a, b)
+    return None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A rule at concrete degrees, with dimension sizes that every chain of it can hold."""
+
+    rule: StepRule
+    degrees: Mapping[str, int]
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh.of(**{axis: self.degrees[axis] for axis, _ in self.rule.start})
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """The dimensions that are sharded anywhere, with the names of their numbers of blocks."""
+        places = [(p.dim, p.blocks) for _, p in self.rule.start if p.kind == "S"]
+        return places + [(m.dim, m.blocks) for m in (*self.rule.left, *self.rule.right) if m.dim]
+
+    @property
+    def dims(self) -> list[str]:
+        return list(dict.fromkeys(dim for dim, _ in self.places)) or ["d"]
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """A different number of blocks for every name."""
+        return {name: 1 + i for i, name in enumerate(dict.fromkeys(blocks for _, blocks in self.places))}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        extents = {dim: prod({self.blocks[n] for d, n in self.places if d == dim}) for dim in self.dims}
+        return tuple(extents[dim] * prod(self.degrees.values()) * (2 + i) for i, dim in enumerate(self.dims))
+
+    def shard(self, place: Place | Move) -> tuple[int, int]:
+        """Dimension and number of blocks."""
+        return self.dims.index(place.dim), self.blocks[place.blocks]
+
+    def layout(self, place: Place) -> Layout:
+        return S(*self.shard(place)) if place.kind == "S" else Layout.parse(place.kind)
+
+    def scattered(self, logical: Array) -> list[Array]:
+        layouts: Layouts = tuple(self.layout(place) for _, place in self.rule.start)
+        return scatter(logical, layouts, self.mesh, seed=3)
+
+    def chain(self, arrays: list[Array], moves: Sequence[Move]) -> list[Array]:
+        places = dict(self.rule.start)
+        for move in moves:
+            before = places[move.axis]
+            places[move.axis] = move.after(before)
+            arrays = self.step(arrays, move, before)
+        return arrays
+
+    def step(self, arrays: list[Array], move: Move, before: Place) -> list[Array]:
+        axis, size = self.mesh.names.index(move.axis), self.degrees[move.axis]
+        result = list(arrays)
+        for group in self.groups(axis):
+            held = [arrays[rank] for rank in group]
+            for rank, array in zip(group, self.exchange(held, move, before, size), strict=True):
+                result[rank] = array
+        return result
+
+    def groups(self, axis: int) -> Iterator[list[int]]:
+        """The ranks that differ along one axis only."""
+        coordinates = list(self.mesh.coordinates())
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank, at in enumerate(coordinates):
+            found.setdefault((*at[:axis], *at[axis + 1 :]), []).append(rank)
+        yield from found.values()
+
+    def exchange(self, held: list[Array], move: Move, before: Place, size: int) -> list[Array]:
+        """What a group of devices holds after a step, written for each operator on its own."""
+        if move.op in ("reduce", "reduce_copy"):
+            return [sum(held[1:], held[0])] * size
+        if move.op in ("combine", "gather_copy"):
+            return [self.join(held, before)] * size
+        if move.op == "partition":
+            return [self.cut(array, move, p, size) for p, array in enumerate(held)]
+        if move.op == "reduce_scatter":
+            return [self.cut(sum(held[1:], held[0]), move, p, size) for p in range(size)]
+        if move.op == "all_to_all":
+            return [self.join([self.cut(array, move, p, size) for array in held], before) for p in range(size)]
+        return held
+
+    def cut(self, array: Array, move: Move, device: int, size: int) -> Array:
+        dim, blocks = self.shard(move)
+        pieces = np.split(array, blocks, axis=dim)
+        return np.concatenate([np.split(piece, size, axis=dim)[device] for piece in pieces], axis=dim)
+
+    def join(self, held: Sequence[Array], place: Place) -> Array:
+        dim, blocks = self.shard(place)
+        pieces = [np.split(array, blocks, axis=dim) for array in held]
+        return np.concatenate([piece[block] for block in range(blocks) for piece in pieces], axis=dim)

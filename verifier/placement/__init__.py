@@ -1,0 +1,1 @@
+"""Placement rules: by types and the erased sides (`typing`), and by what terms denote (`denotation`)."""

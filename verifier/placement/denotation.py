@@ -1,0 +1,274 @@
+"""The second proof of placement rules: typed terms as uninterpreted functions, and what they denote.
+
+Every layout is a sort of its own, so an ill-typed term cannot be written. `den` maps each sort to the sort of logical
+tensors; parallel operators and operators on devices are functions between sorts, of which is assumed, with a trigger on
+either side:
+
+    den(partition(x)) = den(x), and so for combine, replicate and reduce
+    den(op_{S(1) S(1) → P}(x, w)) = op(den(x), den(w))      for every row rule that types an operator of the rule
+
+A rule holds if den(left) = den(right) follows, its roots being of one sort. Nothing is shared with `typing` but the
+rows: steps between layouts are written down here once more, what an operator gives is read off its row's factor
+string, and divisibility is checked at instances of sizes that satisfy the guard and no more.
+
+Where both erasures differ, the serial rule that they are is assumed as one more axiom, proven by index semantics or by
+`derivation`; the question here is only whether typing and erasing lead to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice, product
+from typing import Any
+
+from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.inference import required_layouts
+from shardwright.pcg.layout import Layout
+from shardwright.pcg.optable import ROWS, Row
+from shardwright.pcg.parallel import COMBINE, PARALLEL_OPS, PARTITION, REDUCE
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, erase, subterms
+from shardwright.verifier.algebra.serialproof import prove_terms
+from shardwright.verifier.logic import Formula, Number, Solver, z3
+
+TIMEOUT_MS = 1000
+_PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313, 317)
+_DEGREES = (6, 10)  # products: what half a degree divides need not be a multiple of the degree
+_MAX_INSTANCES = 8
+_FREE: Mapping[str, Any] = {
+    "padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
+    "ignore_index": -100, "label_smoothing": 0.25, "value": 1.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Typed:
+    """A term of the encoding: its shape, its layouts, its expression."""
+
+    shape: tuple[int, ...]
+    layouts: tuple[Layout, ...]
+    index: bool
+    expression: Number
+
+
+@lru_cache(maxsize=1)
+def _solver() -> Solver:
+    """One solver for all rules, with push and pop."""
+    solver = z3.SimpleSolver()
+    solver.set("timeout", TIMEOUT_MS)
+    solver.set("smt.mbqi", False)
+    solver.set("auto_config", False)
+    return solver
+
+
+@lru_cache(maxsize=1)
+def _logical() -> Number:
+    return z3.DeclareSort("Logical")
+
+
+@lru_cache(maxsize=4096)
+def _sort(layouts: str) -> Number:
+    return z3.DeclareSort(f"In[{layouts}]")
+
+
+@lru_cache(maxsize=4096)
+def _den(layouts: str) -> Number:
+    """What values in these layouts denote."""
+    return z3.Function(f"den {layouts}", _sort(layouts), _logical())
+
+
+@lru_cache(maxsize=4096)
+def _plain(symbol: str, count: int) -> Number:
+    """An operator on logical tensors."""
+    return z3.Function(symbol, *[_logical()] * count, _logical())
+
+
+@lru_cache(maxsize=4096)
+def _on_devices(name: str, symbol: str, operands: tuple[str, ...], result: str) -> tuple[Number, Formula]:
+    """A function between sorts, and the axiom that it denotes `symbol`, or its operand where that is "".
+
+    The axiom, den(local) = logical, is instantiated where either side occurs.
+    """
+    function = z3.Function(name, *map(_sort, operands), _sort(result))
+    names = [z3.Const(f"x{i}", _sort(layouts)) for i, layouts in enumerate(operands)]
+    dens = [_den(layouts)(x) for x, layouts in zip(names, operands, strict=True)]
+    local, logical = function(*names), _plain(symbol, len(dens))(*dens) if symbol else dens[0]
+    equal = _den(result)(local) == logical
+    return function, z3.ForAll(names, equal, patterns=[local, logical]) if names else equal
+
+
+def denotes_equal(rule: Equation) -> bool:
+    """Whether den(left) = den(right) follows for every root, the roots being of one sort. False also for unknown."""
+    encoding, pairs = _Encoding(rule, {}), list[tuple[_Typed, _Typed]]()
+    try:
+        for sizes in _instances(rule):
+            encoding = _Encoding(rule, sizes)
+            pairs = [(encoding.term(a), encoding.term(b)) for a, b in zip(rule.left, rule.right, strict=True)]
+            if any(a.layouts != b.layouts or a.shape != b.shape for a, b in pairs):
+                return False
+    except (RuleError, GraphError, TypeError, ValueError, KeyError, IndexError):
+        return False
+    if not pairs:  # no sizes that satisfy the guard were found
+        return False
+    goal = z3.And([encoding.den(a) == encoding.den(b) for a, b in pairs])
+    solver = _solver()
+    solver.push()
+    try:
+        solver.add(*encoding.axioms.values(), *encoding.serial(), z3.Not(goal))
+        return solver.check() == z3.unsat
+    finally:
+        solver.pop()
+
+
+def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
+    """Sizes that satisfy the guard and divide no more than it says.
+
+    Where the degree of an axis divides a product, there is one instance for each factor that may be the one.
+    """
+    base: dict[str, Any] = dict(zip(sorted(rule.sizes, reverse=True), _PRIMES, strict=False))
+    base |= dict(zip(rule.axes, _DEGREES, strict=False))
+    asked = [g for g in rule.guard if g.names & set(rule.axes)]
+    for chosen in islice(product(*(sorted(g.names - set(rule.axes)) for g in asked)), _MAX_INSTANCES):
+        sizes = dict(base)
+        for condition, name in zip(asked, chosen, strict=True):
+            (axis,) = condition.names & set(rule.axes)
+            degree, size = sizes[axis], sizes[name]
+            divisors = (d for d in range(1, degree + 1) if degree % d == 0)
+            tried = (*(size * d for d in divisors), *range(size, size + degree))
+            holds = (n for n in tried if condition.evaluate({**sizes, name: n}) is True)
+            sizes[name] = next(holds, sizes[name])
+        if all(g.evaluate(sizes) is True for g in rule.guard):
+            yield sizes
+
+
+@dataclass
+class _Encoding:
+    rule: Equation
+    sizes: dict[str, Any]
+    axioms: dict[str, Formula] = field(default_factory=dict)
+    _made: dict[Term, _Typed] = field(default_factory=dict)
+    _indices: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rule = self.rule
+        applied = [t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)]
+        for term in applied:
+            for key, value in term.attrs:
+                if value.name is not None and key in _FREE:
+                    self.sizes.setdefault(value.name, _FREE[key])
+        inner = (t.operands[i] for t in applied for i in INDEX_OPERANDS.get(t.op, ()) if i < len(t.operands))
+        self._indices = frozenset(v.name for t in inner for v in subterms(t) if isinstance(v, Variable))
+
+    # ---- terms ----
+
+    def term(self, term: Term) -> _Typed:
+        if term not in self._made:
+            found = self._variable(term) if isinstance(term, Variable) else self._applied(term)
+            dims = [x.dim for x in found.layouts if x.is_shard]
+            for axis, x in zip(self.rule.axes, found.layouts, strict=True):
+                if x.is_shard and (dims.count(x.dim) > 1 or found.shape[x.dim] % (x.blocks * self.sizes[axis])):
+                    raise RuleError(f"{term}: {x} does not divide {found.shape} by {self.sizes[axis]}")
+            self._made[term] = found
+        return self._made[term]
+
+    def _variable(self, term: Variable) -> _Typed:
+        layouts = tuple(place.at(self.sizes) for place in dict(self.rule.layouts)[term.name])
+        shape = self.rule.dims[term.name].shape(self.sizes)
+        return _Typed(shape, layouts, term.name in self._indices, z3.Const(term.name, _sort(_text(layouts))))
+
+    def _applied(self, term: Apply) -> _Typed:
+        operands = [self.term(operand) for operand in term.operands]
+        if term.op in PARALLEL_OPS:
+            return self._stepped(term, operands[0])
+        attrs = {key: value.evaluate(self.sizes) for key, value in term.attrs}
+        signature = ROWS[term.op].signature([x.shape for x in operands], attrs)
+        layouts = tuple(
+            self._result(term.op, signature, [(x.layouts[i], x.index) for x in operands], self.sizes[axis])
+            for i, axis in enumerate(self.rule.axes)
+        )
+        symbol = _symbol(term, [len(x.shape) for x in operands])
+        return _Typed(signature.result_shape, layouts, False, self._function(symbol, symbol, operands, layouts))
+
+    def _stepped(self, term: Apply, operand: _Typed) -> _Typed:
+        """A parallel operator: which layouts it steps between is written down here once more."""
+        attrs = dict(term.attrs)
+        axis = self.rule.axes.index(str(attrs["axis"]))
+        before = operand.layouts[axis]
+        starts = {PARTITION: "R", COMBINE: "S", REDUCE: "P"}.get(term.op, "R")
+        if before.kind != starts:
+            raise RuleError(f"{term}: no such function on {before}")
+        if term.op == PARTITION:
+            blocks = attrs["blocks"].evaluate(self.sizes) if "blocks" in attrs else 1
+            after = Layout("S", attrs["dim"].evaluate(self.sizes), blocks)
+        else:
+            after = Layout("R" if term.op in (COMBINE, REDUCE) else "C")
+        layouts = (*operand.layouts[:axis], after, *operand.layouts[axis + 1 :])
+        return _Typed(operand.shape, layouts, operand.index, self._function(term.op, "", [operand], layouts))
+
+    def _function(self, name: str, symbol: str, operands: Sequence[_Typed], layouts: Sequence[Layout]) -> Number:
+        """A function between sorts applied to operands; its axiom is noted."""
+        texts, result = tuple(_text(x.layouts) for x in operands), _text(layouts)
+        local = f"{name}: {'; '.join(texts)} -> {result}"
+        function, self.axioms[local] = _on_devices(local, symbol, texts, result)
+        return function(*(x.expression for x in operands))
+
+    def _result(self, op: str, signature: Signature, have: Sequence[tuple[Layout, bool]], degree: int) -> Layout:
+        row = ROWS[op]
+        for choice in _choices(row, signature, have):
+            try:
+                asked, result = required_layouts(signature, choice, len(have), row)
+            except GraphError:
+                continue
+            fits = (
+                a == x or (free and {a.kind, x.kind} == {"R", "C"}) for a, (x, free) in zip(asked, have, strict=True)
+            )
+            if all(fits) and (choice[0] in "RCP" or signature.indivisible([choice], [degree]) is None):
+                return result
+        raise RuleError(f"{op}: no such function on {', '.join(str(x) for x, _ in have)}")
+
+    # ---- axioms ----
+
+    def den(self, typed: _Typed) -> Number:
+        return _den(_text(typed.layouts))(typed.expression)
+
+    def serial(self) -> list[Formula]:
+        """The serial equations of the roots whose erasures differ, as facts about logical tensors, if proven."""
+        pairs = [(erase(a), erase(b)) for a, b in zip(self.rule.left, self.rule.right, strict=True)]
+        pairs = [(a, b) for a, b in pairs if a != b]
+        if not pairs or prove_terms(self.rule, *zip(*pairs, strict=True)).failure is not None:
+            return []
+        return [self._erased(a) == self._erased(b) for a, b in pairs]
+
+    def _erased(self, term: Term) -> Number:
+        """The erasure of a term over the variables' logical tensors."""
+        if isinstance(term, Variable):
+            return self.den(self.term(term))
+        operands = [self._erased(operand) for operand in term.operands]
+        ranks = [len(self._rank(operand)) for operand in term.operands]
+        return _plain(_symbol(term, ranks), len(operands))(*operands)
+
+    def _rank(self, term: Term) -> tuple[int, ...]:
+        if isinstance(term, Variable):
+            return self.rule.dims[term.name].shape(self.sizes)
+        attrs = {key: value.evaluate(self.sizes) for key, value in term.attrs}
+        return ROWS[term.op].signature([self._rank(t) for t in term.operands], attrs).result_shape
+
+
+def _choices(row: Row, signature: Signature, have: Sequence[tuple[Layout, bool]]) -> list[str]:
+    """Every name of a split that may ask for such operands."""
+    names = [f.name for f in signature.factors if f.role != "fixed"]
+    blocks = sorted({x.blocks for x, _ in have} - {1})
+    blocked = [f"{f.name}/{n}" for f in signature.factors for n in blocks if f.name in names and f.size % n == 0]
+    return ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *names, *blocked]
+
+
+def _symbol(term: Apply, ranks: Sequence[int]) -> str:
+    """An operator on logical tensors, by its attributes and the ranks of its operands."""
+    return f"{term.op}({', '.join(f'{key}={value}' for key, value in term.attrs)}) {' '.join(map(str, ranks))}"
+
+
+def _text(layouts: Sequence[Layout]) -> str:
+    return " ".join(map(str, layouts))

@@ -1,0 +1,374 @@
+"""Proves placement rules: both sides have one type, and what is left without parallel operators is equal.
+
+All four parallel operators denote the identity, and a certified row rule says that the operator on devices denotes the
+operator. So a well-typed term denotes its erasure, forward and backward, and two terms of one type are equal where
+their erasures are. A type is a layout per mesh axis. Sizes are symbolic: each stands for a prime of its own, so that a
+number says which sizes it is the product of, and the row rule that types an operator is the one of its factor pattern,
+which holds for all sizes of its factors. Every dimension that a type shards is divisible by the degree: the guard must
+say so (`required_guard`).
+
+Two axes that shard one dimension of one tensor are beyond these proofs.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.layout import Layout, Layouts
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.parallel import PARALLEL_OPS, PARTITION, step
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.expressions import Expression, expression
+from shardwright.substitutions.pattern import pattern_of
+from shardwright.substitutions.rowrules import RowRule, choices, derive
+from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, erase, subterms
+from shardwright.verifier.algebra.elements import Evaluator, extent, spliced
+from shardwright.verifier.algebra.elements_rows import evaluator
+from shardwright.verifier.algebra.polys import Poly, poly, product
+from shardwright.verifier.algebra.serialproof import SerialProof, known, prove_terms
+from shardwright.verifier.rows.rowproof import proven
+from shardwright.verifier.solver import Failure
+
+Divides = tuple[str, Poly]
+"""An axis, and a size that its degree divides."""
+_FIRST_PRIME = 101
+_SAMPLES: Mapping[str, Any] = {
+    "padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
+    "ignore_index": -100, "label_smoothing": 0.25, "value": 1.0,
+}  # fmt: skip
+"""Values of attributes that a rule leaves free; no factor string depends on them."""
+
+
+@dataclass(frozen=True)
+class Proved:
+    """The outcome for a placement rule: what the proof uses and the divisibilities that typing found, or what broke."""
+
+    axioms: tuple[str, ...] = ()
+    guard: tuple[Expression, ...] = ()
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A concrete shape, one layout per axis, and whether the value has a gradient."""
+
+    shape: tuple[int, ...]
+    layouts: Layouts
+    grad: bool = True
+
+
+class IllTypedError(RuleError):
+    """A term that has no type."""
+
+
+def prove_placement(rule: Equation) -> Proved:
+    """Prove a rule with axes. Anything but a proof has a `failure`."""
+    try:
+        typing = Typing(rule)
+        for number, (left, right) in enumerate(zip(rule.left, rule.right, strict=True)):
+            types = typing.root("left", number, left), typing.root("right", number, right)
+            if types[0].layouts != types[1].layouts:
+                shown = [" ".join(map(str, t.layouts)) for t in types]
+                failure = Failure(
+                    f"root {number}: the left side is {shown[0]}, the right side {shown[1]}", ill_typed=True
+                )
+                return Proved(failure=failure)
+        if (failure := typing.unguarded()) is not None:
+            return Proved(failure=failure)
+        serial = _erasures(rule)
+        return Proved(typing.axioms(serial.axioms), typing.guard(), serial.failure)
+    except IllTypedError as error:
+        return Proved(failure=Failure(str(error), malformed=True))
+    except (RuleError, GraphError) as error:
+        return Proved(failure=Failure(str(error)))
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        return Proved(failure=Failure(f"beyond these proofs: {type(error).__name__}: {error}"))
+
+
+def required_guard(rule: Equation) -> tuple[Expression, ...]:
+    """The divisibilities that the types of a placement rule need; `RuleError` where it is ill-typed."""
+    typing = Typing(rule)
+    for term in (*rule.left, *rule.right):
+        typing.of(term)
+    return typing.guard()
+
+
+def _erasures(rule: Equation) -> SerialProof:
+    """The proof that the erasures are equal; one term needs none."""
+    pairs = [(erase(a), erase(b)) for a, b in zip(rule.left, rule.right, strict=True)]
+    different = [(a, b) for a, b in pairs if a != b]
+    return prove_terms(rule, *zip(*different, strict=True)) if different else SerialProof()
+
+
+@dataclass
+class Typing:
+    """Types the terms of one rule, and collects what they rest on."""
+
+    rule: Equation
+    sizes: dict[str, Any] = field(init=False)
+    rows: dict[str, RowRule] = field(default_factory=dict)
+    needed: dict[Divides, None] = field(default_factory=dict)
+    _types: dict[Term, Type] = field(default_factory=dict)
+    _evaluator: Evaluator = field(init=False)
+    _indices: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rule = self.rule
+        if any(name.startswith("*") for _, dims in rule.variables for name in dims.names):
+            raise RuleError(f"rule {rule.name!r}: variables of any rank have no layouts; give every dimension a name")
+        if taken := set(rule.axes) & (rule.bound | set(rule.parameters)):
+            raise RuleError(f"rule {rule.name!r}: {min(taken)!r} names a mesh axis and a size or attribute")
+        symbols = known(rule)
+        self._evaluator = evaluator(rule, symbols)
+        names = [n for n in sorted(rule.sizes) if n not in symbols.solved]
+        self.sizes = dict(zip(names, _primes(), strict=False))
+        for name, digits in symbols.solved.items():
+            self.sizes[name] = self._value(product(digits))
+        for term in (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)):
+            for key, value in term.attrs:
+                if value.name is not None and value.name not in self.sizes and key in _SAMPLES:
+                    self.sizes[value.name] = _SAMPLES[key]
+        self._indices = frozenset(_index_variables(rule))
+
+    def _value(self, size: Poly) -> int:
+        return sum(c * prod(self.sizes[str(a)] for a in atoms) for atoms, c in size.terms)
+
+    # ---- types ----
+
+    def root(self, side: str, number: int, term: Term) -> Type:
+        """The type of a root; an `IllTypedError` names its field."""
+        try:
+            return self.of(term)
+        except IllTypedError as error:
+            raise IllTypedError(f"field '{side}[{number}]': {error}") from None
+
+    def of(self, term: Term) -> Type:
+        """The type of a term; `IllTypedError` where it has none."""
+        if term not in self._types:
+            found = self._variable(term) if isinstance(term, Variable) else self._applied(term)
+            self._check(term, found)
+            self._types[term] = found
+        return self._types[term]
+
+    def _variable(self, term: Variable) -> Type:
+        shape = self.rule.dims[term.name].shape(self.sizes)
+        layouts = tuple(place.at(self.sizes) for place in dict(self.rule.layouts)[term.name])
+        if term.name in self._indices and any(x.kind == "P" for x in layouts):
+            raise IllTypedError(f"{term}: indices cannot be partial sums")
+        return Type(shape, layouts, term.name not in self._indices)
+
+    def _check(self, term: Term, found: Type) -> None:
+        """Every shard is of some dimension, in whole blocks, and no two axes shard one; note what must divide."""
+        shards = [(axis, x) for axis, x in zip(self.rule.axes, found.layouts, strict=True) if x.is_shard]
+        for axis, x in shards:
+            if not 0 <= x.dim < len(found.shape) or found.shape[x.dim] % x.blocks:
+                raise IllTypedError(f"{term}: {x} of a value of rank {len(found.shape)} along {axis}")
+            self._need(axis, self._extent(term, x.dim), x.blocks, str(term))
+        if len({x.dim for _, x in shards}) < len(shards):
+            raise RuleError(f"{term}: two axes shard one dimension, which these proofs do not cover")
+
+    def _extent(self, term: Term, dim: int) -> Poly:
+        dims = self._evaluator.tensor(erase(term)).dims
+        if spliced(dims[dim]):
+            raise RuleError(f"{term}: a dimension without a size")
+        return extent(dims[dim])
+
+    def _need(self, axis: str, size: Poly, blocks: int, where: str) -> None:
+        """The degree divides the size of a block."""
+        rest = size.over(self._factored(blocks))
+        if rest is None:
+            raise RuleError(f"{where}: {size} in {blocks} blocks is no product of sizes")
+        self.needed[axis, rest] = None
+
+    def _factored(self, number: int) -> Poly:
+        """A product of sizes from the number that it stands for."""
+        found = poly(1)
+        for name, prime in self.sizes.items():
+            while isinstance(prime, int) and prime >= _FIRST_PRIME and number % prime == 0 and _is_prime(prime):
+                found, number = found * poly(name), number // prime
+        return found * number
+
+    def _applied(self, term: Apply) -> Type:
+        operands = [self.of(operand) for operand in term.operands]
+        return self._parallel(term, operands[0]) if term.op in PARALLEL_OPS else self._operator(term, operands)
+
+    def _parallel(self, term: Apply, operand: Type) -> Type:
+        attrs = dict(term.attrs)
+        axis = self.rule.axes.index(str(attrs["axis"]))
+        dim, blocks = -1, 1
+        if term.op == PARTITION:
+            dim = attrs["dim"].evaluate(self.sizes)
+            if type(dim) is not int:
+                raise IllTypedError(f"{term}: {dim} is not a dimension")
+            blocks = attrs["blocks"].evaluate(self.sizes) if "blocks" in attrs else 1
+        try:
+            after = step(term.op, axis, operand.layouts[axis], dim, blocks).after
+        except GraphError as error:
+            raise IllTypedError(f"{term}: {error}") from None
+        return Type(operand.shape, (*operand.layouts[:axis], after, *operand.layouts[axis + 1 :]), operand.grad)
+
+    def _operator(self, term: Apply, operands: Sequence[Type]) -> Type:
+        attrs = {key: value.evaluate(self.sizes) for key, value in term.attrs}
+        signature = ROWS[term.op].signature([t.shape for t in operands], attrs)
+        self._check_shape(term, signature.result_shape)
+        layouts = [
+            self._along(term, signature, axis, [t.layouts[number] for t in operands], [t.grad for t in operands])
+            for number, axis in enumerate(self.rule.axes)
+        ]
+        return Type(signature.result_shape, tuple(layouts), any(t.grad for t in operands) or not operands)
+
+    def _check_shape(self, term: Apply, shape: tuple[int, ...]) -> None:
+        """The shape at primes is the symbolic one: nothing was broadcast or cut by accident."""
+        dims = self._evaluator.tensor(erase(term)).dims
+        known_dims = [(i, extent(d)) for i, d in enumerate(dims) if not spliced(d)]
+        if len(dims) != len(shape) or any(
+            self._value(size) != shape[i]
+            for i, size in known_dims
+            if all(isinstance(a, str) for m, _ in size.terms for a in m)
+        ):
+            raise RuleError(f"{term}: has shape {list(shape)} at sizes {self.sizes}, which is not its symbolic one")
+
+    def _along(
+        self, term: Apply, signature: Signature, axis: str, have: Sequence[Layout], grads: Sequence[bool]
+    ) -> Layout:
+        """The result's layout along one axis by the certified row rule that asks for these operands."""
+        reasons: list[str] = []
+        for rule, sizes, size in _offered(term.op, signature, frozenset(x.blocks for x in have)):
+            asked = [p.at(sizes) for p in rule.operands]
+            if not all(
+                a == b or (not g and {a.kind, b.kind} == {"R", "C"}) for a, b, g in zip(asked, have, grads, strict=True)
+            ):
+                continue
+            if (failure := proven(rule).failure) is not None:
+                reasons.append(f"{rule.name}: {failure}")
+                continue
+            self.rows[rule.hash] = rule
+            if size:
+                self._need_factor(axis, size, term)
+            return rule.result.at(sizes)
+        where = f"{term.op} of operands in {', '.join(map(str, have))} along {axis}"
+        if reasons:
+            raise RuleError(f"{where}: {reasons[0]}")
+        raise IllTypedError(f"{where}: no row rule types it")
+
+    def _need_factor(self, axis: str, size: int, term: Apply) -> None:
+        """A split factor is divisible: it is a product of sizes, or a whole dimension of some value."""
+        found = self._factored(size)
+        if any(not atoms for atoms, c in found.terms if c != 1) or found.constant not in (None, 1):
+            for inner in (*term.operands, term):
+                for dim, extent_ in enumerate(self._types[inner].shape if inner in self._types else ()):
+                    if extent_ == size:
+                        self.needed[axis, self._extent(inner, dim)] = None
+                        return
+            whole = {d: self._extent(term, d) for d in range(len(self._evaluator.tensor(erase(term)).dims))}
+            match = next((p for p in whole.values() if self._value(p) == size), None)
+            if match is None:
+                raise RuleError(f"{term}: the split factor of size {size} is no product of sizes")
+            found = match
+        self.needed[axis, found] = None
+
+    # ---- what the types rest on ----
+
+    def axioms(self, serial: tuple[str, ...]) -> tuple[str, ...]:
+        """The row rules by hash, and what their proofs and the proof of the erasures use."""
+        used = {"index-semantics", *serial, *(axiom for rule in self.rows.values() for axiom in proven(rule).axioms)}
+        return (*(f"row {key}" for key in sorted(self.rows)), *sorted(used))
+
+    def guard(self) -> tuple[Expression, ...]:
+        """The divisibilities that are not implied by others, as conditions."""
+        kept = [
+            (axis, size) for axis, size in self.needed
+            if size.constant is None
+            and not any(a == axis and s != size and _implies([s], size) for a, s in self.needed)
+        ]  # fmt: skip
+        return tuple(sorted((_condition(axis, size) for axis, size in kept), key=str))
+
+    def unguarded(self) -> Failure | None:
+        """The first divisibility that the guard does not say, with sizes for which it fails."""
+        given: dict[str, list[Poly]] = {}
+        for condition in self.rule.guard:
+            if (found := self._divisibility(condition)) is not None:
+                given.setdefault(found[0], []).append(found[1])
+        for axis, size in self.needed:
+            if not _implies(given.get(axis, []), size):
+                ones = {str(a): "1" for atoms, _ in size.terms for a in atoms}
+                degree = sum(c for _, c in size.terms) + 1
+                return Failure(f"not guarded: {_condition(axis, size)}", {axis: str(degree), **ones})
+        return None
+
+    def _divisibility(self, condition: Expression) -> Divides | None:
+        match condition.tree:
+            case ast.Compare(
+                left=ast.BinOp(left=left, op=ast.Mod(), right=ast.Name(id=axis)),
+                ops=[ast.Eq()],
+                comparators=[ast.Constant(value=0)],
+            ) if axis in self.rule.axes:
+                return axis, self._evaluator.symbols.number(Expression(ast.unparse(left)))
+            case _:
+                return None
+
+
+def _implies(given: Sequence[Poly], size: Poly) -> bool:
+    """Whether what divides `given` divides the size: each of its terms is a multiple of one of them, or it is one."""
+    return size in given or all(
+        any(Poly(((atoms, 1),)).over(g) is not None for g in given if g.terms) for atoms, _ in size.terms
+    )
+
+
+def _condition(axis: str, size: Poly) -> Expression:
+    text = str(size)
+    return expression(f"({text}) % {axis} == 0")
+
+
+@lru_cache(maxsize=1)
+def _primes() -> tuple[int, ...]:
+    return tuple(n for n in range(_FIRST_PRIME, 400) if _is_prime(n))
+
+
+@lru_cache(maxsize=4096)
+def _is_prime(n: int) -> bool:
+    return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
+
+
+@lru_cache(maxsize=8192)
+def _offered(
+    op: str, signature: Signature, blocks: frozenset[int]
+) -> tuple[tuple[RowRule, Mapping[str, int], int], ...]:
+    """Every rule that the row offers here, the sizes of its factors, and the size of the factor that it splits."""
+    return tuple(_rules(op, signature, blocks))
+
+
+def _rules(op: str, signature: Signature, blocks: frozenset[int]) -> Iterator[tuple[RowRule, Mapping[str, int], int]]:
+    row = ROWS[op]
+    refined = [signature]
+    if not row.random and row.offset is None:
+        refined += [
+            signature.refined(number, n)
+            for n in sorted(blocks - {1})
+            for number, factor in enumerate(signature.factors)
+            if factor.role != "fixed" and factor.size % n == 0 and factor.size > n
+        ]
+    for found in refined:
+        pattern, letters = pattern_of(found)
+        sizes = {letter: f.size for f, letter in zip(found.factors, letters, strict=True)}
+        for choice in choices(row, pattern):
+            try:
+                rule = derive(op, pattern, choice)
+            except (GraphError, RuleError):
+                continue
+            yield rule, sizes, sizes[rule.factor] if rule.factor else 0
+
+
+def _index_variables(rule: Equation) -> Iterator[str]:
+    """Variables that hold indices."""
+    for term in (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)):
+        for operand in INDEX_OPERANDS.get(term.op, ()):
+            if operand < len(term.operands):
+                yield from (t.name for t in subterms(term.operands[operand]) if isinstance(t, Variable))

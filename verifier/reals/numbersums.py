@@ -1,0 +1,321 @@
+"""Real numbers with sums over indices, as Z3 expressions: the arithmetic of the second proof of serial rules.
+
+A sum is a constant that stands for it: `Σ_i x[b, i]·w[o, i]` is "sum 3", and equal sums are one constant. Z3 multiplies
+out what is summed (`simplify` with `som`); here, what does not depend on an index is put before its sum, sums within
+sums are opened, and what is left is named. All other algebra is Z3's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import count, groupby, permutations, product
+from typing import NamedTuple
+
+from shardwright.pcg.errors import RuleError
+from shardwright.verifier.algebra.polys import Atom, Poly
+from shardwright.verifier.logic import Formula, Number, z3
+
+Bound = tuple[Number, Poly]
+"""An index and how many values it takes."""
+Monomial = tuple[Fraction, list[Number]]
+MAX_BOUNDS = 4
+INDEX = ("@", "~", "#")
+"""How names of indices begin: free ones, bound ones, and bound ones of a sum that has a name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Σ over the bounds of a product, or the maximum of an expression, which is then the one factor."""
+
+    kind: str
+    bounds: tuple[Bound, ...]
+    factors: tuple[Number, ...]
+    height: int
+    depends: frozenset[str]
+
+
+class _Seen(NamedTuple):
+    """What is in a number, which is kept so that its id stays its own: indices, names of sums and their height."""
+
+    number: Number
+    indices: frozenset[str]
+    sums: frozenset[str] = frozenset()
+    height: int = 0
+
+
+@dataclass
+class Sums:
+    """The sums of one proof. `is_size` says what is at least 1."""
+
+    is_size: Callable[[Atom], bool]
+    facts: list[Formula] = field(default_factory=list)
+    _sums: dict[str, Sum] = field(default_factory=dict)
+    _named: dict[tuple[str, tuple[str, ...], str], Number] = field(default_factory=dict)
+    _met: dict[int, _Seen] = field(default_factory=dict)
+    _fresh: Iterator[int] = field(default_factory=count)
+
+    # ---- products ----
+
+    def monomials(self, number: Number) -> list[Monomial]:
+        """The number multiplied out: coefficients and factors; u · inverse(u) is left out."""
+        return self._multiplied(number)[1]
+
+    def flat(self, number: Number) -> Number:
+        """The number in the one form that Z3 multiplies it out to."""
+        return self._multiplied(number)[0]
+
+    def _multiplied(self, number: Number) -> tuple[Number, list[Monomial]]:
+        """The number multiplied out, and its monomials."""
+        flat = multiplied(number)
+        found = [_factors(term) for term in (flat.children() if _kind(flat) == z3.Z3_OP_ADD else [flat])]
+        if any(_cancel(factors) for _, factors in found):
+            return self._multiplied(total_of(found))
+        return flat, found
+
+    def size(self, value: Poly) -> Number:
+        """A size as a real number."""
+        return total_of([(Fraction(c), list(map(self._atom, atoms))) for atoms, c in value.terms])
+
+    def _atom(self, atom: Atom) -> Number:
+        return z3.Real(f"size {atom}" if self.is_size(atom) else f"number {atom}")
+
+    def nonempty(self, size: Poly) -> bool:
+        return bool(size.terms) and all(c > 0 and all(map(self.is_size, atoms)) for atoms, c in size.terms)
+
+    # ---- sums ----
+
+    def bound(self) -> Number:
+        """A new index."""
+        return z3.Int(f"~{next(self._fresh)}")
+
+    def total(self, bounds: Sequence[Bound], number: Number) -> Number:
+        """Σ over the bounds."""
+        return sum_of([self._summed(bounds, c, factors) for c, factors in self.monomials(number)])
+
+    def _summed(self, bounds: Sequence[Bound], coefficient: Fraction, factors: Sequence[Number]) -> Number:
+        outside, inside, inner = list[Number](), list[Number](), {name_of(n): (n, size) for n, size in bounds}
+        pending = list(factors)
+        while pending:
+            f = pending.pop()
+            if self.depends(f).isdisjoint(inner):
+                outside.append(f)
+            elif (found := self._sum(f)) is not None and found.kind == "sum":
+                opened, more = self._opened(found)
+                inner |= {name_of(n): (n, size) for n, size in opened}
+                pending += more
+            else:
+                inside.append(f)
+        used = set[str]()
+        for names, members in self._apart(inside, set(inner)):
+            used |= names
+            outside.append(self._name("sum", [inner[n] for n in sorted(names)], members))
+        outside += [self.size(size) for name, (_, size) in inner.items() if name not in used]
+        return product_of(coefficient, outside)
+
+    def _apart(self, factors: Sequence[Number], names: set[str]) -> list[tuple[set[str], list[Number]]]:
+        """The factors in groups that share no index."""
+        groups = list[tuple[set[str], list[Number]]]()
+        for f in factors:
+            own, members = set(self.depends(f)) & names, [f]
+            for group in [g for g in groups if g[0] & own]:
+                groups.remove(group)
+                own, members = own | group[0], members + group[1]
+            groups.append((own, members))
+        return groups
+
+    def greatest(self, bounds: Sequence[Bound], number: Number) -> Number:
+        """The maximum over the bounds; what does not depend on them is put before it."""
+        names = {name_of(n) for n, _ in bounds}
+        outside, inside = list[Monomial](), list[Monomial]()
+        for c, factors in self.monomials(number):
+            free = all(self.depends(f).isdisjoint(names) for f in factors)
+            (outside if free else inside).append((c, factors))
+        if not inside:
+            return number
+        return total_of(outside) + self._name("max", list(bounds), [multiplied(total_of(inside))])
+
+    def _name(self, kind: str, bounds: Sequence[Bound], factors: Sequence[Number]) -> Number:
+        """The constant that stands for a sum, whatever the order and names of its indices."""
+        if len(bounds) > MAX_BOUNDS:
+            raise RuleError(f"a sum over {len(bounds)} indices")
+        height = 1 + max(self._seen(f).height for f in factors)
+        best: tuple[tuple[str, ...], str, tuple[Bound, ...], Number] | None = None
+        for order in _orders(bounds):
+            own = tuple((z3.Int(f"#{height}.{i}"), size) for i, (_, size) in enumerate(order))
+            swap = {name_of(old): new for (old, _), (new, _) in zip(order, own, strict=True)}
+            body = multiplied(self.renamed(product_of(Fraction(1), factors), swap))
+            found = (tuple(str(size) for _, size in own), body.sexpr(), own, body)
+            best = found if best is None or found[1] < best[1] else best
+        assert best is not None
+        key = (kind, best[0], best[1])
+        if key not in self._named:
+            name = f"{kind} {len(self._named)}"
+            parts = (best[3],) if kind == "max" else tuple(_factors(best[3])[1])
+            depends = self.depends(best[3]) - {name_of(n) for n, _ in best[2]}
+            self._sums[name] = Sum(kind, best[2], parts, height, depends)
+            self._named[key] = z3.Real(name)
+            if self.is_positive(self._named[key]):
+                self.facts.append(self._named[key] > 0)
+        return self._named[key]
+
+    def _opened(self, found: Sum) -> tuple[list[Bound], list[Number]]:
+        bounds = [(self.bound(), size) for _, size in found.bounds]
+        swap = {name_of(old): new for (old, _), (new, _) in zip(found.bounds, bounds, strict=True)}
+        return bounds, [self.renamed(f, swap) for f in found.factors]
+
+    def renamed(self, number: Number, swap: dict[str, Number]) -> Number:
+        """The number with indices replaced, within sums too."""
+        own = {name: new for name, new in swap.items() if name in self.depends(number)}
+        if not own:
+            return number
+        pairs = [(z3.Int(name), new) for name, new in own.items()]
+        for name in self._seen(number).sums:
+            found = self._sums[name]
+            if not found.depends.isdisjoint(own):
+                bounds, factors = self._opened(found)
+                inner = [self.renamed(f, own) for f in factors]
+                inside = product_of(Fraction(1), inner)
+                again = self.greatest(bounds, inside) if found.kind == "max" else self.total(bounds, inside)
+                pairs.append((z3.Real(name), again))
+        return z3.substitute(number, *pairs)
+
+    def closed(self, number: Number) -> Number:
+        """The number with its bound indices called by where they occur."""
+        text = number.sexpr()
+        bound = sorted((name for name in self.depends(number) if name[0] == "~"), key=lambda n: (text.find(n), n))
+        return multiplied(self.renamed(number, {name: z3.Int(f"#bound {i}") for i, name in enumerate(bound)}))
+
+    # ---- what a number depends on ----
+
+    def depends(self, number: Number) -> frozenset[str]:
+        """The indices in a number, those of its sums included."""
+        return self._seen(number).indices
+
+    def _seen(self, number: Number) -> _Seen:
+        key = number.get_id()
+        if key not in self._met:
+            parts = list(map(self._seen, number.children())) or [self._leaf(number)]
+            self._met[key] = _Seen(
+                number,
+                frozenset[str]().union(*(part.indices for part in parts)),
+                frozenset[str]().union(*(part.sums for part in parts)),
+                max(part.height for part in parts),
+            )
+        return self._met[key]
+
+    def _leaf(self, number: Number) -> _Seen:
+        name = number.decl().name()
+        if name in self._sums:
+            return _Seen(number, self._sums[name].depends, frozenset([name]), self._sums[name].height)
+        return _Seen(number, frozenset([name] if name[:1] in INDEX else []))
+
+    def _sum(self, number: Number) -> Sum | None:
+        return None if number.num_args() else self._sums.get(number.decl().name())
+
+    def is_positive(self, number: Number) -> bool:
+        """Whether a number is a size, an exponential, or a sum of one or more."""
+        found = self._sum(number)
+        if found is None:
+            return is_function(number, "exp") or (z3.is_const(number) and number.decl().name().startswith("size "))
+        return (
+            found.kind == "sum"
+            and all(is_function(f, "exp") for f in found.factors)
+            and all(self.nonempty(size) for _, size in found.bounds)
+        )
+
+
+def multiplied(number: Number) -> Number:
+    """The number multiplied out by Z3, its summands in one order."""
+    return z3.simplify(number, som=True, sort_sums=True)
+
+
+def is_function(number: Number, name: str) -> bool:
+    """Whether the number is this function of another."""
+    return number.num_args() == 1 and number.decl().name() == name
+
+
+def name_of(number: Number) -> str:
+    """The name of a constant."""
+    return number.decl().name()
+
+
+def _kind(number: Number) -> int:
+    return number.decl().kind()
+
+
+def _factors(term: Number) -> Monomial:
+    coefficient, factors, pending = Fraction(1), list[Number](), [term]
+    while pending:
+        part = pending.pop()
+        kind = _kind(part)
+        if kind == z3.Z3_OP_ANUM:
+            coefficient *= part.as_fraction()
+        elif kind == z3.Z3_OP_MUL:
+            pending += reversed(part.children())
+        elif kind == z3.Z3_OP_POWER and z3.is_rational_value(part.arg(1)):
+            pending += [part.arg(0)] * part.arg(1).numerator_as_long()
+        else:
+            factors.append(part)
+    return coefficient, factors
+
+
+def _orders(bounds: Sequence[Bound]) -> Iterator[tuple[Bound, ...]]:
+    """The orders of the bounds in which sizes ascend."""
+    groups = [list(group) for _, group in groupby(sorted(bounds, key=_size), _size)]
+    for parts in product(*map(permutations, groups)):
+        yield tuple(bound for part in parts for bound in part)
+
+
+def _size(bound: Bound) -> str:
+    return str(bound[1])
+
+
+def _cancel(factors: list[Number]) -> bool:
+    """Drop pairs of u and inverse(u) from the list."""
+    for f in factors if len(factors) > 1 else ():
+        if is_function(f, "inverse"):
+            inverted = f.arg(0)
+            other = next((g for g in factors if g.eq(inverted)), None)
+            if other is not None:
+                factors[:] = _without(_without(factors, f), other)
+                _cancel(factors)
+                return True
+    return False
+
+
+def _without(factors: Sequence[Number], one: Number) -> list[Number]:
+    at = next(i for i, f in enumerate(factors) if f.eq(one))
+    return [*factors[:at], *factors[at + 1 :]]
+
+
+def total_of(monomials: Sequence[Monomial]) -> Number:
+    """The sum of monomials."""
+    return sum_of([product_of(c, factors) for c, factors in monomials])
+
+
+def sum_of(terms: Sequence[Number]) -> Number:
+    """Their sum; 0 of none."""
+    return z3.Sum(list(terms)) if len(terms) > 1 else terms[0] if terms else z3.RealVal(0)
+
+
+def product_of(coefficient: Fraction, factors: Sequence[Number]) -> Number:
+    """coefficient · Π factors."""
+    parts = [*([z3.RealVal(coefficient)] if coefficient != 1 or not factors else []), *factors]
+    return z3.Product(parts) if len(parts) > 1 else parts[0]
+
+
+def constants(number: Number) -> set[str]:
+    """The names of the constants in a number."""
+    found, pending, seen = set[str](), [number], set[int]()
+    while pending:
+        e = pending.pop()
+        if e.get_id() in seen:
+            continue
+        seen.add(e.get_id())
+        if e.num_args():
+            pending += e.children()
+        elif e.decl().kind() == z3.Z3_OP_UNINTERPRETED:
+            found.add(e.decl().name())
+    return found

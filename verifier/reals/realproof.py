@@ -1,0 +1,113 @@
+"""A second proof of serial rules: elements as real numbers with sums, decided by Z3.
+
+Both sides are evaluated at one free index, operator by operator, to Z3 expressions over the elements of the variables;
+`numbersums` names their sums. What the normal forms do by laws of their own (products multiplied out, terms
+collected, pieces of concatenations, relu, |x|, maxima of two) is Z3's arithmetic here. The rows are written down again,
+by elements. Shared with the first proof are dims: which dimensions a term has, and that operators are well-formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.terms import Term
+from shardwright.verifier.algebra.elements import Dim, Evaluator, UnprovenError, spliced
+from shardwright.verifier.algebra.elements_rows import evaluator
+from shardwright.verifier.algebra.serialproof import solved
+from shardwright.verifier.logic import Formula, Number, Solver, z3
+from shardwright.verifier.reals.numbers import Need, Numbers
+from shardwright.verifier.reals.reals import Cuts, Place, Reals, pieces
+from shardwright.verifier.reals.reals_moves import MOVES
+from shardwright.verifier.reals.reals_sums import SUMS
+
+TIMEOUT_MS = 500
+
+
+@lru_cache(maxsize=1)
+def _solver() -> Solver:
+    solver = z3.SolverFor("QF_UFNRA")
+    solver.set("timeout", TIMEOUT_MS)
+    return solver
+
+
+def equal_in_reals(rule: Equation) -> bool:
+    """Whether both sides are equal, the right one existing wherever the left does. False also for unknown."""
+    try:
+        symbols = solved(rule, rule.left)
+        run = evaluator(rule, symbols)
+        ours = [run.tensor(root).dims for root in rule.left]
+        run.assuming = False
+        theirs = [run.tensor(root).dims for root in rule.right]
+        run.use_cuts = True
+        if not all(_alike(run, a, b) for a, b in zip(ours, theirs, strict=True)):
+            return False
+        sides = zip(rule.left, rule.right, ours, theirs, strict=True)
+        return all(_equal(run, left, right, a, b) for left, right, a, b in sides)
+    except (RuleError, UnprovenError, z3.Z3Exception):
+        return False
+
+
+def _alike(run: Evaluator, left: Sequence[Dim], right: Sequence[Dim]) -> bool:
+    """Whether both sides have the same sizes, digit by digit."""
+    return len(left) == len(right) and all(
+        len(a) == len(b)
+        and all(
+            d.splice == e.splice and (bool(d.splice) or run.symbols.equals(d.size, e.size))
+            for d, e in zip(a, b, strict=True)
+        )
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def _equal(run: Evaluator, left: Term, right: Term, ours: Sequence[Dim], theirs: Sequence[Dim]) -> bool:
+    """Whether two terms have equal elements, in every piece of their dimensions."""
+    dims = [run.common("", a, b) if not spliced(a) else a for a, b in zip(ours, theirs, strict=True)]
+    return all(_agree(Reals(run, {**MOVES, **SUMS}), left, right, cuts, dims) for cuts in pieces(run, dims))
+
+
+def _agree(reals: Reals, left: Term, right: Term, cuts: Sequence[Cuts], dims: Sequence[Dim]) -> bool:
+    index: list[Place] = []
+    for at, (dim, cut) in enumerate(zip(dims, cuts, strict=True)):
+        place: list[Number] = []
+        for digit, (start, size) in zip(range(len(dim)), cut, strict=True):
+            name = z3.Int(f"@{at}.{digit}")
+            place.append(name if dim[digit].splice else reals.at(name, start, size))
+        index.append(tuple(place))
+    numbers = reals.numbers
+    ours = numbers.flat(reals.element(left, tuple(index)))
+    exists, numbers.needs = numbers.needs, []
+    given = [*(argument != 0 for name, argument in exists if name == "inverse"), *numbers.facts]
+    theirs = numbers.flat(reals.element(right, tuple(index)))
+    if not _exists(numbers, exists, given):
+        return False
+    return ours.eq(theirs) or _follows(ours == theirs, [*given, *numbers.facts])
+
+
+def _exists(numbers: Numbers, exists: Sequence[Need], given: Sequence[Formula]) -> bool:
+    """Whether what the right side needs follows from what the left side needs; its own facts count only then."""
+    known = [(name, numbers.closed(argument)) for name, argument in exists]
+    asked = [
+        (name, argument)
+        for name, argument in numbers.needs
+        if not any(name == other and numbers.closed(argument).eq(seen) for other, seen in known)
+    ]
+    if any(name != "inverse" or _bound(numbers, argument) for name, argument in asked):
+        return False
+    return not asked or _follows(z3.And([argument != 0 for _, argument in asked]), given)
+
+
+def _bound(numbers: Numbers, number: Number) -> bool:
+    return any(name[0] != "@" for name in numbers.depends(number))
+
+
+def _follows(goal: Formula, given: Sequence[Formula]) -> bool:
+    solver = _solver()
+    solver.push()
+    try:
+        solver.add(*given, z3.Not(goal))
+        return solver.check() == z3.unsat
+    finally:
+        solver.pop()

@@ -1,0 +1,140 @@
+"""Elements of terms as real numbers, for the second proof of serial rules.
+
+A term's element at an index is a Z3 expression over the elements of the variables. Dims are those of the first proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import product
+
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.expressions import Expression
+from shardwright.substitutions.terms import Apply, Term, Variable
+from shardwright.verifier.algebra import polys
+from shardwright.verifier.algebra.elements import Dim, Evaluator
+from shardwright.verifier.algebra.polys import Poly
+from shardwright.verifier.algebra.symbols import translated
+from shardwright.verifier.logic import Formula, Number, z3
+from shardwright.verifier.reals.numbers import Numbers
+from shardwright.verifier.reals.numbersums import Bound, constants, name_of, sum_of
+from shardwright.verifier.solver import is_valid
+
+Place = tuple[Number, ...]
+Index = tuple[Place, ...]
+"""A position along every dimension: one number per digit."""
+
+
+Cuts = tuple[tuple[Poly, Poly], ...]
+"""Start and size of a piece along every digit of a dimension."""
+Row = Callable[["Reals", Apply, Index], Number]
+
+
+def pieces(run: Evaluator, dims: Sequence[Dim]) -> product[tuple[Cuts, ...]]:
+    """Start and size of a piece along every digit, in every combination."""
+    whole = (polys.ZERO, polys.ZERO)
+    return product(*(product(*([whole] if d.splice else run.segments(d) for d in dim)) for dim in dims))
+
+
+@dataclass
+class Reals:
+    """The elements of terms in one piece of the result.
+
+    run      knows the dims of terms
+    rows     what every operator computes
+    sizes    below what every index is
+    """
+
+    run: Evaluator
+    rows: Mapping[str, Row]
+    numbers: Numbers = field(init=False)
+    sizes: dict[str, Poly] = field(default_factory=dict)
+    _made: dict[tuple[Term, tuple[tuple[int, ...], ...]], tuple[Index, Number]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.numbers = Numbers(self.run.symbols.is_positive)
+
+    def dims(self, term: Term) -> tuple[Dim, ...]:
+        """The dims of a term."""
+        return self.run.tensor(term).dims
+
+    def at(self, name: Number, start: Poly, size: Poly) -> Number:
+        """A position in a piece of a digit, by an index of its own."""
+        self.sizes[name_of(name)] = size
+        return z3.simplify(translated(start) + name, som=True) if start.terms else name
+
+    def holds(self, condition: Formula) -> bool | None:
+        """Whether a condition on positions holds, or fails, for all of them."""
+        known = [(z3.Int(n), self.sizes[n]) for n in sorted(constants(condition)) if n in self.sizes]
+        ranges = [z3.And(n >= 0, n < translated(size)) for n, size in known]
+        given = [*ranges, *self.run.symbols.given([])]
+        sizes = [z3.Int(str(name)) >= 1 for name in self.run.symbols.positive]
+        if is_valid(condition, [*given, *sizes]):
+            return True
+        return False if is_valid(z3.Not(condition), [*given, *sizes]) else None
+
+    def element(self, term: Term, index: Index) -> Number:
+        """The element of a term at an index, made once: what it needs, both sides then need."""
+        key = (term, tuple(tuple(number.get_id() for number in place) for place in index))
+        if key not in self._made:  # the index is kept, so that its ids stay its own
+            self._made[key] = (index, self._element(term, index))
+        return self._made[key][1]
+
+    def _element(self, term: Term, index: Index) -> Number:
+        if isinstance(term, Variable):
+            return self.cell(term.name, index)
+        if term.op not in self.rows:
+            raise RuleError(f"{term.op} has no semantics in real numbers")
+        return self.rows[term.op](self, term, index)
+
+    def cell(self, name: str, index: Index) -> Number:
+        """An element of a tensor of which nothing is known."""
+        places = [number for place in index for number in place]
+        return z3.Function(name, *(n.sort() for n in places), z3.RealSort())(*places)
+
+    def constant(self, value: Expression) -> Number:
+        """A number that an attribute is: a literal, a size, or an attribute by its name."""
+        if value.names & set(self.run.rule.sizes):
+            return self.numbers.size(self.run.symbols.number(value))
+        number = None if value.names else value.evaluate({})
+        return (
+            z3.RealVal(str(Fraction(str(number)))) if isinstance(number, int | float) else z3.Real(f"attribute {value}")
+        )
+
+    def read(self, term: Term, index: Index) -> Number:
+        """The element that a result at this index is computed from, element by element."""
+        dims = self.dims(term)
+        own = index[len(index) - len(dims) :]
+        return self.element(term, tuple(place if dim else () for dim, place in zip(dims, own, strict=True)))
+
+    def total(self, dims: Sequence[Dim], number: Callable[..., Number]) -> Number:
+        """Σ over these dimensions of number(places)."""
+        return sum_of([self.numbers.total(bounds, number(*places)) for places, bounds in self._over(dims)])
+
+    def greatest(self, dims: Sequence[Dim], number: Callable[..., Number]) -> Number:
+        """The maximum over these dimensions."""
+        found = [self.numbers.greatest(bounds, number(*places)) for places, bounds in self._over(dims)]
+        most = found[0]
+        for other in found[1:]:
+            most = z3.If(most > other, most, other)
+        return most
+
+    def _over(self, dims: Sequence[Dim]) -> list[tuple[list[Place], list[Bound]]]:
+        """All positions of these dimensions, piece by piece, with their bound indices."""
+        found: list[tuple[list[Place], list[Bound]]] = []
+        for cuts in pieces(self.run, dims):
+            bounds = [[(self.numbers.bound(), size) for _, size in cut] for cut in cuts]
+            places = [
+                tuple(self.at(name, start, size) for (name, size), (start, _) in zip(own, cut, strict=True))
+                for own, cut in zip(bounds, cuts, strict=True)
+            ]
+            found.append((places, [bound for own in bounds for bound in own]))
+        return found
+
+
+def expect(term: Apply, condition: bool) -> None:
+    """Raise where a term is beyond these proofs."""
+    if not condition:
+        raise RuleError(f"{term}: beyond the proofs in real numbers")

@@ -1,0 +1,165 @@
+"""Rows that sum, in real numbers: contractions, reductions, and what is defined by them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+
+from shardwright.substitutions.expressions import Expression
+from shardwright.substitutions.terms import Apply
+from shardwright.verifier.algebra import polys
+from shardwright.verifier.algebra.elements import extent, spliced
+from shardwright.verifier.logic import Number, z3
+from shardwright.verifier.reals.reals import Index, Place, Reals, Row, expect
+
+# ---- sums ----
+
+
+def _linear(reals: Reals, term: Apply, index: Index) -> Number:
+    x, w = term.operands
+    return reals.total(
+        reals.dims(x)[-1:], lambda i: reals.element(x, (*index[:-1], i)) * reals.element(w, (index[-1], i))
+    )
+
+
+def _matmul(reals: Reals, term: Apply, index: Index) -> Number:
+    x, y = term.operands
+    return reals.total(
+        reals.dims(x)[-1:], lambda k: reals.read(x, (*index[:-1], k)) * reals.read(y, (*index[:-2], k, index[-1]))
+    )
+
+
+def _reduced(reals: Reals, term: Apply, index: Index, most: Callable[..., Number], sign: int = 1) -> Number:
+    (x,), attrs = term.operands, dict(term.attrs)
+    dims, keep = reals.dims(x), str(attrs["keepdim"]) == "True"
+    over = [reals.run.position(dims, Expression(ast.unparse(tree))) for tree in attrs["dims"].tree.elts]  # type: ignore[attr-defined]
+
+    def number(*places: Place) -> Number:
+        rest = iter(index)
+        spots = [next(rest) if keep or i not in over else () for i in range(len(dims))]
+        for i, place in zip(over, places, strict=True):
+            spots[i] = place
+        return sign * reals.element(x, tuple(spots))
+
+    return sign * most([dims[i] for i in over], number)
+
+
+def _sum(reals: Reals, term: Apply, index: Index) -> Number:
+    return _reduced(reals, term, index, reals.total)
+
+
+def _amax(reals: Reals, term: Apply, index: Index) -> Number:
+    return _reduced(reals, term, index, reals.greatest)
+
+
+def _amin(reals: Reals, term: Apply, index: Index) -> Number:
+    return _reduced(reals, term, index, reals.greatest, -1)
+
+
+def _exp_sum(reals: Reals, term: Apply, index: Index, at: int) -> Number:
+    (x,) = term.operands
+    return reals.total(
+        reals.dims(x)[at : at + 1], lambda j: reals.numbers.exp(reals.element(x, (*index[:at], j, *index[at + 1 :])))
+    )
+
+
+def _softmax(reals: Reals, term: Apply, index: Index) -> Number:
+    (x,) = term.operands
+    at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
+    return reals.numbers.exp(reals.element(x, index)) * reals.numbers.inverse(_exp_sum(reals, term, index, at))
+
+
+def _log_softmax(reals: Reals, term: Apply, index: Index) -> Number:
+    (x,) = term.operands
+    at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
+    bottom = reals.numbers.flat(_exp_sum(reals, term, index, at))
+    return reals.element(x, index) - reals.numbers.log(bottom)
+
+
+def _norm(reals: Reals, term: Apply, index: Index) -> Number:
+    """(x - mean) / √(mean of squares + eps), times the weight, plus the bias; the mean is 0 for rms_norm."""
+    x, *affine = term.operands
+    attrs, numbers = dict(term.attrs), reals.numbers
+    lead = len(reals.dims(x)) - attrs["normalized_dims"].evaluate({})
+    over = reals.dims(x)[lead:]
+    per = numbers.inverse(numbers.size(polys.product(map(extent, over))))
+
+    def mean(number: Callable[[Number], Number]) -> Number:
+        return per * reals.total(over, lambda *j: number(reals.element(x, (*index[:lead], *j))))
+
+    centre = numbers.flat(mean(lambda u: u)) if term.op == "layer_norm" else z3.RealVal(0)
+    square = mean(lambda u: (u - centre) * (u - centre)) + reals.constant(attrs["eps"])
+    value = (reals.element(x, index) - centre) * numbers.function("rsqrt", square, partial=True)
+    if affine:
+        value = value * reals.read(affine[0], index)
+    return value + reals.read(affine[1], index) if len(affine) > 1 else value
+
+
+def _sdpa(reals: Reals, term: Apply, index: Index) -> Number:
+    """softmax(q kᵀ · scale + mask) v; query heads (h r) share key heads h."""
+    (q, k, v, *masks), attrs, numbers = term.operands, dict(term.attrs), reals.numbers
+    shared = len(reals.dims(k)[-3]) if not spliced(reals.dims(q)[-3]) else 1
+    lead = (*index[:-3], index[-3][:shared])
+    keys, inner = reals.dims(k)[-2], reals.dims(k)[-1]
+    scale = numbers.function("rsqrt", numbers.size(extent(inner))) if str(attrs["scale"]) == "None" else z3.Real(
+        f"attribute {attrs['scale']}"
+    )  # fmt: skip
+
+    def weight(j: Place) -> Number:
+        dot = reals.total([inner], lambda d: reals.element(q, (*index[:-1], d)) * reals.element(k, (*lead, j, d)))
+        found = numbers.exp(z3.Sum([dot * scale, *(reals.read(mask, (*index[:-1], j)) for mask in masks)]))
+        if str(attrs["causal"]) == "False":
+            return found
+        seen = z3.Function(f"seen {extent(keys)}", *(n.sort() for n in (*index[-2], *j)), z3.RealSort())
+        return found * seen(*index[-2], *j)
+
+    top = reals.total([keys], lambda j: weight(j) * reals.element(v, (*lead, j, index[-1])))
+    return top * numbers.inverse(reals.total([keys], weight))
+
+
+def _conv2d(reals: Reals, term: Apply, index: Index) -> Number:
+    """Σ over channels and window of x · w. Where a window reads, and whether that is inside, are the attributes'."""
+    (x, w), attrs = term.operands, dict(term.attrs)
+    expect(term, str(attrs["groups"]) == "1")
+    geometry = " ".join(f"{key}={attrs[key]}" for key in ("stride", "padding", "dilation"))
+
+    def number(c: Place, *taps: Place) -> Number:
+        value, inside = reals.element(w, (index[1], c, *taps)), list[Place]()
+        for i, tap in enumerate(taps):
+            size = extent(reals.dims(x)[2 + i])
+            at = [*index[2 + i], *tap]
+            sorts = [n.sort() for n in at]
+            value = value * z3.Function(f"inside {i} of {size} {geometry}", *sorts, z3.RealSort())(*at)
+            inside.append((z3.Function(f"place {i} {geometry}", *sorts, z3.IntSort())(*at),))
+        expect(term, all(len(dim) == 1 for dim in reals.dims(x)[2:]))
+        return value * reals.element(x, (index[0], c, *inside))
+
+    return reals.total((reals.dims(x)[1], *reals.dims(w)[2:]), number)
+
+
+def _cross_entropy(reals: Reals, term: Apply, index: Index) -> Number:
+    """Σ_n kept_n · (log Σ_j exp x[n, j] - (1 - s)·x[n, t_n] - s·mean_j x[n, j])."""
+    (x, target), attrs, numbers = term.operands, dict(term.attrs), reals.numbers
+    at = len(reals.dims(target)[:1])
+    classes, smoothing = reals.dims(x)[at : at + 1], reals.constant(attrs["label_smoothing"])
+    expect(term, len(classes[0]) == 1)
+
+    def loss(*places: Place) -> Number:
+        def logit(j: Place) -> Number:
+            return reals.element(x, (*places[:at], j, *places[at:]))
+
+        value = reals.element(target, places)
+        chosen = z3.Function("class", z3.RealSort(), z3.IntSort())(value)
+        kept = z3.Function(f"kept unless {attrs['ignore_index']}", z3.RealSort(), z3.RealSort())(value)
+        found = numbers.log(numbers.flat(reals.total(classes, lambda j: numbers.exp(logit(j)))))
+        mean = reals.total(classes, logit) * numbers.inverse(numbers.size(extent(classes[0])))
+        return kept * (found - (1 - smoothing) * logit((chosen,)) - smoothing * mean)
+
+    return reals.total(reals.dims(target), loss)
+
+
+SUMS: Mapping[str, Row] = {
+    "linear": _linear, "matmul": _matmul, "sum": _sum, "amax": _amax, "amin": _amin, "softmax": _softmax,
+    "log_softmax": _log_softmax, "layer_norm": _norm, "rms_norm": _norm, "sdpa": _sdpa, "conv2d": _conv2d,
+    "cross_entropy_sum": _cross_entropy,
+}  # fmt: skip

@@ -1,0 +1,151 @@
+"""From a semantic term and the layouts that a rule claims to the formulas that Z3 decides.
+
+Sizes are symbolic: factor g has size N_g ≥ 1, and the split factor f has size k·c for degree k ≥ 1 and chunk c ≥ 1.
+Device p computes with size c; its local digit r stands for the global digit p·c + r. For every tensor, `S(d, n)` means:
+dimension d is n blocks; local index l = b·w + rest (rest < w, the local block) is global index b·k·w + p·w + rest.
+
+A term holds in its layouts if, for all digits,
+
+* every local extent is what the layout says it is, and blocks are whole;
+* local index of every operand and of the result denotes the global index that the operator means;
+* the bodies on both sides are applied to equal cells and equal positions;
+* the local sums over all devices (`P`) or on each of them (otherwise) have exactly the terms of the global sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.substitutions.pattern import Dims, Pattern
+from shardwright.substitutions.placement import Placement
+from shardwright.verifier.logic import Formula, Number, z3
+from shardwright.verifier.rows.semantics import Term
+
+K, CHUNK, DEVICE, LOCAL = z3.Int("k"), z3.Int("c"), z3.Int("p"), z3.Int("r")
+Claim = tuple[str, Formula]
+
+
+@dataclass
+class Encoding:
+    """Sizes and digits of a pattern of which `factor` is split, if any. `given` collects what may be assumed."""
+
+    pattern: Pattern
+    factor: str | None
+    whole: dict[str, Number] = field(default_factory=dict)
+    part: dict[str, Number] = field(default_factory=dict)
+    digit: dict[str, Number] = field(default_factory=dict)
+    local_digit: dict[str, Number] = field(default_factory=dict)
+    given: list[Formula] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.given += [K >= 1, CHUNK >= 1, DEVICE >= 0, DEVICE < K]
+        for name in self.pattern.factors:
+            if name == self.factor:
+                self.whole[name], self.part[name] = K * CHUNK, CHUNK
+                self.digit[name], self.local_digit[name] = DEVICE * CHUNK + LOCAL, LOCAL
+                self.given += [LOCAL >= 0, LOCAL < CHUNK]
+                continue
+            size, digit = z3.Int(f"N_{name}"), z3.Int(f"i_{name}")
+            self.whole[name] = self.part[name] = size
+            self.digit[name] = self.local_digit[name] = digit
+            self.given += [size >= 1, digit >= 0, digit < size]
+
+    @property
+    def sizes(self) -> list[Number]:
+        """The free sizes, the degree first."""
+        return [K, CHUNK, *(self.whole[name] for name in self.pattern.factors if name != self.factor)]
+
+    def product(self, names: Sequence[str], local: bool = False) -> Number:
+        """The product of sizes, which is at least 1 (lemma `range` with a = d = 0)."""
+        total = z3.IntVal(1)
+        for name in names:
+            total = total * (self.part if local else self.whole)[name]
+            self.given.append(total >= 1)
+        return total
+
+    def index(self, names: Sequence[str], local: bool = False) -> Number:
+        """The index that mixed-radix digits spell, major first."""
+        total = z3.IntVal(0)
+        for name in names:
+            total = total * (self.part if local else self.whole)[name]
+            total = total + (self.local_digit if local else self.digit)[name]
+        return total
+
+    def within(self, names: Sequence[str]) -> Number:
+        """The local index of the last factors of a dimension, known to be below the product of their sizes."""
+        for end in range(1, len(names) + 1):
+            value, bound = self.index(names[:end], local=True), self.product(names[:end], local=True)
+            self.given.append(z3.And(value >= 0, value < bound))
+        return self.index(names, local=True)
+
+
+def denoted(encoding: Encoding, members: tuple[str, ...], dim: int, placement: Placement) -> Number:
+    """The global index along one dimension that the local one denotes in this layout."""
+    if placement.kind != "S" or placement.dim != dim or encoding.factor not in members:
+        return encoding.index(members, local=True)
+    at = members.index(encoding.factor)
+    block, rest = encoding.index(members[:at], local=True), encoding.within(members[at:])
+    width = encoding.product(members[at:], local=True)
+    return block * (K * width) + DEVICE * width + rest
+
+
+def tensor_claims(encoding: Encoding, title: str, dims: Dims, placement: Placement) -> Iterator[Claim]:
+    """Extents, blocks and indices of one tensor."""
+    if placement.kind == "S" and not 0 <= placement.dim < len(dims):
+        yield f"{title}: {placement} names a dimension of a tensor of rank {len(dims)}", z3.BoolVal(False)
+        return
+    unknown = [name for name in placement.blocks if name not in encoding.whole]
+    if unknown:
+        yield f"{title}: {placement} counts blocks by {unknown[0]!r}, not a factor of the pattern", z3.BoolVal(False)
+        return
+    for dim, members in enumerate(dims):
+        sharded = placement.kind == "S" and placement.dim == dim
+        if not sharded and encoding.factor not in members:
+            continue  # local and global are the same expressions
+        extent, local = encoding.product(members), encoding.product(members, local=True)
+        yield f"{title} is {placement}: local extent of dimension {dim}", extent == local * (K if sharded else 1)
+        if sharded and encoding.factor in members:
+            tail = members[members.index(encoding.factor) :]
+            width, rest = encoding.product(tail, local=True), encoding.within(tail)
+            yield (
+                f"{title} is {placement}: block of dimension {dim}",
+                encoding.product(placement.blocks) * width == local,
+            )
+            yield f"{title} is {placement}: rest inside a block of dimension {dim}", z3.And(rest >= 0, rest < width)
+        index = denoted(encoding, members, dim, placement)
+        yield f"{title} is {placement}: index along dimension {dim}", index == encoding.index(members)
+
+
+def sum_claim(encoding: Encoding, term: Term) -> Claim:
+    """Both sides sum over equally many terms; that they correspond is the lemma `split-sum`."""
+    partial = any(p.kind == "P" and i not in term.body.ignores for i, p in enumerate(term.operands))
+    summed = term.pattern.summed
+    local, whole = encoding.product(summed, local=True), encoding.product(summed)
+    local = local * (K if term.result.kind == "P" else 1)
+    return f"terms summed for a result in {term.result}", local == whole * (K if partial else 1)
+
+
+def body_claim(encoding: Encoding, term: Term, told: bool) -> Claim:
+    """The local body and the global one see equal cells and positions; congruence of an uninterpreted function.
+
+    A `P` operand's cell is one summand on both sides: the sum is taken out of the body by the lemma `additive-sum`.
+    """
+    local: list[Number] = []
+    whole: list[Number] = []
+    for name in term.body.positions:
+        start = DEVICE * CHUNK if told and name == encoding.factor else z3.IntVal(0)
+        local.append(start + encoding.local_digit[name])
+        whole.append(encoding.digit[name])
+    for number, (dims, placement) in enumerate(zip(term.pattern.operands, term.operands, strict=True)):
+        if number in term.body.ignores:
+            continue
+        cell = z3.Function(f"x{number}", *[z3.IntSort()] * (len(dims) + 1), z3.RealSort())
+        summand = DEVICE if placement.kind == "P" else z3.IntVal(0)
+        indices = [denoted(encoding, members, dim, placement) for dim, members in enumerate(dims)]
+        local.append(cell(summand, *indices))
+        whole.append(cell(summand, *[encoding.index(members) for members in dims]))
+    if not local:
+        return "equal bodies", z3.BoolVal(True)
+    body = z3.Function("body", *[x.sort() for x in local], z3.RealSort())
+    return "equal cells and positions", body(*local) == body(*whole)

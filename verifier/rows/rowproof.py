@@ -1,0 +1,147 @@
+"""Proves a row rule: forward, and the gradient of every operand, for all sizes and degrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from shardwright.pcg.errors import RuleError
+from shardwright.pcg.optable import ROWS, keep_attrs
+from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.rowrules import RowRule
+from shardwright.verifier.lemmas import require
+from shardwright.verifier.logic import Formula, z3
+from shardwright.verifier.rows.attributes import attribute_claims
+from shardwright.verifier.rows.claims import Claim, Encoding, K, body_claim, sum_claim, tensor_claims
+from shardwright.verifier.rows.semantics import BODIES, Term, adjoint, forward
+from shardwright.verifier.solver import Failure, is_valid, refute
+
+INDEX_LEMMAS = ("cancel", "digits", "euclid", "exact", "range")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The outcome for one rule: the axioms and lemmas that its proof uses, or why there is none."""
+
+    rule: RowRule
+    axioms: tuple[str, ...] = ()
+    failure: Failure | None = None
+
+    @property
+    def certified(self) -> bool:
+        return self.failure is None
+
+
+def prove(rule: RowRule) -> Proof:
+    """Prove the rule as it stands. Anything but a proof is a `Failure`: which claim broke, and for which sizes."""
+    pattern, used = rule.shapes(), set[str]()
+    try:
+        failure = _ill_formed(rule, pattern) or _unguarded(rule, pattern)
+        for term in () if failure else (forward(rule), *(adjoint(rule, j) for j in range(len(pattern.operands)))):
+            if (failure := _failed_term(rule, term, used)) is not None:
+                break
+        lemmas = () if failure else tuple(sorted(map(require, used & _PROVEN)))
+    except RuleError as error:
+        failure, lemmas = Failure(str(error)), ()
+    return Proof(rule, (*lemmas, *sorted(used - _PROVEN)) if failure is None else (), failure)
+
+
+@lru_cache(maxsize=8192)
+def proven(rule: RowRule) -> Proof:
+    """The proof of a row rule, made once: placement rules rest on the same few."""
+    return prove(rule)
+
+
+_PROVEN = {*INDEX_LEMMAS, "split-sum", "linear-sum", "additive-sum"}
+
+
+def _ill_formed(rule: RowRule, pattern: Pattern) -> Failure | None:
+    for dims in pattern.tensors:
+        names = [name for dim in dims for name in dim]
+        if len(set(names)) < len(names):
+            return Failure("a tensor has one factor twice, so that its digits are not free")
+    if rule.factor is not None and rule.factor not in pattern.splittable:
+        return Failure(f"{rule.factor} is not a splittable factor of {pattern}")
+    return None
+
+
+def _unguarded(rule: RowRule, pattern: Pattern) -> Failure | None:
+    """The counterexample that a missing guard lets in."""
+    x, y = z3.Real("x"), z3.Real("y")
+    if rule.factor is not None and f"k | {rule.factor}" not in rule.guard:
+        size = z3.Int(f"N_{rule.factor}")
+        return refute("not guarded: the degree divides the factor", size % K == 0, [K >= 2, size >= 1], [])
+    if rule.factor in pattern.summed and "numeric" not in rule.guard:
+        bools = [z3.Or(v == 0, v == 1) for v in (x, y)]
+        return refute("not guarded: sums of bools are bools", z3.If(x + y == 0, 0.0, 1.0) == x + y, bools, [])
+    if rule.partial and f"additive {rule.choice[1:]}" not in rule.guard:
+        rounded = [z3.ToReal(z3.ToInt(v)) for v in (x + y, x, y)]
+        return refute("not guarded: rounding to integers adds up", rounded[0] == rounded[1] + rounded[2], [], [])
+    return None
+
+
+def _failed_term(rule: RowRule, term: Term, used: set[str]) -> Failure | None:
+    if (failure := _linearity(rule, term, used)) is not None:
+        return failure
+    if term.title != "forward":
+        used.add("chain-rule")
+    if rule.factor is not None:
+        used.update(INDEX_LEMMAS)
+        if rule.factor in term.pattern.summed:
+            used.add("split-sum")
+    told = "offset" in rule.local or "shard" in rule.local
+    localizes = ROWS[rule.row].localize is not keep_attrs and term.title == "forward"
+    return _broken_claim(term, rule.factor, told, rule.row if localizes else "", "attrs" in rule.local)
+
+
+@lru_cache(maxsize=65536)
+def _broken_claim(term: Term, factor: str | None, told: bool, localizing: str, localized: bool) -> Failure | None:
+    """The first claim that does not hold. Rows with equal patterns and bodies share the answer."""
+    encoding = Encoding(term.pattern, factor)
+    for title, formula in _claims(term, encoding, told, localizing, localized):
+        if not is_valid(formula, encoding.given):
+            return refute(f"{term.title}: {title}", formula, encoding.given, encoding.sizes)
+    return None
+
+
+def _claims(term: Term, encoding: Encoding, told: bool, localizing: str, localized: bool) -> Iterator[Claim]:
+    if localizing:
+        yield from attribute_claims(localizing, encoding, localized)
+    for number, (dims, placement) in enumerate(zip(term.pattern.operands, term.operands, strict=True)):
+        yield from tensor_claims(encoding, f"operand {number}", dims, placement)
+    yield from tensor_claims(encoding, "the result", term.pattern.result, term.result)
+    yield sum_claim(encoding, term)
+    yield body_claim(encoding, term, told)
+
+
+def _linearity(rule: RowRule, term: Term, used: set[str]) -> Failure | None:
+    """Partial operands need a body that is jointly linear in exactly them."""
+    partial = frozenset(i for i, p in enumerate(term.operands) if p.kind == "P") - term.body.ignores
+    if not partial:
+        return None
+    title = f"{term.title}: linear in the partial operands {sorted(partial)}"
+    if term.title == "forward" and rule.row in BODIES:
+        formula, given = _additivity(rule.row, len(term.operands), partial)
+        if not is_valid(formula, given):
+            return refute(title, formula, given, [])
+        used.update(("additive-sum", "linear-sum"))
+    elif partial not in term.body.linear:
+        return Failure(f"{title}, which the row does not declare")
+    elif term.title == "forward":
+        used.update(("additive-sum", "linear-sum", f"declared: {rule.row} is linear in {sorted(partial)}"))
+    else:
+        used.update(("additive-sum", "linear-sum", "adjoint-of-linear"))
+    return None
+
+
+def _additivity(row: str, num_operands: int, partial: frozenset[int]) -> tuple[Formula, list[Formula]]:
+    """body(x + y) = body(x) + body(y) and body(0) = 0, where x, y differ in the partial operands alone."""
+    common = [z3.Real(f"x{i}") for i in range(num_operands)]
+    x = [z3.Real(f"a{i}") if i in partial else v for i, v in enumerate(common)]
+    y = [z3.Real(f"b{i}") if i in partial else v for i, v in enumerate(common)]
+    both = [a + b if i in partial else a for i, (a, b) in enumerate(zip(x, y, strict=True))]
+    zero = [z3.RealVal(0) if i in partial else v for i, v in enumerate(common)]
+    body = BODIES[row]
+    given = [v != 0 for v in common] if row == "div" else []
+    return z3.And(body(both) == body(x) + body(y), body(zero) == 0), given

@@ -1,0 +1,156 @@
+"""Proves rules of the parallel operators: device by device, and by what they denote.
+
+A dimension that is sharded `S(d, n)` on an axis of degree k is indexed by digits (block, device, rest): by the lemma
+`digits`, d = n·k·w has exactly these indices. Device p of a shard holds the elements whose device digit is p. A value
+is a function from (device on every axis, digits of every dimension) to a normal form over the logical tensor X, or, on
+a `P` axis, over summands x with X = Σ_p x_p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shardwright.pcg.errors import RuleError
+from shardwright.substitutions.steps import Move, Place, StepRule
+from shardwright.verifier.lemmas import require
+from shardwright.verifier.logic import Formula, Number, z3
+from shardwright.verifier.rows.sums import Cell, Equality, Monomial, Normal, summed
+from shardwright.verifier.solver import Failure
+
+Where = Mapping[str, Number]
+"""Digits by name: "p:a" is the device on axis a; "d:block", "d:a", "d:rest" the digits of dimension d."""
+Element = Callable[[Where], Normal]
+DEGREE = {"a": z3.Int("k"), "b": z3.Int("l")}
+
+
+@dataclass(frozen=True)
+class Value:
+    """What every device holds, and in which layouts."""
+
+    places: Mapping[str, Place]
+    element: Element
+
+
+def prove_steps(rule: StepRule) -> Failure | None:
+    """None if both chains lead to the same layouts and values on every device, and denote what they started from."""
+    try:
+        ends, digits = (rule.end(rule.left), rule.end(rule.right)), _digits(rule)
+    except RuleError as error:
+        return Failure(str(error), ill_typed=True)
+    if ends[0] != ends[1]:
+        shown = [", ".join(f"{a}: {p}" for a, p in end.items()) for end in ends]
+        return Failure(f"the left side ends in {shown[0]}, the right side in {shown[1]}", ill_typed=True)
+    require("digits")
+    start = Value(dict(rule.start), _start(rule, digits))
+    left, right = (_run(start, moves) for moves in (rule.left, rule.right))
+    where, given = _everywhere(rule, digits)
+    equality = Equality(given)
+    if not equality.holds(left.element(where), right.element(where)):
+        return Failure("the two sides leave different values on the devices")
+    for side, value in (("left", left), ("right", right)):
+        if not equality.holds(_denoted(value)(where), _denoted(start)(where)):
+            return Failure(f"the {side} side denotes another tensor than it started from")
+    return None
+
+
+def _digits(rule: StepRule) -> dict[str, str]:
+    """The axis whose device digit every sharded dimension has."""
+    found: dict[str, str] = {}
+    places = [(a, p.dim, p.blocks) for a, p in rule.start if p.kind == "S"]
+    for axis, dim, _ in [*places, *((m.axis, m.dim, m.blocks) for m in (*rule.left, *rule.right) if m.dim)]:
+        if found.setdefault(dim, axis) != axis:
+            raise RuleError(f"rule {rule.name!r}: dimension {dim} is sharded by two axes")
+    return found
+
+
+def _start(rule: StepRule, digits: Mapping[str, str]) -> Element:
+    """The logical tensor as the devices hold it; on `P` axes, one summand each."""
+    places = dict(rule.start)
+    partial = [axis for axis, place in rule.start if place.kind == "P"]
+
+    def element(where: Where) -> Normal:
+        index: list[Number] = [where[f"p:{axis}"] for axis in partial]
+        for dim, axis in sorted(digits.items()):
+            held = places[axis].kind == "S" and places[axis].dim == dim
+            index += [where[f"{dim}:block"], where[f"p:{axis}" if held else f"{dim}:{axis}"], where[f"{dim}:rest"]]
+        return (Monomial(atoms=(Cell("x", tuple(index)),)),)
+
+    return element
+
+
+def _run(start: Value, moves: tuple[Move, ...]) -> Value:
+    value = start
+    for move in moves:
+        before = value.places[move.axis]
+        value = Value({**value.places, move.axis: move.after(before)}, _moved(value.element, move, before))
+    return value
+
+
+_fresh = z3.FreshInt
+
+
+def _summed(element: Element, axis: str) -> Element:
+    def total(where: Where) -> Normal:
+        q = _fresh("q")
+        return summed(element({**where, f"p:{axis}": q}), q, DEGREE[axis])
+
+    return total
+
+
+def _sliced(element: Element, axis: str, dim: str) -> Element:
+    """Device p keeps what has its digit."""
+    return lambda where: element({**where, f"{dim}:{axis}": where[f"p:{axis}"]})
+
+
+def _gathered(element: Element, axis: str, dim: str) -> Element:
+    """Every element comes from the device that its digit names."""
+    return lambda where: element({**where, f"p:{axis}": where[f"{dim}:{axis}"]})
+
+
+def _moved(element: Element, move: Move, before: Place) -> Element:
+    """What the devices hold after one step."""
+    axis = move.axis
+    match move.op:
+        case "partition":
+            return _sliced(element, axis, move.dim)
+        case "combine" | "gather_copy":
+            return _gathered(element, axis, before.dim)
+        case "reduce" | "reduce_copy":
+            return _summed(element, axis)
+        case "reduce_scatter":
+            return lambda where: _summed(_kept(element, axis, move.dim, where), axis)(where)
+        case "all_to_all":
+            return lambda where: element(
+                {**where, f"p:{axis}": where[f"{before.dim}:{axis}"], f"{move.dim}:{axis}": where[f"p:{axis}"]}
+            )
+        case _:
+            return element
+
+
+def _kept(element: Element, axis: str, dim: str, receiver: Where) -> Element:
+    """What every device sends to the receiver: its slice number `receiver`."""
+    return lambda where: element({**where, f"{dim}:{axis}": receiver[f"p:{axis}"]})
+
+
+def _denoted(value: Value) -> Element:
+    """The logical tensor: gather shards, sum partial values, take any copy."""
+    element = value.element
+    for axis, place in value.places.items():
+        if place.kind == "S":
+            element = _gathered(element, axis, place.dim)
+        elif place.kind == "P":
+            element = _summed(element, axis)
+    return element
+
+
+def _everywhere(rule: StepRule, digits: Mapping[str, str]) -> tuple[Where, list[Formula]]:
+    """A symbolic device and a symbolic element."""
+    where = {f"p:{axis}": z3.Int(f"p_{axis}") for axis, _ in rule.start}
+    given = [DEGREE[axis] >= 1 for axis, _ in rule.start]
+    given += [z3.And(where[f"p:{axis}"] >= 0, where[f"p:{axis}"] < DEGREE[axis]) for axis, _ in rule.start]
+    for dim, axis in digits.items():
+        for part in ("block", axis, "rest"):
+            where[f"{dim}:{part}"] = z3.Int(f"{dim}_{part}")
+        given += [where[f"{dim}:{axis}"] >= 0, where[f"{dim}:{axis}"] < DEGREE[axis]]
+    return where, given
