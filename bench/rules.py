@@ -213,10 +213,12 @@ def _generation(figures: Figures) -> list[str]:
 
 
 def _rejected(generated: Generated) -> list[str]:
-    reasons = Counter((v.outcome, v.reason.splitlines()[0][:160]) for _, v in generated.rejected)
+    reasons = generated.reasons()
     if not reasons:
         return ["Every candidate was certified.\n"]
-    rows = [(f"{what}: {why.replace('|', chr(92) + '|')}", number) for (what, why), number in reasons.most_common(15)]
+    rows = [
+        (f"{what}: {why[:160].replace('|', chr(92) + '|')}", number) for (what, why), number in reasons.most_common(15)
+    ]
     return ["Candidates that were not certified, by reason (none of them is used):\n", _table(("why", "number"), rows)]
 
 

@@ -24,6 +24,7 @@ from shardwright.rules import OUTCOMES, Progress, judging, verdicts_of
 from shardwright.search.sections import Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.sources import ContextSource, sources
+from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.catalogue import Catalogue, Note
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.judge import LIMIT_S, Verdict
@@ -76,8 +77,7 @@ class Generated:
     def report(self, path: Path) -> Section:
         """The counts, and what was not certified and why, most frequent first."""
         rows = tuple((key, f"{number:,}", _MEANING[key]) for key, number in self.counts.items())
-        reasons = Counter((v.outcome, v.reason.splitlines()[0]) for _, v in self.rejected)
-        told = sorted(reasons.items(), key=lambda item: (item[0][0], -item[1]))  # refuted ones first
+        told = sorted(self.reasons().items(), key=lambda item: (item[0][0], -item[1]))  # refuted ones first
         lines = [f"{outcome} ({number}): {reason}" for (outcome, reason), number in told[:_MOST_REASONS]]
         lines += (
             [f"… and {len(told) - len(lines)} more reasons; --format json lists all"] if len(told) > len(lines) else []
@@ -87,10 +87,23 @@ class Generated:
             f"{path}: {len(self.catalogue)} rules in {self.time_s:.1f} s", tuple(lines), Table(columns, rows)
         )
 
+    def reasons(self) -> Counter[tuple[str, str]]:
+        """How often candidates had an outcome for a reason. Every counterexample is another: by operators, then."""
+        return Counter(
+            (v.outcome, _about(rule) if v.outcome == "refuted" else v.reason.splitlines()[0])
+            for rule, v in self.rejected
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The same as plain data."""
         rejected = [{"equation": r.equation, "outcome": v.outcome, "reason": v.reason} for r, v in self.rejected]
         return {"counts": dict(self.counts), "time_s": round(self.time_s, 3), "rejected": rejected}
+
+
+def _about(rule: Equation) -> str:
+    terms = (term for root in (*rule.left, *rule.right) for term in subterms(root))
+    operators = sorted({term.op for term in terms if isinstance(term, Apply)})
+    return f"a counterexample to a rule of {', '.join(operators)}"
 
 
 def generate(

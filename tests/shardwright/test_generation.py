@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.generator.sources import ContextSource, restricted, sources
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.choices import Certified
+from shardwright.verifier.judge import Verdict
 from shardwright.verifier.rulefile import read_rules
 from tests.shardwright.fakes import FakeContext
 
@@ -154,6 +156,17 @@ def test_what_is_not_proven_is_left_out_and_listed(tmp_path: Path, monkeypatch: 
     assert report.startswith(f"{path}: 0 rules in ")
     assert "unknown (4): too hard" in report
     assert len(found.to_json()["rejected"]) == 4
+
+
+def test_counterexamples_are_counted_by_the_operators_of_their_rules(tmp_path: Path) -> None:
+    found, _ = run(tmp_path / "rules.json", [])
+    names = ("neg_of_neg", "neg_of_neg", "permute_of_permute")
+    verdicts = [Verdict("refuted", reason=f"{name} is false for n = {i}") for i, name in enumerate(names)]
+    rejected = tuple(zip([CATALOGUE[name] for name in names], verdicts, strict=True))
+    assert replace(found, rejected=rejected).reasons() == {
+        ("refuted", "a counterexample to a rule of neg"): 2,
+        ("refuted", "a counterexample to a rule of permute"): 1,
+    }
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
