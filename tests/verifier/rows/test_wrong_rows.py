@@ -16,7 +16,7 @@ from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.pattern import Pattern
 from tests.samples import SAMPLES, Sample
 from tests.verifier.catalogue import pattern_for
-from tests.verifier.test_semantics import EVERY, Array, evaluate, pick, sizes_of
+from tests.verifier.rows.test_semantics import EVERY, Array, evaluate, pick, sizes_of
 
 TRUE_SPLITS = {
     ("any", "b"),  # NumPy adds bools by "or"; partial values are sums of numbers
