@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from shardwright.cost.clusters.topology import Level, LinkKind
 from shardwright.pcg.errors import ClusterError
 
 MAX_DEVICES = 2**24
-"""Of a mesh: more than any machine has. Groups are found by listing its ranks."""
+"""Of a mesh: more than any machine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +107,40 @@ def group_of(sizes: tuple[int, ...], axis: int, levels: tuple[Level, ...]) -> Gr
 
 def _splits(sizes: tuple[int, ...], axis: int, capacities: tuple[int, ...]) -> tuple[int, ...]:
     """Members of a group of `axis` by level, where a unit of a level holds `capacities` devices."""
-    size = sizes[axis]
-    ranks = np.moveaxis(np.arange(prod(sizes)).reshape(sizes), axis, -1).reshape(-1, size)
+    size, stride = sizes[axis], prod(sizes[axis + 1 :])
     within = [1]  # members of a group in one unit, by level
     for capacity in capacities:
-        units = ranks // capacity
-        num_units = 1 + np.count_nonzero(np.diff(units, axis=1), axis=1)
-        most = int(num_units.max())
-        even = most == num_units.min() and size % most == 0
-        chunks = units.reshape(len(units), most, -1) if even else units[:, None]
-        even = even and bool((chunks[..., 0] == chunks[..., -1]).all())
-        within.append(size // most if even else within[-1])
+        within.append(_members(size, stride, prod(sizes[:axis]), capacity) or within[-1])
     return tuple(outer // inner for inner, outer in pairwise(within))
+
+
+def _members(size: int, stride: int, outer: int, capacity: int) -> int:
+    """How many members every group has in each of its units of `capacity` devices; 0 where they are not equally many.
+
+    Groups begin at a·size·stride + b, a < outer, b < stride, and their members are `stride` apart. Which units they lie
+    in depends on their first place x in its unit alone, and each condition on x is strictest at its least, 0, or its
+    greatest.
+    """
+    if stride >= capacity:
+        return 1
+    if size * stride * outer <= capacity:
+        return size
+    greatest = min(_greatest_rest(size * stride, outer, capacity) + stride - 1, capacity - 1)
+    units = (size - 1) * stride // capacity + 1
+    if (greatest + (size - 1) * stride) // capacity + 1 != units or size % units:
+        return 0
+    members = size // units
+    drift = (units - 1) * (members * stride - capacity)  # of the last unit's first member, from its place in the first
+    last = greatest + (members - 1) * stride
+    return members if drift >= 0 and last + drift < capacity else 0
+
+
+def _greatest_rest(step: int, count: int, modulus: int) -> int:
+    """The greatest of a·step mod modulus, a < count."""
+    shared = gcd(step, modulus)
+    if count >= modulus // shared:  # all multiples of what they share
+        return modulus - shared
+    return int((np.arange(count) * step % modulus).max())
 
 
 @lru_cache(maxsize=4096)

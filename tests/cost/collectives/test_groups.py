@@ -1,7 +1,9 @@
 """Which links a group uses, and what it has of them."""
 
+from collections import Counter
 from math import prod
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +74,29 @@ def test_splits_multiply_to_the_size(sizes: list[int], mesh: list[int]) -> None:
         found = links_of(group, shape)
         assert prod(x.split for x in found) == size
         assert [x.inside for x in found] == [prod(y.split for y in found[:i]) for i in range(len(found))]
+
+
+def listed(mesh: list[int], axis: int, capacity: int) -> int:
+    """Members that each group has in each of its units, by listing all ranks; 0 where they are not equally many."""
+    ranks = np.moveaxis(np.arange(prod(mesh)).reshape(mesh), axis, -1).reshape(-1, mesh[axis])
+    counts = {tuple(Counter((group // capacity).tolist()).values()) for group in ranks}
+    (first, *others) = counts
+    return first[0] if not others and len(set(first)) == 1 else 0
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(1, 100), st.data())
+def test_members_are_those_of_all_ranks_listed(mesh: list[int], capacity: int, data: st.DataObject) -> None:
+    axis = data.draw(st.integers(0, len(mesh) - 1))
+    level = Level("level", capacity, BYTES, HOP)
+    rest = Level("rest", prod(mesh), BYTES, HOP)
+    members = group_of(tuple(mesh), axis, (level, rest)).splits[0]
+    assert members == (listed(mesh, axis, capacity) or 1)
+
+
+def test_groups_of_clusters_too_large_to_list() -> None:
+    shape = (Level("node", 8, BYTES, HOP), Level("pod", 2**20, BYTES, HOP), Level("site", 2**20, BYTES, HOP))
+    assert splits(shape, 2**40, 8) == [(1, 2**20, 2**20), (8, 1, 1)]
+    assert splits(shape, 2**30, 2**13) == [(1, 2**10, 2**20), (8, 2**10, 1)]
 
 
 @pytest.mark.parametrize("mesh", [(0, 4), (-1,), (2.0, 4), (True, 4), ("2",)], ids=str)
