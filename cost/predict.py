@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import cast
 
-from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective
+from shardwright.cost.collectives.algorithms import on_a_switch
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass, fused_moves
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
@@ -71,11 +73,10 @@ class Prediction:
 
 
 def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
-    """Bytes that one device sends: 2(n−1)/n of the tensor for an all-reduce, (n−1)/n for each of its halves."""
-    share = num_bytes * (size - 1) / size
-    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "all_to_all": share / size}.get(
-        collective, 0.0
-    )
+    """Bytes that one of `size` devices sends for a tensor of `num_bytes`; 0 for what is no collective."""
+    if collective not in COLLECTIVES:
+        return 0.0
+    return num_bytes * float(on_a_switch(cast("Collective", collective), size).share)
 
 
 def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:

@@ -38,11 +38,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, log2, prod
 
 from shardwright.cost.clusters.cluster import Collective
 from shardwright.cost.collectives.curve import Line
-from shardwright.cost.collectives.groups import Link
+from shardwright.cost.collectives.groups import Link, one_switch
 
 PASSES: dict[Collective, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_to_all": 1}
 
@@ -155,6 +156,13 @@ def candidates(collective: Collective, links: Sequence[Link]) -> tuple[Algorithm
         forms.append(tree)
     found = tuple(form(links, passes) for form in forms)
     return (*found, nvls(links)) if collective == "all_reduce" and links[0].switched else found
+
+
+@lru_cache(maxsize=4096)
+def on_a_switch(collective: Collective, n: int) -> Step:
+    """Hops and share of `collective` among n devices of one switch: by a ring, an exchange or a chain."""
+    (step,) = candidates(collective, (one_switch(n),))[0].steps
+    return step
 
 
 def _passes(

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import ceil, inf, log2, prod
+from math import inf, log2, prod
 
 import numpy as np
 
-from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine
+from shardwright.cost.clusters.cluster import COLLECTIVES, Backend, Cluster, Collective, CollectiveLine
 from shardwright.cost.collectives import algorithms, gloo, nccl
+from shardwright.cost.collectives.algorithms import Step
 from shardwright.cost.collectives.curve import Bytes, Curve, Line, highest, lowest, straight
-from shardwright.cost.collectives.groups import Link, between, check_mesh, group_of, links_of
+from shardwright.cost.collectives.groups import Link, between, check_mesh, group_of, links_of, one_switch
 from shardwright.cost.collectives.tuning import UNTUNED, Tuning
 from shardwright.pcg.errors import ClusterError
 
@@ -121,7 +122,7 @@ class Communication:
             return NOTHING
         measured = tuple(line for line in self.cluster.collectives if line.collective == collective)
         if measured:
-            return _measured(measured, collective, prod(link.split for link in links))
+            return _measured(measured, collective, self.cluster.backend, prod(link.split for link in links))
         if self.cluster.backend == "gloo":
             return gloo.curve(collective, links)
         if any(link.grid for link in links):
@@ -150,27 +151,19 @@ def _least(collective: Collective, links: tuple[Link, ...]) -> Curve:
 
 
 @lru_cache(maxsize=4096)
-def _measured(measured: tuple[CollectiveLine, ...], collective: Collective, size: int) -> Curve:
-    """For groups of `size`: as measured, or scaled by a ring's hops and volume from the nearest."""
+def _measured(measured: tuple[CollectiveLine, ...], collective: Collective, backend: Backend, size: int) -> Curve:
+    """For groups of `size`: as measured, or scaled from the nearest by the hops and volume of what runs on a switch."""
     nearest = min((line.group_size for line in measured), key=lambda n: abs(log2(n / size)))
-    hops, volume = _ring_factors(collective, size)
-    measured_hops, measured_volume = _ring_factors(collective, nearest)
+    ours, theirs = (_on_a_switch(collective, backend, n) for n in (size, nearest))
     lines = [
-        Line(line.latency_s * hops / measured_hops, line.s_per_byte * volume / measured_volume)
+        Line(line.latency_s * ours.hops / theirs.hops, line.s_per_byte * float(ours.share / theirs.share))
         for line in measured
         if line.group_size == nearest
     ]
     return highest([("measured", line) for line in lines])
 
 
-def _ring_factors(collective: Collective, n: int) -> tuple[float, float]:
-    """Hops, and the share of the full tensor that one device sends."""
-    match collective:
-        case "all_reduce":
-            return 2 * (n - 1), 2 * (n - 1) / n
-        case "all_gather" | "reduce_scatter":
-            return n - 1, (n - 1) / n
-        case "all_to_all":
-            return n - 1, (n - 1) / n**2
-        case "broadcast":
-            return ceil(log2(n)), 1.0
+def _on_a_switch(collective: Collective, backend: Backend, n: int) -> Step:
+    if backend == "gloo":
+        return gloo.algorithm(collective, (one_switch(n),)).steps[0]
+    return algorithms.on_a_switch(collective, n)

@@ -156,6 +156,11 @@ def links_of(group: Group, levels: tuple[Level, ...]) -> tuple[Link, ...]:
     return tuple(links)
 
 
+def one_switch(n: int) -> Link:
+    """What n devices of one switch have of it, at one byte per second and without latency."""
+    return Link("switch", "network", True, n, 1, (n,), False, 1.0, 1.0, 0.0)
+
+
 def between(source: int, target: int, levels: Sequence[Level]) -> Link | None:
     """What two ranks have of the level that they meet at; nothing where they are one."""
     if source == target:

@@ -209,3 +209,16 @@ def test_the_text_says_what_the_line_does(splits: tuple[int, ...], collective: s
 
 def test_a_line_is_straight() -> None:
     assert Line(1.0, 2.0).time_s(3.0) == 7.0
+
+
+@pytest.mark.parametrize("n", range(1, 10))
+def test_what_one_device_of_a_switch_sends(n: int) -> None:
+    """Of the full tensor; the one place of these shares."""
+    gathered = Fraction(n - 1, n)
+    shares = {
+        "all_reduce": 2 * gathered, "all_gather": gathered, "reduce_scatter": gathered, "all_to_all": gathered / n,
+        "broadcast": 1,
+    }  # fmt: skip
+    assert {collective: algorithms.on_a_switch(collective, n).share for collective in COLLECTIVES} == shares
+    hops = dict.fromkeys(COLLECTIVES, n - 1) | {"all_reduce": 2 * (n - 1)}
+    assert {collective: algorithms.on_a_switch(collective, n).hops for collective in COLLECTIVES} == hops
