@@ -194,8 +194,8 @@ def choices(collective: Collective, links: Sequence[Link], rows: Generation) -> 
 
 
 def _ring(collective: Collective, links: Sequence[Link], rows: Generation, protocol: str) -> Choice:
-    p, bus, channels = PROTOCOLS.index(protocol), _bus(links), _channels(links, rows)
-    nodes, n = _nodes(links), prod(link.split for link in links)
+    p, bus, channels = PROTOCOLS.index(protocol), _bus(links), num_channels(links, rows)
+    nodes, n = num_nodes(links), prod(link.split for link in links)
     across = nodes > 1
     form = (
         algorithms.chain(links) if collective == "broadcast" else algorithms.ring(links, algorithms.PASSES[collective])
@@ -222,7 +222,7 @@ def _ring(collective: Collective, links: Sequence[Link], rows: Generation, proto
 
 
 def _tree(links: Sequence[Link], rows: Generation, protocol: str) -> Choice:
-    p, nodes, channels = PROTOCOLS.index(protocol), _nodes(links), _channels(links, rows)
+    p, nodes, channels = PROTOCOLS.index(protocol), num_nodes(links), num_channels(links, rows)
     bus = min(_bus(links) * 0.92, channels * rows.tree[_column(nodes)])
     if protocol == "LL":
         bus = min(bus / 3.8, rows.ll[_column(nodes)])
@@ -240,7 +240,7 @@ def _nvls(links: Sequence[Link], rows: Generation) -> Choice:
     if len(links) == 1:
         share = float(algorithms.nvls(links).steps[0].share)
         return Choice("nvls", NVLS_US * 1e-6, 6 / 5 / bus, share / bus, heads=NVLS_CHANNELS * n)
-    nodes, outer = _nodes(links), _bus(links[1:]) * 1e9
+    nodes, outer = num_nodes(links), _bus(links[1:]) * 1e9
     slope = 6 / 5 / min(bus, (outer if nodes == 2 else outer / 2) * rows.nvls_efficiency)
     beyond = sum(_wire_us(link) for link in links[1:])
     latency_us = NVLS_US + 2 * sum(step.hops for step in algorithms.tree(links[1:], 1).steps) * NVLS_NETWORK_US + beyond
@@ -261,7 +261,8 @@ def send_base_s() -> float:
     return BASE_US["ring"][2] * 1e-6
 
 
-def _nodes(links: Sequence[Link]) -> int:
+def num_nodes(links: Sequence[Link]) -> int:
+    """How many nodes a group spans."""
     return prod(link.split for link in links if link.kind == "network")
 
 
@@ -274,7 +275,8 @@ def _bus(links: Sequence[Link]) -> float:
     return min(link.inside * link.bytes_per_s for link in links) / 1e9
 
 
-def _channels(links: Sequence[Link], rows: Generation) -> int:
+def num_channels(links: Sequence[Link], rows: Generation) -> int:
+    """How many channels the search for them finds (search.cc)."""
     return min(max(round(2 * _bus(links) / rows.channel), 2), 32)
 
 
