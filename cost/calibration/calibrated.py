@@ -12,6 +12,7 @@ from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_p
 from shardwright.cost.calibration.workload import CHAINS, Point, Workload
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine
 from shardwright.cost.clusters.device import Device, DeviceKind
+from shardwright.cost.clusters.presets import CONTEXT_BYTES
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.kernels import Kernel, measured
@@ -111,6 +112,7 @@ def _device(points: Mapping[str, Point], workload: Workload, name: str, memory_b
         kind=kind,
         update_overhead_s=max(0.0, parameter_s - sum(operators["mul"])),
         step_overhead_s=max(0.0, step_s - sum(operators["sum"])),
+        context_bytes=CONTEXT_BYTES if kind == "cuda" else 0,
         operators=operators,
     )
     kernels = tuple(_kernels(points, probes, bare))

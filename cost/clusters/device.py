@@ -34,7 +34,7 @@ class Device:
     """One accelerator, or one CPU rank with its threads.
 
     Attributes:
-        memory_bytes: what one rank may use.
+        memory_bytes: what one rank may use; all that the device has, what the driver takes of it included.
         memory_bytes_per_s: sustained (not datasheet) bandwidth to that memory, reads and writes together.
         flops_per_s: peak of matrix multiplication by precision, dense; "fp32" is required, the others fall back on it.
         matmul_efficiency: share of the peak that large matrix multiplications reach.
@@ -46,6 +46,7 @@ class Device:
         kernel_s: the least time of a kernel on the device itself, which its dispatch does not hide.
         update_overhead_s: dispatch of the optimizer's update of one parameter.
         step_overhead_s: what a step takes once, whatever the model.
+        context_bytes: what the driver, loaded kernels and libraries' workspaces take of the memory, whatever the model.
         operators: measured dispatch of operators of the op table, (forward, backward) seconds by name; `op_overhead_s`
             for those that are not there.
         kernels: measured kernels; where there are any of a kind, they go before the rates above.
@@ -65,6 +66,7 @@ class Device:
     kernel_s: float = 0.0
     update_overhead_s: float = 0.0
     step_overhead_s: float = 0.0
+    context_bytes: int = 0
     operators: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     kernels: tuple[Kernel, ...] = field(default=(), hash=False)
 
@@ -87,7 +89,8 @@ class Device:
             object.__setattr__(self, name, checks.fraction(getattr(self, name), "Device", name, meaning))
         for name, unit in _NOT_NEGATIVE.items():
             object.__setattr__(self, name, checks.non_negative(getattr(self, name), "Device", name, unit))
-        object.__setattr__(self, "num_units", _checked_units(self.num_units))
+        for name, meaning in _COUNTS.items():
+            object.__setattr__(self, name, _checked_count(getattr(self, name), name, meaning))
         object.__setattr__(self, "operators", _checked_operators(self.operators))
         object.__setattr__(self, "kernels", checked_kernels(self.kernels))
 
@@ -121,10 +124,16 @@ _NOT_NEGATIVE = {
 }
 
 
-def _checked_units(value: object) -> int:
+_COUNTS = {
+    "num_units": "how many multiprocessors the device has, or 0",
+    "context_bytes": "the bytes that the driver and loaded kernels take, or 0",
+}
+
+
+def _checked_count(value: object, name: str, meaning: str) -> int:
     if value in (0, 0.0) and not isinstance(value, bool):
         return 0
-    return checks.positive_int(value, "Device", "num_units", "how many multiprocessors the device has, or 0")
+    return checks.positive_int(value, "Device", name, meaning)
 
 
 def _checked_operators(operators: object) -> dict[str, tuple[float, float]]:

@@ -73,7 +73,7 @@ def part_of(cluster: Cluster, ranks: range) -> Cluster:
 
 _LEAST = ("memory_bytes", "memory_bytes_per_s", "matmul_efficiency", "attention_efficiency",
           "attention_backward_efficiency")  # fmt: skip
-_MOST = ("op_overhead_s", "kernel_s", "update_overhead_s", "step_overhead_s")
+_MOST = ("op_overhead_s", "kernel_s", "update_overhead_s", "step_overhead_s", "context_bytes")
 
 
 def slowest_device(devices: Sequence[Device]) -> Device:

@@ -82,6 +82,7 @@ def _machine(row: Mapping[str, Any]) -> Machine:
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("machines.json").read_text(encoding="utf-8"))
 ASSUMED_NETWORK_GB_PER_S = 12.5  # per node
 _EFFICIENCY = {"matmul_efficiency": _TABLE["matmul_efficiency"]["value"]}
+CONTEXT_BYTES: int = _TABLE["context_bytes"]["value"]
 LINKS: dict[str, Link] = {name: Link(**row) for name, row in _TABLE["links"].items()}
 GPUS: dict[str, Gpu] = {name: Gpu(**_EFFICIENCY | row) for name, row in _TABLE["gpus"].items()}
 PRESETS: dict[str, Machine] = {name: _machine(row) for name, row in _TABLE["machines"].items()}
@@ -181,6 +182,7 @@ def gpu_device(name: str) -> Device:
         kind="cuda",
         num_units=gpu.num_units,
         kernel_s=_TABLE["kernel_s"]["value"],
+        context_bytes=CONTEXT_BYTES,
     )
 
 

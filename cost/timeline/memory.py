@@ -24,8 +24,9 @@ class Memory:
         activations_bytes: kept for the backward pass.
         gathered_bytes: weights gathered from their shards: all buffers that these ever need, which stay.
         buffers_bytes: the model's buffers and constants, and the batch.
-        communication_bytes: staging buffers of collectives.
+        communication_bytes: buffers of the library's connections, and staging buffers of collectives.
         temporary_bytes: values and gradients of values that only live for a moment.
+        context_bytes: the driver, loaded kernels and libraries' workspaces.
         slack_bytes: what the allocator holds beyond that.
     """
 
@@ -37,6 +38,7 @@ class Memory:
     buffers_bytes: int = 0
     communication_bytes: int = 0
     temporary_bytes: int = 0
+    context_bytes: int = 0
     slack_bytes: int = 0
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.device import Device
+from shardwright.cost.collectives.buffers import axes_bytes, stages_bytes
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.timeline.backward import bucketed, build_backward
 from shardwright.cost.timeline.execution import Execution
@@ -140,9 +141,10 @@ class Programs:
         makers = self._makers[alike]
         cut, num_chunks = makers[0].cut, stages * execution.chunks_per_stage
         shares = spread(cut, num_chunks, split) if num_chunks > 1 else [_everything(cut)]
+        between = stages_bytes(cluster, stages, per_stage)
         found = tuple(
             makers[stage % len(makers)].stage(
-                [shares[c * stages + stage] for c in range(execution.chunks_per_stage)], execution
+                [shares[c * stages + stage] for c in range(execution.chunks_per_stage)], execution, between
             )
             for stage in range(stages)
         )
@@ -192,11 +194,13 @@ class _Maker:
         self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
         self._pieces: dict[tuple[Share, bool, bool], tuple[Piece, dict[str, int], dict[Kind, float]]] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
+        self._axes_bytes = axes_bytes(steps.graph, steps.cluster)
 
-    def stage(self, shares: Sequence[Share], execution: Execution) -> Stage:
+    def stage(self, shares: Sequence[Share], execution: Execution, between_bytes: float) -> Stage:
+        """`between_bytes`: what its connections with other stages keep."""
         two = execution.schedule == "zero-bubble"
         hold = execution.num_stages * execution.num_microbatches == 1
-        key = (tuple(shares), hold, two, execution.num_microbatches)
+        key = (tuple(shares), hold, two, execution.num_microbatches, between_bytes)
         if key not in self._stages:
             pieces: list[Piece] = []
             leaves, pool = defaultdict[str, int](int), dict[Kind, float]()
@@ -208,6 +212,8 @@ class _Maker:
                     leaves[leaf] += times
             state, end = self._state(leaves)
             state["buffers"] = self._buffers(execution.num_microbatches)
+            state["context"] = self.steps.cluster.device.context_bytes
+            state["communication"] = self._axes_bytes + between_bytes
             if pool:
                 state["gathered"] = sum(pool.values())
             self._stages[key] = Stage(tuple(pieces), state, end, self.steps.cluster.device)

@@ -27,6 +27,8 @@ from shardwright.pcg.errors import PlanError
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
 """What the allocator holds beyond what is in use, as a share of it. cuda: assumed; blocks are rounded up, and freed
 ones do not always fit what is asked for next. cpu: freed memory of this size goes back to the system."""
+NOT_ALLOCATED = ("context", "communication")
+"""What a stage keeps beside the allocator."""
 
 
 class Placed(NamedTuple):
@@ -238,7 +240,8 @@ def _peak(stage: Stage, placed: Sequence[Placed]) -> tuple[Memory, int, str]:
         for category, num_bytes in timeline.net.items():
             now[category] += num_bytes
             total += num_bytes
-    return Memory.of({**found, "slack": SLACK[stage.device.kind] * best}), number, task
+    allocated = best - sum(stage.state.get(category, 0.0) for category in NOT_ALLOCATED)
+    return Memory.of({**found, "slack": SLACK[stage.device.kind] * allocated}), number, task
 
 
 def _moment(item: Item | None, task: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.clusters.presets import GPUS, LINKS, PRESETS, Gpu, Link, Machine, gpu_device
+from shardwright.cost.clusters.presets import CONTEXT_BYTES, GPUS, LINKS, PRESETS, Gpu, Link, Machine, gpu_device
 from shardwright.pcg.errors import ClusterError
 
 
@@ -96,3 +96,9 @@ def test_machines_in_pods() -> None:
 def test_errors(arguments: tuple[str, int, int], problem: str) -> None:
     with pytest.raises(ClusterError, match=rf"^Cluster\.preset[.:] ?{problem}"):
         Cluster.preset(*arguments)
+
+
+def test_contexts_are_counted_on_gpus_and_said_to_be_assumed() -> None:
+    assert {gpu_device(name).context_bytes for name in GPUS} == {CONTEXT_BYTES}
+    assert 4e8 < CONTEXT_BYTES < 2e9
+    assert Cluster.local(1).device.context_bytes == 0
