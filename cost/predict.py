@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import cast
 
-from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective
+from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass, fused_moves
 from shardwright.cost.compute.compute import Compute
@@ -76,7 +75,7 @@ def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
     """Bytes that one of `size` devices sends for a tensor of `num_bytes`; 0 for what is no collective."""
     if collective not in COLLECTIVES:
         return 0.0
-    return num_bytes * float(on_a_switch(cast("Collective", collective), size).share)
+    return num_bytes * float(on_a_switch(collective, size).share)
 
 
 def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:

@@ -10,16 +10,20 @@ the source, s on the target. Replica j of the target is served by replica ⌊j·
                      links are faster (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
                      Using Megatron-LM", 2021, section 4.1)
 
+A partial sum goes on as one: it is a tensor with one more dimension, that of its summands, which lies on equally many
+devices of both stages.
+
 All ranks of both stages send or receive at once: the time is that of the busiest one, over the outermost level that
-separates any two ranks of the stages (an upper bound where only some pairs are that far apart).
+separates any two ranks of the stages (an upper bound where only some pairs are that far apart). In a mixed cluster the
+links between two stages, and those inside the one that gathers, are those of their own parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import count, product
 from math import ceil, gcd, prod
 
 import numpy as np
@@ -28,7 +32,7 @@ from numpy.typing import NDArray
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.errors import ClusterError
-from shardwright.pcg.layout import Layouts, shard_order
+from shardwright.pcg.layout import Layout, Layouts, shard_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,21 @@ class Placed:
     @property
     def num_ranks(self) -> int:
         return prod(self.sizes)
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.num_ranks)
+
+    @property
+    def num_summands(self) -> tuple[int, ...]:
+        """Sizes of the axes along which the tensor is a partial sum."""
+        return tuple(size for size, layout in zip(self.sizes, self.layouts, strict=True) if layout.kind == "P")
+
+    def stacked(self, num_dims: int) -> Placed:
+        """The tensor with its summands as more dimensions behind its `num_dims`, sharded: every device has its own."""
+        dims = count(num_dims)
+        layouts = tuple(Layout("S", next(dims)) if layout.kind == "P" else layout for layout in self.layouts)
+        return replace(self, layouts=layouts)
 
     @property
     def num_parts(self) -> int:
@@ -83,9 +102,11 @@ def ways(shape: tuple[int, ...], num_bytes: float, source: Placed, target: Place
     """The ways to move a tensor of logical `shape` and `num_bytes` from `source` to `target`.
 
     Raises:
-        ClusterError: the meshes share ranks, the layouts do not fit, or a tensor is still a sum to be reduced.
+        ClusterError: the meshes share ranks, the layouts do not fit, or only one end is a sum to be reduced.
     """
     _check(shape, source, target)
+    num_bytes *= prod(source.num_summands)
+    shape, source, target = _stacked(shape, source, target)
     into = out = 1
     for table in _overlaps(shape, source, target):
         into *= int((table > 0).sum(axis=0).max())
@@ -105,15 +126,17 @@ def ways(shape: tuple[int, ...], num_bytes: float, source: Placed, target: Place
 def resharding_s(
     cluster: Cluster, shape: tuple[int, ...], num_bytes: float, source: Placed, target: Placed
 ) -> tuple[float, Resharding]:
-    """Seconds of the fastest way, and which that is."""
-    stage = Communication(cluster, target.sizes)
-    ends = source.first_rank, target.first_rank
-    lasts = source.first_rank + source.num_ranks - 1, target.first_rank + target.num_ranks - 1
-    pair = (min(ends), max(lasts))
+    """Seconds of the fastest way, and which that is. `num_bytes` are those of the whole tensor, or of one summand."""
+    ends = min(source.first_rank, target.first_rank), max(source.ranks.stop, target.ranks.stop)
+    both, first = _own(cluster, range(*ends))
+    links, stage = Communication(both, ()), Communication(_own(cluster, target.ranks)[0], target.sizes)
+
+    def send_s(num_bytes: float) -> float:
+        return links.send_s(ends[0] - first, ends[1] - 1 - first, num_bytes)
 
     def time_s(way: Resharding) -> float:
-        start_s = stage.send_s(*pair, 0.0)
-        sending_s = stage.send_s(*pair, max(way.sent_bytes, way.received_bytes)) - start_s
+        start_s = send_s(0.0)
+        sending_s = send_s(max(way.sent_bytes, way.received_bytes)) - start_s
         inside = target.replicas
         gathers_s = 0.0
         for axis in way.gather_axes:  # the outermost first: what is gathered doubles on the way in
@@ -124,9 +147,15 @@ def resharding_s(
     return min(((time_s(way), way) for way in ways(shape, num_bytes, source, target)), key=lambda entry: entry[0])
 
 
+def _own(cluster: Cluster, ranks: range) -> tuple[Cluster, int]:
+    """The cluster that has the links of `ranks`, and its first rank: in a mixed cluster it is that of these alone."""
+    return (cluster.part(ranks), ranks.start) if cluster.parts else (cluster, 0)
+
+
 def messages(shape: tuple[int, ...], source: Placed, target: Placed) -> Iterator[tuple[int, int, int]]:
     """(source rank, target rank, elements) of every message of the direct way."""
     _check(shape, source, target)
+    shape, source, target = _stacked(shape, source, target)
     tables = _overlaps(shape, source, target)
     axes = [[_axes(placed, dim) for dim in range(len(shape))] for placed in (source, target)]
     for pairs in product(*([(int(i), int(j)) for i, j in np.argwhere(table > 0)] for table in tables)):
@@ -140,6 +169,11 @@ def messages(shape: tuple[int, ...], source: Placed, target: Placed) -> Iterator
         for replica in range(target.replicas):
             serving = replica * source.replicas // target.replicas
             yield source.rank(here, serving), target.rank(there, replica), elements
+
+
+def _stacked(shape: tuple[int, ...], source: Placed, target: Placed) -> tuple[tuple[int, ...], Placed, Placed]:
+    """The same without partial layouts."""
+    return (*shape, *source.num_summands), source.stacked(len(shape)), target.stacked(len(shape))
 
 
 def _axes(placed: Placed, dim: int) -> list[int]:
@@ -202,9 +236,11 @@ def _check(shape: Sequence[int], source: Placed, target: Placed) -> None:
         if len(placed.sizes) != len(placed.layouts):
             problem = f"{len(placed.layouts)} layouts for the {len(placed.sizes)} axes of its mesh {list(placed.sizes)}"
             raise ClusterError(f"resharding: the {side} has {problem}; give one for each axis")
-        if any(layout.kind == "P" for layout in placed.layouts):
-            raise ClusterError(f"resharding: the {side} is a partial sum; reduce it inside its stage, then move it")
         _steps(tuple(shape), 0, placed.layouts, placed.sizes)
+    if source.num_summands != target.num_summands:
+        sums = [prod(placed.num_summands) for placed in (source, target)]
+        problem = f"the source is a sum of {sums[0]} parts, the target one of {sums[1]}"
+        raise ClusterError(f"resharding: {problem}; reduce it inside its stage, then move it")
     first, second = sorted((source, target), key=lambda placed: placed.first_rank)
     if first.first_rank + first.num_ranks > second.first_rank:
         shared = f"both hold rank {second.first_rank}"

@@ -8,7 +8,7 @@ number of stages.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -17,7 +17,8 @@ from typing import Any
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.collectives.buffers import axes_bytes, stages_bytes
-from shardwright.cost.collectives.communication import Communication
+from shardwright.cost.collectives.groups import between
+from shardwright.cost.collectives.resharding import Placed, resharding_s
 from shardwright.cost.timeline.backward import bucketed, build_backward
 from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.forward import build_forward, held_groups
@@ -66,7 +67,7 @@ class Stage:
 class Program:
     """What runs, on each device of every stage.
 
-    hops_s      seconds to send a microbatch from each virtual stage to the next one, one way
+    hops_s      seconds to send a microbatch from each virtual stage to the next one, one way; the slower of the two
     simulated   segments whose timeline is known already, shared by programs of the same pieces
     """
 
@@ -148,7 +149,7 @@ class Programs:
             )
             for stage in range(stages)
         )
-        hops = _hops(shares, cut, makers[0].steps, cluster, execution)
+        hops = _hops(shares, cut, makers[0].steps, cluster, stages)
         return Program(execution, found, hops, self._simulated)
 
 
@@ -172,18 +173,37 @@ def _makers(graph: Graph, cluster: Cluster, execution: Execution, repeats: Mappi
 
 
 def _hops(
-    shares: Sequence[Share], cut: Sequence[Section], steps: Steps, cluster: Cluster, execution: Execution
+    shares: Sequence[Share], cut: Sequence[Section], steps: Steps, cluster: Cluster, num_stages: int
 ) -> tuple[float, ...]:
-    """Every device sends its part of what crosses to its counterpart in the next stage."""
-    size, stages = steps.graph.mesh.num_devices, execution.num_stages
-    links = Communication(cluster, (cluster.num_devices,))
-    hops: list[float] = []
+    """Between neighbours in `shares`. Equal hops are costed once."""
+    known, hops = dict[tuple[object, ...], float](), list[float]()
+    num_ranks = steps.graph.mesh.num_devices
     for number, (share, after) in enumerate(pairwise(shares)):
         last = share.parts[-1][0]
-        names = crossing(cut, last, inside=after.parts[0][0] == last)
-        source, target = number % stages * size, (number + 1) % stages * size
-        hops.append(float(links.send_s(source, target, sum(steps.num_bytes[name] for name in names))))
+        names = frozenset(crossing(cut, last, inside=after.parts[0][0] == last))
+        pair = number % num_stages, (number + 1) % num_stages
+        ends = min(pair) * num_ranks, (max(pair) + 1) * num_ranks - 1
+        key = names, pair if cluster.parts or pair[0] == pair[1] else between(*ends, cluster.levels)
+        if key not in known:
+            known[key] = _hop_s(names, pair, steps, cluster) if pair[0] != pair[1] else 0.0
+        hops.append(known[key])
     return tuple(hops)
+
+
+def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Steps, cluster: Cluster) -> float:
+    """Values go on in their own layouts, one after the other, their gradients come back in theirs: the slower way."""
+    mesh, types = steps.graph.mesh, steps.graph.types
+
+    def way_s(source: int, target: int, *, back: bool) -> float:
+        total = 0.0
+        for name in names:
+            layouts = tuple(layout.dual if back else layout for layout in types[name].layouts)
+            here, there = (Placed(mesh.sizes, layouts, stage * mesh.num_devices) for stage in (source, target))
+            num_bytes = steps.num_bytes[name] * here.num_parts
+            total += float(resharding_s(cluster, types[name].shape, num_bytes, here, there)[0])
+        return total
+
+    return max(way_s(*pair, back=False), way_s(*reversed(pair), back=True))
 
 
 class _Maker:

@@ -107,6 +107,35 @@ def test_gathering_along_two_axes() -> None:
     assert seconds == pytest.approx(model.send_s(0, 15, 1e8 / 8) + gathers)
 
 
+def test_a_partial_sum_goes_on_as_one() -> None:
+    """Every device sends its own summand, whole; nothing is a replica that others could bring."""
+    seconds, way = resharding_s(DGX, (64, 1024), 1e8, stages((P,), 0), stages((P,), 8))
+    assert way == Resharding("direct", 1e8, 1e8, 1)
+    assert seconds == pytest.approx(Communication(DGX, (8,)).send_s(0, 15, 1e8))
+    both = stages((P, R), 0, (2, 4)), stages((P, R), 8, (2, 4))
+    _, way = resharding_s(DGX, (64, 1024), 1e8, *both)
+    assert way == Resharding("scatter-gather", 1e8 / 4, 1e8 / 4, 1, (1,), 1e8)
+    moved = sorted(messages((2, 2), *(Placed((2, 2), (P, S(0)), first) for first in (0, 4))))
+    assert moved == [(0, 4, 2), (1, 5, 2), (2, 6, 2), (3, 7, 2)]
+
+
+def test_stages_of_a_mixed_cluster_have_their_own_links() -> None:
+    """Two nodes with H100 and two with V100: what stays among the H100 nodes is as fast as there alone."""
+    mixed, alone = Cluster.mixed([("dgx-h100", 2), ("dgx-1-v100", 2)]), Cluster.preset("dgx-h100", nodes=2)
+    ends = stages((R,), 0), stages((R,), 8)
+    assert resharding_s(mixed, (64, 1024), 1e8, *ends) == resharding_s(alone, (64, 1024), 1e8, *ends)
+    forth, back = stages((R,), 8), stages((R,), 16)
+    slow = Cluster.preset("dgx-1-v100", nodes=2)
+    (into_slow, way), (into_fast, _) = (
+        resharding_s(mixed, (64, 1024), 1e8, *p) for p in ((forth, back), (back, forth))
+    )
+    assert way.name == "scatter-gather"
+    piece_s = Communication(mixed, ()).send_s(8, 23, 1e8 / 8)
+    for seconds, machine in ((into_slow, slow), (into_fast, alone)):
+        assert seconds == pytest.approx(piece_s + Communication(machine.part(range(8)), (8,)).all_gather_s(0, 1e8))
+    assert into_slow > into_fast
+
+
 def test_large_stages_cost_no_more_to_ask() -> None:
     """8,192 ranks a stage, 10⁹ elements: tables of parts, not of elements or pairs of ranks."""
     cluster = Cluster.preset("dgx-h100", nodes=2048)
@@ -123,8 +152,9 @@ def test_large_stages_cost_no_more_to_ask() -> None:
 @pytest.mark.parametrize(
     ("source", "target", "problem"),
     [
-        (stages((P,), 0), stages((R,), 8), "the source is a partial sum; reduce it inside its stage, then move it"),
-        (stages((R,), 0), stages((P,), 8), "the target is a partial sum"),
+        (stages((P,), 0), stages((R,), 8), "the source is a sum of 8 parts, the target one of 1; reduce it inside"),
+        (stages((R,), 0), stages((P,), 8), "the source is a sum of 1 parts, the target one of 8"),
+        (stages((P,), 0), stages((P,), 8, (4,)), "the source is a sum of 8 parts, the target one of 4"),
         (stages((R,), 0), stages((R,), 4), "the stages overlap, both hold rank 4; inside one mesh a move"),
         (stages((R, R), 0), stages((R,), 8), r"the source has 2 layouts for the 1 axes of its mesh \[8\]; give one"),
         (stages((Layout("S", 5),), 0), stages((R,), 8), r"shape \[8, 12\] cannot lie on a mesh \[8\]: S\(5\) names"),

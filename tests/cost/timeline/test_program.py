@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.collectives.communication import Communication
+from shardwright.cost.collectives.resharding import Placed, resharding_s
 from shardwright.cost.predict import predict
 from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.forward import HOST_BYTES_PER_S
-from shardwright.cost.timeline.program import Programs, program
+from shardwright.cost.timeline.program import Programs, _hop_s, program
 from shardwright.cost.timeline.streams import Sharing
 from shardwright.cost.timeline.tasks import COPY
 from shardwright.cost.timeline.timeline import SLACK, Timeline, simulate
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Source
+from shardwright.pcg.layout import C, Layout, P, R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.types import TensorType
 from shardwright.search.planner import Planner
 from tests.cost.programs import planned
 from tests.search.graphs import cluster, every_choice
@@ -240,6 +244,55 @@ def test_stages_send_the_residual_stream() -> None:
     graph, many = planned("tensor", 6), cluster(8)
     hops = program(graph, many, Execution(num_stages=2, num_microbatches=2)).hops_s
     assert hops == (Communication(many, (8,)).send_s(0, 4, 8 * 8 * 64 * 4),)
+
+
+SLOW_NETWORK = Cluster("slow", Cluster.preset("dgx-h100").device, (
+    Level("nvlink", 8, 3.6e11, 1.25e-6, "nvlink"), Level("network", 4, 1e7, 3.35e-6),
+), "nccl", "test")  # fmt: skip
+HOPS = [
+    (SLOW_NETWORK, 8),
+    (Cluster.preset("dgx-h100", nodes=4), 8),
+    (Cluster.preset("superpod-h100", nodes=64), 8),
+    (Cluster.preset("l40s-box", nodes=4), 4),
+    (cluster(32), 4),
+]
+
+
+@pytest.mark.parametrize(("machine", "num_ranks"), HOPS, ids=lambda x: getattr(x, "name", x))
+@pytest.mark.parametrize("chunks", [1, 3])
+@roles
+def test_hops_are_reshardings_and_no_slower_than_plain_sends(
+    role: str, chunks: int, machine: Cluster, num_ranks: int
+) -> None:
+    """The residual stream [8, 8, 64] in fp32: sharded by its batch, or replicated over tensor parallel ranks."""
+    graph, num_stages = planned(role, 12, num_ranks), 4
+    run = Execution(
+        num_stages=num_stages, num_microbatches=4, chunks_per_stage=chunks,
+        schedule="1f1b" if chunks == 1 else "interleaved",
+    )  # fmt: skip
+    layout = (R,) if role == "tensor" else (S(0),)
+    links = Communication(machine, (machine.num_devices,))
+    hops = program(graph, machine, run).hops_s
+    assert len(hops) == num_stages * chunks - 1
+    for number, hop_s in enumerate(hops):
+        source, target = (Placed((num_ranks,), layout, (number + i) % num_stages * num_ranks) for i in (0, 1))
+        assert hop_s == pytest.approx(resharding_s(machine, (8, 8, 64), 8 * 8 * 64 * 4, source, target)[0])
+        own = 8 * 8 * 64 * 4 / source.num_parts
+        plain_s = links.send_s(source.first_rank, target.first_rank, own)
+        assert hop_s <= plain_s * (1 + 1e-12)
+        if machine is SLOW_NETWORK and role == "tensor":  # Megatron-LM's scatter-gather
+            assert hop_s < plain_s / 4
+
+
+@pytest.mark.parametrize(("layout", "way", "share"), [(R, R, 1), (S(0), S(0), 8), (C, P, 1), (P, P, 1)], ids=str)
+def test_the_slower_way_of_a_value_and_its_gradient_counts(layout: Layout, way: Layout, share: int) -> None:
+    """A copied value could be scattered and gathered; the summands of its gradient could not."""
+    value = TensorType((64, 1024), "float32", (layout,), grad=True)
+    graph = SimpleNamespace(mesh=Mesh.of(x=8), types={"v": value})
+    steps: Any = SimpleNamespace(graph=graph, num_bytes={"v": 1e8 / share})
+    there, back = (Placed((8,), (way,), first) for first in (0, 8))
+    expected = resharding_s(SLOW_NETWORK, (64, 1024), 1e8, there, back)[0]
+    assert _hop_s(["v"], (0, 1), steps, SLOW_NETWORK) == pytest.approx(expected)
 
 
 def test_a_slow_stage_leaves_bubbles_to_the_fast_one() -> None:
