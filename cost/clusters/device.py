@@ -102,8 +102,8 @@ class Device:
     def peak_flops_per_s(self, dtype: str) -> float:
         """The matmul peak for a precision ("bf16") or a dtype name of the graph ("bfloat16"), in FLOP per second.
 
-        Where the table has no entry, fp8 runs at the bf16 rate, 16-bit types and tf32 at the fp32 rate and fp64 at half
-        of it. Integers and bools count as fp32.
+        Where the table has no entry, fp8 runs at the bf16 rate, fp16 too on a GPU that has one, 16-bit types and tf32
+        else at the fp32 rate and fp64 at half of it. Integers and bools count as fp32.
         """
         precision = "fp32" if dtype in _INTEGERS else _PRECISION_OF_DTYPE.get(dtype, dtype)
         if precision not in PRECISIONS:
@@ -111,7 +111,7 @@ class Device:
             raise ClusterError(f"device {self.name!r}: no peak rate for dtype {dtype!r}; choose one of {known}")
         if precision in self.flops_per_s:
             return self.flops_per_s[precision]
-        if precision == "fp8":
+        if precision == "fp8" or (precision == "fp16" and self.kind == "cuda" and "bf16" in self.flops_per_s):
             return self.peak_flops_per_s("bf16")
         return self.flops_per_s["fp32"] * (0.5 if precision == "fp64" else 1.0)
 

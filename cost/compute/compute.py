@@ -33,6 +33,8 @@ _TILE_DEPTH = 32
 _ATTENTION_BLOCK = 128  # queries of a block in FlashAttention-2's kernels
 _ALIGNED_BYTES = 16
 _UNALIGNED_RATE = 0.5
+_RATE_BYTES = {"fp8": 1, "tf32": 4}
+"""Of an element, where work runs at the rate of a precision that no value has."""
 
 
 class Compute:
@@ -115,7 +117,7 @@ def matmul_share(shape: tuple[int, ...], dtype: str, num_units: int) -> float:
         rate = rows * columns / (rows + columns) / _REUSE
         best = max(best, useful * rate * min(1.0, tiles / num_units))
     deep = k / (ceil(k / _TILE_DEPTH) * _TILE_DEPTH)
-    item = ITEM_BYTES.get(dtype, 1 if dtype == "fp8" else 2)
+    item = ITEM_BYTES.get(dtype) or _RATE_BYTES.get(dtype, 2)
     aligned = all(extent * item % _ALIGNED_BYTES == 0 for extent in (n, k))
     return best * deep * (1.0 if aligned else _UNALIGNED_RATE)
 

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shardwright.cost.clusters import checks
 from shardwright.pcg.types import is_float
 
-Precision = Literal["fp32", "amp_bf16", "bf16", "fp8"]
+Precision = Literal["fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8"]
 Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Optimizer = Literal["adam", "sgd"]
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "amp_bf16", "bf16", "fp8")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8")
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
+
+
+class Dtypes(NamedTuple):
+    """What a precision makes of every float.
+
+    compute      values used, activations and their gradients
+    state        master weights, accumulated gradients and optimizer states
+    rates        kinds of work that run at the rate of another precision
+    is_scaled    whether the loss is scaled, and the gradients scaled back and checked before the update
+    """
+
+    compute: str
+    state: str
+    rates: Mapping[str, str] = {}
+    is_scaled: bool = False
+
+
+DTYPES: Mapping[Precision, Dtypes] = {
+    "fp32": Dtypes("float32", "float32"),
+    "tf32": Dtypes("float32", "float32", {"matmul": "tf32", "conv": "tf32"}),
+    "amp_bf16": Dtypes("bfloat16", "float32"),
+    "bf16": Dtypes("bfloat16", "bfloat16"),
+    "amp_fp16": Dtypes("float16", "float32", is_scaled=True),
+    "fp16": Dtypes("float16", "float16"),
+    "fp8": Dtypes("bfloat16", "float32", {"matmul": "fp8"}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +51,12 @@ class Execution:
     """A run of a plan. The defaults are what the lowering does today.
 
     Attributes:
-        precision: None: the graph's own dtypes. "fp32" and "bf16": every float in that dtype, optimizer included.
-            "amp_bf16": weights used, activations and their gradients in bf16; master weights, gradients and optimizer
-            states in fp32. "fp8": as "amp_bf16", with matrix multiplications in fp8. A graph with 16-bit parameters
-            keeps its own dtypes for values (only optimizer states and matrix multiplications change), so "fp32" is
-            refused there.
+        precision: None: the graph's own dtypes. "fp32", "bf16" and "fp16": every float in that dtype, optimizer
+            included. "tf32": as "fp32", with matrix multiplications and convolutions in tf32 (not attention).
+            "amp_bf16" and "amp_fp16": weights used, activations and their gradients in 16 bits; master weights,
+            gradients and optimizer states in fp32. "fp8": as "amp_bf16", with matrix multiplications in fp8. A graph
+            with 16-bit parameters keeps its own dtypes for values (only optimizer states and matrix multiplications
+            change), so a precision of other values is refused there.
         compiled: whether chains of pointwise operators are fused (torch.compile).
         recompute: "selective": attention is run again in backward; "full": every block is, from its input.
         offload: kept activations wait for backward in the host's memory.
@@ -81,16 +109,18 @@ class Execution:
 
     def compute_dtype(self, dtype: str) -> str:
         """What a value of this dtype in the graph is computed and kept in as an activation."""
-        if self.precision is None or not is_float(dtype):
-            return dtype
-        return "float32" if self.precision == "fp32" else "bfloat16"
-
-    def matmul_precision(self, dtype: str) -> str:
-        """The rate at which matrix multiplications of this dtype run: a dtype, or "fp8"."""
-        return "fp8" if self.precision == "fp8" and is_float(dtype) else self.compute_dtype(dtype)
+        return DTYPES[self.precision].compute if self.precision and is_float(dtype) else dtype
 
     def state_dtype(self, dtype: str) -> str:
         """What the optimizer's master weights, gradients and moments of a parameter of this dtype are kept in."""
-        if self.precision is None or not is_float(dtype):
-            return dtype
-        return "bfloat16" if self.precision == "bf16" else "float32"
+        return DTYPES[self.precision].state if self.precision and is_float(dtype) else dtype
+
+    @property
+    def rates(self) -> Mapping[str, str]:
+        """Kinds of work on floats that run at the rate of another precision, "tf32" or "fp8", if the device has it."""
+        return DTYPES[self.precision].rates if self.precision else {}
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a loss scaler passes over all gradients before the update."""
+        return self.precision is not None and DTYPES[self.precision].is_scaled

@@ -113,11 +113,14 @@ def state_bytes(stored: Stored, execution: Execution, shards: int = 1) -> dict[s
 
 
 def update_bytes(stored: Stored, execution: Execution, shards: int = 1) -> float:
-    """Bytes that the optimizer's update of a parameter reads and writes: gradient, weight twice, moments twice."""
+    """Bytes that the optimizer's update of a parameter reads and writes: gradient, weight twice, moments twice.
+
+    A loss scaler reads and writes the gradient once more before: divided by the scale, and checked for overflow.
+    """
     if not stored.grad:
         return 0.0
     state, used = _item_bytes(stored.dtype, execution)
-    traffic = (ADAM_TRAFFIC_PER_BYTE if execution.optimizer == "adam" else 3) * state
+    traffic = ((ADAM_TRAFFIC_PER_BYTE if execution.optimizer == "adam" else 3) + 2 * execution.is_scaled) * state
     return stored.num_elements * (traffic + (used if state > used and not stored.gathered else 0)) / shards
 
 

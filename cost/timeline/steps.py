@@ -85,7 +85,7 @@ class Steps:
     """The steps, weights and leaves of one graph.
 
     Raises:
-        PlanError: precision "fp32" for a graph that is captured in 16 bits.
+        PlanError: a precision of other values than those of a graph that is captured in 16 bits.
     """
 
     def __init__(self, graph: Graph, cluster: Cluster, execution: Execution) -> None:
@@ -93,12 +93,14 @@ class Steps:
         self.costs, self.compute = MoveCosts(cluster, graph.mesh.sizes), Compute(cluster.device)
         self._known: dict[Hashable, tuple[float, float, float]] = {}
         self.stored = stored_nodes(graph)
-        floats = {graph.types[n.name].dtype for n in graph.leaves("parameter")}
-        self.narrow = bool(floats & {"bfloat16", "float16"})
-        if self.narrow and execution.precision == "fp32":
-            own = " and ".join(sorted(floats & {"bfloat16", "float16"}))
-            advice = "leave the precision out, or plan the model in float32"
-            raise PlanError(f"precision 'fp32': expected a graph in 32 bits, got parameters in {own}; {advice}")
+        rates = execution.rates.items()
+        self._rates = {kind: dtype for kind, dtype in rates if dtype in cluster.device.flops_per_s}
+        floats = {graph.types[n.name].dtype for n in graph.leaves("parameter")} & {"bfloat16", "float16"}
+        self.narrow = bool(floats)
+        if self.narrow and execution.precision and (wanted := execution.compute_dtype("float32")) not in floats:
+            own, good = " and ".join(sorted(floats)), " or ".join(sorted({wanted, "float32"}))
+            problem = f"expected parameters in {good}, got {own}; leave the precision out, or plan the model in float32"
+            raise PlanError(f"precision {execution.precision!r}: {problem}")
         self._moves = {node.name: (start, move) for node, start, move in fused_moves(graph)}
         self._fusions = fusions(graph) if execution.compiled else {}
         self.weights: dict[str, Weight] = {}
@@ -253,8 +255,8 @@ class Steps:
         cost = NodeCost(node, serial, result, self.graph.mesh.sizes, self.compute, (), how)
         split = node.split or ("R",) * len(self.graph.mesh)
         found = cost.passes(split, tuple(t.layouts for t in operands), kind.layouts)
-        if self.execution.precision == "fp8":
-            found = Passes(tuple(map(_in_fp8, found.forward)), tuple(map(_in_fp8, found.backward)))
+        if self._rates:
+            found = Passes(tuple(map(self._at_rate, found.forward)), tuple(map(self._at_rate, found.backward)))
         if fusion != ALONE:
             found = fuse(found, fusion, tuple(self.bytes_of(name) for name in node.inputs), self.bytes_of(node.name))
         forward_s, backward_s = self.compute.passes_s(node.op, found, launched=not fusion.absorbed)
@@ -264,6 +266,10 @@ class Steps:
         works = [self.compute.work_s(work) for work in found.backward]
         share = sum(s for s, w in zip(works, trained, strict=False) if w) / (sum(works) or 1.0)
         return forward_s, backward_s * (1 - share), backward_s * share
+
+    def _at_rate(self, work: Work) -> Work:
+        rate = self._rates.get(work.kind)
+        return replace(work, dtype=rate) if rate and is_float(work.dtype) else work
 
     def _cast_s(self, name: str) -> float:
         """A matrix product in fp8 reads its activations, and the gradients of its result, in fp8.
@@ -275,10 +281,6 @@ class Steps:
         num_bytes = self.bytes_of(name)
         elements = round(num_bytes / 2)
         return self.compute.work_s(Work("copy", (elements,), 0.0, 2 * num_bytes + 2 * elements, "bfloat16"))
-
-
-def _in_fp8(work: Work) -> Work:
-    return replace(work, dtype="fp8") if work.kind == "matmul" else work
 
 
 def _place(node: Node) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,6 +110,14 @@ def test_device_overhead_is_not_negative(value: object) -> None:
     assert replace(GPU, op_overhead_s=0).op_overhead_s == 0
 
 
+@pytest.mark.parametrize("value", [*NOT_POSITIVE[1:], 1.5])
+@pytest.mark.parametrize("field", ["num_units", "context_bytes"])
+def test_what_is_counted_may_be_nothing(field: str, value: Any) -> None:
+    with pytest.raises(ClusterError, match=rf"^Device\.{field}: expected a positive integer, got .*, or 0$"):
+        replace(GPU, **{field: value})
+    assert getattr(replace(GPU, **{field: 0.0}), field) == 0
+
+
 @pytest.mark.parametrize(
     ("flops", "problem"),
     [
@@ -140,7 +149,9 @@ def test_device_kind() -> None:
 def test_peak_by_precision_and_by_dtype() -> None:
     assert GPU.peak_flops_per_s("bf16") == GPU.peak_flops_per_s("bfloat16") == 3e14
     assert GPU.peak_flops_per_s("fp32") == GPU.peak_flops_per_s("float32") == GPU.peak_flops_per_s("int64") == 2e13
-    assert GPU.peak_flops_per_s("float16") == GPU.peak_flops_per_s("tf32") == 2e13  # not in the table
+    assert GPU.peak_flops_per_s("tf32") == 2e13  # not in the table
+    assert GPU.peak_flops_per_s("float16") == 3e14  # tensor cores that know bf16
+    assert replace(GPU, kind="cpu").peak_flops_per_s("float16") == 2e13
     assert GPU.peak_flops_per_s("float64") == 1e13
     with pytest.raises(
         ClusterError, match=r"^device 'gpu': no peak rate for dtype 'complex64'; choose one of \['fp64'"

@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 
-from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.execution import DTYPES, PRECISIONS, Execution
 from shardwright.pcg.errors import ClusterError
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"precision": "fp16"}, "Execution.precision: expected one of 'fp32', 'amp_bf16', 'bf16', 'fp8', got 'fp16'"),
+        (
+            {"precision": "fp4"},
+            "Execution.precision: expected one of 'fp32', 'tf32', 'amp_bf16', 'bf16', 'amp_fp16', 'fp16', 'fp8', got",
+        ),
         ({"recompute": "some"}, "Execution.recompute: expected one of 'none', 'selective', 'full', got 'some'"),
         ({"schedule": "1b1f"}, "Execution.schedule: expected one of 'gpipe', '1f1b', 'interleaved', 'zero-bubble'"),
         ({"optimizer": "lion"}, "Execution.optimizer: expected one of 'adam', 'sgd', got 'lion'"),
@@ -39,18 +42,24 @@ def test_what_cannot_be_run_is_refused(fields: dict[str, Any], message: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("precision", "compute", "matmul", "state"),
+    ("precision", "compute", "state", "rates"),
     [
-        (None, "float64", "float64", "float64"),
-        ("fp32", "float32", "float32", "float32"),
-        ("bf16", "bfloat16", "bfloat16", "bfloat16"),
-        ("amp_bf16", "bfloat16", "bfloat16", "float32"),
-        ("fp8", "bfloat16", "fp8", "float32"),
+        (None, "float64", "float64", {}),
+        ("fp32", "float32", "float32", {}),
+        ("tf32", "float32", "float32", {"matmul": "tf32", "conv": "tf32"}),
+        ("bf16", "bfloat16", "bfloat16", {}),
+        ("amp_bf16", "bfloat16", "float32", {}),
+        ("fp16", "float16", "float16", {}),
+        ("amp_fp16", "float16", "float32", {}),
+        ("fp8", "bfloat16", "float32", {"matmul": "fp8"}),
     ],
 )
-def test_a_precision_says_the_dtypes_of_floats(precision: Any, compute: str, matmul: str, state: str) -> None:
+def test_a_precision_says_the_dtypes_of_floats(precision: Any, compute: str, state: str, rates: Any) -> None:
     run = Execution(precision)
-    assert run.compute_dtype("float64") == compute
-    assert run.matmul_precision("float64") == matmul
-    assert run.state_dtype("float64") == state
-    assert {run.compute_dtype("int64"), run.matmul_precision("int64"), run.state_dtype("int64")} == {"int64"}
+    assert (run.compute_dtype("float64"), run.state_dtype("float64"), run.rates) == (compute, state, rates)
+    assert {run.compute_dtype("int64"), run.state_dtype("int64")} == {"int64"}
+    assert run.is_scaled == (precision == "amp_fp16")
+
+
+def test_every_precision_is_described() -> None:
+    assert set(DTYPES) == set(PRECISIONS)

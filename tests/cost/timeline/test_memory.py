@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.execution import Execution, Optimizer, Precision
 from shardwright.cost.timeline.memory import Memory, Stored, gradient_bytes, state_bytes, update_bytes, verdict
 
 
@@ -54,9 +54,19 @@ def test_sgd_keeps_no_moments_and_what_is_not_trained_keeps_nothing() -> None:
     assert update_bytes(frozen, Execution()) == 0
 
 
-def test_pure_16_bit_training_takes_8_bytes_per_element() -> None:
-    run = Execution("bf16")
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_pure_16_bit_training_takes_8_bytes_per_element(precision: Precision) -> None:
+    run = Execution(precision)
     assert sum(state_bytes(STORED, run).values()) + gradient_bytes(STORED, run) == 8000
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_loss_scaler_reads_and_writes_every_gradient_once_more(optimizer: Optimizer, shards: int) -> None:
+    plain, scaled = (Execution(precision, optimizer=optimizer) for precision in ("amp_bf16", "amp_fp16"))
+    assert update_bytes(STORED, scaled, shards) - update_bytes(STORED, plain, shards) == 2 * 4000 / shards
+    assert state_bytes(STORED, scaled, shards) == state_bytes(STORED, plain, shards)
+    assert update_bytes(STORED._replace(grad=False), scaled) == 0
 
 
 def test_memory_comes_from_categories() -> None:

@@ -226,13 +226,6 @@ def test_a_graph_in_16_bits_says_itself_what_stays_wide() -> None:
     assert peak(Execution("amp_bf16"), graph=graph) == peak(Execution("amp_bf16"), graph=narrow)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_graph_in_16_bits_is_not_run_in_32(dtype: str) -> None:
-    problem = rf"^precision 'fp32': expected a graph in 32 bits, got parameters in {dtype}; leave the precision out"
-    with pytest.raises(PlanError, match=problem):
-        program(in_dtype(planned("tensor", 3), dtype), cluster(4), Execution("fp32"))
-
-
 def test_zero_1_shards_the_optimizer_and_gathers_the_weights_at_the_end() -> None:
     plain, sharded = (Execution("amp_bf16", shard_optimizer=s) for s in (False, True))
     assert peak(sharded, "data")["optimizer"] == peak(plain, "data")["optimizer"] / 4

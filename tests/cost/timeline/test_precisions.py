@@ -1,0 +1,114 @@
+"""Every precision: its bytes, its rates, and what a device or a graph without it makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.compute.compute import matmul_share
+from shardwright.cost.compute.kernels import Kernel
+from shardwright.cost.timeline.execution import DTYPES, PRECISIONS, Execution, Precision
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.steps import Step, Steps
+from shardwright.cost.timeline.timeline import Timeline, simulate
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.types import ITEM_BYTES
+from tests.search.graphs import cluster
+
+WIDTH = 4096
+precisions = pytest.mark.parametrize("precision", PRECISIONS)
+
+
+def product(dtype: str = "float32") -> Graph:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (WIDTH, WIDTH), dtype, "x")
+    w = b.leaf("w", "parameter", (WIDTH, WIDTH), dtype, "w", grad=True)
+    return b.graph([("loss", b.op("sum", b.op("relu", b.op("linear", x, w)), dims=(0, 1), keepdim=False))])
+
+
+def run(precision: Precision | None, gpu: Cluster, graph: Graph) -> Timeline:
+    return simulate(program(graph, gpu, Execution(precision)))
+
+
+def linear(precision: Precision | None, machine: Cluster, dtype: str = "float32") -> Step:
+    return next(step for step in Steps(product(dtype), machine, Execution(precision)).steps if step.weights)
+
+
+def linear_s(precision: Precision | None, machine: Cluster) -> float:
+    return linear(precision, machine).forward_s
+
+
+@precisions
+def test_products_run_at_the_rate_of_their_precision(precision: Precision) -> None:
+    """Large enough that only the peak tells the times apart, on a device that has them all."""
+    gpu = Cluster.preset("dgx-h100", 1, 1)
+    dtypes = DTYPES[precision]
+    rate = gpu.device.peak_flops_per_s(dtypes.rates.get("matmul", dtypes.compute)) * gpu.device.matmul_efficiency
+    casts_s = linear_s("fp8", gpu) - linear_s("bf16", gpu) / 2 if precision == "fp8" else 0.0
+    assert linear_s(precision, gpu) - casts_s == pytest.approx(2 * WIDTH**3 / rate, rel=0.05)
+
+
+@precisions
+def test_values_take_the_bytes_of_their_precision(precision: Precision) -> None:
+    step = linear(precision, Cluster.preset("dgx-h100", 1, 1))
+    assert step.num_bytes == WIDTH**2 * ITEM_BYTES[DTYPES[precision].compute]
+
+
+@precisions
+def test_memory_and_time_differ_from_the_16_bit_twin_by_the_rate_alone(precision: Precision) -> None:
+    """bf16 and fp16 have equal rates and bytes on this device; a loss scaler passes over the gradients once more."""
+    gpu = Cluster.preset("dgx-a100", 1, 1)
+    twins: dict[Precision, Precision] = {"amp_fp16": "amp_bf16", "fp16": "bf16", "tf32": "fp32", "fp8": "amp_bf16"}
+    ours, theirs = (run(p, gpu, product()) for p in (precision, twins.get(precision, precision)))
+    assert ours.fullest.memory == theirs.fullest.memory
+    scaler_s = 2 * 4 * WIDTH**2 / gpu.device.memory_bytes_per_s if precision == "amp_fp16" else 0.0
+    if precision not in ("tf32", "fp8"):
+        assert ours.step_s == pytest.approx(theirs.step_s + scaler_s)
+
+
+@pytest.mark.parametrize(("precision", "same"), [("tf32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp8", "bf16")])
+def test_a_cpu_without_a_rate_falls_back(precision: Precision, same: Precision) -> None:
+    """It saves bytes at most; the product is bound by its arithmetic."""
+    slow = cluster(1)
+    cast_s = linear_s("fp8", slow) - linear_s("bf16", slow) if precision == "fp8" else 0.0
+    assert linear_s(precision, slow) == pytest.approx(linear_s(same, slow) + cast_s)
+
+
+def test_without_tf32_a_measured_kernel_in_fp32_still_counts() -> None:
+    plain = cluster(1)
+    flops, num_bytes = 2.0 * WIDTH**3, 12.0 * WIDTH**2
+    kernel = Kernel("matmul", (1, WIDTH, WIDTH, WIDTH), flops, num_bytes, "float32", 123.0)
+    measured = replace(plain, device=replace(plain.device, kernels=(kernel,)))
+    assert linear_s("tf32", measured) == linear_s("fp32", measured) == pytest.approx(123.0, rel=1e-3)
+
+
+def test_a_gpu_with_bf16_runs_fp16_as_fast_and_one_with_fp16_alone_has_no_bf16() -> None:
+    a100, v100 = Cluster.preset("dgx-a100", 1, 1), Cluster.preset("dgx-1-v100", 1, 1)
+    rates = {name: rate for name, rate in a100.device.flops_per_s.items() if name != "fp16"}
+    calibrated = replace(a100.device, flops_per_s=rates)
+    assert calibrated.peak_flops_per_s("float16") == rates["bf16"]
+    assert replace(calibrated, kind="cpu").peak_flops_per_s("float16") == rates["fp32"]
+    assert v100.device.peak_flops_per_s("bfloat16") == v100.device.flops_per_s["fp32"]
+    assert linear_s("amp_fp16", v100) < 0.2 * linear_s("amp_bf16", v100)
+
+
+def test_rows_of_tf32_are_aligned_as_those_of_32_bits() -> None:
+    assert matmul_share((1, 8192, 8192, 8196), "tf32", 132) == matmul_share((1, 8192, 8192, 8196), "float32", 132)
+
+
+@precisions
+@pytest.mark.parametrize("own", ["bfloat16", "float16"])
+def test_a_graph_in_16_bits_keeps_its_values(own: str, precision: Precision) -> None:
+    gpu, wanted = Cluster.preset("dgx-h100", 1, 1), DTYPES[precision].compute
+    if wanted == own:
+        assert linear(precision, gpu, own).num_bytes == 2 * WIDTH**2
+        return
+    good = " or ".join(sorted({wanted, "float32"}))
+    advice = "leave the precision out, or plan the model in float32"
+    with pytest.raises(PlanError) as error:
+        linear(precision, gpu, own)
+    assert str(error.value) == f"precision '{precision}': expected parameters in {good}, got {own}; {advice}"
