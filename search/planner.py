@@ -104,7 +104,7 @@ class Planner:
         problem = builder.build(graph, _restriction(graph, roles, mesh), blocked=self._blocked_choices(graph))
         problem.mesh = mesh
         best: Candidate | None = None
-        limit: float = self.limit_bytes
+        limit: float = self.limit_bytes - self.cluster.device.context_bytes
         for _ in range(_MEMORY_TRIES):
             solution, bound_s, feasible, price = _within_memory(problem, eliminator, limit, cutoff_s)
             if best is not None:
@@ -235,13 +235,13 @@ def _within_memory(
     Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and objective - price * limit
     bounds every solution within the limit from below. The price walks along the lower hull of (bytes, seconds) to the
     edge that crosses the limit. The walk ends early where the bound reaches `cutoff_s`, the time of a plan that is
-    known already.
+    known already. A limit of nothing or less only leaves the smallest.
     """
     over = eliminator.solve(problem)
     bound_s = over.objective
     if _kept_bytes(problem, over) <= limit or bound_s >= cutoff_s:
         return over, bound_s, _kept_bytes(problem, over) <= limit, 0.0
-    price = _HIGHEST_PRICE * over.objective / limit
+    price = _HIGHEST_PRICE * over.objective / max(limit, 1.0)
     best = eliminator.solve(problem, price)
     bound_s = max(bound_s, best.objective - price * limit)
     if _kept_bytes(problem, best) > limit:

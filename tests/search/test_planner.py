@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from shardwright.cost.predict import node_costs, predict
+from shardwright.cost.timeline.memory import SAFE_SHARE
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
-from shardwright.search.explain import quality
+from shardwright.search.explain import explain, fits, quality
 from shardwright.search.planner import Planner, _within_memory, meshes
 from tests.search.graphs import cluster, every_choice, mlp
 
@@ -77,10 +79,27 @@ def test_memory_is_a_hard_limit_and_costs_time() -> None:
     assert steps[0] < steps[-1]
 
 
-def test_where_nothing_fits_the_smallest_plan_is_returned_and_says_so() -> None:
-    plan = planner(2, memory_bytes=100_000).plan(mlp(64, 64, 256, layers=4))
+@pytest.mark.parametrize("memory_bytes", [1, 2, 100_000])
+def test_where_nothing_fits_the_smallest_plan_is_returned_and_says_so(memory_bytes: int) -> None:
+    graph = mlp(64, 64, 256, layers=4)
+    plan = planner(2, memory_bytes=memory_bytes).plan(graph)
     assert plan.prediction.memory.total_bytes > plan.report.limit_bytes
+    assert plan.prediction.memory.total_bytes <= planner(2).plan(graph).prediction.memory.total_bytes
     assert not any(a.fits for a in plan.alternatives)
+    assert not fits(plan)
+    assert "DOES NOT FIT" in str(explain(plan))
+
+
+@pytest.mark.parametrize("left", [-1, 0, 1])
+def test_what_the_context_takes_is_no_room_for_a_plan(left: int) -> None:
+    """`left`: bytes more than a plan needs that the context leaves of the memory."""
+    graph, free = mlp(64, 64, 256, layers=4), cluster(1)
+    needed = planner(1).plan(graph).prediction.memory.total_bytes
+    context_bytes = int(free.device.memory_bytes * SAFE_SHARE) - needed - left
+    device = replace(free.device, context_bytes=context_bytes)
+    plan = Planner(replace(free, device=device), every_choice).plan(graph)
+    assert plan.prediction.memory.total_bytes == needed + context_bytes
+    assert fits(plan) == (left >= 0)
 
 
 @pytest.mark.parametrize("sizes", [(7, 11, 13), (1, 3, 5), (8, 9, 15)])
