@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from itertools import accumulate, pairwise
 from math import gcd, prod
+from operator import mul
 from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster, Part
@@ -116,16 +118,29 @@ def _joined_units(clusters: Sequence[Cluster], link: Level) -> tuple[Level, ...]
     total = sum(cluster.num_devices for cluster in clusters)
     unit, rest = divmod(total, link.size)
     inner = [_levels_of(cluster, unit) for cluster in clusters]
-    found = [[level.size for level in levels] if levels is not None else None for levels in inner]
-    if rest or found[0] is None or any(sizes != found[0] for sizes in found):
+    units = [levels for levels in inner if levels is not None]
+    capacities = sorted({size for levels in units for size in accumulate((x.size for x in levels), mul)})
+    nested = all(outer % inner == 0 for inner, outer in pairwise(capacities))
+    if rest or len(units) < len(inner) or not nested:
         shapes = ", ".join(f"{c.name}: {' × '.join(str(level.size) for level in c.levels)}" for c in clusters)
         raise ClusterError(
             f"Cluster.join: {link.name!r} joins {link.size} equal units, {total} devices do not make them ({shapes}); "
             "give link.size as the number of clusters where these are equal, else of their nodes, with equally many "
             "devices per node"
         )
-    units = [levels for levels in inner if levels is not None]
-    return tuple(slowest_level(levels, levels[0].size) for levels in zip(*units, strict=True))
+    cut = [_cut_at(levels, capacities) for levels in units]
+    return tuple(slowest_level(levels, levels[0].size) for levels in zip(*cut, strict=True))
+
+
+def _cut_at(levels: Sequence[Level], capacities: Sequence[int]) -> list[Level]:
+    """The same links as levels whose units have these numbers of devices: 8 on one switch are 2 times 4 on it."""
+    found: list[Level] = []
+    joined, ends = 1, list(accumulate((level.size for level in levels), mul))
+    for capacity in capacities:
+        level = levels[next(i for i, end in enumerate(ends) if capacity <= end)]
+        found.append(level.resized(capacity // joined))
+        joined = capacity
+    return found
 
 
 def _levels_of(cluster: Cluster, unit: int) -> tuple[Level, ...] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,10 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node: its GPUs and its network, in gigabytes per second per node, one way."""
+    """A node: its GPUs and its network, in gigabytes per second per node, one way.
+
+    `sockets`: how many processors have equal parts of the GPUs on their root complexes; matters without NVLink.
+    """
 
     gpu: str
     gpus: int
@@ -72,6 +76,7 @@ class Machine:
     network_gb_per_s: float
     source: str
     pod: Pod | None = None
+    sockets: int = 1
 
 
 def _machine(row: Mapping[str, Any]) -> Machine:
@@ -101,7 +106,7 @@ def preset_cluster(name: str, nodes: int = 1, devices_per_node: int | None = Non
     if used > machine.gpus:
         raise ClusterError(f"Cluster.preset: {name!r} has {machine.gpus} devices per node, got {used}; take more nodes")
     nodes = checks.positive_int(nodes, "Cluster.preset", "nodes", "the number of machines")
-    return _cluster(name, (in_node_level(machine.gpu, used), *_network_levels(name, nodes)))
+    return _cluster(name, (*_node_levels(machine, used), *_network_levels(name, nodes)))
 
 
 def preset_mix(machines: Sequence[tuple[str, int]]) -> Cluster:
@@ -117,11 +122,11 @@ def preset_mix(machines: Sequence[tuple[str, int]]) -> Cluster:
         machine = _known(name, "Cluster.mixed")
         nodes = checks.positive_int(count, "Cluster.mixed", "nodes", "the number of machines")
         network = _network_level(machine, nodes)
-        parts.append(_cluster(name, (in_node_level(machine.gpu, machine.gpus), network)))
+        parts.append(_cluster(name, (*_node_levels(machine, machine.gpus), network)))
     if not parts:
         raise ClusterError("Cluster.mixed: expected machines, got none; give pairs such as ('dgx-h100', 4)")
-    if len({part.levels[0].size for part in parts}) > 1:
-        counts = ", ".join(f"{part.name}: {part.levels[0].size}" for part in parts)
+    if len({PRESETS[part.name].gpus for part in parts}) > 1:
+        counts = ", ".join(f"{part.name}: {PRESETS[part.name].gpus}" for part in parts)
         advice = "join Cluster.preset(..., devices_per_node=...) of equal size by Cluster.join"
         raise ClusterError(f"Cluster.mixed: the machines have different numbers of GPUs ({counts}); {advice}")
     total = sum(part.levels[-1].size for part in parts)
@@ -184,6 +189,21 @@ def gpu_device(name: str) -> Device:
         kernel_s=_TABLE["kernel_s"]["value"],
         context_bytes=CONTEXT_BYTES,
     )
+
+
+def _node_levels(machine: Machine, used: int) -> tuple[Level, ...]:
+    """What joins `used` GPUs of a machine: one level, or one under each processor and one of processors.
+
+    Where they do not lie evenly under the processors, all have the narrower of the two.
+    """
+    under_one = machine.gpus // machine.sockets
+    if used <= under_one:
+        return (in_node_level(machine.gpu, used),)
+    sharing = ceil(used / machine.sockets)
+    between = LINKS["sockets"].level(machine.sockets, _TABLE["socket_gb_per_s"]["value"] / sharing)
+    if used % machine.sockets:
+        return (slowest_level([in_node_level(machine.gpu, used), between], used),)
+    return in_node_level(machine.gpu, sharing), between
 
 
 def in_node_level(gpu: str, size: int, link: str = "") -> Level:

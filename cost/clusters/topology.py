@@ -3,11 +3,13 @@
     switch      every unit sends to every other at its full bandwidth: NVSwitch, one Ethernet or InfiniBand switch
     ring        links to the two neighbours only
     mesh        a link of its own to every other unit (MI300X, PCIe bridges); with `dims` a grid without wraparound
-    pcie        units share the root complexes of their host
-    rail        the i-th devices of all units meet in one switch (rail-optimised): other pairs cross a rail or pass a
-                device of their own unit
+    pcie        devices under one root complex or PCIe switch, each with its own lanes; several root complexes are a
+                level more, of what joins the processors
+    rail        the i-th devices of all units meet in one switch (rail-optimised): other pairs cross the spine, which
+                `oversubscription` is of, or pass a device of their own unit by NVLink
     torus       a grid of `dims` that wraps around, links to two neighbours in each dimension
-    fat-tree    a tree of switches, full where `oversubscription` is 1
+    fat-tree    a tree of switches, full where `oversubscription` is 1; else every unit is a leaf of its own, and larger
+                leaves are two levels: the leaf, and what joins leaves
 
 A slow link between sites is a level like any other: kind "network", a small bandwidth, a long latency.
 """
@@ -38,7 +40,8 @@ class Level:
         latency_s: one hop.
         kind: what the links are; libraries choose their algorithms by it. "host" is the memory of one machine.
         topology: which units have links to which; the module's docstring lists them.
-        oversubscription: when all devices send across the level at once, each has 1/oversubscription of its bandwidth.
+        oversubscription: when all devices send across the level at once, each has 1/oversubscription of its bandwidth;
+            of a rail-optimised level this is true of what changes rails.
         dims: the grid of a torus, or of a mesh that is one; its product is `size`. Neighbours in the last dimension
             have consecutive numbers.
     """

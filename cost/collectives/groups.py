@@ -9,20 +9,30 @@ one of the second, and so on, with n = n₀·n₁·…. A level that is a grid i
 With B a device's bandwidth out of its unit, k members of a group at the level's `size` units and s groups side by side
 between two of them, a group has
 
-    switch, rail, fat-tree, pcie   B / oversubscription
+    switch, fat-tree, pcie         B / oversubscription: every unit is a leaf of its own; larger ones are a level more
+    rail                           B along the rail; B / oversubscription for what changes rails, by the spine; or B by
+                                   the NVLinks of the unit, which take it to the device on the right rail (PXN)
     mesh                           B·(k−1)/(size−1): the links between the members, and no others
     ring, torus of r dimensions    B/r a dimension, shared by s groups; half of it where the members do not close the
                                    ring (a line has nothing to return by); together over the dimensions used
     mesh with dims                 as a torus that is never closed
 
-for neighbours, and the same for all pairs, but on a ring and a torus, where a byte of an exchange passes over several
-links: k members of a dimension have ⌊k²/4⌋/(k−1) times the traffic on each link that a switch would have.
+for neighbours, and the same for all pairs, but
+
+    ring, torus    a byte of an exchange passes over several links: k members of a dimension have ⌊k²/4⌋/(k−1) times
+                   the traffic on each link that a switch would have
+    rail           with m members in each of k units, (m−1)/m of what an exchange sends to other units changes rails; a
+                   device's NVLinks then carry k·(m−1) messages of it beside the (k−1)·m of its network link
+
+Rings and trees keep to their rail where the members have the same places in all units: NCCL enters and leaves a node by
+one NIC (NCCL_CROSS_NIC). Sources: NVIDIA, "Doubling all2all Performance with NVIDIA Collective Communication Library
+2.12" (2022), for PXN; Wang et al., "Rail-only" (2023), for the network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import gcd, prod
@@ -146,11 +156,16 @@ def _greatest_rest(step: int, count: int, modulus: int) -> int:
 @lru_cache(maxsize=4096)
 def links_of(group: Group, levels: tuple[Level, ...]) -> tuple[Link, ...]:
     """What the group has of each level that it spans, innermost first; nothing for a group of one device."""
-    links, inside, capacity = list[Link](), 1, 1
+    links, inside, capacity, below = list[Link](), 1, 1, None
     for level, split, grid in zip(levels, group.splits, group.grids, strict=True):
         if split > 1:
             beside = max(1, group.stride // capacity)
-            links.append(_link(level, split, inside, grid, beside))
+            link = _link(level, split, inside, grid, beside)
+            if level.topology == "rail":
+                aligned = group.stride % capacity == 0 or inside * group.stride == capacity
+                link = _on_rails(link, level, below, aligned=aligned)
+            links.append(link)
+        below = level
         inside *= split
         capacity *= level.size
     return tuple(links)
@@ -166,9 +181,13 @@ def between(source: int, target: int, levels: Sequence[Level]) -> Link | None:
     if source == target:
         return None
     capacities = np.cumprod([level.size for level in levels]).tolist()
-    level = next(x for x, size in zip(levels, capacities, strict=True) if source // size == target // size)
+    at = next(i for i, size in enumerate(capacities) if source // size == target // size)
+    level, below = levels[at], levels[at - 1] if at else None
     bandwidth = level.shared_bytes_per_s
-    if level.topology == "mesh" and not level.dims:
+    if level.topology == "rail":
+        unit = capacities[at - 1] if at else 1
+        bandwidth = _off_rail(level, below, float((source - target) % unit > 0))
+    elif level.topology == "mesh" and not level.dims:
         bandwidth /= level.size - 1
     elif level.topology in ("mesh", "torus", "ring"):
         bandwidth /= 2 * max(1, len(level.dims))
@@ -185,6 +204,23 @@ def _link(level: Level, split: int, inside: int, grid: tuple[int, ...], beside: 
     dims = tuple(k for k in grid if k > 1)
     switched = level.topology == "switch" and level.oversubscription == 1
     return Link(level.name, level.kind, switched, split, inside, dims, bool(level.dims), near, far, hop_s)
+
+
+def _on_rails(link: Link, level: Level, below: Level | None, *, aligned: bool) -> Link:
+    """The link of a group on a rail-optimised level; `aligned` where its members have the same places in all units."""
+    k, m = link.split, link.inside
+    near = _off_rail(level, below, 0.0 if aligned else 1.0)
+    far = _off_rail(level, below, (m - 1) / m if aligned else 1.0)
+    if below is not None and below.kind == "nvlink" and m > 1:
+        far = min(far, below.shared_bytes_per_s * (k - 1) * m / (k * (m - 1)))
+    return replace(link, bytes_per_s=near, exchange_bytes_per_s=far)
+
+
+def _off_rail(level: Level, below: Level | None, share: float) -> float:
+    """Bandwidth of a device that sends `share` of its bytes to other rails: by its unit's NVLinks, or by the spine."""
+    if below is not None and below.kind == "nvlink":
+        return level.bandwidth_bytes_per_s
+    return min(level.bandwidth_bytes_per_s, level.shared_bytes_per_s / share) if share else level.bandwidth_bytes_per_s
 
 
 def _grid(level: Level, grid: tuple[int, ...], beside: int) -> tuple[float, float, float]:

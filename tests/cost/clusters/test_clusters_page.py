@@ -49,7 +49,8 @@ def test_the_tables() -> None:
         link, network = LINKS[GPUS[machine.gpu].link], LINKS[machine.network]
         row = (
             f"| `{name}` | {machine.gpus} {machine.gpu} | {link.name} {link.topology}, "
-            f"{GPUS[machine.gpu].link_gb_per_s:g} | {network.topology}, {machine.network_gb_per_s:g}"
+            f"{GPUS[machine.gpu].link_gb_per_s:g}{', two processors' if machine.sockets == 2 else ''} | "
+            f"{network.topology}, {machine.network_gb_per_s:g}"
         )
         assert row in PAGE
     for name, gpu in GPUS.items():

@@ -241,3 +241,12 @@ def test_parts_are_checked() -> None:
         Part(H100.device, ())
     with pytest.raises(ClusterError, match=r"^Part\.device: expected a Device, got 'h100'; construct one"):
         Part("h100", H100.levels)  # type: ignore[arg-type]
+
+
+def test_units_of_equal_size_may_be_joined_whatever_joins_their_devices() -> None:
+    """8 GPUs on one switch beside 4 under each of two processors: 2 times 4 of both, at the slower's pace."""
+    mixed = Cluster.mixed([("dgx-h100", 1), ("l40s-box", 1)])
+    box = Cluster.preset("l40s-box")
+    assert [level.size for level in mixed.levels] == [4, 2, 2]
+    assert mixed.levels[:2] == box.levels
+    assert mixed.part(range(8)).levels == Cluster.preset("dgx-h100").levels

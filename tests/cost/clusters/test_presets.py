@@ -4,6 +4,7 @@ import pytest
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.presets import CONTEXT_BYTES, GPUS, LINKS, PRESETS, Gpu, Link, Machine, gpu_device
+from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.errors import ClusterError
 
 
@@ -12,8 +13,10 @@ def test_every_preset_constructs(name: str) -> None:
     cluster = Cluster.preset(name, nodes=64)
     assert cluster.num_devices == 64 * PRESETS[name].gpus
     assert cluster.provenance.startswith(f"datasheet: {PRESETS[name].gpu} ")
-    assert len(Cluster.preset(name).levels) == 1
-    inside, outside = cluster.levels[:2]
+    node = Cluster.preset(name).levels
+    assert len(node) == (2 if PRESETS[name].sockets > 1 else 1)
+    assert cluster.levels[: len(node)] == node
+    inside, outside = cluster.levels[len(node) - 1 : len(node) + 1]
     assert outside.bandwidth_bytes_per_s < inside.bandwidth_bytes_per_s
     assert outside.latency_s > inside.latency_s
     assert (inside.kind == "network", outside.kind) == (False, "network")
@@ -25,7 +28,30 @@ def test_every_row_names_its_source(table: dict[str, Gpu | Machine | Link]) -> N
 
 
 def test_every_link_and_network_is_used() -> None:
-    assert {gpu.link for gpu in GPUS.values()} | {machine.network for machine in PRESETS.values()} == set(LINKS)
+    used = {gpu.link for gpu in GPUS.values()} | {machine.network for machine in PRESETS.values()}
+    assert used | {"sockets"} == set(LINKS)
+
+
+def test_machines_without_nvlink_have_their_gpus_under_two_processors() -> None:
+    """22 GB/s between them, for all GPUs of one; each GPU's own lanes below."""
+    figures = {
+        used: [(x.size, round(x.bandwidth_bytes_per_s / 1e9, 2)) for x in node.levels]
+        for used in (1, 4, 6, 7, 8)
+        if (node := Cluster.preset("l40s-box", 1, used))
+    }
+    assert figures == {
+        1: [(1, 23.25)], 4: [(4, 23.25)], 6: [(3, 23.25), (2, 7.33)], 7: [(7, 5.5)], 8: [(4, 23.25), (2, 5.5)],
+    }  # fmt: skip
+    assert all(machine.sockets == 1 for machine in PRESETS.values() if LINKS[GPUS[machine.gpu].link].kind == "nvlink")
+
+
+def test_rings_pass_between_processors_once_and_exchanges_with_all() -> None:
+    """8 H100 over PCIe: a ring has the 22 GB/s for itself, at most; in an exchange four GPUs share them."""
+    model = Communication(Cluster.preset("h100-pcie-box"), (8,))
+    ring = model.curve("all_gather", 0).at(1e10).line.s_per_byte
+    assert ring == pytest.approx(7 / 8 / 22e9)
+    exchange = model.curve("all_to_all", 0).at(1e10).line.s_per_byte
+    assert exchange == pytest.approx(4 / 64 / (22e9 / 4))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Which links a group uses, and what it has of them."""
 
 from collections import Counter
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.clusters.topology import Level, Topology
+from shardwright.cost.clusters.topology import TOPOLOGIES, Level, LinkKind, Topology
 from shardwright.cost.collectives.groups import Group, Link, between, check_mesh, group_of, links_of
 from shardwright.pcg.errors import ClusterError
 
@@ -114,7 +115,7 @@ def test_switches_give_everyone_his_bandwidth(topology: Topology) -> None:
         found = link(topology, 4, 2, axis=axis)
         assert found.bytes_per_s == found.exchange_bytes_per_s == BYTES
         assert found.hop_s == HOP
-    assert link(topology, 8, ratio=4.0).bytes_per_s == BYTES / 4
+    assert link(topology, 8, ratio=4.0).bytes_per_s == (BYTES if topology == "rail" else BYTES / 4)
 
 
 def test_a_mesh_gives_the_links_between_the_members() -> None:
@@ -191,3 +192,90 @@ def test_a_pair_has_its_own_link(topology: Topology, dims: tuple[int, ...], shar
     found = between(0, 1, (Level("links", 8, BYTES, HOP, "nvlink", topology, 1.0, dims),))
     assert found
     assert found.bytes_per_s == pytest.approx(BYTES * share)
+
+
+# ------------------------------------------------------------------------------ leaves, rails and root complexes
+
+KINDS: tuple[LinkKind, ...] = ("nvlink", "pcie")
+
+
+def machines(topology: Topology, kind: LinkKind, ratio: float) -> tuple[Level, ...]:
+    """16 nodes of 8 devices; the network carries a tenth of what a node does."""
+    return Level("node", 8, 10 * BYTES, HOP, kind), Level("net", 16, BYTES, HOP, "network", topology, ratio)
+
+
+def outermost(topology: Topology, kind: LinkKind, ratio: float, *mesh: int, axis: int = 0) -> Link:
+    shape = machines(topology, kind, ratio)
+    return links_of(group_of(mesh, axis, shape), shape)[-1]
+
+
+meshes = st.sampled_from([(16, 8), (128,), (32, 4), (8, 2, 8), (10, 12), (4, 24), (3, 5, 8), (2, 64)])
+
+
+@given(
+    meshes, st.integers(0, 2), st.sampled_from(TOPOLOGIES), st.sampled_from(KINDS), st.floats(1, 16), st.floats(1, 4)
+)
+def test_no_topology_is_faster_than_a_switch_and_oversubscription_never_helps(
+    mesh: tuple[int, ...], axis: int, topology: Topology, kind: LinkKind, ratio: float, more: float
+) -> None:
+    axis %= len(mesh)
+    dims = (16,) if topology == "torus" else ()
+    found: list[tuple[Link, ...]] = []
+    for name, times in ((topology, ratio), (topology, ratio * more), ("switch", 1.0)):
+        node, net = machines("switch", kind, times)
+        shape = node, replace(net, topology=name, dims=dims if name == "torus" else ())
+        found.append(links_of(group_of(mesh, axis, shape), shape))
+    for ours, worse, switch in zip(*found, strict=True):
+        for rate in ("bytes_per_s", "exchange_bytes_per_s"):
+            assert getattr(worse, rate) <= getattr(ours, rate) <= getattr(switch, rate) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rings_along_rails_do_not_pay_for_the_spine(kind: LinkKind) -> None:
+    for mesh in ((16, 8), (128,), (32, 4)):
+        assert outermost("rail", kind, 4.0, *mesh).bytes_per_s == BYTES
+        assert outermost("fat-tree", kind, 4.0, *mesh).bytes_per_s == BYTES / 4
+    for mesh in ((16, 8), (8, 2, 8)):  # the same device of every node: all pairs are on one rail
+        assert outermost("rail", kind, 4.0, *mesh).exchange_bytes_per_s == BYTES
+
+
+def test_what_changes_rails_goes_by_the_spine_or_by_nvlink() -> None:
+    exchange = outermost("rail", "pcie", 4.0, 32, 4).exchange_bytes_per_s  # half of it: 2 members in each of 16 nodes
+    assert exchange == pytest.approx(BYTES / (4 * 1 / 2))
+    assert outermost("rail", "pcie", 4.0, 128).exchange_bytes_per_s == pytest.approx(BYTES / (4 * 7 / 8))
+    assert outermost("rail", "pcie", 1.0, 128).exchange_bytes_per_s == BYTES
+    assert outermost("rail", "nvlink", 4.0, 128).exchange_bytes_per_s == BYTES
+    assert outermost("rail", "pcie", 4.0, 10, 12).bytes_per_s == BYTES / 4  # devices 0, 12, 24: on two rails
+    assert outermost("rail", "nvlink", 4.0, 10, 12).bytes_per_s == BYTES
+
+
+def test_the_nvlinks_of_a_node_carry_what_changes_rails_too() -> None:
+    """NVLinks of half the network's rate: of 128 devices each sends 120 messages by the network and 112 by them."""
+    node, net = machines("rail", "nvlink", 4.0)
+    shape = replace(node, bandwidth_bytes_per_s=BYTES / 2), net
+    inner, outer = links_of(group_of((128,), 0, shape), shape)
+    assert 120 / outer.exchange_bytes_per_s == pytest.approx((7 + 105) / inner.exchange_bytes_per_s)
+
+
+@pytest.mark.parametrize(("kind", "off_rail"), [("nvlink", 1), ("pcie", 4)])
+def test_pairs_on_a_rail_and_off_it(kind: LinkKind, off_rail: int) -> None:
+    shape = machines("rail", kind, 4.0)
+    on, off = between(1, 9, shape), between(1, 10, shape)
+    assert on
+    assert off
+    assert (on.bytes_per_s, off.bytes_per_s) == (BYTES, BYTES / off_rail)
+    alone = between(0, 3, (shape[1],))
+    assert alone
+    assert alone.bytes_per_s == BYTES  # devices that are units themselves have one rail
+
+
+def test_a_leaf_or_a_root_complex_is_a_level() -> None:
+    """Only what leaves the leaf pays, and of a ring over it only one member's part does."""
+    leaf = Level("leaf", 4, BYTES, HOP, "network", "fat-tree")
+    spine = Level("spine", 2, BYTES, HOP, "network", "fat-tree", oversubscription=4)
+    shape = leaf, spine
+    (inside,) = links_of(group_of((2, 4), 1, shape), shape)
+    (across,) = links_of(group_of((2, 4), 0, shape), shape)
+    assert (inside.bytes_per_s, across.bytes_per_s) == (BYTES, BYTES / 4)
+    whole = links_of(group_of((8,), 0, shape), shape)
+    assert [x.inside * x.bytes_per_s for x in whole] == [BYTES, BYTES]
