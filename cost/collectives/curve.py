@@ -93,9 +93,12 @@ def intervals(starts: Sequence[float], end: float = float("inf")) -> list[tuple[
 
 
 def least_of(lines: Sequence[Line], start: float, end: float) -> int:
-    """Which line is the least from `start` to `end`, between which none of them cross."""
+    """Which line is the least from `start` to `end`, between which none of them cross.
+
+    Far out, rounding hides what parallel lines differ by: their latencies say it.
+    """
     inside = (start + end) / 2 if end < float("inf") else 2 * start + 1
-    return min(range(len(lines)), key=lambda i: lines[i].time_s(inside))
+    return min(range(len(lines)), key=lambda i: (lines[i].time_s(inside), lines[i].latency_s))
 
 
 def crossings(lines: Sequence[Line]) -> list[float]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardwright.cost.collectives.curve import Curve, Line, Piece, highest, lowest, rising, straight
@@ -15,6 +15,7 @@ def named(found: list[Line]) -> list[tuple[str, Line]]:
     return [(str(i), line) for i, line in enumerate(found)]
 
 
+@example([Line(0.0, 1.0), Line(0.0, 1e-38), Line(1.0, 1.0), Line(0.5, 0.0)], 1.0)  # two of them meet at 5e37
 @given(lines, sizes)
 def test_envelopes(found: list[Line], num_bytes: float) -> None:
     times = [line.time_s(num_bytes) for line in found]
