@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.memory import SAFE_SHARE
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.cost.timeline.timeline import StageTimeline, Timeline, simulate
 from shardwright.search.explain import memory_warning
 from shardwright.search.plan import Plan
 from shardwright.search.sections import Explanation, Section, Table
-from shardwright.search.units import percent, seconds, size
+from shardwright.search.units import percent, plural, seconds, size
 
 
 def plan_timeline(plan: Plan, execution: Execution) -> Timeline:
@@ -19,8 +22,14 @@ def plan_timeline(plan: Plan, execution: Execution) -> Timeline:
     return simulate(program(plan.graph, plan.cluster, execution))
 
 
+def moved(plan: Plan, cluster: Cluster) -> Plan:
+    """The plan as it is costed on another cluster, whose devices may be those of several stages."""
+    limit_bytes = int(cluster.device.memory_bytes * SAFE_SHARE)
+    return replace(plan, cluster=cluster, report=replace(plan.report, limit_bytes=limit_bytes))
+
+
 def explain_timeline(plan: Plan, timeline: Timeline) -> Explanation:
-    """The step, streams and memory of the busiest and the fullest stage."""
+    """The step, the stages where there are several, streams of the busiest and memory of the fullest one."""
     busiest, fullest = timeline.busiest, timeline.fullest
     memory = fullest.memory.total_bytes
     lines = (
@@ -32,10 +41,15 @@ def explain_timeline(plan: Plan, timeline: Timeline) -> Explanation:
         f"{seconds(fullest.peak_s)}" + memory_warning(plan, memory),
         f"at the peak     {fullest.peak_at}",
     )
+    title, several = f"Timeline of {plan.model} on {plan.cluster.name}, mesh {plan.mesh}", len(timeline.stages) > 1
+    used, available = plan.mesh.num_devices * len(timeline.stages), plan.cluster.num_devices
+    title += f" for each of {len(timeline.stages)} stages" if several else ""
+    title += f"; {used} of {plural(available, 'device')} in use" if used < available else ""
     return Explanation((
-        Section(f"Timeline of {plan.model} on {plan.cluster.name}, mesh {plan.mesh}", lines),
-        _streams(busiest, timeline),
-        _memory(fullest),
+        Section(title, lines),
+        *((_stages(timeline),) if several else ()),
+        _streams(busiest, timeline, _of(busiest, timeline)),
+        _memory(fullest, _of(fullest, timeline)),
     ))  # fmt: skip
 
 
@@ -62,7 +76,30 @@ def _share(part_s: float, timeline: Timeline) -> str:
     return f"{seconds(part_s)} ({percent(part_s / timeline.step_s)})" if timeline.step_s else "0"
 
 
-def _streams(stage: StageTimeline, timeline: Timeline) -> Section:
+def _of(stage: StageTimeline, timeline: Timeline) -> str:
+    """Which stage is meant, where there are several."""
+    return f" of stage {timeline.stages.index(stage)}" if len(timeline.stages) > 1 else ""
+
+
+def _stages(timeline: Timeline) -> Section:
+    columns = (("stage", True), ("compute", True), ("exposed", True), ("bubble", True), ("of the step", True),
+               ("peak memory", True), ("at the peak", False))  # fmt: skip
+    rows = tuple(
+        (
+            str(number),
+            seconds(stage.compute_s),
+            seconds(stage.exposed_s),
+            seconds(stage.bubble_s),
+            percent(stage.bubble_s / timeline.step_s if timeline.step_s else 0.0),
+            size(stage.memory.total_bytes),
+            stage.peak_at,
+        )
+        for number, stage in enumerate(timeline.stages)
+    )
+    return Section("Stages", (), Table(columns, rows))
+
+
+def _streams(stage: StageTimeline, timeline: Timeline, which: str) -> Section:
     names = sorted(stage.busy_s, key=lambda stream: (stream != COMPUTE, stream))
     rows = tuple(
         (
@@ -73,14 +110,18 @@ def _streams(stage: StageTimeline, timeline: Timeline) -> Section:
         )
         for name in names
     )
-    return Section("Streams", (), Table((("stream", False), ("busy", True), ("share", True), ("", False)), rows))
+    return Section(
+        f"Streams{which}", (), Table((("stream", False), ("busy", True), ("share", True), ("", False)), rows)
+    )
 
 
-def _memory(stage: StageTimeline) -> Section:
+def _memory(stage: StageTimeline, which: str) -> Section:
     total = max(stage.memory.total_bytes, 1)
     rows = tuple(
         (name, size(num_bytes), percent(num_bytes / total))
         for name, num_bytes in stage.memory.by_category().items()
         if num_bytes
     )
-    return Section("Memory at the peak", (), Table((("category", False), ("bytes", True), ("share", True)), rows))
+    return Section(
+        f"Memory{which} at the peak", (), Table((("category", False), ("bytes", True), ("share", True)), rows)
+    )

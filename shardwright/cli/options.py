@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
 
 Command = TypeVar("Command", bound=Callable[..., object])
-CLUSTER_HELP = (
-    "What to plan for: local:N (N CPU ranks of this machine), preset:NAME[:NODES] (such as preset:dgx-h100:8, or "
+CLUSTER_FORMS = (
+    "local:N (N CPU ranks of this machine), preset:NAME[:NODES] (such as preset:dgx-h100:8, or "
     "preset:dgx-h100:4+dgx-a100:4 for machines of several kinds), detect, or a cluster file."
 )
+CLUSTER_HELP = f"What to plan for: {CLUSTER_FORMS}"
 
 
 def parse_cluster(text: str) -> Cluster:

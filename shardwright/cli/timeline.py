@@ -3,49 +3,70 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import format_option
-from shardwright.cost.timeline.execution import PRECISIONS, RECOMPUTES, Precision, Recompute
+from shardwright.cli.options import CLUSTER_FORMS, format_option, parse_cluster
+from shardwright.cost.timeline.execution import OPTIMIZERS, PRECISIONS, RECOMPUTES, SCHEDULES
 
 if TYPE_CHECKING:
+    from shardwright.cost.clusters.cluster import Cluster
+    from shardwright.cost.timeline.execution import Execution
     from shardwright.cost.timeline.timeline import Timeline
 
+_EPILOG = """\
+\b
+Examples:
+  shardwright timeline plan.json --trace trace.json
+  shardwright timeline plan.json --cluster preset:dgx-h100:4 --stages 4 --microbatches 16 --precision amp_bf16
+"""
+_OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chunks_per_stage": "--chunks"}
+"""Fields of `Execution` whose options have other names."""
 
-@click.command(epilog="\b\nExample:\n  shardwright timeline plan.json --trace trace.json\n")
+
+@click.command(epilog=_EPILOG)
 @click.argument("plan_file", metavar="PLAN.json", type=click.Path(path_type=Path))
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path),
               help="Write the tasks here, for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
-@click.option("--microbatches", type=click.IntRange(1), default=1, help="Batches whose gradients a step accumulates.")
+@click.option("--cluster", type=parse_cluster, metavar="CLUSTER",
+              help=f"Where it runs, by default on the plan's own cluster: {CLUSTER_FORMS}")  # fmt: skip
+@click.option("--microbatches", "num_microbatches", type=click.IntRange(1), default=1, show_default=True,
+              help="Batches whose gradients a step accumulates.")  # fmt: skip
 @click.option("--precision", type=click.Choice(PRECISIONS),
-              help="By default the model's own dtypes; fp32 is for models that are planned in it.")  # fmt: skip
-@click.option("--recompute", type=click.Choice(RECOMPUTES), default="none", help="What backward computes again.")
-@click.option("--overlap/--no-overlap", default=True, help="Whether collectives of parameters run beside compute.")
+              help="By default the model's own dtypes; fp32 and tf32 want a model planned in fp32.")  # fmt: skip
+@click.option("--compiled", is_flag=True, help="Chains of pointwise operators are fused, as torch.compile does.")
+@click.option("--recompute", type=click.Choice(RECOMPUTES), default="none", show_default=True,
+              help="What backward computes again: nothing, attention, or every block from its input.")  # fmt: skip
+@click.option("--offload", is_flag=True, help="Activations wait for backward in the host's memory.")
+@click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True,
+              help="Two moments for each parameter, or none.")  # fmt: skip
+@click.option("--shard-optimizer", is_flag=True,
+              help="ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.")  # fmt: skip
+@click.option("--stages", "num_stages", type=click.IntRange(1), default=1, show_default=True,
+              help="Pipeline stages, each with the plan's mesh; the cluster needs devices for all.")  # fmt: skip
+@click.option("--chunks", "chunks_per_stage", type=click.IntRange(1), default=1, show_default=True,
+              help="Virtual stages of each stage, with --schedule interleaved.")  # fmt: skip
+@click.option("--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True,
+              help="The order of microbatches on a stage.")  # fmt: skip
+@click.option("--overlap/--no-overlap", default=True, show_default=True,
+              help="Whether collectives of parameters run beside compute.")  # fmt: skip
 @format_option
-def timeline(
-    plan_file: Path,
-    trace_file: Path | None,
-    microbatches: int,
-    precision: Precision | None,
-    recompute: Recompute,
-    overlap: bool,
-    form: str,
-) -> None:
+def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, form: str, **ways: Any) -> None:
     """Simulate a step of a plan.
 
     How busy compute and communication are, what communication is exposed, and when memory is at its peak. The options
-    cost ways to run a plan that `run` does not offer yet.
+    cost ways to run a plan that `run` does not offer yet. The plan's batch is one microbatch.
     """
-    from shardwright.cost.timeline.execution import Execution
     from shardwright.search.plan import Plan
-    from shardwright.search.timeline import describe_timeline, explain_timeline, plan_timeline
+    from shardwright.search.timeline import describe_timeline, explain_timeline, moved, plan_timeline
 
-    plan = Plan.load(plan_file)
-    run = Execution(precision, num_microbatches=microbatches, recompute=recompute, overlap=overlap)
+    run, plan = _execution(ways), Plan.load(plan_file)
+    if cluster is not None:
+        plan = moved(plan, cluster)
     found = plan_timeline(plan, run)
     if trace_file is not None:
         _write(trace_file, found)
@@ -53,6 +74,18 @@ def timeline(
         terminal.show_json(describe_timeline(found))
     else:
         terminal.show(explain_timeline(plan, found))
+
+
+def _execution(ways: Mapping[str, Any]) -> Execution:
+    """The execution that the options ask for; what does not go together is told by their names."""
+    from shardwright.cost.clusters.checks import FieldError
+    from shardwright.cost.timeline.execution import Execution
+
+    try:
+        return Execution(**ways)
+    except FieldError as error:
+        option = _OPTIONS.get(error.field, f"--{error.field}")
+        raise click.UsageError(f"{option}: {error.problem}") from error
 
 
 def _write(path: Path, found: Timeline) -> None:

@@ -1,0 +1,129 @@
+"""`shardwright timeline`: every way to run a plan by an option of its own, and what it shows."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from shardwright.cli.timeline import timeline as command
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.predict import predict
+from shardwright.cost.timeline.execution import Execution
+from shardwright.search.plan import Plan, SearchReport
+from shardwright.search.timeline import describe_timeline, moved, plan_timeline
+from tests.cost.programs import planned
+from tests.shardwright.command import Run
+
+GPUS = "preset:dgx-h100:2"
+
+
+@pytest.fixture(autouse=True)
+def plan(run: Run) -> Plan:
+    """Of eight blocks on four GPUs, in plan.json."""
+    graph, cluster = planned("data", 8), Cluster.preset("dgx-h100", 1, 4)
+    found = Plan(graph, cluster, "Net", "0", predict(graph, cluster), (), SearchReport(0.0, 1, 0.0, 72 * 10**9))
+    found.save("plan.json")
+    return found
+
+
+def shown(run: Run, *options: str) -> str:
+    status, out, err = run("timeline", "plan.json", *options)
+    assert (status, err) == (0, "")
+    return out
+
+
+WAYS: list[tuple[tuple[str, ...], Execution]] = [
+    ((), Execution()),
+    (("--microbatches", "3"), Execution(num_microbatches=3)),
+    *((("--precision", p), Execution(precision=p)) for p in ("fp32", "tf32", "amp_bf16", "amp_fp16", "fp16", "fp8")),
+    (("--compiled",), Execution(compiled=True)),
+    (("--recompute", "full"), Execution(recompute="full")),
+    (("--offload",), Execution(offload=True)),
+    (("--optimizer", "sgd"), Execution(optimizer="sgd")),
+    (("--shard-optimizer",), Execution(shard_optimizer=True)),
+    (("--stages", "4"), Execution(num_stages=4)),
+    (("--stages", "2", "--microbatches", "4", "--schedule", "zero-bubble"),
+     Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble")),
+    (("--stages", "2", "--microbatches", "4", "--schedule", "interleaved", "--chunks", "2"),
+     Execution(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2)),
+    (("--no-overlap",), Execution(overlap=False)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "execution"), WAYS, ids=lambda x: " ".join(x) if isinstance(x, tuple) else "")
+def test_an_option_is_a_field(run: Run, plan: Plan, options: tuple[str, ...], execution: Execution) -> None:
+    expected = plan_timeline(moved(plan, Cluster.preset("dgx-h100", 2)), execution)
+    found = json.loads(shown(run, *options, "--cluster", GPUS, "--format", "json"))
+    assert found == json.loads(json.dumps(describe_timeline(expected)))
+    assert len(found["stages"]) == execution.num_stages
+
+
+def test_every_field_has_an_option() -> None:
+    parameters = {parameter.name for parameter in command.params}
+    assert {field.name for field in fields(Execution)} <= parameters
+
+
+def test_without_a_cluster_it_is_the_plan_s_own(run: Run, plan: Plan) -> None:
+    found = json.loads(shown(run, "--format", "json"))
+    assert found["step_s"] == plan.prediction.step_s
+
+
+def test_one_stage_has_no_table_of_stages(run: Run) -> None:
+    out = shown(run)
+    assert out.startswith("Timeline of Net on dgx-h100, mesh [x=4]\n  step ")
+    assert "Stages" not in out
+    assert "\nStreams\n" in out
+    assert "\nMemory at the peak\n" in out
+
+
+def test_several_stages_have_one(run: Run) -> None:
+    out = shown(run, "--cluster", "preset:dgx-h100:4", "--stages", "4", "--microbatches", "8")
+    title = "Timeline of Net on dgx-h100, mesh [x=4] for each of 4 stages; 16 of 32 devices in use\n"
+    assert out.startswith(title)
+    header, *rows = out.split("\nStages\n")[1].split("\n\n")[0].splitlines()
+    assert re.split(r"\s{2,}", header.strip()) == [
+        "stage", "compute", "exposed", "bubble", "of the step", "peak memory", "at the peak",
+    ]  # fmt: skip
+    assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
+    assert all("backward of microbatch" in row or "forward of microbatch" in row for row in rows)
+    assert re.search(r"\nStreams of stage [0-3]\n", out)
+    assert re.search(r"\nMemory of stage [0-3] at the peak\n", out)
+
+
+def test_a_smaller_device_has_its_own_limit(run: Run) -> None:
+    """The limit is that of the cluster that was asked for, not that of the plan's search."""
+    gpus = Cluster.preset("dgx-h100", 1, 4)
+    data: Any = gpus.to_json()
+    data["device"]["memory_bytes"] = gpus.device.context_bytes
+    Cluster.from_json(data).save("small.json")
+    assert "DOES NOT FIT, the limit is 540 MB" in shown(run, "--cluster", "small.json")
+    assert "DOES NOT FIT" not in shown(run)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--chunks", "2"), "--chunks: expected 1 with schedule '1f1b', got 2; change the one or the other"),
+        (("--schedule", "interleaved"), "--chunks: expected at least 2 with schedule 'interleaved', got 1; change"),
+        (
+            ("--schedule", "interleaved", "--chunks", "2", "--stages", "2", "--microbatches", "3"),
+            "--microbatches: expected a multiple of the 2 stages, got 3; interleaving needs it",
+        ),
+        (("--stages", "2"), "2 stages of mesh [x=4] need 8 devices, cluster 'dgx-h100' has 4; choose fewer stages"),
+        (("--stages", "0"), "Invalid value for '--stages': 0 is not in the range x>=1."),
+        (("--stages", "16", "--cluster", "preset:dgx-h100:8"), "16 virtual stages, but the model has only 10 sections"),
+        (("--offload", "--cluster", "local:4"), "offload: a CPU's memory is the host's; set offload to False"),
+        (("--precision", "fp4"), "Invalid value for '--precision': 'fp4' is not one of 'fp32', 'tf32', "),
+        (("--cluster", "nowhere"), "--cluster 'nowhere' is no cluster: give local:N, preset:NAME[:NODES], detect or"),
+    ],
+)
+def test_what_does_not_go_together_is_told_by_the_options_names(
+    run: Run, options: tuple[str, ...], message: str
+) -> None:
+    status, out, err = run("timeline", "plan.json", *options)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {message}")
