@@ -5,7 +5,9 @@
 λ₀ and σ₀ belong to the machine, λ_c to a choice ("ring LL") and σ_p to a phase of it ("ring LL, opening"). Every one of
 them is 1 unless measurements say otherwise: the fit minimizes Σ (log t/t_model)² / noise² + Σ (log factor)² / trust²,
 so two measurements move the machine's own factors, and many move each choice's. How far the model's constants can be
-trusted the measurements say too: `trust` is the value under which, with everything Gaussian, they are most likely.
+trusted the measurements say too: `trust` is the value under which, with everything Gaussian, they are most likely, and
+which is likely itself: it has an exponential distribution whose mean is the noise. Two rows cannot say that constants
+are far off: one may lie at a border between choices, where the library's version decides.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def fit_tuning(phases: Sequence[str], seconds: Sequence[float], predict: Callabl
 
     x = np.zeros(sum(map(len, names)))
     start, columns = errors(x), slopes(x)
-    trust = max(TRUSTS, key=lambda value: _log_likelihood(start, columns, value))
+    trust = max(TRUSTS, key=lambda value: _log_likelihood(start, columns, value) - value / NOISE)
     for _ in range(ROUNDS):  # Gauss–Newton: the model is all but linear in the logarithms
         columns = np.concatenate([slopes(x) / NOISE, np.eye(len(x)) / trust])
         step = np.linalg.lstsq(columns, -np.concatenate([errors(x) / NOISE, x / trust]), rcond=None)[0]

@@ -1,11 +1,12 @@
 """The published collectives: read whole, split by the rule, predicted without a fit."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from bench.collectives import DATA, Measured, Row, measured, others, predicted, section, splits, tables
+from bench.collectives import DATA, Measured, Row, from_neighbours, measured, others, predicted, section, splits, tables
 
 TABLES = tables(measured())
 KNOWN = [name for name in TABLES if name[0] != "8-gpu-2023"]
@@ -38,6 +39,19 @@ def test_known_machines_are_met_without_a_fit(name: tuple[str, str]) -> None:
     found = errors(predicted(TABLES[name]))
     assert np.median(found) < 0.055
     assert found.max() < 0.3
+
+
+def test_a_power_of_the_size_is_what_its_neighbours_say() -> None:
+    """By algorithm; a row that is twice too long is off by itself, and its neighbours by √2."""
+    first = TABLES["8-gpu-2023", "all_reduce"][0]
+    rows = [
+        replace(first, algorithm=name, num_bytes=4**i, seconds=3 * 4 ** (i * power), repeat_s=4.0**9)
+        for name, power in (("ring", 0.7), ("tree", 0.2))
+        for i in range(5)
+    ]
+    assert from_neighbours(rows) == pytest.approx([0.0] * 6, abs=1e-12)
+    rows[2] = replace(rows[2], seconds=2 * rows[2].seconds)
+    assert from_neighbours(rows)[:3] == pytest.approx([2**0.5 - 1, 0.5, 2**0.5 - 1])
 
 
 def test_large_collectives_of_other_libraries_are_met() -> None:
