@@ -14,13 +14,14 @@ from shardwright.cost.collectives.algorithms import on_a_switch
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass, fused_moves
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
-from shardwright.cost.timeline.execution import Execution
-from shardwright.cost.timeline.memory import ADAM_TRAFFIC_PER_BYTE, Memory
-from shardwright.cost.timeline.program import DEFAULT, program
+from shardwright.cost.timeline.execution import DEFAULT, Execution
+from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
+from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.analysis import constant_nodes, stored_nodes, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
     """`known` holds the seconds of operators seen before: equal blocks are costed once."""
     kind = graph.types[node.name]
     if node.op == "parameter" and kind.grad:
-        update_s = kind.local_bytes(graph.mesh) * ADAM_TRAFFIC_PER_BYTE / compute.device.memory_bytes_per_s
+        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False)
+        update_s = update_bytes(stored, DEFAULT) / compute.device.memory_bytes_per_s
         return NodeCosts(node.name, update_s + compute.device.update_overhead_s)
     if node.is_leaf or (node.op in ROWS and not node.inputs and not kind.shape):
         return NodeCosts(node.name)

@@ -15,13 +15,14 @@ import numpy as np
 
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost, local_bytes
-from shardwright.cost.timeline.memory import ADAM_BYTES_PER_BYTE, ADAM_TRAFFIC_PER_BYTE
+from shardwright.cost.timeline.execution import DEFAULT
+from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts
 from shardwright.pcg.layout import Layout, Layouts, R, S, shard_order
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.types import TensorType
+from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 
 class Certified(Protocol):
@@ -131,12 +132,12 @@ def storage_domain(
         per_axis.append([R, *sorted(shards)])
     stored = [s for s in product(*per_axis) if not isinstance(shard_order(parameter.shape, s, sizes), str)]
     sharded = np.array([local_bytes(parameter, s, sizes) for s in stored], dtype=float)
-    trained = sharded if parameter.grad else 0 * sharded
+    elements, one = sharded / ITEM_BYTES[parameter.dtype], Stored(1.0, parameter.dtype, parameter.grad, False)
     return Domain(
         tuple(tuple(map(str, s)) for s in stored),
         ((),) * len(stored),
         tuple(stored),
-        trained * ADAM_TRAFFIC_PER_BYTE / compute.device.memory_bytes_per_s
+        elements * update_bytes(one, DEFAULT) / compute.device.memory_bytes_per_s
         + (compute.device.update_overhead_s if parameter.grad else 0.0),
-        sharded + trained * (ADAM_BYTES_PER_BYTE - 1),
+        elements * kept_bytes(one, DEFAULT),
     )

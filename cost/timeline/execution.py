@@ -124,3 +124,7 @@ class Execution:
     def is_scaled(self) -> bool:
         """Whether a loss scaler passes over all gradients before the update."""
         return self.precision is not None and DTYPES[self.precision].is_scaled
+
+
+DEFAULT = Execution()
+"""What the search plans for, and the lowering runs."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
-from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.execution import Execution, Optimizer
 from shardwright.pcg.types import ITEM_BYTES
 
 
@@ -70,13 +70,10 @@ def verdict(used_bytes: float, memory_bytes: float) -> Verdict:
     return "fits" if used_bytes <= int(memory_bytes * SAFE_SHARE) else "may not fit"
 
 
-ADAM_BYTES_PER_BYTE = 4
-"""Weight, gradient and two moments of Adam, all in the weight's dtype."""
-ADAM_TRAFFIC_PER_BYTE = 7
-"""Adam reads weight, gradient and both moments, and writes weight and both moments."""
-
-
 # ------------------------------------------------------------------------------------------------------- per parameter
+
+
+MOMENTS: Mapping[Optimizer, int] = {"adam": 2, "sgd": 0}
 
 
 class Stored(NamedTuple):
@@ -104,7 +101,7 @@ def state_bytes(stored: Stored, execution: Execution, shards: int = 1) -> dict[s
     state, used = _item_bytes(stored.dtype, execution)
     if not stored.grad:
         return {"parameters": stored.num_elements * used}
-    moments = 2 if execution.optimizer == "adam" else 0
+    moments = MOMENTS[execution.optimizer]
     master = state if state > used and not stored.gathered else 0
     return {
         "parameters": stored.num_elements * (state if stored.gathered else used),
@@ -112,15 +109,22 @@ def state_bytes(stored: Stored, execution: Execution, shards: int = 1) -> dict[s
     }
 
 
+def kept_bytes(stored: Stored, execution: Execution) -> float:
+    """Of a parameter, its optimizer and, while that waits for the update, its gradient."""
+    gradient = gradient_bytes(stored, execution) if stored.grad else 0.0
+    return sum(state_bytes(stored, execution).values()) + gradient
+
+
 def update_bytes(stored: Stored, execution: Execution, shards: int = 1) -> float:
-    """Bytes that the optimizer's update of a parameter reads and writes: gradient, weight twice, moments twice.
+    """Bytes that the optimizer's update of a parameter reads and writes: gradient once, weight and moments twice.
 
     A loss scaler reads and writes the gradient once more before: divided by the scale, and checked for overflow.
     """
     if not stored.grad:
         return 0.0
     state, used = _item_bytes(stored.dtype, execution)
-    traffic = ((ADAM_TRAFFIC_PER_BYTE if execution.optimizer == "adam" else 3) + 2 * execution.is_scaled) * state
+    moments = MOMENTS[execution.optimizer]
+    traffic = (1 + 2 * (1 + moments) + 2 * execution.is_scaled) * state
     return stored.num_elements * (traffic + (used if state > used and not stored.gathered else 0)) / shards
 
 

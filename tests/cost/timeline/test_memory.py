@@ -4,8 +4,16 @@ from dataclasses import fields
 
 import pytest
 
-from shardwright.cost.timeline.execution import Execution, Optimizer, Precision
-from shardwright.cost.timeline.memory import Memory, Stored, gradient_bytes, state_bytes, update_bytes, verdict
+from shardwright.cost.timeline.execution import OPTIMIZERS, PRECISIONS, Execution, Optimizer, Precision
+from shardwright.cost.timeline.memory import (
+    Memory,
+    Stored,
+    gradient_bytes,
+    kept_bytes,
+    state_bytes,
+    update_bytes,
+    verdict,
+)
 
 
 def test_total_and_sum() -> None:
@@ -24,7 +32,15 @@ def test_total_and_sum() -> None:
 STORED = Stored(1000, "float32", True, False)
 
 
+@pytest.mark.parametrize("run", [Execution(p, optimizer=o) for p in (None, *PRECISIONS) for o in OPTIMIZERS])
+def test_what_is_kept_is_the_state_and_the_gradient(run: Execution) -> None:
+    assert kept_bytes(STORED, run) == sum(state_bytes(STORED, run).values()) + gradient_bytes(STORED, run)
+    frozen = STORED._replace(grad=False)
+    assert kept_bytes(frozen, run) == state_bytes(frozen, run)["parameters"]
+
+
 def test_adam_in_fp32_takes_16_bytes_per_element() -> None:
+    assert kept_bytes(STORED, Execution()) == 16_000
     assert state_bytes(STORED, Execution()) == {"parameters": 4000, "optimizer": 8000}
     assert gradient_bytes(STORED, Execution()) == 4000
     assert update_bytes(STORED, Execution()) == 7 * 4000
