@@ -143,7 +143,9 @@ Errors of predicted times, |predicted / published − 1|. Nothing is fitted: lin
 NCCL's own constants (`cost/collectives/nccl.py`). How channels open and chunks wait was modelled with these tables in
 view, by constants of NCCL's source. The machine of `8-gpu-2023` is not named: it is taken for 8 V100, as which it
 changes protocols. Azure's table looks like an earlier NCCL's, which gave LL on Hopper 87.7 GB/s instead of 141, and
-so left it before 512 KiB."""
+so left it before 512 KiB. `8-gpu-2023` is off where NCCL's rows for Volta are: a ring under LL starts in 11 µs (15 by
+the rows) and carries 54 GB/s or more (39), one under LL128 carries 83 (110). Factors for each protocol would meet it,
+but a tenth of its rows are two."""
 FITTED = """\
 A tenth of the rows fitted (factors on latency and bandwidth, `cost/collectives/tuning.py`), the rest judged, at every
 offset. Two or three rows carry less than NCCL's constants do, where the machine is known:"""

@@ -163,7 +163,7 @@ def _makers(graph: Graph, cluster: Cluster, execution: Execution, repeats: Mappi
     makers: list[_Maker] = []
     for stage in range(execution.num_stages):
         own = cluster.part(range(stage * size, (stage + 1) * size))
-        maker = next((m for c, m in known if c == own), None)
+        maker = next((m for c, m in known if replace(c, name=own.name) == own), None)
         if maker is None:
             known.append((own, maker := _Maker(Steps(graph, own, execution), repeats)))
         makers.append(maker)

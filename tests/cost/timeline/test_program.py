@@ -288,6 +288,15 @@ def test_the_slower_way_of_a_value_and_its_gradient_counts(layout: Layout, way: 
     assert _hop_s(["v"], (0, 1), steps, SLOW_NETWORK) == pytest.approx(expected)
 
 
+def test_stages_on_equal_parts_of_a_mixed_cluster_are_built_once() -> None:
+    mixed = Cluster.mixed([("dgx-h100", 4), ("dgx-a100", 4)])
+    run = Execution(num_stages=8, num_microbatches=8)
+    made = program(planned("tensor", 3, 8), mixed, run, {"layers.1": 14}, split=[3, 2, 2, 2, 2, 2, 2, 3])
+    pieces = [stage.pieces[0] for stage in made.stages]
+    assert pieces[1] is pieces[2] is pieces[3]
+    assert pieces[4] is pieces[5] is pieces[6] is not pieces[3]
+
+
 def test_a_slow_stage_leaves_bubbles_to_the_fast_one() -> None:
     slow = cluster(4)
     fast = replace(slow, device=replace(slow.device, name="fast", flops_per_s={"fp32": 1e13}, op_overhead_s=1e-8))
