@@ -205,7 +205,7 @@ class Equation:
             check_equation(rule)
         return rule
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Names the rule: SHA-256 over its JSON form without its name."""
         data = {key: value for key, value in self.to_json().items() if key != "name"}

@@ -16,6 +16,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -148,6 +149,7 @@ class Dims:
         """Which entry is a splice."""
         return next((i for i, entry in enumerate(self.entries) if is_splice(entry)), None)
 
+    @lru_cache(maxsize=1 << 16)  # noqa: B019  values, which live as long as the rules
     def split(self, shape: tuple[int, ...]) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...] | None:
         """Each entry with the extents that it stands for; None where the rank does not fit or an extent is 0."""
         at = len(self.entries) if self.splice is None else self.splice

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,7 +23,8 @@ from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARALLEL_OPS, step
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
-from shardwright.substitutions.terms import Apply, Term, Variable, subterms
+from shardwright.substitutions.placement import Placement
+from shardwright.substitutions.terms import Apply, Dims, Term, Variable, subterms
 
 AXES = ("a", "b")
 _FREE: Mapping[str, Any] = {"padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0),
@@ -54,9 +57,13 @@ def _primes() -> Iterator[int]:
 
 @dataclass
 class GroundSizes:
-    """The number that every name stands for: primes for sizes, small numbers for where slices start."""
+    """The number that every name stands for: primes for sizes, small numbers for where slices start.
+
+    `splices` are the numbers that splices are made of.
+    """
 
     of: dict[str, Any] = field(default_factory=dict)
+    splices: set[int] = field(default_factory=set)
     _fresh: Iterator[int] = field(default_factory=_primes)
     _small: int = 3
 
@@ -78,15 +85,11 @@ class GroundSizes:
                     env.setdefault(name, self._number(f"*{name}"))
         return env
 
-    @property
-    def splices(self) -> frozenset[int]:
-        """The numbers that splices are made of."""
-        return frozenset(n for value in self.of.values() if isinstance(value, tuple) for n in value)
-
     def _number(self, name: str) -> int | tuple[int, int]:
         if name not in self.of:
             if name.startswith("*"):
                 self.of[name] = (next(self._fresh), next(self._fresh))
+                self.splices.update(self.of[name])
             elif name.startswith(("start ", "stop ")):
                 self._small += 2
                 self.of[name] = self._small + (400 if name.startswith("stop ") else 0)
@@ -101,7 +104,10 @@ class Terms:
     def __init__(self) -> None:
         self.nodes: list[Ground] = []
         self.types: list[GroundType] = []
+        self.kinds: list[int] = []
+        """The number of a term's type: equal ones have one number."""
         self.sizes: list[int] = []
+        self._kinds: dict[GroundType, int] = {}
         self._numbers: dict[tuple[object, ...], int] = {}
         self._results: dict[tuple[object, ...], GroundType | None] = {}
 
@@ -125,6 +131,7 @@ class Terms:
             self._numbers[key] = len(self.nodes)
             self.nodes.append(node)
             self.types.append(kind)
+            self.kinds.append(self._kinds.setdefault(kind, len(self._kinds)))
             self.sizes.append(bool(node.op) + sum(self.sizes[i] for i in node.operands))
         return self._numbers[key]
 
@@ -207,82 +214,98 @@ class Direction:
     left: Term
     right: Term
 
-    @property
-    def op(self) -> str:
-        return self.left.op if isinstance(self.left, Apply) else ""
+    @cached_property
+    def leaves(self) -> tuple[str, ...]:
+        """The variables of the left side as they occur, those that occur twice twice."""
+        return tuple(t.name for t in subterms(self.left) if isinstance(t, Variable))
+
+    @cached_property
+    def attrs(self) -> tuple[tuple[str, Expression], ...]:
+        """The attributes of the left side's operators, operands first."""
+        return tuple(attr for t in subterms(self.left) if isinstance(t, Apply) for attr in t.attrs)
+
+    @cached_property
+    def asked(self) -> Asked:
+        """What it asks of the types of its variables."""
+        names = tuple(dict.fromkeys(self.leaves))
+        layouts = dict(self.rule.layouts)
+        return Asked(tuple((self.rule.dims[v], layouts.get(v, ())) for v in names), self.rule.axes)
+
+
+class Asked(NamedTuple):
+    """Dims and layouts of the variables of a pattern, in the order in which they occur: many rules ask for the same."""
+
+    of: tuple[tuple[Dims, tuple[Placement, ...]], ...]
+    axes: tuple[str, ...]
+
+    def bound(self, kinds: Sequence[GroundType], axes: Mapping[str, str]) -> dict[str, Any] | None:
+        """The sizes that variables of these types give to names that stand alone; None where the types do not fit."""
+        env: dict[str, Any] = {}
+        for (dims, placements), kind in zip(self.of, kinds, strict=True):
+            if not all(
+                _lies(kind.layouts, AXES.index(axes.get(axis, axis)), placement)
+                for axis, placement in zip(self.axes, placements, strict=False)
+            ):
+                return None
+            found = dims.bind(kind.shape)
+            if found is None or any(env.setdefault(name, value) != value for name, value in found.items()):
+                return None
+        return env
+
+
+def _lies(layouts: Layouts | None, at: int, placement: Placement) -> bool:
+    """Whether a layout is the one that a rule asks for, numbers of blocks aside."""
+    if layouts is None or at >= len(layouts):
+        return False
+    return layouts[at].kind == placement.kind and layouts[at].dim == placement.dim
 
 
 @dataclass
 class GroundMatch:
-    """What the variables and names of a rule are in a term."""
+    """What the variables and names of a rule are in a term. `env` begins with the axes."""
 
     terms: Terms
     direction: Direction
     variables: dict[str, int] = field(default_factory=dict)
     env: dict[str, Any] = field(default_factory=dict)
-    attrs: list[tuple[Any, Any]] = field(default_factory=list)
 
-    def take(self, term: Term, number: int) -> bool:
-        """Whether the pattern fits, sizes and attributes aside."""
-        if isinstance(term, Variable):
-            return self.variables.setdefault(term.name, number) == number
-        node = self.terms.nodes[number]
-        if node.op != term.op or len(node.operands) != len(term.operands) or len(node.attrs) != len(term.attrs):
+    def solved(self, bound: Mapping[str, Any], attrs: Sequence[tuple[str, Any]]) -> bool:
+        """Whether sizes and attributes fit, given what the types bind; binds what the pattern leaves open."""
+        if len(attrs) != len(self.direction.attrs):
             return False
-        if not all(self.take(operand, i) for operand, i in zip(term.operands, node.operands, strict=True)):
-            return False
-        for (key, want), (name, have) in zip(term.attrs, node.attrs, strict=True):
+        pairs: list[tuple[Expression, Any]] = []
+        for (key, want), (name, have) in zip(self.direction.attrs, attrs, strict=True):
             if key != name:
                 return False
-            self.attrs.append((want, have))
-        return True
-
-    def solved(self) -> bool:
-        """Whether sizes and attributes fit too; binds what the pattern leaves open."""
-        rule = self.direction.rule
-        for want, have in self.attrs:
-            for name, value in want.read(have).items():
-                self.env.setdefault(name, value)
-        dims = [(rule.dims[v], self.terms.types[i].shape) for v, i in self.variables.items()]
-        for entry, shape in dims:
-            found = entry.bind(shape)
-            if found is None:
-                return False
-            for name, value in found.items():
-                if self.env.setdefault(name, value) != value:
-                    return False
-        for entry, shape in dims:
-            found = entry.factored(shape, self.env)
+            pairs.append((want, have))
+            for size, value in want.read(have).items():
+                self.env.setdefault(size, value)
+        if any(self.env.setdefault(name, value) != value for name, value in bound.items()):
+            return False
+        for name, number in self.variables.items():
+            found = self.direction.rule.dims[name].factored(self.terms.types[number].shape, self.env)
             if found is None:
                 return False
             self.env.update(found)
-        return self._attributes() and self._layouts()
-
-    def _attributes(self) -> bool:
         try:
-            return all(want.evaluate(self.env) == have for want, have in self.attrs)
+            return all(want.evaluate(self.env) == have for want, have in pairs) and self._blocks()
         except (RuleError, TypeError):
             return False
 
-    def _layouts(self) -> bool:
-        """Whether the variables have the layouts that a placement rule gives them."""
+    def _blocks(self) -> bool:
+        """Whether the variables lie in as many blocks as a placement rule says."""
         rule = self.direction.rule
         for name, placements in rule.layouts:
-            kind = self.terms.types[self.variables[name]]
+            layouts = self.terms.types[self.variables[name]].layouts or ()
             for axis, placement in zip(rule.axes, placements, strict=True):
-                where = AXES.index(self.env.get(axis, axis))
-                if kind.layouts is None or where >= len(kind.layouts):
+                if any(b not in self.env for b in placement.blocks):
                     return False
-                try:
-                    blocks = prod(self.env[b] for b in placement.blocks)
-                except KeyError:
-                    return False
-                have = kind.layouts[where]
-                if (have.kind, have.dim, have.blocks) != (placement.kind, placement.dim, blocks):
+                have = layouts[AXES.index(self.env.get(axis, axis))]
+                if have.blocks != prod(self.env[b] for b in placement.blocks):
                     return False
         return True
 
-    def needs(self, splices: frozenset[int]) -> tuple[tuple[str, int], ...] | None:
+    def needs(self, splices: AbstractSet[int]) -> tuple[tuple[str, int], ...] | None:
         """What the guard asks: (axis, size that its degree divides), ("len", 0) of a rank, ("", 0) of an order.
 
         None where it does not hold at these sizes. `splices` are the numbers of which nobody knows how many there are.
@@ -294,7 +317,7 @@ class GroundMatch:
                     axis in self.direction.rule.axes
                 ):
                     found.append((self.env.get(axis, axis), Expression(ast.unparse(size)).evaluate(self.env)))
-                case ast.Compare(left=ast.Call(args=[ast.Name(id=splice)])) if splices.issuperset(self.env[splice]):
+                case ast.Compare(left=ast.Call(args=[ast.Name(id=splice)])) if set(self.env[splice]) <= splices:
                     found.append(("len", 0))
                 case ast.Compare(left=ast.Call(args=[ast.Name()])):
                     continue

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from functools import lru_cache
+from itertools import permutations, product
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.candidates import size_of
-from shardwright.substitutions.generator.ground import AXES, Direction, GroundMatch, GroundSizes, GroundType, Terms
+from shardwright.substitutions.generator.ground import (
+    AXES,
+    Asked,
+    Direction,
+    GroundMatch,
+    GroundSizes,
+    GroundType,
+    Terms,
+)
 from shardwright.substitutions.terms import Apply, Term, Variable, is_splice, subterms
 
 EXPANSIONS = 8
@@ -46,10 +55,12 @@ class Reduction:
 
     def __init__(self, expansions: int = EXPANSIONS) -> None:
         self.terms, self.sizes, self.expansions = Terms(), GroundSizes(), expansions
-        self._kept: dict[PatternShape, list[Direction]] = {}
+        self._kept: dict[PatternShape, list[tuple[Direction, int]]] = {}
         self._next: dict[int, dict[int, Edge]] = {}
         self._seen: dict[int, dict[PatternShape, int]] = {}
         self._shaped: dict[int, tuple[PatternShape, ...]] = {}
+        self._asked: dict[Asked, int] = {}
+        self._bound: dict[tuple[object, ...], Mapping[str, Any] | None] = {}
 
     def implied_by(self, rule: Equation) -> tuple[str, ...]:
         """The kept rules that imply this one; if there are none, it is kept."""
@@ -88,7 +99,9 @@ class Reduction:
         (one,), (other,) = rule.left, rule.right
         for left, right in ((one, other), (other, one)):
             if isinstance(left, Apply) and _variables(right) <= _variables(left):
-                self._kept.setdefault(_shape(left), []).append(Direction(rule, left, right))
+                direction = Direction(rule, left, right)
+                asked = self._asked.setdefault(direction.asked, len(self._asked))
+                self._kept.setdefault(_shape(left), []).append((direction, asked))
 
     # ---- rewriting ----
 
@@ -126,8 +139,11 @@ class Reduction:
         seen = self._seen.setdefault(number, {})
         for shape in self._shapes(number):
             rules = self._kept.get(shape, ())
-            for direction in rules[seen.get(shape, 0) :]:
-                for made, needs in self._applied(direction, number):
+            if len(rules) == seen.get(shape, 0):
+                continue
+            leaves, attrs = self._parts(shape, number)
+            for direction, asked in rules[seen.get(shape, 0) :]:
+                for made, needs in self._applied(direction, asked, leaves, attrs):
                     if made != number and self.terms.types[made] == kind:
                         found.setdefault(made, (direction.rule.name, needs))
             seen[shape] = len(rules)
@@ -141,30 +157,51 @@ class Reduction:
             self._shaped[number] = tuple((node.op, *shapes) for shapes in product(*below)) if node.op else ()
         return self._shaped[number]
 
-    def _applied(self, direction: Direction, number: int) -> Iterator[tuple[int, Needs]]:
-        for axes in _axes(direction.rule):
-            match = GroundMatch(self.terms, direction, env=dict(axes))
-            if match.take(direction.left, number) and match.solved():
-                try:
-                    made = self.terms.build(direction.right, match.variables, match.env)
-                    needs = match.needs(self.sizes.splices)
-                except (RuleError, KeyError):
-                    continue
-                if made is not None and needs is not None:
-                    yield made, needs
+    def _parts(self, shape: PatternShape, number: int) -> tuple[list[int], list[tuple[str, Any]]]:
+        """What a term has at the variables of a pattern of this shape, and the attributes of its operators."""
+        if shape is None:
+            return [number], []
+        leaves, attrs, node = list[int](), list[tuple[str, Any]](), self.terms.nodes[number]
+        for below, operand in zip(shape[1:], node.operands, strict=True):
+            more, others = self._parts(below, operand)
+            leaves, attrs = leaves + more, attrs + others
+        return leaves, [*attrs, *node.attrs]
+
+    def _applied(
+        self, direction: Direction, asked: int, leaves: Sequence[int], attrs: Sequence[tuple[str, Any]]
+    ) -> Iterator[tuple[int, Needs]]:
+        variables: dict[str, int] = {}
+        if any(variables.setdefault(name, i) != i for name, i in zip(direction.leaves, leaves, strict=True)):
+            return
+        kinds = tuple(self.terms.kinds[i] for i in variables.values())
+        for axes in _axes(direction.rule.axes):
+            key = (asked, kinds, tuple(axes.values()))
+            if key not in self._bound:
+                types = [self.terms.types[i] for i in variables.values()]
+                self._bound[key] = direction.asked.bound(types, axes)
+            bound = self._bound[key]
+            match = GroundMatch(self.terms, direction, variables, dict(axes))
+            if bound is None or not match.solved(bound, attrs):
+                continue
+            try:
+                made = self.terms.build(direction.right, variables, match.env)
+                needs = match.needs(self.sizes.splices)
+            except (RuleError, KeyError):
+                continue
+            if made is not None and needs is not None:
+                yield made, needs
 
 
 def _shape(term: Term) -> PatternShape:
     return None if isinstance(term, Variable) else (term.op, *map(_shape, term.operands))
 
 
-def _axes(rule: Equation) -> list[dict[str, str]]:
-    """The axes that a rule's axes may be."""
-    if not rule.axes:
-        return [{}]
-    if len(rule.axes) == 1:
-        return [{rule.axes[0]: axis} for axis in AXES]
-    return [dict(zip(rule.axes, order, strict=True)) for order in (AXES, AXES[::-1])]
+@lru_cache(maxsize=64)
+def _axes(axes: tuple[str, ...]) -> tuple[Mapping[str, str], ...]:
+    """What the axes of a rule may be."""
+    if len(axes) > len(AXES):
+        return ()
+    return tuple(dict(zip(axes, order, strict=True)) for order in permutations(AXES, len(axes)))
 
 
 def _variables(term: Term) -> set[str]:

@@ -91,9 +91,16 @@ MOVEMENT = (
         about=("reshape",),
     ),
     SerialContext(
-        "tokens_of_norm",
+        "tokens_of_layer_norm",
         {"x": "b m i", "w": "i", "c": "i"},
-        ("merge", "layer_norm", "layer_norm_affine", "rms_norm", "softmax", "mul", "transpose"),
+        ("merge", "layer_norm", "layer_norm_affine", "mul", "transpose"),
+        extents=("b*m",),
+        parts=2,
+    ),
+    SerialContext(
+        "tokens_of_norm",
+        {"x": "b m i", "w": "i"},
+        ("merge", "rms_norm", "softmax", "mul", "transpose"),
         extents=("b*m",),
         parts=2,
     ),

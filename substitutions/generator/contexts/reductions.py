@@ -70,9 +70,15 @@ NORMS = (
         about=("layer_norm",),
     ),
     SerialContext(
-        "layer_norm_affine",
+        "layer_norm_scaled",
         {"x": "*b i", "w": "i", "d": "i", "c": ""},
-        ("layer_norm", "layer_norm_scaled", "layer_norm_affine", "add", "mul", "neg"),
+        ("layer_norm", "layer_norm_scaled", "mul", "neg"),
+        about=("layer_norm",),
+    ),
+    SerialContext(
+        "layer_norm_affine",
+        {"x": "*b i", "w": "i", "d": "i"},
+        ("layer_norm", "layer_norm_scaled", "layer_norm_affine", "add", "mul"),
         about=("layer_norm",),
     ),
     SerialContext(
@@ -82,17 +88,27 @@ NORMS = (
         about=("rms_norm",),
     ),
     SerialContext(
-        "norms_of_pieces",
+        "layer_norms_of_pieces",
         {"x": "m i", "y": "n i", "w": "i", "c": "i"},
-        ("layer_norm_affine", "layer_norm", "rms_norm", "rms_norm_scaled", "concat", "slice", "neg"),
+        ("layer_norm_affine", "layer_norm", "concat", "slice", "neg"),
         cuts=cut("m + n", "0:m", "m:m + n"),
         extents=("m + n",),
     ),
     SerialContext(
-        "norms_of_linear",
-        {"x": "*b i", "w": "o i", "c": "o", "d": "i", "g": "i"},
-        ("linear", "layer_norm", "layer_norm_scaled", "rms_norm", "rms_norm_scaled", "mul", "add"),
-        about=("layer_norm", "rms_norm"),
+        "rms_norms_of_pieces",
+        {"x": "m i", "y": "n i", "w": "i"},
+        ("rms_norm", "rms_norm_scaled", "concat", "slice", "neg"),
+        cuts=cut("m + n", "0:m", "m:m + n"),
+        extents=("m + n",),
+    ),
+    *(
+        SerialContext(
+            f"{norm}s_of_linear",
+            {"x": "*b i", "w": "o i", "c": "o", "d": "i", "g": "i"},
+            ("linear", norm, f"{norm}_scaled", "mul", "add"),
+            about=(norm,),
+        )
+        for norm in ("layer_norm", "rms_norm")
     ),
     SerialContext(
         "norms_moved",
