@@ -1,7 +1,9 @@
 """How long it takes to cost one plan: a model like Llama-405B on 16,384 GPUs, and the same block on 8.
 
-Two figures. *New graph*: a candidate with other layouts, another mesh or precision is costed from its graph, and shares
-nothing with those before it. *Same graph*: one that differs in its microbatches alone shares their pieces (`Programs`).
+Three figures. *Costs*: every operator, collective and update of a candidate's graph, whose sum is what the search
+compares. *Timeline*: the same candidate run, from its graph to stages, schedule and memory over time; a graph with
+other layouts, mesh or precision shares nothing with those before it. *Again*: the timeline of one that differs in its
+microbatches alone, and shares their pieces (`Programs`).
 
 The model is captured with one block, on fake tensors, and planned once as data × tensor parallel; `repeats` makes 126
 blocks of it. Seconds are CPU time of this process, which other processes do not change, at the median of several
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 
 from bench.search import fake_llama
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.predict import node_costs
 from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.program import Programs, program
 from shardwright.cost.timeline.timeline import simulate
@@ -68,14 +71,15 @@ def report(name: str, graph: Graph, nodes: int, execution: Execution) -> None:
     cluster, repeats = Cluster.preset("dgx-h100", nodes=nodes), {BLOCK: NUM_BLOCKS}
     made = program(graph, cluster, execution, repeats)
     found = simulate(made)
+    costs_s = cpu_s(lambda: node_costs(graph, cluster))
     first_s = cpu_s(lambda: simulate(program(graph, cluster, execution, repeats)))
     programs = Programs(graph, cluster, repeats)
     counts = iter(range(execution.num_microbatches, 10_000))
     again_s = cpu_s(lambda: simulate(programs.program(replace(execution, num_microbatches=next(counts)))))
     trace_s = cpu_s(lambda: trace(found))
     busiest, fullest = found.busiest, found.fullest
-    print(f"{name}: new graph {seconds(first_s)} (all of it, to the timeline), same graph with another number of "
-          f"microbatches {seconds(again_s)}, trace {seconds(trace_s)}")  # fmt: skip
+    print(f"{name}: costs {seconds(costs_s)}, timeline {seconds(first_s)}, again with another number of microbatches "
+          f"{seconds(again_s)}, trace {seconds(trace_s)}")  # fmt: skip
     print(f"  step {seconds(found.step_s)}, compute {percent(busiest.compute_s / found.step_s)}, exposed "
           f"{percent(busiest.exposed_s / found.step_s)}, bubble {percent(busiest.bubble_s / found.step_s)}, "
           f"peak {size(fullest.memory.total_bytes)}: {fullest.peak_at}")  # fmt: skip

@@ -139,6 +139,8 @@ def build_forward(chunk: Chunk, held: frozenset[int]) -> Segment:
 
 def groups_of(chunk: Chunk, line: Line) -> list[int]:
     """The gathered blocks that a line reads."""
+    if not line.weights:
+        return []
     found = (chunk.readings[w].group for w in line.weights)
     return list(dict.fromkeys(group for group in found if group is not None))
 
