@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from bench import collectives
 from bench.charts import Series, scatter, strips
-from bench.judging import Errors, Predicted, by_group, errors, order
+from bench.judging import Errors, Order, Predicted, by_group, errors, order
 from bench.published import Run
+from shardwright.cost.timeline.memory import SAFE_SHARE
 
 if TYPE_CHECKING:
     from bench.predictions import Fitted, Results
@@ -36,6 +37,10 @@ REASONS = (
 )
 """The start of a run's name, and why it is far off."""
 UNKNOWN = "not known"
+FULL = ((0.5, "up to 50 %"), (0.7, "to 70 %"), (SAFE_SHARE, "to 90 %"), (0.95, "to 95 %"))
+MORE = "more"
+FULLNESS = (*(name for _, name in FULL), MORE)
+"""Of a device's memory, by what is predicted at the peak."""
 
 
 def page(results: Results, main: int) -> str:
@@ -50,6 +55,7 @@ def page(results: Results, main: int) -> str:
         "by_gpus": _groups("GPUs", unfitted, lambda run: run.num_gpus),
         "by_seq": _groups("sequence", unfitted, lambda run: run.seq),
         "by_configuration": _groups("configuration", unfitted, _configuration),
+        "by_memory": _groups("predicted memory", unfitted, _fullness(unfitted), FULLNESS),
         "worst": _worst(unfitted),
         "floor": _floor(unfitted),
         "fp8": _runs(results.fp8),
@@ -69,14 +75,26 @@ def _verdict(results: Results) -> str:
         met.append(f"on {gpu} with {good} of {len(found)} offsets")
     orders = [order([r for r in f.rows if not r.fitted]) for f in results.fitted]
     plain = [order([r for r in f.rows if not r.fitted and _reason(r.run) == UNKNOWN]) for f in results.fitted]
-    shares, others = sorted(o.share for o in orders), sorted(o.share for o in plain)
-    right = sum(share >= AIM_ORDER for share in shares)
-    within = f"between {shares[0]:.0%} and {shares[-1]:.0%}, {median(shares):.0%} in the middle"
-    without = f"between {others[0]:.0%} and {others[-1]:.0%}, {median(others):.0%} in the middle"
+    fitting = [order([r for r in f.rows if not r.fitted and r.memory <= SAFE_SHARE]) for f in results.fitted]
+    right = sum(o.share >= AIM_ORDER for o in orders)
+    safe = sum(o.share >= AIM_ORDER for o in fitting)
     return (
         f"The errors are that small {', '.join(met)}.\nThe order is that good with {right} of {len(orders)}: the share "
-        f"of pairs is {within}.\nWithout the rows for which a reason is given below it is {without}."
+        f"of pairs is {_spread(orders)}.\nOf pairs of runs that the product says fit, with at most {SAFE_SHARE:.0%} of "
+        f"the memory in use, it is that good with {safe} of {len(fitting)}: {_spread(fitting)}.\n"
+        f"Without the rows for which a reason is given below it is {_spread(plain)}."
     )
+
+
+def _spread(orders: Sequence[Order]) -> str:
+    shares = sorted(o.share for o in orders)
+    return f"between {shares[0]:.0%} and {shares[-1]:.0%}, {median(shares):.0%} in the middle"
+
+
+def _fullness(rows: Sequence[Predicted]) -> Callable[[Run], str]:
+    """How full the device of a run is predicted to be."""
+    shares = {row.run.name: row.memory for row in rows}
+    return lambda run: next((name for most, name in FULL if shares[run.name] <= most), MORE)
 
 
 def charts(results: Results, main: int) -> dict[str, str]:

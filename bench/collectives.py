@@ -150,8 +150,8 @@ FITTED = """\
 A tenth of the rows fitted (factors on latency and bandwidth, `cost/collectives/tuning.py`), the rest judged, at every
 offset. Two or three rows carry less than NCCL's constants do, where the machine is known:"""
 NEIGHBOURS = """\
-The floor: how far each row is from the line through its two neighbours in size (leave one out, logarithms of both),
-beside what is predicted without any row. The sizes of `8-gpu-2023` are apart by 4, the others' by 2:"""
+About the floor: how far each row is from the line through its two neighbours in size (leave one out, logarithms of
+both), beside what is predicted without any row. The sizes of `8-gpu-2023` are apart by 4, the others' by 2:"""
 OTHERS = """\
 Other libraries' kernels from 1 GiB on, where links decide (mscclpp, 1 and 2 nodes; the best kernel of each; nothing
 fitted). Across nodes theirs are hierarchical, and NCCL's are not; ours are the times of NCCL's:"""
@@ -160,7 +160,7 @@ fitted). Across nodes theirs are hierarchical, and NCCL's are not; ours are the 
 def from_neighbours(rows: Sequence[Measured]) -> list[float]:
     """How far each row is from the straight line through its neighbours in size, in logarithms; the ends have none.
 
-    No smooth curve comes nearer, even with all other rows at hand; borders between protocols are no noise, but in it.
+    A smooth curve through all rows comes about as near; borders between protocols are no noise, but in it.
     """
     found: list[float] = []
     for _, group in groupby(rows, key=lambda row: row.algorithm):

@@ -3,7 +3,7 @@
 MPT: fused query-key-value projection, learned positions, biases, LayerNorm, GELU, head tied to the embedding
 (mosaicml/llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml at the commit of the table). Llama: rotary positions,
 grouped key heads, RMSNorm, SwiGLU, no biases (meta-llama/Meta-Llama-3-* config.json). Numbers of parameters are checked
-against those that the tables give (tests/bench/test_decoders.py).
+against those that the tables give (tests/bench/test_published.py).
 """
 
 from __future__ import annotations

@@ -119,7 +119,9 @@ def predicted(
     plans: Iterable[Planned], constants: Mapping[str, Constants] | None = None, names: frozenset[str] = frozenset()
 ) -> list[Predicted]:
     """Every run with its predicted step; `names` are those that the constants were fitted to."""
-    return [
-        Predicted(p.run, timeline(p, constants[p.run.gpu] if constants else None).step_s, p.run.name in names)
-        for p in plans
-    ]
+    found: list[Predicted] = []
+    for p in plans:
+        run = timeline(p, constants[p.run.gpu] if constants else None)
+        memory = run.fullest.memory.total_bytes / p.cluster.device.memory_bytes
+        found.append(Predicted(p.run, run.step_s, p.run.name in names, memory))
+    return found

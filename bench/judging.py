@@ -25,11 +25,15 @@ DIFFERENT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A run with the step time that a model predicts, and whether constants were fitted to it."""
+    """A run with the step time that a model predicts, and whether constants were fitted to it.
+
+    memory   predicted at the peak, as a share of the device's
+    """
 
     run: Run
     step_s: float
     fitted: bool = False
+    memory: float = 0.0
 
     @property
     def error(self) -> float:

@@ -213,12 +213,12 @@ def _generation(figures: Figures) -> list[str]:
 
 
 def _rejected(generated: Generated) -> list[str]:
-    reasons = generated.reasons()
+    reasons = Counter[str]()
+    for (outcome, why), number in generated.reasons().items():
+        reasons[f"{outcome}: {why[:160]}".replace("|", "\\|")] += number
     if not reasons:
         return ["Every candidate was certified.\n"]
-    rows = [
-        (f"{what}: {why[:160].replace('|', chr(92) + '|')}", number) for (what, why), number in reasons.most_common(15)
-    ]
+    rows = reasons.most_common(15)
     return ["Candidates that were not certified, by reason (none of them is used):\n", _table(("why", "number"), rows)]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import INFINITY
 from shardwright.cost.predict import Prediction, predict
-from shardwright.cost.timeline.memory import SAFE_SHARE
+from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -82,7 +82,7 @@ class Planner:
     ) -> None:
         self.cluster, self.certified, self.rules = cluster, certified, rules or {}
         self.progress = progress or (lambda message: None)
-        self.limit_bytes = int(cluster.device.memory_bytes * SAFE_SHARE)
+        self.limit_bytes = safe_bytes(cluster.device.memory_bytes)
         self.places: Counter[str] = Counter()
         self._builders: dict[tuple[int, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._blocked: dict[int, tuple[Graph, Mapping[str, tuple[str, ...]]]] = {}

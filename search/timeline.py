@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.execution import Execution
-from shardwright.cost.timeline.memory import SAFE_SHARE
+from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.cost.timeline.timeline import StageTimeline, Timeline, simulate
@@ -24,7 +24,7 @@ def plan_timeline(plan: Plan, execution: Execution) -> Timeline:
 
 def moved(plan: Plan, cluster: Cluster) -> Plan:
     """The plan as it is costed on another cluster, whose devices may be those of several stages."""
-    limit_bytes = int(cluster.device.memory_bytes * SAFE_SHARE)
+    limit_bytes = safe_bytes(cluster.device.memory_bytes)
     return replace(plan, cluster=cluster, report=replace(plan.report, limit_bytes=limit_bytes))
 
 

@@ -1,6 +1,6 @@
 """A step that does next to nothing, as the lowering runs it: what a step and a parameter take whatever their size.
 
-`cost.calibrate` names this module and its ranks import it, since costs know nothing of the lowering.
+`cost.calibration.calibrate` names this module and its ranks import it, since costs know nothing of the lowering.
 """
 
 from __future__ import annotations

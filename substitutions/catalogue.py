@@ -1,4 +1,4 @@
-"""The hand-named algebraic rules, by topic. Each is proven in `verifier/equations.py` before a search may use it."""
+"""The hand-named algebraic rules, by topic. The verifier proves each before a search may use it."""
 
 from __future__ import annotations
 

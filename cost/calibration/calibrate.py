@@ -1,8 +1,8 @@
 """Calibration of the local machine: what its ranks reach, all of them working at once.
 
-Each rank is a process of its own (`cost.measure`), so that a caller's script is not imported again and threads of the
-caller are not forked. What was measured is kept point by point: a calibration that is interrupted goes on where it
-was, by the same command on the same day. The result is kept for `Cluster.local`.
+Each rank is a process of its own (`measure`), so that a caller's script is not imported again and threads of the caller
+are not forked. What was measured is kept point by point: a calibration that is interrupted goes on where it was, by the
+same command on the same day. The result is kept for `Cluster.local`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ POINTS, WORKLOAD = "points.jsonl", "workload.json"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is measured. Sizes of collectives are of the full tensor of a group, as `cost.communication` counts them.
+    """What is measured. Sizes of collectives are of the full tensor of a group, as `Communication` counts them.
 
     `overheads` names the module with the lowering's `runtime` and `chain_step`: ranks import it, costs do not.
     """

@@ -236,7 +236,7 @@ def threads_per_rank(num_ranks: int) -> int:
 
 
 def _same(cluster: object) -> Cluster:
-    """`cluster`, for pyright: it sees this file as `cost.cluster` too, with a class of its own."""
+    """`cluster`, for pyright: it sees this file as `cost.clusters.cluster` too, with a class of its own."""
     return cast("Cluster", cluster)
 
 

@@ -120,20 +120,28 @@ def _joined_units(clusters: Sequence[Cluster], link: Level) -> tuple[Level, ...]
     inner = [_levels_of(cluster, unit) for cluster in clusters]
     units = [levels for levels in inner if levels is not None]
     capacities = sorted({size for levels in units for size in accumulate((x.size for x in levels), mul)})
-    nested = all(outer % inner == 0 for inner, outer in pairwise(capacities))
-    if rest or len(units) < len(inner) or not nested:
+    if rest or len(units) < len(inner):
         shapes = ", ".join(f"{c.name}: {' × '.join(str(level.size) for level in c.levels)}" for c in clusters)
         raise ClusterError(
             f"Cluster.join: {link.name!r} joins {link.size} equal units, {total} devices do not make them ({shapes}); "
             "give link.size as the number of clusters where these are equal, else of their nodes, with equally many "
             "devices per node"
         )
+    clash = next(((inside, around) for inside, around in pairwise(capacities) if around % inside), None)
+    if clash is not None:
+        raise ClusterError(
+            f"Cluster.join: units of {clash[0]} and of {clash[1]} devices do not nest, so no level joins both; give "
+            "clusters whose levels join numbers of devices that divide each other"
+        )
     cut = [_cut_at(levels, capacities) for levels in units]
     return tuple(slowest_level(levels, levels[0].size) for levels in zip(*cut, strict=True))
 
 
 def _cut_at(levels: Sequence[Level], capacities: Sequence[int]) -> list[Level]:
-    """The same links as levels whose units have these numbers of devices: 8 on one switch are 2 times 4 on it."""
+    """Levels whose units have these numbers of devices, by `Level.resized`: 8 on one switch are 2 times 4 on it.
+
+    Exact for switches; of a mesh or a ring that is cut, what joins the pieces is taken as one of their size.
+    """
     found: list[Level] = []
     joined, ends = 1, list(accumulate((level.size for level in levels), mul))
     for capacity in capacities:

@@ -14,14 +14,15 @@ of pipeline stages that it is in. From the source of NVIDIA/nccl, 2.27 and 2.28:
                  nodes every device has the peers of a tree on every channel
     send         between two devices, both ways: twice as many channels as they have NVLinks, else 2, made a power of
                  two (paths.cc): 32 between H100s, as in issue 1685. Across hosts, which have at most 8 devices (one
-                 NVLink domain may span several), halved while those of all members are more than there are
-    shared       of every communicator, for sends over the network, whether there are any: channels, as a power of two,
-                 · 16 · 512 KiB within NVLink, 128 KiB beyond (net.cc). 64 channels: 512 MiB, as in issue 2363. As much
-                 again where it receives so
+                 NVLink domain may span several), halved until those of all members fit the communicator's
+    shared       of every communicator, for sends over the network, even where there are none: channels, as a power of
+                 two, · 16 · 512 KiB within NVLink, 128 KiB beyond (net.cc). 64 channels: 512 MiB, as in issue 2363. As
+                 much again where it receives so
 
 An algorithm is connected when it is first chosen (2.22 and later): here, each that `nccl.curve` has at some size. No
 GPU of ours has confirmed the sums. Left out: communicators that ranks use once, such as that of all of them; shares
-between communicators that were split; 64 channels on Blackwell; CollNet.
+between communicators that were split; weights gathered after the update of a sharded optimizer; 64 channels on
+Blackwell; CollNet.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def resharding_s(
     def time_s(way: Resharding) -> float:
         start_s = send_s(0.0)
         sending_s = send_s(max(way.sent_bytes, way.received_bytes)) - start_s
-        inside = target.replicas
+        inside = prod(target.sizes[axis] for axis in way.gather_axes)
         gathers_s = 0.0
         for axis in way.gather_axes:  # the outermost first: what is gathered doubles on the way in
             inside //= target.sizes[axis]
@@ -238,7 +238,7 @@ def _check(shape: Sequence[int], source: Placed, target: Placed) -> None:
             raise ClusterError(f"resharding: the {side} has {problem}; give one for each axis")
         _steps(tuple(shape), 0, placed.layouts, placed.sizes)
     if source.num_summands != target.num_summands:
-        sums = [prod(placed.num_summands) for placed in (source, target)]
+        sums = [" × ".join(map(str, placed.num_summands)) or "1" for placed in (source, target)]
         problem = f"the source is a sum of {sums[0]} parts, the target one of {sums[1]}"
         raise ClusterError(f"resharding: {problem}; reduce it inside its stage, then move it")
     first, second = sorted((source, target), key=lambda placed: placed.first_rank)

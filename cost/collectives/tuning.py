@@ -5,8 +5,8 @@
 λ₀ and σ₀ belong to the machine, λ_c to a choice ("ring LL") and σ_p to a phase of it ("ring LL, opening"). Every one of
 them is 1 unless measurements say otherwise: the fit minimizes Σ (log t/t_model)² / noise² + Σ (log factor)² / trust²,
 so two measurements move the machine's own factors, and many move each choice's. How far the model's constants can be
-trusted the measurements say too: `trust` is the value under which, with everything Gaussian, they are most likely, and
-which is likely itself: it has an exponential distribution whose mean is the noise. Two rows cannot say that constants
+trusted the measurements say too: `trust` is the value under which, with everything Gaussian, they are most likely, with
+an exponential prior whose mean is the noise. Two rows cannot say that constants
 are far off: one may lie at a border between choices, where the library's version decides.
 """
 

@@ -24,7 +24,7 @@ _Key = tuple[str, str, bool, bool]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel that was measured: its work (see `cost.work.Work`), and its seconds without the host's dispatch."""
+    """A kernel that was measured: its work (see `Work`), and its seconds without the host's dispatch."""
 
     kind: WorkKind
     shape: tuple[int, ...]

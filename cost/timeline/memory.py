@@ -63,11 +63,16 @@ SAFE_SHARE = 0.9
 Verdict = Literal["fits", "may not fit", "does not fit"]
 
 
+def safe_bytes(memory_bytes: float) -> int:
+    """What a plan may use of a device's memory and still be said to fit."""
+    return int(memory_bytes * SAFE_SHARE)
+
+
 def verdict(used_bytes: float, memory_bytes: float) -> Verdict:
     """Whether what is predicted fits a device; within the last tenth of its memory it may not."""
     if used_bytes > memory_bytes:
         return "does not fit"
-    return "fits" if used_bytes <= int(memory_bytes * SAFE_SHARE) else "may not fit"
+    return "fits" if used_bytes <= safe_bytes(memory_bytes) else "may not fit"
 
 
 # ------------------------------------------------------------------------------------------------------- per parameter

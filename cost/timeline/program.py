@@ -127,10 +127,11 @@ class Programs:
         graph, cluster = self.graph, self.cluster
         per_stage, stages = graph.mesh.num_devices, execution.num_stages
         if per_stage * stages > cluster.num_devices:
-            problem = f"{stages} stages of mesh {graph.mesh} need {per_stage * stages} devices"
-            raise PlanError(f"{problem}, cluster {cluster.name!r} has {cluster.num_devices}; choose fewer stages")
+            what = f"{stages} stages of mesh {graph.mesh} need" if stages > 1 else f"mesh {graph.mesh} needs"
+            problem = f"{what} {per_stage * stages} devices, cluster {cluster.name!r} has {cluster.num_devices}"
+            raise PlanError(f"{problem}; choose {'fewer stages or ' if stages > 1 else ''}a larger cluster")
         if execution.offload and cluster.device.kind == "cpu":
-            raise PlanError("offload: a CPU's memory is the host's; set offload to False")
+            raise PlanError("offload: a CPU's memory is the host's; run without offload")
         alike = replace(
             execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b",
             num_stages=stages if cluster.parts else min(stages, 2),
@@ -140,10 +141,10 @@ class Programs:
         makers = self._makers[alike]
         cut, num_chunks = makers[0].cut, stages * execution.chunks_per_stage
         shares = spread(cut, num_chunks, split) if num_chunks > 1 else [_everything(cut)]
-        between = stages_bytes(cluster, stages, per_stage)
+        connections = stages_bytes(cluster, stages, per_stage)
         found = tuple(
             makers[stage % len(makers)].stage(
-                [shares[c * stages + stage] for c in range(execution.chunks_per_stage)], execution, between
+                [shares[c * stages + stage] for c in range(execution.chunks_per_stage)], execution, connections
             )
             for stage in range(stages)
         )
@@ -178,7 +179,7 @@ def _hops(
     num_ranks = steps.graph.mesh.num_devices
     for number, (share, after) in enumerate(pairwise(shares)):
         last = share.parts[-1][0]
-        names = frozenset(crossing(cut, last, inside=after.parts[0][0] == last))
+        names = tuple(sorted(crossing(cut, last, inside=after.parts[0][0] == last)))
         pair = number % num_stages, (number + 1) % num_stages
         ends = min(pair) * num_ranks, (max(pair) + 1) * num_ranks - 1
         key = names, pair if cluster.parts or pair[0] == pair[1] else between(*ends, cluster.levels)

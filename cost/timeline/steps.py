@@ -1,6 +1,6 @@
 """A typed parallel graph as steps: what each node costs forward and backward, reads, keeps and communicates.
 
-Steps say nothing of time or order on streams; `shardwright.cost.segments` makes tasks of them. Parameters on their way
+Steps say nothing of time or order on streams; `forward` and `backward` make tasks of them. Parameters on their way
 through parallel operators are no steps but `Weight`s: what is gathered before their use, and what becomes of their
 gradients.
 """
@@ -211,7 +211,7 @@ class Steps:
         moves_nothing = row is not None and row.view and how != "copy" and bool(operands)
         of_weight = moves_nothing and operands[0] in self.weights
         forward_s, backward_s, weight_s = self._seconds(node, kind, how)
-        if self.execution.precision == "fp8" and row is not None and row.contraction and row.passes == 1:
+        if self._rates.get("matmul") == "fp8" and row is not None and row.contraction and row.passes == 1:
             forward_s += sum(self._cast_s(name) for name in reads if name not in self._cast)
             backward_s += self._cast_s(node.name) if kind.grad else 0.0
             self._cast.update(reads)

@@ -144,6 +144,10 @@ def test_mixed_clusters_can_be_joined() -> None:
         ([H100], r"expected at least two clusters, got 1"),
         ([H100, replace(H100, backend="gloo")], r"expected one backend, got gloo and nccl; they do not reach others"),
         ([H100, Cluster.preset("gh200-quad", nodes=4)], r"'wan' joins 2 equal units, 48 devices do not make them"),
+        (
+            [replace(H100, levels=tuple(replace(WAN, size=size) for size in sizes)) for sizes in ((2, 3), (3, 2))],
+            r"units of 2 and of 3 devices do not nest, so no level joins both; give clusters whose levels join numbers",
+        ),
     ],
 )
 def test_what_cannot_be_joined(clusters: list[Cluster], problem: str) -> None:

@@ -113,8 +113,10 @@ def test_a_partial_sum_goes_on_as_one() -> None:
     assert way == Resharding("direct", 1e8, 1e8, 1)
     assert seconds == pytest.approx(Communication(DGX, (8,)).send_s(0, 15, 1e8))
     both = stages((P, R), 0, (2, 4)), stages((P, R), 8, (2, 4))
-    _, way = resharding_s(DGX, (64, 1024), 1e8, *both)
+    seconds, way = resharding_s(DGX, (64, 1024), 1e8, *both)
     assert way == Resharding("scatter-gather", 1e8 / 4, 1e8 / 4, 1, (1,), 1e8)
+    links = Communication(DGX, (2, 8)), Communication(DGX, (2, 4))
+    assert seconds == pytest.approx(links[0].send_s(0, 15, 1e8 / 4) + links[1].all_gather_s(1, 1e8))
     moved = sorted(messages((2, 2), *(Placed((2, 2), (P, S(0)), first) for first in (0, 4))))
     assert moved == [(0, 4, 2), (1, 5, 2), (2, 6, 2), (3, 7, 2)]
 

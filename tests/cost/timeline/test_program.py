@@ -329,7 +329,7 @@ def test_allocators_hold_more_than_is_used_on_gpus() -> None:
     ("run", "options", "message"),
     [
         (Execution(num_stages=3), {}, "3 stages of mesh [x=4] need 12 devices, cluster 'test' has 8; ch"),
-        (Execution(offload=True), {}, "offload: a CPU's memory is the host's; set offload to False"),
+        (Execution(offload=True), {}, "offload: a CPU's memory is the host's; run without offload"),
         (PLAIN, {"repeats": {"layers.7": 2}}, "repeats: 'layers.7': no operator lies in it; name one of the"),
         (PLAIN, {"repeats": {"layers.1": 0}}, "repeats.'layers.1': expected a positive integer, got 0; it is how"),
         (Execution(num_stages=2), {"split": [1, 1]}, "split: expected 2 positive numbers that add up to 5, got [1, 1"),
