@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _DISPATCHED = 64  # operators of a sample of dispatch
-_BACK_TO_BACK = 10  # collectives of one sample; on a GPU kernels too, so that the first one's launch does not count
+_BACK_TO_BACK = 10  # kernels of one sample on a GPU, so that the first one's launch does not count
 
 
 class Clock:
@@ -62,13 +62,12 @@ class Clock:
         return self._seconds(call, self.own_s)
 
     def together_s(self, call: Callable[[], object]) -> float:
-        """Seconds of what ranks do with one another: they wait, and so all time counts, that of the longest waits too.
+        """Seconds of what ranks do with one another: they wait, and so all time counts.
 
-        A step has many of them, and takes what they take on the average: what one took at its best says too little.
+        Between CPU processes waits have a long tail, of whole time slices. The mean of ten calls was tried in place of
+        one call: it made plans of few collectives twice too slow, which the lower quartile of single calls does not.
         """
-        if self.on_gpu:
-            return self.kernel_s(call)
-        return self._seconds(lambda: [call() for _ in range(_BACK_TO_BACK)], time.perf_counter) / _BACK_TO_BACK
+        return self.kernel_s(call) if self.on_gpu else self._seconds(call, time.perf_counter)
 
     def _seconds(self, call: Callable[[], object], now: Callable[[], float]) -> float:
         start = now()
@@ -200,9 +199,7 @@ class Rank:
         call = task.make()
         for _ in range(2):
             call()
-        start = time.perf_counter()
-        task.clock(self.clock, call)
-        once, _ = self._slowest(time.perf_counter() - start, 0.0)
+        once, _ = self._slowest(task.clock(self.clock, call), 0.0)
         samples = min(200, max(5, ceil(self.workload.seconds_per_point / max(once, 1e-6))))
         times = [task.clock(self.clock, call) for _ in range(samples)]
         low, _, high = statistics.quantiles(times, n=4)
