@@ -14,7 +14,7 @@ store of certificates. docs/proofs.md says what is claimed and trusted. Where a 
                    describe
     files          rulefile (from outside), catalogue (rules with certificates), choices (what the search may use)
 
-z3 is behind `solver` and `logic`.
+z3 is behind `solver` and `logic`; `limits` ends what takes too long.
 
 Imports `substitutions` and `pcg`; imported by `search` and `shardwright`.
 """

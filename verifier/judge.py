@@ -5,14 +5,9 @@ Whatever a rule looks like, judging it ends: with a verdict, within a time limit
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import FrameType
 from typing import Literal
 
 from shardwright.pcg.errors import ShardwrightError
@@ -22,6 +17,7 @@ from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule
 from shardwright.verifier.catalogue import SHIPPED, read_head
 from shardwright.verifier.certificates import Certificate, prove, rule_guard
+from shardwright.verifier.limits import Late, limit
 
 LIMIT_S = 20.0
 """Seconds for one rule; what takes longer is unknown."""
@@ -44,10 +40,6 @@ class Verdict:
     hint: str = ""
     time_s: float = 0.0
     second: str = ""
-
-
-class _Late(Exception):  # noqa: N818 - a signal, caught here
-    """The time is up."""
 
 
 def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Verdict:
@@ -79,7 +71,7 @@ def _second_proof(rule: Rule, limit_s: float) -> str:
     from shardwright.verifier.reals.realproof import equal_in_reals
 
     try:
-        with _limit(limit_s):
+        with limit(limit_s):
             if rule.axes:
                 return "den" if denotes_equal(rule) else ""
             return "reals" if equal_in_reals(rule) else ""
@@ -103,9 +95,9 @@ def _prove(rule: Rule, limit_s: float) -> Verdict:
     from shardwright.verifier.solver import version
 
     try:
-        with _limit(limit_s):
+        with limit(limit_s):
             axioms, failure = prove(rule)
-    except _Late:
+    except Late:
         return Verdict("unknown", None, f"no proof within {limit_s:g} s")
     except Exception as error:  # noqa: BLE001 - a rule that the prover stumbles over is not proven
         return Verdict("unknown", None, f"the prover failed: {type(error).__name__}: {error}")
@@ -126,7 +118,7 @@ def _exact(rule: Equation, found: Verdict, limit_s: float) -> Verdict:
     if serial is None:  # one serial term on both sides
         return found
     try:
-        with _limit(limit_s):
+        with limit(limit_s):
             differs = inexact(serial)
     except Exception:  # noqa: BLE001 - no instance that runs on real numbers: nothing is known against it
         return found
@@ -136,9 +128,9 @@ def _exact(rule: Equation, found: Verdict, limit_s: float) -> Verdict:
 def _counterexample(rule: Rule, limit_s: float) -> str | None:
     """Small tensors for which the rule is false, as text, if the falsifiers find any."""
     try:
-        with _limit(limit_s):
+        with limit(limit_s):
             return _falsify(rule)
-    except _Late:
+    except Late:
         return None
     except ShardwrightError:  # no sizes that fit, or operators that the falsifier cannot run
         return None
@@ -169,28 +161,9 @@ def _weakest_guard(rule: Rule, limit_s: float) -> str:
     from shardwright.verifier.guards import weakest_guard
 
     try:
-        with _limit(min(limit_s, _HINT_S)):
+        with limit(min(limit_s, _HINT_S)):
             return ", ".join(map(str, weakest_guard(rule) or ()))
-    except _Late:
+    except Late:
         return ""
     except Exception:  # noqa: BLE001 - a hint, and no more
         return ""
-
-
-@contextmanager
-def _limit(seconds: float) -> Generator[None]:
-    """Raise `_Late` when the time is up; only the main thread can be interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Late
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -4,7 +4,7 @@
     z3               refuted by numbers for which a claim breaks
     counterexample   refuted by the falsifier, on concrete tensors
     true             certified, and the falsifier cannot tell it from the truth: a true variant of the rule
-    not run          certified, and the falsifier has no operands to run it on
+    not run          certified, and the falsifier has no operands to run it on, or does not end in time
     unknown          neither proven nor refuted; never used
     wrong            certified, but the falsifier has a counterexample: the prover is broken
 
@@ -32,10 +32,13 @@ from shardwright.verifier.certificates import prove
 from shardwright.verifier.falsifiers.falsify import admitted, falsify, falsify_row
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.falsifiers.falsify_steps import falsify_steps
+from shardwright.verifier.limits import Late, limit
 from shardwright.verifier.mutations.twins import fixed_twins, row_twins, step_twins, term_twins
 from shardwright.verifier.solver import Failure
 
 Outcome = Literal["type", "z3", "counterexample", "true", "not run", "unknown", "wrong"]
+LIMIT_S = 20.0
+"""Seconds for a proof, and for a counterexample."""
 OUTCOMES: tuple[Outcome, ...] = ("type", "z3", "counterexample", "true", "not run", "unknown", "wrong")
 
 
@@ -99,7 +102,11 @@ def judgement(rule: Rule, samples: Samples = no_samples) -> tuple[Outcome, str]:
     if failure is not None:
         return (outcome, found) if outcome in ("type", "counterexample") else ("unknown", str(failure))
     if outcome == "true" and isinstance(rule, Equation) and rule.axes:
-        found = _wrong_gradient(rule)
+        try:
+            with limit(LIMIT_S):
+                found = _wrong_gradient(rule)
+        except Late:
+            outcome, found = "not run", f"gradients not compared within {LIMIT_S:g} s"
     if outcome == "not run":
         return outcome, found
     return ("wrong", found) if found else ("true", "")
@@ -107,17 +114,23 @@ def judgement(rule: Rule, samples: Samples = no_samples) -> tuple[Outcome, str]:
 
 def _failure(rule: Rule) -> Failure | None:
     try:
-        return prove(rule)[1]
+        with limit(LIMIT_S):
+            return prove(rule)[1]
     except ShardwrightError as error:
         return Failure(str(error))
+    except Late:
+        return Failure(f"no proof within {LIMIT_S:g} s")
 
 
 def falsified(rule: Rule, samples: Samples = no_samples) -> tuple[Outcome, str]:
     """How the falsifier refutes the rule; "true" where it does not, "not run" where it cannot run it."""
     try:
-        found = _counterexample(rule, samples)
+        with limit(LIMIT_S):
+            found = _counterexample(rule, samples)
     except (RuleError, IndexError) as error:  # no small sizes satisfy the left side and the guard
         return "not run", str(error)
+    except Late:
+        return "not run", f"not falsified within {LIMIT_S:g} s"
     if not found:
         return "true", ""
     undefined = any(sign in found for sign in _UNDEFINED)

@@ -258,3 +258,25 @@ def test_indices_are_the_same_replicated_and_copied() -> None:
         axes=("a",), layouts={"x": ["P"], "y": ["R"]}, guard=("m % a == 0",),
     )  # fmt: skip
     assert judgement(rule) == ("true", "")
+
+
+@pytest.mark.parametrize(("slow", "outcome", "why"), [
+    ("prove", "unknown", "no proof within 0.2 s"),
+    ("_counterexample", "not run", "not falsified within 0.2 s"),
+    ("_wrong_gradient", "not run", "gradients not compared within 0.2 s"),
+])  # fmt: skip
+def test_a_mutant_that_takes_for_ever_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, slow: str, outcome: str, why: str
+) -> None:
+    def never(*arguments: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(mutation, "LIMIT_S", 0.2)
+    monkeypatch.setattr(mutation, "prove", lambda rule: (("proven",), None))
+    monkeypatch.setattr(mutation, "_counterexample", lambda rule, samples: "")
+    monkeypatch.setattr(mutation, slow, never)
+    rule = equation("sum_of_negs", {"x": "m"}, "reduce(neg(x), axis=a)", "neg(reduce(x, axis=a))", axes=("a",),
+                    layouts={"x": ["P"]})  # fmt: skip
+    found, reason = judgement(rule)
+    assert (found, reason.startswith(why)) == (outcome, True)
