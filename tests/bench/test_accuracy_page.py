@@ -47,6 +47,7 @@ def test_every_table_is_filled(results: Results) -> None:
     assert "on a100-40 with 2 of 2 offsets" in text
     assert re.search(r"\| to 70 % \| \d+ \| 3.0 % \|", text)
     assert "| more | 1 | 50.0 % | 50.0 % | 50.0 % | -50.0 % |" in text
+    assert re.search(r"times say of its error: \d+ of \d+ pairs are in order, \d+ without", " ".join(text.split()))
     assert "with at most 90% of the memory in use, it is that good with 2 of 2: between 100% and 100%" in text
     assert "a bad run: 22 % slower than the same model on 16 and on 64 GPUs | -50.0 %" in text
     assert "median error **10.0 %**, bias +10.0 %" in text
