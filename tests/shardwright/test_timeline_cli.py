@@ -119,7 +119,7 @@ def test_a_smaller_device_has_its_own_limit(run: Run) -> None:
         ),
         (
             ("--cluster", "local:2"),
-            "mesh [x=4] needs 4 devices, cluster 'local-cpu' has 2; choose a larger cluster",
+            "mesh [x=4] needs 4 devices, cluster 'local-2' has 2; choose a larger cluster",
         ),
         (("--stages", "0"), "Invalid value for '--stages': 0 is not in the range x>=1."),
         (("--stages", "16", "--cluster", "preset:dgx-h100:8"), "16 virtual stages, but the model has only 10 sections"),
