@@ -17,12 +17,14 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.generator import bits
 from shardwright.substitutions.generator.canonical import canonical, key, named
+from shardwright.substitutions.generator.extents import plus
 from shardwright.substitutions.generator.field import CHAINS, Field, Parts
 from shardwright.substitutions.generator.pools import Pool, PoolNode
 from shardwright.substitutions.generator.pruning import Pruner
 from shardwright.substitutions.generator.rings import Array
 from shardwright.substitutions.generator.serial import Pair, SerialTerms
 from shardwright.substitutions.generator.universe import Instance, SerialContext, chosen, instance, shape_of
+from shardwright.substitutions.generator.vocabulary import attributes, plain, position
 from shardwright.substitutions.terms import Apply, Term, Variable
 
 T = TypeVar("T")
@@ -45,8 +47,7 @@ def generate_context(
     for pair in run.pairs(max_ops):
         if not pruner.keeps(pair):
             continue
-        rule = check.rule(pair)
-        if rule is not None:
+        for rule in check.rules(pair):
             found.setdefault(key(rule), rule)
         report({**run.counts, "candidates": len(found)})
     report({**run.counts, "candidates": len(found)})
@@ -101,23 +102,39 @@ class Recheck:
         }
         return _Trial(rank, Instance(batches[0].sizes, tensors), exact)
 
-    def rule(self, pair: Pair) -> Equation | None:
-        """The pair as a canonical rule; None where it is false, or where neither side binds the other's sizes."""
+    def rules(self, pair: Pair) -> Iterator[Equation]:
+        """The pair as canonical rules: none where it is false, or where neither side binds the other's sizes.
+
+        Where one side is a concatenation, its pieces are slices of the other side: a rule that replaces them together.
+        """
         guard = self._guard(pair)
         if guard is None:
-            return None
-        left, right = (self._term(root) for root in pair)
-        if isinstance(left, Variable):
-            left, right = right, left
+            return
         used = dict.fromkeys(name for root in pair for name in self._names(root))
         variables = tuple((name, self.context.dims[name]) for name in used)
         moves = self._moves(pair)
-        for sides in ((left, right), (right, left)):
-            try:
-                return canonical(Equation("rule", variables, sides[:1], sides[1:], guard, moves))
-            except RuleError:
-                continue
-        return None
+        whole = [((self._term(one),), (self._term(other),)) for one, other in (pair, pair[::-1])]
+        for choices in (whole, *([pieces] for pieces in map(self._pieces, pair, pair[::-1]))):
+            for left, right in choices:
+                try:
+                    yield canonical(Equation("rule", variables, left, right, guard, moves))
+                    break
+                except RuleError:
+                    continue
+
+    def _pieces(self, side: PoolNode, other: PoolNode) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+        """What a concatenation is made of, and the slices of the other side that these are; nothing for other terms."""
+        if side.use is None or other.use is None or side.use.op != "concat":
+            return (), ()
+        dim = dict(side.use.attrs)["dim"]
+        whole, pieces, start = self._term(other), list[Term](), "0"
+        for c in side.operands:
+            dims = self.pool.kinds[c].dims
+            stop = plus(start, dims[next(i for i in plain(dims) if position(dims, i) == dim.text)])
+            attrs = attributes(dim=dim.text, start=start, stop=stop, step="1")
+            pieces.append(Apply("slice", (whole,), attrs))
+            start = stop
+        return tuple(self._term(self.pool.nodes[c]) for c in side.operands), tuple(pieces)
 
     def _guard(self, pair: Pair) -> tuple[Expression, ...] | None:
         """What the rule needs of ranks; None where it does not hold."""

@@ -1,7 +1,7 @@
 """One form for each rule, serial or placement, whichever way round and with whatever names it was found.
 
 Operands of commutative operators stand in order of structure, the larger side on the left; variables, sizes and axes
-are named in order of appearance.
+are named in order of appearance. Rules with several roots keep their direction and the order of their roots.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.terms import Apply, Dims, Term, Variable, subterms
 
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
+ROOTS = "roots"
+"""What holds several roots together where a side is asked for as one term."""
 _VARIABLES = ("x", "y", "z", "w", "v", "u", "t", "s", "r", "q")
 _SPLICES = ("b", "a", "c", "e")
 _SIZES = ("i", "o", "k", "n", "m", "h", "d", "j", "l", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
@@ -31,10 +33,10 @@ Sides = tuple[Term, Term]
 
 
 def canonical(rule: Equation) -> Equation:
-    """The rule with one root a side in canonical form, nameless. Raises `RuleError` if no side binds the other."""
+    """The rule in canonical form, nameless. Raises `RuleError` if no side binds the other."""
     best: tuple[tuple[int, int], str, Equation] | None = None
-    for sides in _forms((rule.left[0], rule.right[0])):
-        for left, right in (sides, sides[::-1]):
+    for sides in _forms((joined(rule.left), joined(rule.right))):
+        for left, right in (sides, sides[::-1]) if len(rule.left) == 1 else (sides,):
             size = (-_num_ops(left), _num_ops(right))
             if isinstance(left, Variable) or (best is not None and size > best[0]):
                 continue
@@ -59,9 +61,9 @@ def named(rule: Equation) -> Equation:
     known = _hand_named().get(key(rule))
     if known is not None and set(known.guard) == set(rule.guard):
         return known
-    ops = list(dict.fromkeys(t.op for t in _preorder(rule.left[0]) if isinstance(t, Apply)))
+    ops = [list(dict.fromkeys(t.op for t in _preorder(root) if isinstance(t, Apply))) for root in rule.left]
     digest = hashlib.sha256(key(rule).encode()).hexdigest()[:6]
-    return replace(rule, name=f"{'_of_'.join(ops[:3])}_{digest}")
+    return replace(rule, name=f"{'_and_'.join('_of_'.join(each[:3]) for each in ops)}_{digest}")
 
 
 @lru_cache(maxsize=1)
@@ -69,9 +71,18 @@ def _hand_named() -> Mapping[str, Equation]:
     """The hand-named rules by their canonical text; the first name where one is the converse of another."""
     found: dict[str, Equation] = {}
     for rule in CATALOGUE.values():
-        if len(rule.left) == 1 and not rule.parameters:
+        if not rule.parameters:
             found.setdefault(key(canonical(replace(rule, guard=()))), rule)
     return found
+
+
+def joined(roots: tuple[Term, ...]) -> Term:
+    """Several roots as one term: one that ends in an operator which the op table does not have."""
+    return roots[0] if len(roots) == 1 else Apply(ROOTS, roots, ())
+
+
+def _roots(term: Term) -> tuple[Term, ...]:
+    return term.operands if isinstance(term, Apply) and term.op == ROOTS else (term,)
 
 
 def _preorder(term: Term) -> Iterator[Term]:
@@ -139,7 +150,8 @@ def _named(rule: Equation, left: Term, right: Term) -> Equation:
     sides = [_renamed(side, tuple(variables.items()), items) for side in (left, right)]
     guard = tuple(sorted((renamed(g, items) for g in rule.guard), key=str))
     layouts = tuple((new, _layouts(rule, old, axes, sizes)) for old, new in variables.items()) if axes else ()
-    return Equation("rule", dims, (sides[0],), (sides[1],), guard, rule.moves, tuple(axes.values()), layouts)
+    first, second = map(_roots, sides)
+    return Equation("rule", dims, first, second, guard, rule.moves, tuple(axes.values()), layouts)
 
 
 def _axes(rule: Equation, sides: Sides) -> dict[str, str]:

@@ -23,6 +23,7 @@ from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARALLEL_OPS, step
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
+from shardwright.substitutions.generator.canonical import ROOTS
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.terms import Apply, Dims, Term, Variable, subterms
 
@@ -153,6 +154,8 @@ def _result(op: str, attrs_: tuple[tuple[str, Any], ...], kinds: tuple[GroundTyp
     attrs = dict(attrs_)
     layouts = [kind.layouts for kind in kinds]
     try:
+        if op == ROOTS:
+            return GroundType((), ())
         if op in PARALLEL_OPS:
             return _stepped(op, attrs, kinds[0])
         signature = ROWS[op].signature([kind.shape for kind in kinds], attrs)

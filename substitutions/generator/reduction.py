@@ -16,6 +16,7 @@ from typing import Any
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.candidates import size_of
+from shardwright.substitutions.generator.canonical import joined
 from shardwright.substitutions.generator.ground import (
     AXES,
     Asked,
@@ -71,21 +72,20 @@ class Reduction:
         return tuple(sorted(names or ()))
 
     def _sides(self, rule: Equation) -> tuple[int, int] | None:
-        """Both sides at fixed sizes; None for rules that are not rewritten: with several roots, or parameters."""
-        if len(rule.left) != 1 or len(rule.right) != 1 or rule.parameters or len(rule.axes) > len(AXES):
+        """Both sides at fixed sizes; None for rules with parameters, which are not rewritten."""
+        if rule.parameters or len(rule.axes) > len(AXES):
             return None
         env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
         try:
             variables = {name: self._variable(rule, name, env) for name, _ in rule.variables}
-            left, right = (self.terms.build(side[0], variables, env) for side in (rule.left, rule.right))
+            left, right = (self.terms.build(joined(side), variables, env) for side in (rule.left, rule.right))
         except (RuleError, KeyError):
             return None
         return None if left is None or right is None else (left, right)
 
     def _given(self, rule: Equation) -> frozenset[tuple[str, int]]:
         """What the guard of a rule grants to the rules that rewrite it."""
-        (left, *_), (right, *_) = rule.left, rule.right
-        match = GroundMatch(self.terms, Direction(rule, left, right))
+        match = GroundMatch(self.terms, Direction(rule, joined(rule.left), joined(rule.right)))
         match.env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
         return frozenset(match.needs(self.sizes.splices) or ())
 
@@ -94,9 +94,9 @@ class Reduction:
         return self.terms.variable(name, GroundType(rule.dims[name].shape(env), layouts))
 
     def _keep(self, rule: Equation) -> None:
-        if len(rule.left) != 1 or len(rule.right) != 1 or rule.parameters:
+        if rule.parameters:
             return
-        (one,), (other,) = rule.left, rule.right
+        one, other = joined(rule.left), joined(rule.right)
         for left, right in ((one, other), (other, one)):
             if isinstance(left, Apply) and _variables(right) <= _variables(left):
                 direction = Direction(rule, left, right)

@@ -1,5 +1,9 @@
+from dataclasses import replace
+
+from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator.reduction import implications
+from shardwright.substitutions.terms import Dims, parse_term
 
 X, XY = {"x": "*b"}, {"x": "*b", "y": "*b"}
 NEG = equation("neg_of_neg", X, "neg(neg(x))", "x")
@@ -66,6 +70,18 @@ def test_a_rule_needs_the_guards_of_what_implies_it() -> None:
     assert found["other"] == ()
 
 
-def test_rules_with_several_roots_or_parameters_are_kept() -> None:
-    pair = equation("pair", XY, "neg(x); neg(y)", "neg(x); neg(y)")
-    assert implications([pair, NEG]) == {"neg_of_neg": (), "pair": ()}
+def test_rules_with_several_roots_are_implied_by_single_ones_and_by_each_other() -> None:
+    fused = CATALOGUE["fuse_two_linears"]
+    narrow = replace(fused, name="narrow", variables=tuple(
+        (name, Dims.parse(text)) for name, text in (("x", "m i"), ("v", "o i"), ("w", "p i"))
+    ), right=tuple(parse_term(str(root).replace("len(b)", "1")) for root in fused.right))  # fmt: skip
+    assert implications([narrow, fused]) == {"fuse_two_linears": (), "narrow": ("fuse_two_linears",)}
+    both = equation("both", XY, "neg(neg(x)); sub(x, y)", "x; add(x, neg(y))")
+    assert implications([both, NEG, SUB])["both"] == ("neg_of_neg", "sub_as_add")
+    assert implications([both, NEG])["both"] == ()
+
+
+def test_rules_with_parameters_are_kept() -> None:
+    rules = [rule for rule in CATALOGUE.values() if rule.parameters]
+    assert rules
+    assert implications([*rules, NEG]) == dict.fromkeys(["neg_of_neg", *(rule.name for rule in rules)], ())

@@ -85,6 +85,33 @@ def test_pieces_of_a_tensor_are_put_together() -> None:
         assert falsify_equation(rule) is None, rule.equation
 
 
+FUSED = SerialContext(
+    "t", {"x": "*b i", "v": "o i", "w": "p i"}, ("linear", "concat", "relu"), extents=("o + p",), about=("linear",)
+)
+
+
+def test_terms_that_are_pieces_of_one_are_replaced_together() -> None:
+    rules = generate_context(FUSED, 3)
+    assert "fuse_two_linears" in names(rules)
+    for rule in rules:
+        assert falsify_equation(rule) is None, rule.equation
+
+
+def test_pieces_of_a_variable_make_no_rule() -> None:
+    """x from 0 to s and from s to n are slices of x, and nothing else."""
+    assert all(len(rule.left) == 1 for rule in generate_context(replace(PIECES, operators=("slice", "concat")), 3))
+
+
+def test_every_context_with_concatenations_finds_fusions() -> None:
+    contexts = [c for c in SERIAL_CONTEXTS if {"concat", "linear"} <= set(c.operators)]
+    for context in contexts:
+        fused = [rule for rule in generate_context(context, 3) if len(rule.left) > 1]
+        assert fused, context.name
+        for rule in fused:
+            assert rule.left != rule.right
+            assert all("slice" in str(root) for root in rule.right)
+
+
 def test_a_reshape_and_its_inverse() -> None:
     texts = [rule.equation for rule in generate_context(HEADS, 2)]
     assert "reshape(reshape(x, shape=(i, o, k)), shape=(i, k * o)) = x for x: i (o k)" in texts
@@ -149,6 +176,19 @@ def test_names_and_direction_do_not_matter() -> None:
     other = CATALOGUE["linear_by_sum"]
     assert key(canonical(one)) == key(canonical(other)) == key(canonical(other.converse("c")))
     assert named(canonical(one)).name == "linear_by_sum"
+
+
+def test_rules_of_several_roots_keep_their_direction() -> None:
+    fused = CATALOGUE["fuse_two_linears"]
+    assert named(canonical(fused)).name == "fuse_two_linears"
+    assert "concat" in str(canonical(fused.converse("c")).left[0])
+    renamed = equation("r", {"y": "*c k", "r": "m k", "s": "n k"}, "linear(y, r); linear(y, s)", "; ".join(
+        f"slice(linear(y, concat(r, s, dim=0)), dim=len(c), start={start}, stop={stop}, step=1)"
+        for start, stop in (("0", "m"), ("m", "n + m"))
+    ))  # fmt: skip
+    assert named(canonical(renamed)).name == "fuse_two_linears"
+    halves = equation("r", {"x": "m n"}, "relu(neg(x)); exp(x)", "relu(neg(x)); exp(x)")
+    assert named(canonical(halves)).name.startswith("relu_of_neg_and_exp_")
 
 
 def test_sums_in_attributes_are_written_in_one_way() -> None:
