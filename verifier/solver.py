@@ -7,7 +7,8 @@ An answer `unknown` is never taken for a proof.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -62,15 +63,51 @@ def version() -> str:
 
 def is_valid(formula: Formula, given: Iterable[Formula] = ()) -> bool:
     """Whether `formula` follows from `given`. False also where Z3 does not know."""
-    goal = z3.simplify(formula, som=True)
-    if z3.is_true(goal):
-        return True
+    with premises(list(given)) as known:
+        return known.imply(formula)
+
+
+@dataclass
+class Premises:
+    """What several questions may assume. `given` may grow between them; the solver holds what a question has needed."""
+
+    given: list[Formula]
+    _held: int = 0
+
+    def imply(self, formula: Formula) -> bool:
+        """Whether `formula` follows. False also where Z3 does not know."""
+        goal = z3.simplify(formula, som=True)
+        if z3.is_true(goal):
+            return True
+        solver = self._told()
+        solver.push()
+        try:
+            solver.add(z3.Not(goal))
+            return solver.check() == z3.unsat
+        finally:
+            solver.pop()
+
+    def hold(self) -> bool:
+        """Whether they may hold together; True also where Z3 does not know."""
+        return self._told().check() != z3.unsat
+
+    def _told(self) -> Solver:
+        """The solver, which holds all that is given."""
+        solver = _shared()
+        solver.add(*[z3.simplify(h, som=True) for h in self.given[self._held :]])
+        self._held = len(self.given)
+        return solver
+
+
+@contextmanager
+def premises(given: list[Formula]) -> Iterator[Premises]:
+    """Questions about one list of premises. Others may not be asked meanwhile: they would be answered under these."""
     solver = _shared()
+    if solver.num_scopes():
+        raise RuntimeError("premises: the solver holds those of another question; ask one after the other")
     solver.push()
     try:
-        solver.add(*[z3.simplify(h, som=True) for h in given])
-        solver.add(z3.Not(goal))
-        return solver.check() == z3.unsat
+        yield Premises(given)
     finally:
         solver.pop()
 
@@ -92,10 +129,5 @@ def refute(claim: str, formula: Formula, given: Iterable[Formula], sizes: Iterab
 
 def is_satisfiable(formulas: Iterable[Formula]) -> bool:
     """Whether the formulas may hold together; True also where Z3 does not know."""
-    solver = _shared()
-    solver.push()
-    try:
-        solver.add(*formulas)
-        return solver.check() != z3.unsat
-    finally:
-        solver.pop()
+    with premises(list(formulas)) as known:
+        return known.hold()

@@ -14,7 +14,7 @@ A term holds in its layouts if, for all digits,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from shardwright.substitutions.pattern import Dims, Pattern
@@ -37,6 +37,7 @@ class Encoding:
     digit: dict[str, Number] = field(default_factory=dict)
     local_digit: dict[str, Number] = field(default_factory=dict)
     given: list[Formula] = field(default_factory=list)
+    _made: dict[tuple[str, tuple[str, ...], bool], Number] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.given += [K >= 1, CHUNK >= 1, DEVICE >= 0, DEVICE < K]
@@ -56,28 +57,45 @@ class Encoding:
         """The free sizes, the degree first."""
         return [K, CHUNK, *(self.whole[name] for name in self.pattern.factors if name != self.factor)]
 
-    def product(self, names: Sequence[str], local: bool = False) -> Number:
+    def product(self, names: tuple[str, ...], local: bool = False) -> Number:
         """The product of sizes, which is at least 1 (lemma `range` with a = d = 0)."""
-        total = z3.IntVal(1)
-        for name in names:
-            total = total * (self.part if local else self.whole)[name]
-            self.given.append(total >= 1)
+        return self._once(self._product, names, local)
+
+    def _product(self, names: tuple[str, ...], local: bool) -> Number:
+        if not names:
+            return z3.IntVal(1)
+        total = self.product(names[:-1], local) * (self.part if local else self.whole)[names[-1]]
+        self.given.append(total >= 1)
         return total
 
-    def index(self, names: Sequence[str], local: bool = False) -> Number:
+    def index(self, names: tuple[str, ...], local: bool = False) -> Number:
         """The index that mixed-radix digits spell, major first."""
-        total = z3.IntVal(0)
-        for name in names:
-            total = total * (self.part if local else self.whole)[name]
-            total = total + (self.local_digit if local else self.digit)[name]
-        return total
+        return self._once(self._index, names, local)
 
-    def within(self, names: Sequence[str]) -> Number:
+    def _index(self, names: tuple[str, ...], local: bool) -> Number:
+        if not names:
+            return z3.IntVal(0)
+        total = self.index(names[:-1], local) * (self.part if local else self.whole)[names[-1]]
+        return total + (self.local_digit if local else self.digit)[names[-1]]
+
+    def within(self, names: tuple[str, ...]) -> Number:
         """The local index of the last factors of a dimension, known to be below the product of their sizes."""
-        for end in range(1, len(names) + 1):
-            value, bound = self.index(names[:end], local=True), self.product(names[:end], local=True)
-            self.given.append(z3.And(value >= 0, value < bound))
-        return self.index(names, local=True)
+        return self._once(self._within, names, True)
+
+    def _within(self, names: tuple[str, ...], local: bool) -> Number:
+        value = self.index(names, local)
+        if names:
+            self.within(names[:-1])
+            self.given.append(z3.And(value >= 0, value < self.product(names, local)))
+        return value
+
+    def _once(self, make: Callable[[tuple[str, ...], bool], Number], names: tuple[str, ...], local: bool) -> Number:
+        """An expression, made (and said of what is given) once."""
+        local = local and self.factor in names
+        key = (make.__name__, names, local)
+        if key not in self._made:
+            self._made[key] = make(names, local)
+        return self._made[key]
 
 
 def denoted(encoding: Encoding, members: tuple[str, ...], dim: int, placement: Placement) -> Number:

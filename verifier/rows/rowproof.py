@@ -15,7 +15,7 @@ from shardwright.verifier.logic import Formula, z3
 from shardwright.verifier.rows.attributes import attribute_claims
 from shardwright.verifier.rows.claims import Claim, Encoding, K, body_claim, sum_claim, tensor_claims
 from shardwright.verifier.rows.semantics import BODIES, Term, adjoint, forward
-from shardwright.verifier.solver import Failure, is_valid, refute
+from shardwright.verifier.solver import Failure, is_valid, premises, refute
 
 INDEX_LEMMAS = ("cancel", "digits", "euclid", "exact", "range")
 
@@ -99,9 +99,10 @@ def _failed_term(rule: RowRule, term: Term, used: set[str]) -> Failure | None:
 def _broken_claim(term: Term, factor: str | None, told: bool, localizing: str, localized: bool) -> Failure | None:
     """The first claim that does not hold. Rows with equal patterns and bodies share the answer."""
     encoding = Encoding(term.pattern, factor)
-    for title, formula in _claims(term, encoding, told, localizing, localized):
-        if not is_valid(formula, encoding.given):
-            return refute(f"{term.title}: {title}", formula, encoding.given, encoding.sizes)
+    with premises(encoding.given) as known:
+        for title, formula in _claims(term, encoding, told, localizing, localized):
+            if not known.imply(formula):
+                return refute(f"{term.title}: {title}", formula, encoding.given, encoding.sizes)
     return None
 
 
