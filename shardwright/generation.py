@@ -38,12 +38,12 @@ SHIPPED_COUNTS = ("named", "rows and steps")
 _MEANING = {
     "graphs": "enumerated",
     "fingerprints": "different values among them",
-    "candidates": "pairs of one value, without common parts, each once",
+    "candidates": "rules that pairs of one value make, without common parts, each once",
     "certified": "proven for all sizes and degrees, forward and backward; these are written",
     "refuted": "false, though the fingerprints agree",
     "unknown": "neither proven nor refuted, and left out",
     "minimal": "certified and not implied by smaller ones",
-    "named": "hand-named rules that are not among these, with three roots or parameters mostly; written along",
+    "named": "hand-named rules that are not among these, with several roots or parameters mostly; written along",
     "rows and steps": "shipped rules that split operators and move tensors; written along",
 }
 _MOST_REASONS = 8
@@ -54,7 +54,7 @@ class Settings:
     """What a catalogue is generated from; with the code, it decides the result.
 
     With `whole`, the rules that the search needs and that are not generated are written along, so that it can do with
-    the file alone: the hand-named equations that it tries (those of three roots, as some fusions are, and those with
+    the file alone: the hand-named equations that it tries (those of several roots, as some fusions are, and those with
     parameters), and the shipped rules that split operators and move tensors.
     """
 

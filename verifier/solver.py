@@ -7,9 +7,9 @@ An answer `unknown` is never taken for a proof.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from shardwright.verifier.logic import Formula, Number, Solver, z3
@@ -72,20 +72,17 @@ class Premises:
     """What several questions may assume. `given` may grow between them; the solver holds what a question has needed."""
 
     given: list[Formula]
-    _held: int = 0
+    _solver: Solver | None
+    _held: int = field(default=0, init=False)
 
     def imply(self, formula: Formula) -> bool:
         """Whether `formula` follows. False also where Z3 does not know."""
         goal = z3.simplify(formula, som=True)
         if z3.is_true(goal):
             return True
-        solver = self._told()
-        solver.push()
-        try:
+        with _scope(self._told()) as solver:
             solver.add(z3.Not(goal))
             return solver.check() == z3.unsat
-        finally:
-            solver.pop()
 
     def hold(self) -> bool:
         """Whether they may hold together; True also where Z3 does not know."""
@@ -93,23 +90,35 @@ class Premises:
 
     def _told(self) -> Solver:
         """The solver, which holds all that is given."""
-        solver = _shared()
-        solver.add(*[z3.simplify(h, som=True) for h in self.given[self._held :]])
+        if self._solver is None:
+            raise RuntimeError("Premises: asked after the end of `with premises`; ask inside")
+        self._solver.add(*[z3.simplify(h, som=True) for h in self.given[self._held :]])
         self._held = len(self.given)
-        return solver
+        return self._solver
 
 
 @contextmanager
-def premises(given: list[Formula]) -> Iterator[Premises]:
-    """Questions about one list of premises. Others may not be asked meanwhile: they would be answered under these."""
-    solver = _shared()
-    if solver.num_scopes():
-        raise RuntimeError("premises: the solver holds those of another question; ask one after the other")
-    solver.push()
+def premises(given: list[Formula]) -> Generator[Premises]:
+    """Questions about one list of premises. Questions about others inside this one have a solver of their own."""
+    if _shared().num_scopes():  # in use further out, or left so by a time limit that struck between two instructions
+        _shared.cache_clear()
+    with _scope(_shared()) as solver:
+        known = Premises(given, solver)
+        try:
+            yield known
+        finally:
+            known._solver = None
+
+
+@contextmanager
+def _scope(solver: Solver) -> Generator[Solver]:
+    """What is added inside is forgotten, whatever happens."""
+    depth = solver.num_scopes()
     try:
-        yield Premises(given)
+        solver.push()
+        yield solver
     finally:
-        solver.pop()
+        solver.pop(solver.num_scopes() - depth)
 
 
 def refute(claim: str, formula: Formula, given: Iterable[Formula], sizes: Iterable[Number]) -> Failure:

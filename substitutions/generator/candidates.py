@@ -6,6 +6,7 @@ generate_context(context, max_ops, seed, report)     all candidate rules of one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
@@ -28,6 +29,8 @@ from shardwright.substitutions.generator.vocabulary import attributes, plain, po
 from shardwright.substitutions.terms import Apply, Term, Variable
 
 T = TypeVar("T")
+Sides = tuple[tuple[Term, ...], tuple[Term, ...]]
+"""The roots on the left, and on the right."""
 RANKS = (1, 2, 0)
 """The ranks of splices in the re-check. Rank 0 comes last: a rule that fails there alone needs a guard."""
 
@@ -55,8 +58,8 @@ def generate_context(
 
 
 def size_of(rule: Equation) -> int:
-    """The distinct operators of both sides."""
-    return sum(len(set(_applied(root))) for root in (*rule.left, *rule.right))
+    """The distinct operators of either side, together."""
+    return sum(len({t for root in side for t in _applied(root)}) for side in (rule.left, rule.right))
 
 
 def _applied(term: Term) -> Iterator[Apply]:
@@ -113,28 +116,32 @@ class Recheck:
         used = dict.fromkeys(name for root in pair for name in self._names(root))
         variables = tuple((name, self.context.dims[name]) for name in used)
         moves = self._moves(pair)
-        whole = [((self._term(one),), (self._term(other),)) for one, other in (pair, pair[::-1])]
-        for choices in (whole, *([pieces] for pieces in map(self._pieces, pair, pair[::-1]))):
-            for left, right in choices:
-                try:
-                    yield canonical(Equation("rule", variables, left, right, guard, moves))
+        left, right = ((self._term(root),) for root in pair)
+        ways = [[(left, right), (right, left)]]
+        ways += [[found] for found in map(self._pieces, pair, pair[::-1]) if found is not None]
+        for sides in ways:
+            for first, second in sides:
+                with suppress(RuleError):
+                    yield canonical(Equation("rule", variables, first, second, guard, moves))
                     break
-                except RuleError:
-                    continue
 
-    def _pieces(self, side: PoolNode, other: PoolNode) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
-        """What a concatenation is made of, and the slices of the other side that these are; nothing for other terms."""
-        if side.use is None or other.use is None or side.use.op != "concat":
-            return (), ()
+    def _pieces(self, side: PoolNode, other: PoolNode) -> Sides | None:
+        """What a concatenation is made of, and the slices of the other side that these are.
+
+        None for other terms, and where a variable or a concatenation is on one of the sides: nothing is computed at
+        once then.
+        """
+        pieces = [self.pool.nodes[c] for c in side.operands]
+        if side.use is None or side.use.op != "concat" or any(_gathers(node) for node in (other, *pieces)):
+            return None
         dim = dict(side.use.attrs)["dim"]
-        whole, pieces, start = self._term(other), list[Term](), "0"
+        whole, slices, start = self._term(other), list[Term](), "0"
         for c in side.operands:
             dims = self.pool.kinds[c].dims
             stop = plus(start, dims[next(i for i in plain(dims) if position(dims, i) == dim.text)])
-            attrs = attributes(dim=dim.text, start=start, stop=stop, step="1")
-            pieces.append(Apply("slice", (whole,), attrs))
+            slices.append(Apply("slice", (whole,), attributes(dim=dim.text, start=start, stop=stop, step="1")))
             start = stop
-        return tuple(self._term(self.pool.nodes[c]) for c in side.operands), tuple(pieces)
+        return tuple(map(self._term, pieces)), tuple(slices)
 
     def _guard(self, pair: Pair) -> tuple[Expression, ...] | None:
         """What the rule needs of ranks; None where it does not hold."""
@@ -206,6 +213,11 @@ class Recheck:
             if c not in self._terms:
                 self._terms[c] = self._term(self.pool.nodes[c])
         return Apply(root.use.op, tuple(self._terms[c] for c in root.operands), root.use.attrs)
+
+
+def _gathers(node: PoolNode) -> bool:
+    """Whether a term is a variable or a concatenation."""
+    return node.use is None or node.use.op == "concat"
 
 
 def _computed(function: Callable[[str, Mapping[str, Any]], T], root: PoolNode, sizes: Mapping[str, Any]) -> T | None:

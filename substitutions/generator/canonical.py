@@ -110,9 +110,9 @@ def _num_ops(term: Term) -> int:
 def _forms(sides: Sides) -> Iterator[Sides]:
     """Both sides with commutative operands sorted; every order where the structure does not decide.
 
-    The rule that says that an operator commutes is left as it is.
+    Terms that are one stay one. The rule that says that an operator commutes is left as it is.
     """
-    left, right = (_orders(side) for side in sides)
+    left, right = ([order for order in _orders(side) if _num_ops(order) <= _num_ops(side)] for side in sides)
     forms = [(a, b) for a, b in product(left, right) if a != b]
     yield from forms if forms and left[0] != right[0] else [sides]
 

@@ -155,7 +155,7 @@ def _result(op: str, attrs_: tuple[tuple[str, Any], ...], kinds: tuple[GroundTyp
     layouts = [kind.layouts for kind in kinds]
     try:
         if op == ROOTS:
-            return GroundType((), ())
+            return _together(kinds)
         if op in PARALLEL_OPS:
             return _stepped(op, attrs, kinds[0])
         signature = ROWS[op].signature([kind.shape for kind in kinds], attrs)
@@ -167,6 +167,14 @@ def _result(op: str, attrs_: tuple[tuple[str, Any], ...], kinds: tuple[GroundTyp
         return None
     found = tuple(layout for layout in split if layout is not None)
     return GroundType(shape, found) if len(found) == len(split) else None
+
+
+def _together(kinds: Sequence[GroundType]) -> GroundType | None:
+    """The types of several roots, one after the other."""
+    if any(kind.layouts is None for kind in kinds):
+        return None
+    shape = tuple(size for kind in kinds for size in (len(kind.shape), *kind.shape))
+    return GroundType(shape, tuple(layout for kind in kinds for layout in kind.layouts or ()))
 
 
 def _stepped(op: str, attrs: Mapping[str, Any], kind: GroundType) -> GroundType | None:

@@ -57,6 +57,7 @@ class Reduction:
     def __init__(self, expansions: int = EXPANSIONS) -> None:
         self.terms, self.sizes, self.expansions = Terms(), GroundSizes(), expansions
         self._kept: dict[PatternShape, list[tuple[Direction, int]]] = {}
+        self._several: set[str] = set()
         self._next: dict[int, dict[int, Edge]] = {}
         self._seen: dict[int, dict[PatternShape, int]] = {}
         self._shaped: dict[int, tuple[PatternShape, ...]] = {}
@@ -64,15 +65,21 @@ class Reduction:
         self._bound: dict[tuple[object, ...], Mapping[str, Any] | None] = {}
 
     def implied_by(self, rule: Equation) -> tuple[str, ...]:
-        """The kept rules that imply this one; if there are none, it is kept."""
+        """The kept rules that imply this one; if there are none, it is kept.
+
+        A rule of several roots is not implied by rules of one root alone: they would have to put in what holds its
+        roots together, a concatenation of all, before any of them applies.
+        """
         sides = self._sides(rule)
         names = None if sides is None else self._joined(*sides, self._given(rule))
+        if names is not None and len(rule.left) > 1 and names.isdisjoint(self._several):
+            names = None
         if names is None:
             self._keep(rule)
         return tuple(sorted(names or ()))
 
     def _sides(self, rule: Equation) -> tuple[int, int] | None:
-        """Both sides at fixed sizes; None for rules with parameters, which are not rewritten."""
+        """Both sides at fixed sizes; None where they are not rewritten: with parameters, many axes, or ill-typed."""
         if rule.parameters or len(rule.axes) > len(AXES):
             return None
         env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
@@ -96,6 +103,8 @@ class Reduction:
     def _keep(self, rule: Equation) -> None:
         if rule.parameters:
             return
+        if len(rule.left) > 1:
+            self._several.add(rule.name)
         one, other = joined(rule.left), joined(rule.right)
         for left, right in ((one, other), (other, one)):
             if isinstance(left, Apply) and _variables(right) <= _variables(left):

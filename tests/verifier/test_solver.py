@@ -1,6 +1,9 @@
+import contextlib
+
 import pytest
 
 from shardwright.pcg.optable import ROWS
+from shardwright.verifier.limits import Late
 from shardwright.verifier.logic import z3
 from shardwright.verifier.rows.claims import Encoding
 from shardwright.verifier.solver import is_satisfiable, is_valid, premises
@@ -26,12 +29,49 @@ def test_what_is_given_may_grow_between_questions() -> None:
     assert not is_satisfiable([X >= 1, X < 1])
 
 
-def test_a_question_within_another_is_an_error() -> None:
-    with premises([X >= 1]), pytest.raises(RuntimeError, match="the solver holds those of another question"):
-        is_valid(X >= 0)
-    with pytest.raises(ValueError, match="stop"), premises([X >= 1]):
-        raise ValueError("stop")
+def test_a_question_within_another_has_premises_of_its_own() -> None:
+    with premises([X >= 1]) as known:
+        assert not is_valid(X >= 0)
+        assert known.imply(X >= 0)
+    with contextlib.suppress(ValueError), premises([X >= 1]) as known:
+        assert known.imply(X + Y >= Y)
+        raise ValueError
     assert not is_valid(X >= 0)
+
+
+def test_premises_end_with_their_block() -> None:
+    with premises([X >= 1]) as known:
+        assert known.imply(X >= 0)
+    with pytest.raises(RuntimeError, match="asked after the end of `with premises`"):
+        known.imply(X >= -1 + Y)
+    assert not is_valid(X >= 0)
+
+
+@pytest.mark.parametrize("method", ["push", "add", "check", "pop"])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_time_limit_leaves_nothing_behind(
+    method: str, after: bool, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may strike between any two instructions, those of the clean-up included."""
+    original, calls = getattr(z3.Solver, method), 0
+
+    def struck(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == call and not after:
+            raise Late
+        result = original(*arguments)
+        if calls == call:
+            raise Late
+        return result
+
+    with monkeypatch.context() as patch, contextlib.suppress(Late):
+        patch.setattr(z3.Solver, method, struck)
+        is_valid(X >= 0, [X >= 1])
+    for _ in range(2):
+        assert not is_valid(X >= 0)
+        assert is_valid(X >= 0, [X >= 1])
 
 
 def test_an_encoding_says_once_what_is_given() -> None:
@@ -42,5 +82,5 @@ def test_an_encoding_says_once_what_is_given() -> None:
             for _ in range(2):
                 encoding.product(names)
                 assert encoding.within(names).eq(encoding.index(names, local=True))
-        texts = [str(formula) for formula in encoding.given]
+        texts = [str(z3.simplify(formula)) for formula in encoding.given]
         assert len(texts) == len(set(texts)), rule.name

@@ -64,7 +64,10 @@ class Encoding:
     def _product(self, names: tuple[str, ...], local: bool) -> Number:
         if not names:
             return z3.IntVal(1)
-        total = self.product(names[:-1], local) * (self.part if local else self.whole)[names[-1]]
+        total = (self.part if local else self.whole)[names[-1]]
+        if len(names) == 1 and (local or names[0] != self.factor):
+            return total  # given already
+        total = self.product(names[:-1], local) * total
         self.given.append(total >= 1)
         return total
 

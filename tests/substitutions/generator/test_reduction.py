@@ -1,7 +1,10 @@
 from dataclasses import replace
+from itertools import permutations
 
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.generator.canonical import ROOTS
+from shardwright.substitutions.generator.ground import GroundType, Terms
 from shardwright.substitutions.generator.reduction import implications
 from shardwright.substitutions.terms import Dims, parse_term
 
@@ -76,9 +79,24 @@ def test_rules_with_several_roots_are_implied_by_single_ones_and_by_each_other()
         (name, Dims.parse(text)) for name, text in (("x", "m i"), ("v", "o i"), ("w", "p i"))
     ), right=tuple(parse_term(str(root).replace("len(b)", "1")) for root in fused.right))  # fmt: skip
     assert implications([narrow, fused]) == {"fuse_two_linears": (), "narrow": ("fuse_two_linears",)}
-    both = equation("both", XY, "neg(neg(x)); sub(x, y)", "x; add(x, neg(y))")
-    assert implications([both, NEG, SUB])["both"] == ("neg_of_neg", "sub_as_add")
-    assert implications([both, NEG])["both"] == ()
+    negated = replace(fused, name="negated", left=(fused.left[0], parse_term("linear(x, neg(neg(w)))")))
+    assert implications([fused, negated, NEG])["negated"] == ("fuse_two_linears", "neg_of_neg")
+    assert implications([fused, negated])["negated"] == ()
+
+
+def test_rules_of_one_root_alone_do_not_imply_what_replaces_several() -> None:
+    """`linear; linear` holds no concatenation that they would rewrite."""
+    single = ("concat_of_linears", "slice_of_linear", "first_rows_of_concat", "last_rows_of_concat",
+              "first_slice_of_concat", "last_slice_of_concat", "fuse_two_linears")  # fmt: skip
+    assert implications([CATALOGUE[name] for name in single])["fuse_two_linears"] == ()
+
+
+def test_the_types_of_several_roots_are_told_apart() -> None:
+    terms = Terms()
+    kinds = [GroundType(shape, ()) for shape in ((2, 3), (3, 2), (2,), (3, 3, 2))]
+    numbers = [terms.variable(f"x{i}", kind) for i, kind in enumerate(kinds)]
+    made = [terms.apply(ROOTS, (), pair) for pair in permutations(numbers, 2)]
+    assert len({terms.types[number] for number in made if number is not None}) == len(made)
 
 
 def test_rules_with_parameters_are_kept() -> None:

@@ -16,6 +16,7 @@ from shardwright.substitutions.generator.serial import SerialTerms
 from shardwright.substitutions.generator.universe import SerialContext, instances
 from shardwright.substitutions.generator.vocabulary import VOCABULARY, Reach, SymbolicType
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
+from shardwright.verifier.judge import judge
 
 LINEAR = SerialContext("t", {"x": "*b i", "w": "o i", "v": "o i", "c": ""}, ("linear", "add", "mul"), {})
 PIECES = SerialContext(
@@ -99,17 +100,28 @@ def test_terms_that_are_pieces_of_one_are_replaced_together() -> None:
 
 def test_pieces_of_a_variable_make_no_rule() -> None:
     """x from 0 to s and from s to n are slices of x, and nothing else."""
-    assert all(len(rule.left) == 1 for rule in generate_context(replace(PIECES, operators=("slice", "concat")), 3))
+    rules = generate_context(replace(PIECES, operators=("slice", "concat")), 3)
+    assert {len(rule.left) for rule in rules} == {1}
 
 
-def test_every_context_with_concatenations_finds_fusions() -> None:
-    contexts = [c for c in SERIAL_CONTEXTS if {"concat", "linear"} <= set(c.operators)]
-    for context in contexts:
-        fused = [rule for rule in generate_context(context, 3) if len(rule.left) > 1]
-        assert fused, context.name
-        for rule in fused:
-            assert rule.left != rule.right
-            assert all("slice" in str(root) for root in rule.right)
+FUSIONS = {
+    "outputs": "linear(x, v); linear(x, w)",
+    "batch_of_linear": "linear(x, y); linear(z, y)",
+    "concats_of_matmul": "matmul(x, y); matmul(x, z)",
+    "softmax_of_pieces": "softmax(x, dim=len(b) + 1); softmax(y, dim=len(b) + 1)",
+    "rms_norms_of_pieces": "rms_norm(x, eps=eps, normalized_dims=1); rms_norm(y, eps=eps, normalized_dims=1)",
+    "embedding_pieces": "embedding(x, y, padding_idx=padding); embedding(x, z, padding_idx=padding)",
+    "sdpa_concats": "sdpa(x, y, z, causal=False, scale=scale); sdpa(w, y, z, causal=False, scale=scale)",
+}
+
+
+@pytest.mark.parametrize("name", FUSIONS)
+def test_operators_that_are_fused(name: str) -> None:
+    (context,) = [context for context in SERIAL_CONTEXTS if context.name == name]
+    rules = {"; ".join(map(str, rule.left)): rule for rule in generate_context(context, 3) if len(rule.left) > 1}
+    rule = rules[FUSIONS[name]]
+    assert judge(rule).outcome == "certified"
+    assert [str(guard) for guard in rule.guard] == (["len(b) > 0"] if name == "sdpa_concats" else [])
 
 
 def test_a_reshape_and_its_inverse() -> None:
@@ -187,6 +199,10 @@ def test_rules_of_several_roots_keep_their_direction() -> None:
         for start, stop in (("0", "m"), ("m", "n + m"))
     ))  # fmt: skip
     assert named(canonical(renamed)).name == "fuse_two_linears"
+    both = "linear(add(x, y), v); linear(add(x, y), w)"
+    shared = equation("r", {"x": "m i", "y": "m i", "v": "o i", "w": "o i"}, both, both)
+    (first, second) = canonical(shared).left
+    assert first.operands[0] == second.operands[0], "the sum stays one term"  # type: ignore[union-attr]
     halves = equation("r", {"x": "m n"}, "relu(neg(x)); exp(x)", "relu(neg(x)); exp(x)")
     assert named(canonical(halves)).name.startswith("relu_of_neg_and_exp_")
 
