@@ -74,6 +74,16 @@ def test_what_the_search_needs_is_written_along(tmp_path: Path) -> None:
     assert set(certified.equations()) >= {CATALOGUE["fuse_three_linears"]}
 
 
+def test_the_search_tries_what_is_fused(tmp_path: Path) -> None:
+    """Rules of one root that say the same of both its roots do not take a fusion out of the search."""
+    told = ("fuse_two_linears", "concat_of_linears", "slice_of_linear", "first_slice_of_concat", "last_slice_of_concat")
+    log = str(tmp_path / "log")
+    source = ContextSource("fake", FAKE, FakeContext("fused", ("linear",), told, log, 0))
+    path = tmp_path / "rules.json"
+    generate(path, Settings(2, 7, whole=True), 1, lambda text: None, [source])
+    assert Certified.of_file(path).equations().count(CATALOGUE["fuse_two_linears"]) == 1
+
+
 def test_the_number_of_jobs_does_not_matter(tmp_path: Path) -> None:
     for jobs in (1, 2):
         run(tmp_path / f"{jobs}.json", contexts(tmp_path), jobs)
