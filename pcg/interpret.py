@@ -275,10 +275,12 @@ def _agreed(where: str) -> Callable[[Sequence[Array]], Array]:
     """The copy that all devices of a group hold; they may differ by rounding."""
 
     def agree(parts: Sequence[Array]) -> Array:
-        for digit, part in enumerate(parts):
-            if not np.allclose(parts[0], part, rtol=1e-6, atol=1e-12, equal_nan=True):
+        first = parts[0]
+        for digit, part in enumerate(parts[1:], 1):
+            same = np.array_equal(first, part) or np.allclose(first, part, rtol=1e-6, atol=1e-12, equal_nan=True)
+            if not same:
                 raise LayoutError(f"{where}, but the copies at 0 and {digit} differ")
-        return parts[0]
+        return first
 
     return agree
 
