@@ -161,11 +161,15 @@ class Equation:
     @property
     def equation(self) -> str:
         """The rule as one line."""
+        return self.claim + (f" where {', '.join(map(str, self.guard))}" if self.guard else "")
+
+    @cached_property
+    def claim(self) -> str:
+        """The same without the guard."""
         left, right = ("; ".join(map(str, roots)) for roots in (self.left, self.right))
-        where = f" where {', '.join(map(str, self.guard))}" if self.guard else ""
         places = {name: f" in {' '.join(map(str, layouts))}" for name, layouts in self.layouts}
         variables = ", ".join(f"{name}: {dims}{places.get(name, '')}" for name, dims in self.variables)
-        return f"{left} = {right} for {variables}{where}"
+        return f"{left} = {right} for {variables}"
 
     def to_json(self) -> dict[str, Any]:
         """The documented JSON form (docs/rules.md)."""

@@ -73,8 +73,7 @@ class Expression:
     @property
     def names(self) -> frozenset[str]:
         """The names that must be known to evaluate it."""
-        found = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
-        return frozenset(found - set(_FUNCTIONS))
+        return _names(self.text)
 
     @property
     def binds(self) -> frozenset[str]:
@@ -120,6 +119,13 @@ def _slots(items: Sequence[ast.expr]) -> Iterator[tuple[str, bool]]:
         yield inner.id if isinstance(inner, ast.Name) else "", isinstance(item, ast.Starred)
 
 
+@lru_cache(maxsize=4096)
+def _names(text: str) -> frozenset[str]:
+    found = {node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name)}
+    return frozenset(found - set(_FUNCTIONS))
+
+
+@lru_cache(maxsize=4096)
 def expression(text: str) -> Expression:
     """Read an expression; a `RuleError` says what is not part of the language."""
     return Expression(ast.unparse(_parse(text)))

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -36,13 +37,18 @@ class Variable:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Apply:
     """A row of the op table, or a parallel operator, applied to terms."""
 
     op: str
     operands: tuple[Term, ...]
     attrs: tuple[tuple[str, Expression], ...] = ()
+
+    @cached_property
+    def inside(self) -> tuple[Term, ...]:
+        """Everything inside it and itself, operands first."""
+        return (*chain.from_iterable(map(subterms, self.operands)), self)
 
     def __str__(self) -> str:
         attrs = (f"{key}={value}" for key, value in self.attrs)
@@ -76,12 +82,9 @@ def erase(term: Term) -> Term:
     return Apply(term.op, tuple(map(erase, term.operands)), term.attrs)
 
 
-def subterms(term: Term) -> Iterator[Term]:
+def subterms(term: Term) -> tuple[Term, ...]:
     """The term and everything inside it, operands first."""
-    if isinstance(term, Apply):
-        for operand in term.operands:
-            yield from subterms(operand)
-    yield term
+    return term.inside if isinstance(term, Apply) else (term,)
 
 
 def parse_term(text: str) -> Term:

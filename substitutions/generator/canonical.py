@@ -53,7 +53,7 @@ def canonical(rule: Equation) -> Equation:
 
 def key(rule: Equation) -> str:
     """A text that rules share if and only if they are the same, guards aside; `rule` is canonical."""
-    return replace(rule, guard=()).equation
+    return rule.claim
 
 
 def named(rule: Equation) -> Equation:

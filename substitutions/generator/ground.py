@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -231,6 +231,20 @@ class Direction:
         return tuple(t.name for t in subterms(self.left) if isinstance(t, Variable))
 
     @cached_property
+    def variables(self) -> dict[str, int]:
+        """Where each variable occurs first among the leaves."""
+        found: dict[str, int] = {}
+        for at, name in enumerate(self.leaves):
+            found.setdefault(name, at)
+        return found
+
+    @cached_property
+    def repeated(self) -> tuple[tuple[int, int], ...]:
+        """The leaves that are one variable: its first occurrence and another one."""
+        firsts = [(self.variables[name], at) for at, name in enumerate(self.leaves)]
+        return tuple((first, at) for first, at in firsts if first != at)
+
+    @cached_property
     def attrs(self) -> tuple[tuple[str, Expression], ...]:
         """The attributes of the left side's operators, operands first."""
         return tuple(attr for t in subterms(self.left) if isinstance(t, Apply) for attr in t.attrs)
@@ -238,9 +252,8 @@ class Direction:
     @cached_property
     def asked(self) -> Asked:
         """What it asks of the types of its variables."""
-        names = tuple(dict.fromkeys(self.leaves))
         layouts = dict(self.rule.layouts)
-        return Asked(tuple((self.rule.dims[v], layouts.get(v, ())) for v in names), self.rule.axes)
+        return Asked(tuple((self.rule.dims[v], layouts.get(v, ())) for v in self.variables), self.rule.axes)
 
 
 class Asked(NamedTuple):
@@ -269,6 +282,16 @@ def _lies(layouts: Layouts | None, at: int, placement: Placement) -> bool:
     if layouts is None or at >= len(layouts):
         return False
     return layouts[at].kind == placement.kind and layouts[at].dim == placement.dim
+
+
+@lru_cache(maxsize=4096)
+def _divided(guard: Expression) -> tuple[Expression, str]:
+    """What a guard `size % axis == 0` says: the size and the axis; "" for other guards."""
+    match guard.tree:
+        case ast.Compare(left=ast.BinOp(left=size, op=ast.Mod(), right=ast.Name(id=axis))):
+            return Expression(ast.unparse(size)), axis
+        case _:
+            return guard, ""
 
 
 @dataclass
@@ -323,11 +346,10 @@ class GroundMatch:
         """
         found: list[tuple[str, int]] = []
         for guard in self.direction.rule.guard:
+            size, axis = _divided(guard)
             match guard.tree:
-                case ast.Compare(left=ast.BinOp(left=size, op=ast.Mod(), right=ast.Name(id=axis))) if (
-                    axis in self.direction.rule.axes
-                ):
-                    found.append((self.env.get(axis, axis), Expression(ast.unparse(size)).evaluate(self.env)))
+                case _ if axis in self.direction.rule.axes:
+                    found.append((self.env.get(axis, axis), size.evaluate(self.env)))
                 case ast.Compare(left=ast.Call(args=[ast.Name(id=splice)])) if set(self.env[splice]) <= splices:
                     found.append(("len", 0))
                 case ast.Compare(left=ast.Call(args=[ast.Name()])):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import islice, permutations, product
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
@@ -59,6 +59,7 @@ class Reduction:
         self._kept: dict[PatternShape, list[tuple[Direction, int]]] = {}
         self._several: set[str] = set()
         self._next: dict[int, dict[int, Edge]] = {}
+        self._done: dict[int, list[int]] = {}
         self._seen: dict[int, dict[PatternShape, int]] = {}
         self._shaped: dict[int, tuple[PatternShape, ...]] = {}
         self._asked: dict[Asked, int] = {}
@@ -139,8 +140,11 @@ class Reduction:
         node, kind = self.terms.nodes[number], self.terms.types[number]
         if not node.op:
             return found
+        done = self._done.setdefault(number, [0] * len(node.operands))
         for position, operand in enumerate(node.operands):
-            for other, edge in list(self._rewritten(operand).items()):
+            inside = self._rewritten(operand)
+            fresh, done[position] = list(islice(inside.items(), done[position], None)), len(inside)
+            for other, edge in fresh:
                 operands = (*node.operands[:position], other, *node.operands[position + 1 :])
                 made = self.terms.apply(node.op, node.attrs, operands)
                 if made is not None and self.terms.types[made] == kind:
@@ -179,18 +183,22 @@ class Reduction:
     def _applied(
         self, direction: Direction, asked: int, leaves: Sequence[int], attrs: Sequence[tuple[str, Any]]
     ) -> Iterator[tuple[int, Needs]]:
-        variables: dict[str, int] = {}
-        if any(variables.setdefault(name, i) != i for name, i in zip(direction.leaves, leaves, strict=True)):
-            return
-        kinds = tuple(self.terms.kinds[i] for i in variables.values())
+        for one, other in direction.repeated:
+            if leaves[one] != leaves[other]:
+                return
+        numbers = [leaves[at] for at in direction.variables.values()]
+        kinds = tuple([self.terms.kinds[number] for number in numbers])
         for axes in _axes(direction.rule.axes):
             key = (asked, kinds, tuple(axes.values()))
             if key not in self._bound:
-                types = [self.terms.types[i] for i in variables.values()]
+                types = [self.terms.types[number] for number in numbers]
                 self._bound[key] = direction.asked.bound(types, axes)
             bound = self._bound[key]
+            if bound is None:
+                continue
+            variables = dict(zip(direction.variables, numbers, strict=True))
             match = GroundMatch(self.terms, direction, variables, dict(axes))
-            if bound is None or not match.solved(bound, attrs):
+            if not match.solved(bound, attrs):
                 continue
             try:
                 made = self.terms.build(direction.right, variables, match.env)
