@@ -1,4 +1,4 @@
-"""The models of published runs, at their true sizes on fake tensors, with one block in place of all equal ones.
+"""Decoder-only language models: those of published runs, on fake tensors with one block in place of all equal ones.
 
 MPT: fused query-key-value projection, learned positions, biases, LayerNorm, GELU, head tied to the embedding
 (mosaicml/llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml at the commit of the table). Llama: rotary positions,
@@ -124,42 +124,53 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class MPT(nn.Module):
-    """MPT with one block; the loss is the cross-entropy of the labels."""
+    """MPT with so many blocks; the loss is the cross-entropy of the labels."""
 
-    def __init__(self, sizes: Decoder, seq: int) -> None:
+    def __init__(self, sizes: Decoder, seq: int, blocks: int) -> None:
         super().__init__()
         self.embedding, self.positions = nn.Embedding(sizes.vocab, sizes.hidden), nn.Embedding(seq, sizes.hidden)
-        self.blocks = nn.ModuleList([MPTBlock(sizes)])
+        self.blocks = nn.ModuleList(MPTBlock(sizes) for _ in range(blocks))
         self.norm = nn.LayerNorm(sizes.hidden)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """The loss of token ids and labels [batch, seq]."""
         x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
-        logits = F.linear(self.norm(self.blocks[0](x)), self.embedding.weight)
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.embedding.weight)
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 class Llama(nn.Module):
-    """Llama with one block; the loss is the cross-entropy of the labels."""
+    """Llama with so many blocks; the loss is the cross-entropy of the labels."""
 
-    def __init__(self, sizes: Decoder, seq: int, even: bool) -> None:
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, sizes: Decoder, seq: int, even: bool, blocks: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(sizes.vocab, sizes.hidden)
-        self.blocks = nn.ModuleList([LlamaBlock(sizes, even)])
+        self.blocks = nn.ModuleList(LlamaBlock(sizes, even) for _ in range(blocks))
         self.norm = nn.RMSNorm(sizes.hidden)
         self.head = nn.Linear(sizes.hidden, sizes.vocab, bias=False)
-        self.register_buffer("cos", torch.empty(seq, sizes.head_dim))
-        self.register_buffer("sin", torch.empty(seq, sizes.head_dim))
+        frequencies = 1e4 ** -(torch.arange(0, sizes.head_dim, 2) / sizes.head_dim)
+        angles = torch.outer(torch.arange(seq), frequencies).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """The loss of token ids and labels [batch, seq]."""
-        logits = self.head(self.norm(self.blocks[0](self.embedding(ids), self.cos, self.sin)))
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def fake_model(sizes: Decoder, seq: int, even: bool = False) -> nn.Module:
-    """The model with one block, on fake tensors if made under a `FakeTensorMode`."""
-    return (MPT(sizes, seq) if sizes.family == "mpt" else Llama(sizes, seq, even)).train()
+def decoder(sizes: Decoder, seq: int, *, even: bool = False, blocks: int = 1) -> nn.Module:
+    """The model with `blocks` of its blocks, on fake tensors if made under a `FakeTensorMode`."""
+    model = MPT(sizes, seq, blocks) if sizes.family == "mpt" else Llama(sizes, seq, even, blocks)
+    return model.train()
 
 
 def captured(sizes: Decoder, batch: int, seq: int, even: bool = False) -> Graph:
@@ -168,7 +179,7 @@ def captured(sizes: Decoder, batch: int, seq: int, even: bool = False) -> Graph:
     `even` makes Llama's attention the stand-in that can be split along the sequence (see `LlamaBlock`).
     """
     with FakeTensorMode():
-        model = fake_model(sizes, seq, even)
+        model = decoder(sizes, seq, even=even)
         ids = torch.zeros(batch, seq, dtype=torch.long)
         return capture(model, {"ids": ids, "labels": ids.clone()}, strict=True).graph
 
@@ -177,5 +188,5 @@ def captured(sizes: Decoder, batch: int, seq: int, even: bool = False) -> Graph:
 def _sizes(sizes: Decoder, seq: int) -> tuple[int, int]:
     """Parameters of the model with one block, and of that block."""
     with FakeTensorMode():
-        model = fake_model(sizes, seq)
+        model = decoder(sizes, seq)
     return tuple(sum(p.numel() for p in m.parameters()) for m in (model, model.get_submodule(BLOCK)))  # type: ignore[return-value]

@@ -38,6 +38,12 @@ def quartiles(samples: Sequence[float] | Samples) -> Quartiles:
     return Quartiles(median, low, high)
 
 
+def noise(samples: Sequence[float] | Samples) -> float:
+    """How far the lower quartile of the odd samples is from that of the even ones, as a share."""
+    halves = [quartiles(half).low for half in (samples[::2], samples[1::2])]
+    return abs(halves[0] / halves[1] - 1)
+
+
 def run_rounds(trainers: Sequence[Trainer], num_rounds: int, num_warmup: int = 3) -> dict[str, Samples]:
     """Time every trainer on this rank. Who goes first changes from round to round."""
     for _ in range(num_warmup):

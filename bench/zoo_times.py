@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from bench.plans import CERTIFIED
+from bench.rounds import noise
 from examples.zoo import ZOO
 from shardwright.cost.calibration.calibrate import calibrate
 from shardwright.cost.calibration.workload import Workload
@@ -129,7 +130,15 @@ def _seconds(call: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - start, time.thread_time() - start_cpu
 
 
-def peak_bytes(stepper: Stepper) -> int:
+class Stepping(Protocol):
+    """What memory is measured of."""
+
+    def step(self) -> None: ...
+
+    def resident_bytes(self) -> int: ...
+
+
+def peak_bytes(stepper: Stepping) -> int:
     """The most that is allocated at once during a step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         stepper.step()
@@ -197,10 +206,9 @@ def rows(found: Sequence[Subject], num_rounds: int) -> list[Row]:
     table = []
     for subject in found:
         times = np.max([times[subject.name] for times, _ in by_rank], axis=0)
-        halves = [float(np.quantile(half[:, 0], 0.25)) for half in (times[::2], times[1::2])]
         memory = max(memory[subject.name] for _, memory in by_rank)
         measured_s, cpu_s = (float(x) for x in np.quantile(times, 0.25, axis=0))
-        table.append(Row(subject, measured_s, cpu_s, memory, abs(halves[0] / halves[1] - 1)))
+        table.append(Row(subject, measured_s, cpu_s, memory, noise(times[:, 0])))
     return table
 
 

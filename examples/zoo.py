@@ -9,7 +9,7 @@ torch's global generator, so the caller seeds::
     model, batch = gpt2()
 
 The command line addresses a model as ``examples/zoo.py:gpt2``. Transformers is imported only by the
-functions that need it.
+functions that need it. ``resnext`` takes sizes too: the real ones make a real ResNeXt.
 
 Sizes are tiny, divisible by 4 wherever a dim is worth sharding (Llama-like models have 2 KV heads), and
 as distinct as their meaning allows, so that a test that mixes up two dims fails:
@@ -179,7 +179,8 @@ class ResNeXtBlock(nn.Module):
 class ResNeXt(nn.Module):
     """A ResNeXt: strided stem and max pool, four stages that halve the image, average pool, head."""
 
-    def __init__(self, stem: int, depths: tuple[int, ...], groups: int, num_classes: int) -> None:
+    def __init__(self, stem: int, width: int, depths: tuple[int, ...], groups: int, num_classes: int) -> None:
+        """`width`: channels inside the blocks of the first stage; each further stage has twice as many."""
         super().__init__()
         self.conv1 = nn.Conv2d(3, stem, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(stem)
@@ -187,11 +188,10 @@ class ResNeXt(nn.Module):
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         channels, stages = stem, []
         for stage, depth in enumerate(depths):
-            width = stem * 2**stage
             for block in range(depth):
                 stride = 2 if stage > 0 and block == 0 else 1
-                stages.append(ResNeXtBlock(channels, width, stride, groups))
-                channels = width * ResNeXtBlock.expansion
+                stages.append(ResNeXtBlock(channels, width * 2**stage, stride, groups))
+                channels = width * 2**stage * ResNeXtBlock.expansion
         self.blocks = nn.Sequential(*stages)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(channels, num_classes)
@@ -204,15 +204,19 @@ class ResNeXt(nn.Module):
         return F.cross_entropy(logits, labels), logits
 
 
-def resnext() -> Example:
+def resnext(
+    batch: int = BATCH,
+    image_size: int = 48,
+    stem: int = 16,
+    width: int = 16,
+    depths: tuple[int, ...] = (1, 2, 1, 1),
+    groups: int = 8,
+    num_classes: int = 20,
+) -> Example:
     """A ResNeXt-50-like CNN: 8 groups, batch norm, stages of 1, 2, 1, 1 blocks; returns a tuple."""
-    num_classes, image_size = 20, 48
-    model = ResNeXt(16, (1, 2, 1, 1), 8, num_classes)
-    batch = {
-        "images": torch.randn(BATCH, 3, image_size, image_size),
-        "labels": torch.randint(num_classes, (BATCH,)),
-    }
-    return model, batch
+    model = ResNeXt(stem, width, depths, groups, num_classes)
+    images, labels = torch.randn(batch, 3, image_size, image_size), torch.randint(num_classes, (batch,))
+    return model, {"images": images, "labels": labels}
 
 
 def _relu_stack(sizes: list[int]) -> nn.Sequential:

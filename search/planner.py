@@ -59,12 +59,18 @@ def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:
     def factorizations(n: int, axes: int) -> Iterator[tuple[int, ...]]:
         yield (n,)
         if axes > 1:
-            for first in range(2, n // 2 + 1):
-                if n % first == 0:
-                    yield from ((first, *rest) for rest in factorizations(n // first, axes - 1))
+            for first in _degrees(n)[:-1]:
+                yield from ((first, *rest) for rest in factorizations(n // first, axes - 1))
 
     for sizes in factorizations(num_devices, max_axes):
         yield Mesh(AXES[: len(sizes)], sizes)
+
+
+def _degrees(n: int) -> list[int]:
+    """The divisors of n but 1, in order; found without trying every number up to n."""
+    from sympy import divisors  # takes longer to import than this module
+
+    return list(divisors(n))[1:]
 
 
 class Planner:
@@ -144,7 +150,7 @@ class Planner:
         yield self.solve(graph, flat, (DATA,), "data parallel")
         yield self.solve(graph, flat, (ZERO,), "ZeRO-3")
         inner = self.cluster.levels[0].size if self.cluster.levels else 1
-        for degree in (d for d in range(2, min(inner, n) + 1) if n % d == 0):
+        for degree in (d for d in _degrees(n) if d <= inner):
             if degree == n:
                 yield self.solve(graph, Mesh(("tp",), (n,)), (TENSOR,), f"tensor parallel {n}")
             else:

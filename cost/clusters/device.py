@@ -46,7 +46,8 @@ class Device:
         kernel_s: the least time of a kernel on the device itself, which its dispatch does not hide.
         update_overhead_s: dispatch of the optimizer's update of one parameter.
         step_overhead_s: what a step takes once, whatever the model.
-        context_bytes: what the driver, loaded kernels and libraries' workspaces take of the memory, whatever the model.
+        context_bytes: what the driver, loaded kernels and libraries' workspaces take of the memory, whatever the model;
+            less than all of it.
         operators: measured dispatch of operators of the op table, (forward, backward) seconds by name; `op_overhead_s`
             for those that are not there.
         kernels: measured kernels; where there are any of a kind, they go before the rates above.
@@ -91,6 +92,9 @@ class Device:
             object.__setattr__(self, name, checks.non_negative(getattr(self, name), "Device", name, unit))
         for name, meaning in _COUNTS.items():
             object.__setattr__(self, name, _checked_count(getattr(self, name), name, meaning))
+        if self.context_bytes >= memory_bytes:
+            problem = f"expected less than the memory of {memory_bytes} bytes, got {self.context_bytes}"
+            raise checks.FieldError("Device", "context_bytes", f"{problem}; correct the one or the other")
         object.__setattr__(self, "operators", _checked_operators(self.operators))
         object.__setattr__(self, "kernels", checked_kernels(self.kernels))
 

@@ -75,14 +75,14 @@ def part_of(cluster: Cluster, ranks: range) -> Cluster:
 
 _LEAST = ("memory_bytes", "memory_bytes_per_s", "matmul_efficiency", "attention_efficiency",
           "attention_backward_efficiency")  # fmt: skip
-_MOST = ("op_overhead_s", "kernel_s", "update_overhead_s", "step_overhead_s", "context_bytes")
+_MOST = ("op_overhead_s", "kernel_s", "update_overhead_s", "step_overhead_s")
 
 
 def slowest_device(devices: Sequence[Device]) -> Device:
     """The device whose every rate is the least of `devices`; itself where all are one kind.
 
-    Its multiprocessors are those of the slowest kind; what was measured on one kind alone (kernels, operators) is left
-    out.
+    Its context leaves as much of its memory as the fullest kind has free. Its multiprocessors are those of the slowest
+    kind; what was measured on one kind alone (kernels, operators) is left out.
     """
     first, *others = dict.fromkeys(devices)
     if not others:
@@ -93,6 +93,7 @@ def slowest_device(devices: Sequence[Device]) -> Device:
         if entry.name in (*_LEAST, *_MOST):
             choose = min if entry.name in _LEAST else max
             binding[entry.name] = choose(getattr(device, entry.name) for device in every)
+    free_bytes = min(device.memory_bytes - device.context_bytes for device in every)
     precisions = dict.fromkeys(precision for device in every for precision in device.flops_per_s)
     reached = {
         precision: min(device.peak_flops_per_s(precision) * device.matmul_efficiency for device in every)
@@ -103,6 +104,7 @@ def slowest_device(devices: Sequence[Device]) -> Device:
         flops_per_s={precision: rate / binding["matmul_efficiency"] for precision, rate in reached.items()},
         kind="cpu" if any(device.kind == "cpu" for device in every) else "cuda",
         num_units=min(every, key=lambda device: device.peak_flops_per_s("fp16") * device.matmul_efficiency).num_units,
+        context_bytes=binding["memory_bytes"] - free_bytes,
         **binding,
     )
 

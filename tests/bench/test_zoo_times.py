@@ -27,7 +27,7 @@ class Allocating:
 
 
 def test_the_peak_is_what_is_allocated_at_the_worst_moment() -> None:
-    assert peak_bytes(Allocating(1000)) == 1000 + 4 * (2**18 + 2**19)  # type: ignore[arg-type]
+    assert peak_bytes(Allocating(1000)) == 1000 + 4 * (2**18 + 2**19)
 
 
 def test_storages_are_counted_once_however_many_tensors_share_them() -> None:

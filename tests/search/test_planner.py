@@ -33,6 +33,18 @@ def test_meshes_are_all_factorizations() -> None:
     assert [m.sizes for m in meshes(7)] == [(7,)]
 
 
+@pytest.mark.parametrize("num_devices", range(1, 200))
+def test_meshes_of_two_axes_come_in_the_order_of_the_first(num_devices: int) -> None:
+    pairs = [(a, num_devices // a) for a in range(2, num_devices) if num_devices % a == 0]
+    assert [m.sizes for m in meshes(num_devices)] == [(num_devices,), *pairs]
+
+
+def test_meshes_of_very_many_devices() -> None:
+    """At once: trying every number up to this one would take years."""
+    prime = 10**18 + 9
+    assert [m.sizes for m in meshes(2 * prime)] == [(2 * prime,), (2, prime), (prime, 2)]
+
+
 @pytest.mark.parametrize("link", [FAST, 1e9, SLOW])
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_a_plan_is_never_worse_than_a_baseline(num_devices: int, link: float) -> None:

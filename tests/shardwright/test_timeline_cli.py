@@ -98,7 +98,7 @@ def test_a_smaller_device_has_its_own_limit(run: Run) -> None:
     """The limit is that of the cluster that was asked for, not that of the plan's search."""
     gpus = Cluster.preset("dgx-h100", 1, 4)
     data: Any = gpus.to_json()
-    data["device"]["memory_bytes"] = gpus.device.context_bytes
+    data["device"]["memory_bytes"] = gpus.device.context_bytes + 1
     Cluster.from_json(data).save("small.json")
     assert "DOES NOT FIT, the limit is 540 MB" in shown(run, "--cluster", "small.json")
     assert "DOES NOT FIT" not in shown(run)

@@ -118,6 +118,14 @@ def test_what_is_counted_may_be_nothing(field: str, value: Any) -> None:
     assert getattr(replace(GPU, **{field: 0.0}), field) == 0
 
 
+@pytest.mark.parametrize("context_bytes", [GPU.memory_bytes, GPU.memory_bytes + 1])
+def test_the_context_leaves_some_memory(context_bytes: int) -> None:
+    problem = f"expected less than the memory of {GPU.memory_bytes} bytes, got {context_bytes}; correct the one or"
+    with pytest.raises(ClusterError, match=rf"^Device\.context_bytes: {problem} the other$"):
+        replace(GPU, context_bytes=context_bytes)
+    assert replace(GPU, context_bytes=GPU.memory_bytes - 1).context_bytes == GPU.memory_bytes - 1
+
+
 @pytest.mark.parametrize(
     ("flops", "problem"),
     [

@@ -273,6 +273,15 @@ def test_every_mistake_is_named_by_its_place(data: Any, message: str) -> None:
     assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(data)
 
 
+def test_a_context_that_takes_all_memory() -> None:
+    """Which no schema can tell: it would have to compare two fields."""
+    data = changed(["device", "context_bytes"], 10**12)
+    with pytest.raises(ClusterError) as caught:
+        Cluster.from_json(data, "c.json")
+    expected = "expected less than the memory of 80000000000 bytes, got 1000000000000; correct the one or the other"
+    assert str(caught.value) == f"c.json: device.context_bytes: {expected}"
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "true", "null"])
 def test_numbers_that_are_none(number: str, tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
@@ -366,9 +375,12 @@ def _changes() -> list[tuple[str, Any]]:
     return cases
 
 
-def _is_disconnected(data: Any) -> bool:
-    """A grid of other than `size` units, or parts of other than all devices."""
+def _is_beyond_schemas(data: Any) -> bool:
+    """A grid of other than `size` units, parts of other than all devices, or a context that takes all memory."""
     try:
+        devices = [part["device"] for part in data.get("parts", [])] or [data["device"]]
+        if any(device["context_bytes"] >= device["memory_bytes"] for device in devices):
+            return True
         joined = math.prod(level["size"] for level in data["levels"])
         parts = [math.prod(level["size"] for level in part["levels"]) for part in data.get("parts", [])]
         return bool(parts and sum(parts) != joined) or any(
@@ -388,7 +400,7 @@ def test_validator_and_schema_agree() -> None:
             good = True
         except ClusterError:
             good = False
-        beyond_schemas = "inf" in change or _is_disconnected(data)  # no such number in JSON; no products in schemas
+        beyond_schemas = "inf" in change or _is_beyond_schemas(data)  # no such number in JSON; no sums of fields
         if good != validator.is_valid(data) and not beyond_schemas:
             disagree.append(change)
     assert not disagree

@@ -1,6 +1,7 @@
 """Clusters of several kinds of devices, joined clusters, and parts of clusters."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from math import prod
 
@@ -81,11 +82,33 @@ def test_the_binding_device_is_never_faster(one: str, other: str) -> None:
         assert reached_flops_per_s(binding, dtype) == pytest.approx(slowest)
     for name in ("memory_bytes", "memory_bytes_per_s"):
         assert getattr(binding, name) == min(getattr(device, name) for device in kinds)
+    assert free_bytes(binding) == min(map(free_bytes, kinds))
+
+
+def free_bytes(device: Device) -> int:
+    return device.memory_bytes - device.context_bytes
+
+
+@pytest.mark.parametrize(
+    ("kinds", "binding"),
+    [
+        (((80, 10), (40, 5)), (40, 5)),
+        (((80, 50), (40, 0)), (40, 10)),  # more of the large device's context than the small device has memory
+        (((80, 10), (80, 0)), (80, 10)),
+    ],
+)
+def test_the_binding_context_leaves_what_the_fullest_device_has_free(
+    kinds: Sequence[tuple[int, int]], binding: tuple[int, int]
+) -> None:
+    slow = gpu_device("T4")
+    devices = [replace(slow, memory_bytes=memory, context_bytes=context) for memory, context in kinds]
+    found = slowest_device(devices)
+    assert (found.memory_bytes, found.context_bytes) == binding
 
 
 def test_every_field_of_a_device_has_a_rule() -> None:
     """A new rate must say whether the least or the most of it binds."""
-    made = {"name", "flops_per_s", "kind"}
+    made = {"name", "flops_per_s", "kind", "context_bytes"}
     alone = {"vector_flops_per_s", "num_units", "operators", "kernels"}  # of one kind only: left out
     assert {field.name for field in fields(Device)} <= made | alone | set(_LEAST) | set(_MOST)
 
