@@ -102,7 +102,9 @@ class Measured:
         if not trained or not results[0].requires_grad:
             return forward_s, 0.0
         seeds = [torch.ones_like(result) for result in results]
-        backward_s = self._seconds(lambda: torch.autograd.grad(results, trained, seeds, retain_graph=True))
+        backward_s = self._seconds(
+            lambda: torch.autograd.grad(results, trained, seeds, retain_graph=True, allow_unused=True)
+        )
         return forward_s, backward_s / len(every)
 
     def _num_together(self, node: Node) -> int:

@@ -80,8 +80,8 @@ measurements are in `bench/data/{data}`.
 
 The device is calibrated first, by operators and kernels, never by a model. *Measured* is the lower quartile of
 {rounds} rounds of steps; *noise* is how far that of the odd rounds is from that of the even ones. Memory is the most
-that torch's allocator had handed out at once, against what is predicted without the CUDA context and the allocator's
-slack.
+that torch's allocator had handed out at once, against what is predicted without the CUDA context, buffers of
+communication and the allocator's slack.
 
 Calibration: {calibration}.
 

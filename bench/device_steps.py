@@ -156,7 +156,10 @@ def run(setup: Setup, models: Sequence[str], modes: Sequence[str], num_operators
                 left_out.append(f"{title}, {mode}")
             free()
         print(f"measuring: operators of {title}", file=sys.stderr, flush=True)
-        operators += Measured(title, graph, cluster, Execution(setup.precision)).heaviest(num_operators)
+        try:
+            operators += Measured(title, graph, cluster, Execution(setup.precision)).heaviest(num_operators)
+        except torch.OutOfMemoryError:
+            left_out.append(f"{title}, operators")
         free()
     device = torch.cuda.get_device_name() if setup.device == "cuda" else "CPU, one thread"
     return Result(device, setup.precision, cluster, rows, operators, left_out)
@@ -179,6 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(NO_GPU)
     if options.rounds < 2:
         parser.error(f"--rounds: expected at least 2, got {options.rounds}; noise is how far odd and even ones differ")
+    for name in ("batch", "operators"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            parser.error(f"--{name}: expected at least 1, got {getattr(options, name)}")
     if not on_gpu:
         torch.set_num_threads(1)
     setup = Setup(options.device, options.batch, options.rounds, options.small)

@@ -198,17 +198,11 @@ def _finish(state: PartialMatch) -> Match | None:
 
 
 def _in_order(graph: Graph, rule: Equation, roots: tuple[str, ...]) -> bool:
-    """Roots that differ in variables alone are taken in graph order, so that one place is one match."""
-    if len(roots) == 1:
+    """Interchangeable roots (without attributes) are taken in graph order, so that one place is one match."""
+    if len(roots) == 1 or any(isinstance(root, Apply) and root.attrs for root in rule.left):
         return True
     position = {node.name: i for i, node in enumerate(graph.nodes)}
-    pairs = pairwise(zip(map(_form, rule.left), roots, strict=True))
-    return all(position[a] < position[b] for (one, a), (other, b) in pairs if one == other)
-
-
-def _form(term: Term) -> tuple[object, ...]:
-    """A term without the names of its variables."""
-    return () if isinstance(term, Variable) else (term.op, term.attrs, *map(_form, term.operands))
+    return all(position[a] < position[b] for a, b in pairwise(roots))
 
 
 def _reaches(graph: Graph, roots: tuple[str, ...], variables: set[str]) -> bool:

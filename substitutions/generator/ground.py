@@ -347,9 +347,10 @@ class GroundMatch:
         found: list[tuple[str, int]] = []
         for guard in self.direction.rule.guard:
             size, axis = _divided(guard)
+            if axis in self.direction.rule.axes:
+                found.append((self.env.get(axis, axis), size.evaluate(self.env)))
+                continue
             match guard.tree:
-                case _ if axis in self.direction.rule.axes:
-                    found.append((self.env.get(axis, axis), size.evaluate(self.env)))
                 case ast.Compare(left=ast.Call(args=[ast.Name(id=splice)])) if set(self.env[splice]) <= splices:
                     found.append(("len", 0))
                 case ast.Compare(left=ast.Call(args=[ast.Name()])):

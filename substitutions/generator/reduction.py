@@ -68,8 +68,8 @@ class Reduction:
     def implied_by(self, rule: Equation) -> tuple[str, ...]:
         """The kept rules that imply this one; if there are none, it is kept.
 
-        A rule of several roots is not implied by rules of one root alone: they would have to put in what holds its
-        roots together, a concatenation of all, before any of them applies.
+        A rule of several roots is kept where rules of one root alone imply it: used from left to right, they do not
+        put in what holds its roots together, a concatenation of all.
         """
         sides = self._sides(rule)
         names = None if sides is None else self._joined(*sides, self._given(rule))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,25 @@ def test_without_a_gpu_it_says_what_to_do(capsys: pytest.CaptureFixture[str], mo
         assert device_steps.NO_GPU in capsys.readouterr().err
 
 
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """The command sets them for its process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def test_noise_needs_two_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         device_steps.main(["--device", "cpu", "--rounds", "1"])
     assert "--rounds: expected at least 2, got 1; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--batch", "--operators"])
+def test_numbers_are_positive(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        device_steps.main(["--device", "cpu", option, "0"])
+    assert f"{option}: expected at least 1, got 0" in capsys.readouterr().err
 
 
 def test_the_command_in_small(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

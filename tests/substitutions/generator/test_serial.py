@@ -199,8 +199,9 @@ def test_rules_of_several_roots_keep_their_direction() -> None:
         for start, stop in (("0", "m"), ("m", "n + m"))
     ))  # fmt: skip
     assert named(canonical(renamed)).name == "fuse_two_linears"
-    both = "linear(add(x, y), v); linear(add(x, y), w)"
-    shared = equation("r", {"x": "m i", "y": "m i", "v": "o i", "w": "o i"}, both, both)
+    both, fused = "linear(add(x, y), v); linear(add(x, y), w)", "linear(add(x, y), concat(v, w, dim=0))"
+    slices = "; ".join(f"slice({fused}, dim=1, start={a}, stop={b}, step=1)" for a, b in (("0", "o"), ("o", "o + p")))
+    shared = equation("r", {"x": "m i", "y": "m i", "v": "o i", "w": "p i"}, both, slices)
     (first, second) = canonical(shared).left
     assert first.operands[0] == second.operands[0], "the sum stays one term"  # type: ignore[union-attr]
     halves = equation("r", {"x": "m n"}, "relu(neg(x)); exp(x)", "relu(neg(x)); exp(x)")
