@@ -216,8 +216,8 @@ def _floor(rows: Sequence[Predicted]) -> str:
             lines.append([gpu, str(len(gaps)), _percent(median(gaps)), _percent(ninetieth)])
     before, after = order(rows), order(mended)
     text = (
-        "Of the order the same is true. Every run predicted again, with what its neighbours' published times say of "
-        f"its error: {after.right} of {after.pairs} pairs are in order, {before.right} without."
+        "Of the order the same can be said. Every run predicted again, with what its neighbours' published times say "
+        f"of its error: {after.right} of {after.pairs} pairs are in order, {before.right} without."
     )
     return _table(["GPU", "rows", "median", "90th"], lines) + "\n" + fill(text, 118) + "\n"
 

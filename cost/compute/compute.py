@@ -8,7 +8,7 @@ device whose number of multiprocessors is known:
     tiles       a matrix product is cut into tiles; what sticks out of a matrix is computed too. The library takes the
                 tile of `_TILES` that is fastest
     occupancy   fewer tiles than multiprocessors leave some idle. More tiles than that go on without steps: whole waves
-                made predictions of real runs worse, since libraries split the last wave's tiles
+                made predictions of real runs worse, since libraries split the last wave's tiles.
                 Long sums over few tiles are not split among multiprocessors, as libraries do (split-K): gradients of
                 convolutions' weights come out too slow where kernels are not measured
     alignment   rows of a matrix that do not begin at multiples of 16 bytes: NVIDIA, "Matrix Multiplication Background

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from random import Random
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from shardwright.substitutions.generator.rings import Array
 from shardwright.substitutions.generator.serial import Pair, SerialTerms
 from shardwright.substitutions.generator.universe import Instance, SerialContext, chosen, instance, shape_of
 from shardwright.substitutions.generator.vocabulary import attributes, plain, position
-from shardwright.substitutions.terms import Apply, Term, Variable
+from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 
 T = TypeVar("T")
 Sides = tuple[tuple[Term, ...], tuple[Term, ...]]
@@ -59,14 +60,8 @@ def generate_context(
 
 def size_of(rule: Equation) -> int:
     """The distinct operators of either side, together."""
-    return sum(len({t for root in side for t in _applied(root)}) for side in (rule.left, rule.right))
-
-
-def _applied(term: Term) -> Iterator[Apply]:
-    if isinstance(term, Apply):
-        yield term
-        for operand in term.operands:
-            yield from _applied(operand)
+    sides = (chain.from_iterable(map(subterms, side)) for side in (rule.left, rule.right))
+    return sum(len({term for term in side if isinstance(term, Apply)}) for side in sides)
 
 
 @dataclass

@@ -52,7 +52,7 @@ def canonical(rule: Equation) -> Equation:
 
 
 def key(rule: Equation) -> str:
-    """A text that rules share if and only if they are the same, guards aside; `rule` is canonical."""
+    """The text by which rules are found to be the same, guards aside; `rule` is canonical."""
     return rule.claim
 
 

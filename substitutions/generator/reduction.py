@@ -2,7 +2,8 @@
 
 Rules are taken in order of size. Both sides are rewritten, a bounded number of times, by the rules kept so far,
 anywhere in the term; where a term is reached from both sides, the rules on the way imply the rule. What is not found
-implied within the bound is kept: the catalogue may be larger than the smallest one, and is never too small.
+implied within the bound is kept: the catalogue may be larger than the smallest one, and is never too small. So is what
+replaces several roots and follows from rules of one root alone.
 """
 
 from __future__ import annotations
