@@ -1,12 +1,14 @@
 """Predicted against measured: step time and peak memory of every model of the zoo, on one and on two local ranks.
 
-The machine is calibrated first, as by `shardwright calibrate`: with operators, kernels and collectives, never a model.
-Then every plan of every model takes a few steps in every round; the first of them warm the caches that the other models
-used, and a step's time is its slowest rank's. Reported is the lower quartile: other work on the machine only adds.
+The machine is calibrated as by `shardwright calibrate`: with operators, kernels and collectives, never a model. Every
+plan of every model takes a few steps in every round; the first of them warm the caches that the other models used, and
+a step's time is its slowest rank's. Other work on the machine only adds to the time of a step, so the lower quartile is
+reported, of every few rounds. A machine that is shared drifts too, by more than predictions err. So it is calibrated
+again after these rounds, and what is predicted and measured are means over all of them.
 
 Memory is exact: the profiler's record of every allocation and release of torch's CPU allocator in one step, on top of
 what is there before it: every storage that a tensor of the plan keeps alive, be it a parameter, an optimizer's state,
-a gathering buffer or a bucket.
+a gathering buffer or a bucket. The median of a few steps: gloo's threads give a tensor back when they come to it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -30,14 +32,14 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from bench.plans import CERTIFIED
-from bench.rounds import noise
+from bench.rounds import Samples, noise, quartiles
 from examples.zoo import ZOO
 from shardwright.cost.calibration.calibrate import calibrate
 from shardwright.cost.calibration.workload import Workload
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.program import program
-from shardwright.cost.timeline.timeline import simulate
+from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import Captured, capture
@@ -49,7 +51,9 @@ from shardwright.search.restrict import DATA, TENSOR, ZERO
 PAGE = Path(__file__).parents[1] / "docs" / "local.md"
 FORCED = {"data": DATA, "zero": ZERO, "tensor": TENSOR}
 NUM_WARMUP = 4
+NUM_PROFILED = 5
 STEPS_PER_ROUND = 6
+ROUNDS_PER_CALIBRATION = 4
 
 
 @dataclass(frozen=True)
@@ -61,19 +65,27 @@ class Subject:
     num_ranks: int
     captured: Captured
     plan: Plan
-    predicted_s: float
     predicted_bytes: int
 
     @property
     def name(self) -> str:
         return f"{self.model}, {self.plan_name}"
 
+    def predicted_s(self, cluster: Cluster) -> float:
+        return _simulated(self.plan, cluster).step_s
+
 
 @dataclass(frozen=True)
 class Row:
-    """What was predicted and measured; `noise` is how far the two halves of the rounds are apart."""
+    """What was predicted and measured.
+
+    drift   how far the predictions of the calibrations are apart
+    noise   how far the measurements of odd steps are from those of even ones
+    """
 
     subject: Subject
+    predicted_s: float
+    drift: float
     measured_s: float
     cpu_s: float
     measured_bytes: int
@@ -81,11 +93,11 @@ class Row:
 
     @property
     def time_error(self) -> float:
-        return self.subject.predicted_s / self.measured_s - 1
+        return self.predicted_s / self.measured_s - 1
 
     @property
     def cpu_error(self) -> float:
-        return self.subject.predicted_s / self.cpu_s - 1
+        return self.predicted_s / self.cpu_s - 1
 
     @property
     def memory_error(self) -> float:
@@ -153,8 +165,16 @@ def peak_bytes(stepper: Stepping) -> int:
     return stepper.resident_bytes() + max(0, int(np.cumsum([size for _, size in events]).max()))
 
 
-def run(subjects: Sequence[Subject], num_rounds: int) -> tuple[dict[str, list[tuple[float, float]]], dict[str, int]]:
-    """On one rank: seconds of every round, and the peak of memory, by subject."""
+class Outcome(NamedTuple):
+    """Of one rank: seconds of every step and the peak of memory, by subject; rank 0's calibrations in between."""
+
+    times: dict[str, list[tuple[float, float]]]
+    memory: dict[str, int]
+    clusters: list[Cluster]
+
+
+def run(subjects: Sequence[Subject], num_rounds: int) -> Outcome:
+    """Take all steps on this rank."""
     steppers: dict[str, Stepper] = {}
     memory: dict[str, int] = {}
     for subject in subjects:
@@ -165,19 +185,24 @@ def run(subjects: Sequence[Subject], num_rounds: int) -> tuple[dict[str, list[tu
         stepper = steppers[subject.name] = Stepper(module, batch, before)
         for _ in range(NUM_WARMUP):
             stepper.step()
-        memory[subject.name] = peak_bytes(stepper)  # while `model` is there, so that its storages' addresses are taken
+        # while `model` is there, so that its storages' addresses are taken
+        memory[subject.name] = statistics.median([peak_bytes(stepper) for _ in range(NUM_PROFILED)])
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steppers}
+    clusters: list[Cluster] = []
     gc.collect()
     gc.disable()
-    for _ in range(num_rounds):
+    for finished in range(1, num_rounds + 1):
         for name, stepper in steppers.items():
             for number in range(STEPS_PER_ROUND):  # the first warm the caches that the other models used
                 dist.barrier()
                 seconds = _seconds(stepper.step)
                 if number >= STEPS_PER_ROUND // 2:
                     times[name].append(seconds)
+        if (finished % ROUNDS_PER_CALIBRATION == 0 or finished == num_rounds) and dist.get_rank() == 0:
+            clusters.append(calibrated(dist.get_world_size()))
+        dist.barrier()
     gc.enable()
-    return times, memory
+    return Outcome(times, memory, clusters)
 
 
 def subjects(cluster: Cluster, models: Sequence[str]) -> list[Subject]:
@@ -190,26 +215,37 @@ def subjects(cluster: Cluster, models: Sequence[str]) -> list[Subject]:
         for plan_name, roles in _plans(cluster.num_devices).items():
             mesh = Mesh(("x",), (cluster.num_devices,)) if roles else None
             plan = Planner(cluster, CERTIFIED).plan(captured.graph, model, mesh=mesh, roles=roles)
-            timeline = simulate(program(plan.graph, cluster, Execution()))
-            peak = timeline.stages[0].memory.total_bytes
-            found.append(Subject(model, plan_name, cluster.num_devices, captured, plan, timeline.step_s, peak))
+            peak = _simulated(plan, cluster).stages[0].memory.total_bytes
+            found.append(Subject(model, plan_name, cluster.num_devices, captured, plan, peak))
     return found
+
+
+def _simulated(plan: Plan, cluster: Cluster) -> Timeline:
+    return simulate(program(plan.graph, cluster, Execution()))
 
 
 def _plans(num_ranks: int) -> dict[str, tuple[str, ...] | None]:
     return {"searched": None, **({name: (role,) for name, role in FORCED.items()} if num_ranks > 1 else {})}
 
 
-def rows(found: Sequence[Subject], num_rounds: int) -> list[Row]:
-    """Run every subject; a round is as slow as its slowest rank."""
-    by_rank = run_ranks(run, found[0].num_ranks, 3000.0, args=(found, num_rounds))
+def rows(found: Sequence[Subject], cluster: Cluster, num_rounds: int) -> list[Row]:
+    """Run every subject, after `cluster` was calibrated; a step is as slow as its slowest rank."""
+    by_rank: list[Outcome] = run_ranks(run, found[0].num_ranks, 3000.0, args=(found, num_rounds))
+    clusters = [cluster, *by_rank[0].clusters]
     table = []
     for subject in found:
-        times = np.max([times[subject.name] for times, _ in by_rank], axis=0)
-        memory = max(memory[subject.name] for _, memory in by_rank)
-        measured_s, cpu_s = (float(x) for x in np.quantile(times, 0.25, axis=0))
-        table.append(Row(subject, measured_s, cpu_s, memory, noise(times[:, 0])))
+        predicted = [subject.predicted_s(cluster) for cluster in clusters]
+        times = np.max([rank.times[subject.name] for rank in by_rank], axis=0)
+        memory = max(rank.memory[subject.name] for rank in by_rank)
+        measured_s, cpu_s = (undisturbed(times[:, quantity], len(clusters) - 1) for quantity in (0, 1))
+        drift = max(predicted) / min(predicted) - 1
+        table.append(Row(subject, statistics.mean(predicted), drift, measured_s, cpu_s, memory, noise(times[:, 0])))
     return table
+
+
+def undisturbed(seconds: Samples, num_blocks: int) -> float:
+    """The mean over blocks, between which the machine's speed may change, of their lower quartiles."""
+    return statistics.mean(quartiles(block).low for block in np.array_split(seconds, num_blocks))
 
 
 INTRODUCTION = """\
@@ -219,27 +255,31 @@ Written by `python -m bench.zoo_times` on {date}: {cpus}-core CPU, torch {torch}
 {load:.0f} processes were running when it began. Every model of `examples/zoo.py` takes whole training steps in fp32
 with AdamW (`fused=True`).
 
-The machine is calibrated first, by operators, kernels, collectives and a chain of parameters, never by a model; then
-every plan takes {steps} steps in each of {rounds} rounds, of which the second half counts. *Measured* is the lower
-quartile of the slowest rank's wall time; *noise* is how far that of the odd steps is from that of the even ones. *CPU
-time* leaves out waiting: for another rank, and for a processor that other work has taken. On an idle machine the wall
-time of a plan without communication is its CPU time; on a loaded one only the latter can be compared, and plans that
-communicate cannot be judged at all.
+Every plan takes {steps} steps in each of {rounds} rounds, of which the second half counts. The machine's speed drifts,
+so it is calibrated before and after every {calibration} rounds, by operators, kernels, collectives and a chain of
+parameters, never by a model: *predicted* is the mean of what the calibrations say, *drift* how far they are apart.
+*Measured* is the wall time of the slowest rank: the lower quartile of every {calibration} rounds, of which the mean.
+*Noise* is how far the lower quartile of all odd steps is from that of the even ones. *CPU time* leaves out waiting: for
+another rank, and for a processor that other work has taken. On an idle machine the wall time of a plan without
+communication is its CPU time; on a loaded one only the latter can be compared, and plans that communicate cannot be
+judged at all.
 
 *searched* is the search's plan; *data*, *zero* and *tensor* are forced. Memory is exact: all that torch's CPU
 allocator has handed out at the worst moment of a step, by the profiler's record, on top of every storage that is alive
-before it: parameters, buffers, optimizer states, the pool of gathered weights, buckets of gradients, the rank's batch.
+before it: parameters, buffers, optimizer states, the pool of gathered weights, buckets of gradients, the rank's batch;
+the median of {profiled} steps, as gloo's threads give a tensor back when they come to it.
 """
 HEAD = """\
-| model | plan | predicted | measured | error | noise | CPU time | error | memory predicted | measured | error |
-|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+| model | plan | predicted | drift | measured | noise | error | CPU time | error | memory predicted | measured | error |
+|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
 """
 
 
 def page(table: Sequence[Row], provenances: Sequence[str], num_rounds: int, load: float) -> str:
     """The results as Markdown."""
     facts = {"date": date.today().isoformat(), "cpus": os.cpu_count(), "torch": torch.__version__, "load": load}
-    text = INTRODUCTION.format(**facts, steps=STEPS_PER_ROUND, rounds=num_rounds)
+    counts = {"steps": STEPS_PER_ROUND, "rounds": num_rounds, "calibration": ROUNDS_PER_CALIBRATION}
+    text = INTRODUCTION.format(**facts, **counts, profiled=NUM_PROFILED)
     for ranks, provenance in zip(sorted({row.subject.num_ranks for row in table}), provenances, strict=True):
         mine = [row for row in table if row.subject.num_ranks == ranks]
         text += f"\n{section(mine, ranks)}\nCalibration: {provenance}.\n"
@@ -261,10 +301,18 @@ def section(table: Sequence[Row], ranks: int) -> str:
 
 def _line(row: Row) -> str:
     s = row.subject
-    times = [f"{x * 1e3:.2f} ms" for x in (s.predicted_s, row.measured_s, row.cpu_s)]
+    predicted, measured, cpu = (f"{x * 1e3:.2f} ms" for x in (row.predicted_s, row.measured_s, row.cpu_s))
     memory = [f"{x / 1e6:.2f} MB" for x in (s.predicted_bytes, row.measured_bytes)]
-    cells = [s.model, s.plan_name, *times[:2], f"{row.time_error:+.0%}", f"{row.noise:.0%}"]
-    cells += [times[2], f"{row.cpu_error:+.0%}", *memory, f"{row.memory_error:+.0%}"]
+    cells = [
+        s.model,
+        s.plan_name,
+        predicted,
+        f"{row.drift:.0%}",
+        measured,
+        f"{row.noise:.0%}",
+        f"{row.time_error:+.0%}",
+    ]
+    cells += [cpu, f"{row.cpu_error:+.0%}", *memory, f"{row.memory_error:+.0%}"]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -286,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for num_ranks in sorted(options.ranks):
         cluster = calibrated(num_ranks)
         provenances.append(cluster.provenance)
-        table += rows(subjects(cluster, options.models), options.rounds)
+        table += rows(subjects(cluster, options.models), cluster, options.rounds)
     text = page(table, provenances, options.rounds, load)
     print(text)
     if not options.dry:

@@ -2,7 +2,8 @@
 
 All ranks measure at once, as they run at once in training, and each takes the same number of samples of everything, so
 that collectives pair up. A time is the lower quartile of the samples, since whatever disturbs a measurement makes it
-longer, then the maximum over ranks; its spread is how much longer the upper quartile is, as a share.
+longer, then the maximum over ranks; its spread is how much longer the upper quartile is, as a share. A collective's is
+the mean: ranks wait for one another, waits have a long tail, and many of them in a step add up to their mean.
 
 The folder holds `workload.json`, and `points.jsonl`: what is known already, which is not measured again, and to which
 rank 0 adds a line as soon as a point is measured. Rank 0 prints one line of progress per stage.
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _DISPATCHED = 64  # operators of a sample of dispatch
 _BACK_TO_BACK = 10  # kernels of one sample on a GPU, so that the first one's launch does not count
+_PATIENCE = 8  # times as long for a point whose time is a mean
 
 
 class Clock:
@@ -62,11 +64,7 @@ class Clock:
         return self._seconds(call, self.own_s)
 
     def together_s(self, call: Callable[[], object]) -> float:
-        """Seconds of what ranks do with one another: they wait, and so all time counts.
-
-        Between CPU processes waits have a long tail, of whole time slices. The mean of ten calls was tried in place of
-        one call: it made plans of few collectives twice too slow, which the lower quartile of single calls does not.
-        """
+        """Seconds of what ranks do with one another: they wait, and so all time counts."""
         return self.kernel_s(call) if self.on_gpu else self._seconds(call, time.perf_counter)
 
     def _seconds(self, call: Callable[[], object], now: Callable[[], float]) -> float:
@@ -76,13 +74,17 @@ class Clock:
 
 
 class _Task(NamedTuple):
-    """A point to measure: `make` allocates, and returns what a method of `Clock` times: `calls` of an operator."""
+    """A point to measure: `make` allocates, and returns what a method of `Clock` times: `calls` of an operator.
+
+    `waits`: ranks wait for one another in it.
+    """
 
     stage: str
     key: str
     make: Callable[[], Callable[[], object]]
     clock: Callable[[Clock, Callable[[], object]], float] = Clock.kernel_s
     calls: int = 1
+    waits: bool = False
 
 
 class Rank:
@@ -136,7 +138,7 @@ class Rank:
                 for name in COLLECTIVE_CALLS:
                     stage = f"collectives of {size} ranks, {num_bytes} bytes"
                     make = lambda n=name, s=size, g=group, b=num_bytes: collective(n, s, g, b, workload.device)  # noqa: E731
-                    yield _Task(stage, f"{name} {size} {num_bytes}", make, Clock.together_s)
+                    yield _Task(stage, f"{name} {size} {num_bytes}", make, self._joined_s, waits=True)
 
     # --------------------------------------------------------------------------------------------------- what is timed
 
@@ -155,9 +157,17 @@ class Rank:
 
     def _first_s(self, clock: Clock, call: Callable[[], object]) -> float:
         """Of an operator that comes after others, as in a model: the caches are not warm from itself."""
+        self._work()
+        return clock.dispatch_s(call)
+
+    def _joined_s(self, clock: Clock, call: Callable[[], object]) -> float:
+        """Of a collective that comes after operators, as in a model: ranks do not come to it at the same moment."""
+        self._work()
+        return clock.together_s(call)
+
+    def _work(self) -> None:
         for function, operands in self._common:
             function(*operands)
-        return clock.dispatch_s(call)
 
     def _common_backwards(self) -> Callable[[], object]:
         """Gradients of common operators, one after the other."""
@@ -200,10 +210,11 @@ class Rank:
         for _ in range(2):
             call()
         once, _ = self._slowest(task.clock(self.clock, call), 0.0)
-        samples = min(200, max(5, ceil(self.workload.seconds_per_point / max(once, 1e-6))))
+        seconds_allowed = self.workload.seconds_per_point * (_PATIENCE if task.waits else 1)
+        samples = min(200, max(5, ceil(seconds_allowed / max(once, 1e-6))))
         times = [task.clock(self.clock, call) for _ in range(samples)]
         low, _, high = statistics.quantiles(times, n=4)
-        seconds, spread = self._slowest(low, high / max(low, 1e-9) - 1)
+        seconds, spread = self._slowest(statistics.mean(times) if task.waits else low, high / max(low, 1e-9) - 1)
         return Point(task.key, max(seconds, 1e-9) / task.calls, spread, samples)
 
     def _slowest(self, seconds: float, spread: float) -> tuple[float, float]:

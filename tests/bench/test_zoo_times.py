@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from bench.zoo_times import Row, Subject, live_storages, page, peak_bytes, section
+from bench.zoo_times import Row, Subject, live_storages, page, peak_bytes, section, undisturbed
 
 
 class Allocating:
@@ -43,8 +44,8 @@ def test_storages_are_counted_once_however_many_tensors_share_them() -> None:
 
 def row(model: str, predicted_s: float, measured_s: float, plan: str = "searched", ranks: int = 1) -> Row:
     nothing: Any = None
-    subject = Subject(model, plan, ranks, nothing, nothing, predicted_s, 90)
-    return Row(subject, measured_s, measured_s / 2, 100, 0.03)
+    subject = Subject(model, plan, ranks, nothing, nothing, 90)
+    return Row(subject, predicted_s, 0.05, measured_s, measured_s / 2, 100, 0.03)
 
 
 def test_errors_are_of_what_was_predicted() -> None:
@@ -61,9 +62,15 @@ def test_the_page_has_medians_and_the_worst_first() -> None:
     assert "Median error, searched plans: 10.0% of a step's time (120.0% of CPU time), 10.0% of memory." in text
     assert "Median error, all: 30.0%" in text
     assert text.index("| gpt | data |") < text.index("| mlp | searched |")
-    assert "| 1.10 ms | 1.00 ms | +10% | 3% | 0.50 ms | +120% |" in text
+    assert "| 1.10 ms | 5% | 1.00 ms | 3% | +10% | 0.50 ms | +120% |" in text
     whole = page([*rows, row("mlp", 1.0, 1.0, ranks=2)], ["measured", "measured too"], 6, 9.4)
     assert "## 1 rank\n" in whole
     assert "## 2 ranks\n" in whole
     assert "9 processes" in whole.replace("\n", " ")
     assert "Calibration: measured too." in whole
+
+
+def test_speed_may_change_between_blocks_of_steps() -> None:
+    seconds = np.array([1.0, 1.0, 1.0, 1.0, 9.0, 2.0, 2.0, 2.0, 2.0, 9.0])
+    assert undisturbed(seconds, 2) == 1.5
+    assert undisturbed(seconds, 1) == 1.0

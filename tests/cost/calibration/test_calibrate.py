@@ -358,3 +358,25 @@ def test_other_processes_do_not_count_where_a_rank_has_one_thread(monkeypatch: p
     clock = measure.Clock("cpu", 1)
     assert (clock.kernel_s(int), clock.dispatch_s(int), clock.together_s(int)) == (1.0, 1.0, 7.0)
     assert measure.Clock("cpu", 2).kernel_s(int) == 7.0
+
+
+@pytest.mark.parametrize(("waits", "samples", "seconds"), [(False, 5, 1.0), (True, 8, 2.0)])
+def test_where_ranks_wait_the_mean_counts_of_more_calls(waits: bool, samples: int, seconds: float) -> None:
+    rank = measure.Rank(0, tiny(1, seconds_per_point=1.0), Path("none"))
+    rank._slowest = lambda seconds, spread: (seconds, spread)  # type: ignore[method-assign]
+    times = iter([1.0] * samples + [9.0])  # the first tells how many more
+    task = measure._Task("stage", "key", lambda: int, lambda clock, call: next(times), waits=waits)
+    assert rank._point(task)[::3] == ("key", samples)
+    times = iter([1.0] * samples + [9.0])
+    assert rank._point(task).seconds == seconds
+
+
+def test_collectives_are_timed_after_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, many = (measure.Rank(0, tiny(number), Path("none")) for number in (1, 2))
+    monkeypatch.setattr(many, "_group", lambda size: None)
+    done: list[str] = []
+    monkeypatch.setattr(many, "_work", lambda: done.append("work"))
+    collectives = [task for task in many._tasks() if task.waits]
+    assert {task.key for task in collectives} == {t.key for t in many._tasks()} - {t.key for t in alone._tasks()}
+    collectives[0].clock(many.clock, lambda: done.append("collective"))
+    assert done == ["work", "collective"]
