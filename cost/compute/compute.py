@@ -7,10 +7,11 @@ device whose number of multiprocessors is known:
 
     tiles       a matrix product is cut into tiles; what sticks out of a matrix is computed too. The library takes the
                 tile of `_TILES` that is fastest
-    occupancy   fewer tiles than multiprocessors leave some idle. More tiles than that go on without steps: whole waves
-                made predictions of real runs worse, since libraries split the last wave's tiles.
-                Long sums over few tiles are not split among multiprocessors, as libraries do (split-K): gradients of
-                convolutions' weights come out too slow where kernels are not measured
+    occupancy   fewer tiles than multiprocessors leave some idle, unless sums are long: libraries then give several of
+                them a part of one tile's sum ("split-K", NVIDIA, CUTLASS, "Efficient GEMM in CUDA"), as in gradients of
+                weights, which sum over all tokens or pixels. Adding the parts up is not counted. More tiles than
+                multiprocessors go on without steps: whole waves made predictions of real runs worse, since libraries
+                split the last wave's tiles
     alignment   rows of a matrix that do not begin at multiples of 16 bytes: NVIDIA, "Matrix Multiplication Background
                 User's Guide", section 2.3; half the rate is assumed
     attention   has efficiencies of its own; a causal mask still computes whole blocks of keys on the diagonal
@@ -32,6 +33,8 @@ _TILES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64))
 _REUSE = 128 * 256 / (128 + 256)
 """Products per loaded element of the largest tile: the rate of smaller ones goes with theirs."""
 _TILE_DEPTH = 32
+_SPLIT_DEPTH = 1024
+"""Of a sum, what one multiprocessor gets at least where several share a tile; assumed."""
 _ATTENTION_BLOCK = 128  # queries of a block in FlashAttention-2's kernels
 _ALIGNED_BYTES = 16
 _UNALIGNED_RATE = 0.5
@@ -117,7 +120,8 @@ def matmul_share(shape: tuple[int, ...], dtype: str, num_units: int) -> float:
         tiles = batch * ceil(m / rows) * ceil(n / columns)
         useful = batch * m * n / (tiles * rows * columns)
         rate = rows * columns / (rows + columns) / _REUSE
-        best = max(best, useful * rate * min(1.0, tiles / num_units))
+        parts = max(1, min(k // _SPLIT_DEPTH, num_units // tiles))
+        best = max(best, useful * rate * min(1.0, tiles * parts / num_units))
     deep = k / (ceil(k / _TILE_DEPTH) * _TILE_DEPTH)
     item = ITEM_BYTES.get(dtype) or _RATE_BYTES.get(dtype, 2)
     aligned = all(extent * item % _ALIGNED_BYTES == 0 for extent in (n, k))

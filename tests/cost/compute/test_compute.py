@@ -78,7 +78,9 @@ def test_what_shapes_do() -> None:
     whole = matmul_share((1, 8192, 8192, 8192), "bfloat16", 132)
     assert whole == 1
     assert matmul_share((1, 8192, 8192, 8191), "bfloat16", 132) == pytest.approx(0.5, rel=1e-3)
-    assert matmul_share((1, 128, 256, 8192), "bfloat16", 132) < 0.05  # a few tiles leave most units idle
+    assert matmul_share((1, 128, 256, 1024), "bfloat16", 132) < 0.05  # a few tiles leave most units idle
+    assert matmul_share((1, 128, 256, 132 * 1024), "bfloat16", 132) == 1  # but for long sums, which are split
+    assert matmul_share((1, 128, 256, 33 * 1024), "bfloat16", 132) == pytest.approx(0.5)  # 33 parts of four small tiles
     assert matmul_share((512, 128, 128, 64), "bfloat16", 132) == pytest.approx(0.75)  # a smaller tile reuses less
 
 
