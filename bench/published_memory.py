@@ -17,47 +17,41 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.search.units import percent, size
 
-REPORTED_BYTES = {"h100": 81_559 << 20, "a100-80": 81_251 << 20, "a100-40": 40_536 << 20}
-"""Memory of the three GPUs as nvidia-smi reports it; the presets have 80 and 40 decimal GB."""
-
 
 @dataclass(frozen=True, slots=True)
 class Peak:
     """A run, its predicted memory and that of the device."""
 
     name: str
-    gpu: str
     memory: Memory
-    preset_bytes: int
+    device_bytes: int
 
-    def shares(self) -> tuple[float, float]:
-        """Of the preset's memory, and of what drivers report."""
-        return self.memory.total_bytes / self.preset_bytes, self.memory.total_bytes / REPORTED_BYTES[self.gpu]
+    @property
+    def share(self) -> float:
+        """Of the device's memory."""
+        return self.memory.total_bytes / self.device_bytes
 
 
 def peak(planned: Planned) -> Peak:
     """Of the fullest stage."""
-    cluster, run = planned.cluster, planned.run
+    cluster = planned.cluster
     timeline = simulate(program(planned.graph, cluster, planned.execution, planned.repeats))
-    return Peak(run.name, run.gpu, timeline.fullest.memory, cluster.device.memory_bytes)
+    return Peak(planned.run.name, timeline.fullest.memory, cluster.device.memory_bytes)
 
 
 def lines(peaks: Sequence[Peak]) -> list[str]:
     """How many are predicted not to have fitted, and the largest."""
-    over, more = (sum(share > 1 for share in shares) for shares in zip(*map(Peak.shares, peaks), strict=True))
+    over = sum(peak.share > 1 for peak in peaks)
     beside = [p.memory.context_bytes + p.memory.communication_bytes for p in peaks]
-    counted = f"{over} are predicted above the preset's memory, {more} above what drivers report"
     return [
-        f"{len(peaks)} runs that fitted: {counted}",
+        f"{len(peaks)} runs that fitted: {over} are predicted above the device's memory",
         f"context and connections: {size(min(beside))} to {size(max(beside))}",
-        *map(_line, sorted(peaks, key=lambda p: -p.shares()[1])[:10]),
+        *map(_line, sorted(peaks, key=lambda p: -p.share)[:10]),
     ]
 
 
 def _line(peak: Peak) -> str:
-    preset, reported = map(percent, peak.shares())
-    used = size(peak.memory.total_bytes)
-    return f"  {peak.name}: {used}, {preset} of the preset, {reported} of what drivers report"
+    return f"  {peak.name}: {size(peak.memory.total_bytes)}, {percent(peak.share)} of the device's memory"
 
 
 def main() -> None:

@@ -93,7 +93,7 @@ def _preset_of(name: str, memory_bytes: int) -> str:
         known = ", ".join(GPUS)
         advice = "describe it in a file and use Cluster.load(path)"
         raise ClusterError(f"Cluster.detect: no figures for the GPU {name!r}, only for {known}; {advice}")
-    return min(presets, key=lambda preset: abs(GPUS[preset].memory_gb * 1e9 - memory_bytes))
+    return min(presets, key=lambda preset: abs(gpu_device(preset).memory_bytes - memory_bytes))
 
 
 def _link(preset: str, name: str, local: int) -> tuple[str, str]:

@@ -2,7 +2,8 @@
 
 `machines.json` beside this file holds what the sources say: GPUs, links and machines, each row with its source. What a
 cluster gets is what sustained use reaches of it: a share of the datasheet's bandwidths, an efficiency of matmuls; these
-too stand there with where they come from. Memory is in decimal GB, at most 7 % below what drivers report.
+too stand there with where they come from. Memory is what CUDA says that there is,
+2 % below the datasheet's decimal GB (with error correction in GDDR6) to 7 % above them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Gpu:
     """A GPU by its datasheet, and the share of its peak that matrix multiplications reach."""
 
     num_units: int
-    memory_gb: float
+    memory_gib: float  # as CUDA says
     memory_tb_per_s: float
     tflops: Mapping[str, float]
     link: str
@@ -179,7 +180,7 @@ def gpu_device(name: str) -> Device:
     gpu = GPUS[name]
     return Device(
         name=name,
-        memory_bytes=round(gpu.memory_gb * 1e9),
+        memory_bytes=round(gpu.memory_gib * 2**30),
         memory_bytes_per_s=gpu.memory_tb_per_s * 1e12 * _TABLE["memory_share"]["value"],
         flops_per_s={precision: rate * 1e12 for precision, rate in gpu.tflops.items()},
         matmul_efficiency=gpu.matmul_efficiency,

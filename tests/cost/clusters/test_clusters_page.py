@@ -54,7 +54,7 @@ def test_the_tables() -> None:
         )
         assert row in PAGE
     for name, gpu in GPUS.items():
-        assert f"| {name} | {gpu.memory_gb:g} | {gpu.memory_tb_per_s:g} | {gpu.tflops['fp32']:g} | " in PAGE
+        assert f"| {name} | {gpu.memory_gib:g} | {gpu.memory_tb_per_s:g} | {gpu.tflops['fp32']:g} | " in PAGE
         assert f"| {gpu.matmul_efficiency:g} | {gpu.source} |" in PAGE
 
 
