@@ -4,7 +4,7 @@ The machine is calibrated as by `shardwright calibrate`: with operators, kernels
 plan of every model takes a few steps in every round; the first of them warm the caches that the other models used, and
 a step's time is its slowest rank's. Other work on the machine only adds to the time of a step, so the lower quartile is
 reported, of every few rounds. A machine that is shared drifts too, by more than predictions err. So it is calibrated
-again after these rounds, and what is predicted and measured are means over all of them.
+before and after these rounds, and what is predicted and measured are means over all of them.
 
 Memory is exact: the profiler's record of every allocation and release of torch's CPU allocator in one step, on top of
 what is there before it: every storage that a tensor of the plan keeps alive, be it a parameter, an optimizer's state,
@@ -22,8 +22,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from bench.plans import CERTIFIED
-from bench.rounds import Samples, noise, quartiles
+from bench.rounds import noise
 from examples.zoo import ZOO
 from shardwright.cost.calibration.calibrate import calibrate
 from shardwright.cost.calibration.workload import Workload
@@ -51,9 +52,8 @@ from shardwright.search.restrict import DATA, TENSOR, ZERO
 PAGE = Path(__file__).parents[1] / "docs" / "local.md"
 FORCED = {"data": DATA, "zero": ZERO, "tensor": TENSOR}
 NUM_WARMUP = 4
-NUM_PROFILED = 5
 STEPS_PER_ROUND = 6
-ROUNDS_PER_CALIBRATION = 4
+ROUNDS_PER_BLOCK = 4
 
 
 @dataclass(frozen=True)
@@ -165,16 +165,12 @@ def peak_bytes(stepper: Stepping) -> int:
     return stepper.resident_bytes() + max(0, int(np.cumsum([size for _, size in events]).max()))
 
 
-class Outcome(NamedTuple):
-    """Of one rank: seconds of every step and the peak of memory, by subject; rank 0's calibrations in between."""
-
-    times: dict[str, list[tuple[float, float]]]
-    memory: dict[str, int]
-    clusters: list[Cluster]
+Block = tuple[dict[str, list[tuple[float, float]]], dict[str, int]]
+"""What a rank measures: wall and CPU seconds of every step, and the peak of memory, by subject."""
 
 
-def run(subjects: Sequence[Subject], num_rounds: int) -> Outcome:
-    """Take all steps on this rank."""
+def run(subjects: Sequence[Subject]) -> Block:
+    """A block of rounds on this rank."""
     steppers: dict[str, Stepper] = {}
     memory: dict[str, int] = {}
     for subject in subjects:
@@ -185,24 +181,19 @@ def run(subjects: Sequence[Subject], num_rounds: int) -> Outcome:
         stepper = steppers[subject.name] = Stepper(module, batch, before)
         for _ in range(NUM_WARMUP):
             stepper.step()
-        # while `model` is there, so that its storages' addresses are taken
-        memory[subject.name] = statistics.median([peak_bytes(stepper) for _ in range(NUM_PROFILED)])
+        memory[subject.name] = peak_bytes(stepper)  # while `model` is there, so that its storages' addresses are taken
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steppers}
-    clusters: list[Cluster] = []
     gc.collect()
     gc.disable()
-    for finished in range(1, num_rounds + 1):
+    for _ in range(ROUNDS_PER_BLOCK):
         for name, stepper in steppers.items():
             for number in range(STEPS_PER_ROUND):  # the first warm the caches that the other models used
                 dist.barrier()
                 seconds = _seconds(stepper.step)
                 if number >= STEPS_PER_ROUND // 2:
                     times[name].append(seconds)
-        if (finished % ROUNDS_PER_CALIBRATION == 0 or finished == num_rounds) and dist.get_rank() == 0:
-            clusters.append(calibrated(dist.get_world_size()))
-        dist.barrier()
     gc.enable()
-    return Outcome(times, memory, clusters)
+    return times, memory
 
 
 def subjects(cluster: Cluster, models: Sequence[str]) -> list[Subject]:
@@ -228,24 +219,30 @@ def _plans(num_ranks: int) -> dict[str, tuple[str, ...] | None]:
     return {"searched": None, **({name: (role,) for name, role in FORCED.items()} if num_ranks > 1 else {})}
 
 
-def rows(found: Sequence[Subject], cluster: Cluster, num_rounds: int) -> list[Row]:
-    """Run every subject, after `cluster` was calibrated; a step is as slow as its slowest rank."""
-    by_rank: list[Outcome] = run_ranks(run, found[0].num_ranks, 3000.0, args=(found, num_rounds))
-    clusters = [cluster, *by_rank[0].clusters]
-    table = []
-    for subject in found:
-        predicted = [subject.predicted_s(cluster) for cluster in clusters]
-        times = np.max([rank.times[subject.name] for rank in by_rank], axis=0)
-        memory = max(rank.memory[subject.name] for rank in by_rank)
-        measured_s, cpu_s = (undisturbed(times[:, quantity], len(clusters) - 1) for quantity in (0, 1))
-        drift = max(predicted) / min(predicted) - 1
-        table.append(Row(subject, statistics.mean(predicted), drift, measured_s, cpu_s, memory, noise(times[:, 0])))
-    return table
+def rows(found: Sequence[Subject], num_blocks: int) -> list[Row]:
+    """Run every subject, in blocks of rounds, with a calibration before and after each block."""
+    num_ranks = found[0].num_ranks
+    clusters, blocks = [calibrated(num_ranks)], list[list[Block]]()
+    for _ in range(num_blocks):
+        blocks.append(run_ranks(run, num_ranks, 1800.0, args=(found,)))
+        clusters.append(calibrated(num_ranks))
+    return [_row(subject, clusters, blocks) for subject in found]
 
 
-def undisturbed(seconds: Samples, num_blocks: int) -> float:
-    """The mean over blocks, between which the machine's speed may change, of their lower quartiles."""
-    return statistics.mean(quartiles(block).low for block in np.array_split(seconds, num_blocks))
+def _row(subject: Subject, clusters: Sequence[Cluster], blocks: Sequence[Sequence[Block]]) -> Row:
+    """A step is as slow as its slowest rank, and the fullest rank's memory counts."""
+    predicted = [subject.predicted_s(cluster) for cluster in clusters]
+    slowest = [np.max([times[subject.name] for times, _ in block], axis=0) for block in blocks]
+    measured_s, cpu_s = (float(x) for x in np.mean([np.quantile(times, 0.25, axis=0) for times in slowest], axis=0))
+    return Row(
+        subject,
+        predicted_s=statistics.mean(map(statistics.mean, pairwise(predicted))),
+        drift=max(predicted) / min(predicted) - 1,
+        measured_s=measured_s,
+        cpu_s=cpu_s,
+        measured_bytes=statistics.median_low(max(memory[subject.name] for _, memory in block) for block in blocks),
+        noise=noise(np.concatenate(slowest)[:, 0]),
+    )
 
 
 INTRODUCTION = """\
@@ -255,19 +252,20 @@ Written by `python -m bench.zoo_times` on {date}: {cpus}-core CPU, torch {torch}
 {load:.0f} processes were running when it began. Every model of `examples/zoo.py` takes whole training steps in fp32
 with AdamW (`fused=True`).
 
-Every plan takes {steps} steps in each of {rounds} rounds, of which the second half counts. The machine's speed drifts,
-so it is calibrated before and after every {calibration} rounds, by operators, kernels, collectives and a chain of
-parameters, never by a model: *predicted* is the mean of what the calibrations say, *drift* how far they are apart.
-*Measured* is the wall time of the slowest rank: the lower quartile of every {calibration} rounds, of which the mean.
-*Noise* is how far the lower quartile of all odd steps is from that of the even ones. *CPU time* leaves out waiting: for
-another rank, and for a processor that other work has taken. On an idle machine the wall time of a plan without
-communication is its CPU time; on a loaded one only the latter can be compared, and plans that communicate cannot be
-judged at all.
+Every plan takes {steps} steps in each of {blocks} × {rounds} rounds, of which the second half counts. The machine's
+speed drifts, so it is calibrated before and after every {rounds} rounds, by operators, kernels, collectives and a chain
+of parameters, never by a model: *predicted* is the mean of what the calibrations before and after say, *drift* how far
+all of them are apart. *Measured* is the wall time of the slowest rank, the lower quartile of {rounds} rounds; a
+collective is predicted by its mean, so that steps that wait for few of them are predicted too slow. Shown is the mean
+over the {blocks} times. *Noise* is how far the lower quartile of all odd steps is from that of the even ones. *CPU
+time* leaves out waiting: for another rank, and for a processor that other work has taken. On an idle machine the wall
+time of a plan without communication is its CPU time; on a loaded one only the latter can be compared, and plans that
+communicate cannot be judged at all.
 
 *searched* is the search's plan; *data*, *zero* and *tensor* are forced. Memory is exact: all that torch's CPU
 allocator has handed out at the worst moment of a step, by the profiler's record, on top of every storage that is alive
 before it: parameters, buffers, optimizer states, the pool of gathered weights, buckets of gradients, the rank's batch;
-the median of {profiled} steps, as gloo's threads give a tensor back when they come to it.
+the median of {blocks} steps, as gloo's threads give a tensor back when they come to it.
 """
 HEAD = """\
 | model | plan | predicted | drift | measured | noise | error | CPU time | error | memory predicted | measured | error |
@@ -275,14 +273,13 @@ HEAD = """\
 """
 
 
-def page(table: Sequence[Row], provenances: Sequence[str], num_rounds: int, load: float) -> str:
+def page(table: Sequence[Row], provenances: Sequence[str], num_blocks: int, load: float) -> str:
     """The results as Markdown."""
     facts = {"date": date.today().isoformat(), "cpus": os.cpu_count(), "torch": torch.__version__, "load": load}
-    counts = {"steps": STEPS_PER_ROUND, "rounds": num_rounds, "calibration": ROUNDS_PER_CALIBRATION}
-    text = INTRODUCTION.format(**facts, **counts, profiled=NUM_PROFILED)
+    text = INTRODUCTION.format(**facts, steps=STEPS_PER_ROUND, rounds=ROUNDS_PER_BLOCK, blocks=num_blocks)
     for ranks, provenance in zip(sorted({row.subject.num_ranks for row in table}), provenances, strict=True):
         mine = [row for row in table if row.subject.num_ranks == ranks]
-        text += f"\n{section(mine, ranks)}\nCalibration: {provenance}.\n"
+        text += f"\n{section(mine, ranks)}\nThe calibration that plans were searched with: {provenance}.\n"
     return text
 
 
@@ -325,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Calibrate, measure and write the page."""
     parser = argparse.ArgumentParser(prog="python -m bench.zoo_times", description=__doc__)
     parser.add_argument("models", nargs="*", default=list(ZOO), help="of examples/zoo.py; default: all")
-    parser.add_argument("--rounds", type=int, default=12, help="default: 12")
+    parser.add_argument("--blocks", type=int, default=3, help=f"of {ROUNDS_PER_BLOCK} rounds; default: 3")
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="default: 1 2")
     parser.add_argument("--dry", action="store_true", help="print the page, do not write it")
     options = parser.parse_args(arguments)
@@ -334,8 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for num_ranks in sorted(options.ranks):
         cluster = calibrated(num_ranks)
         provenances.append(cluster.provenance)
-        table += rows(subjects(cluster, options.models), cluster, options.rounds)
-    text = page(table, provenances, options.rounds, load)
+        table += rows(subjects(cluster, options.models), options.blocks)
+    text = page(table, provenances, options.blocks, load)
     print(text)
     if not options.dry:
         PAGE.write_text(text)

@@ -2,8 +2,9 @@
 
 All ranks measure at once, as they run at once in training, and each takes the same number of samples of everything, so
 that collectives pair up. A time is the lower quartile of the samples, since whatever disturbs a measurement makes it
-longer, then the maximum over ranks; its spread is how much longer the upper quartile is, as a share. A collective's is
-the mean: ranks wait for one another, waits have a long tail, and many of them in a step add up to their mean.
+longer, then the maximum over ranks; its spread is how much longer the upper quartile is, as a share. Under gloo, a
+collective's is the mean: ranks wait for one another, with a long tail, and a step with many of them takes their mean as
+often. (A plan with few of them comes out too slow beside the lower quartile of its steps.)
 
 The folder holds `workload.json`, and `points.jsonl`: what is known already, which is not measured again, and to which
 rank 0 adds a line as soon as a point is measured. Rank 0 prints one line of progress per stage.
@@ -76,7 +77,7 @@ class Clock:
 class _Task(NamedTuple):
     """A point to measure: `make` allocates, and returns what a method of `Clock` times: `calls` of an operator.
 
-    `waits`: ranks wait for one another in it.
+    `waits`: processes wait for one another in it.
     """
 
     stage: str
@@ -132,13 +133,15 @@ class Rank:
                 yield _Task(stage, probe.key, lambda p=probe: self._kernel(p))
                 if probe.op == "sdpa":
                     yield _Task(stage, f"{probe.key} backward", lambda p=probe: self._kernel_backward(p))
+        waits = not self.clock.on_gpu
+        timed = self._joined_s if waits else Clock.together_s
         for size in workload.group_sizes:
             group = self._group(size)
             for num_bytes in workload.collective_bytes:
                 for name in COLLECTIVE_CALLS:
                     stage = f"collectives of {size} ranks, {num_bytes} bytes"
                     make = lambda n=name, s=size, g=group, b=num_bytes: collective(n, s, g, b, workload.device)  # noqa: E731
-                    yield _Task(stage, f"{name} {size} {num_bytes}", make, self._joined_s, waits=True)
+                    yield _Task(stage, f"{name} {size} {num_bytes}", make, timed, waits=waits)
 
     # --------------------------------------------------------------------------------------------------- what is timed
 

@@ -131,7 +131,7 @@ class Cluster:
         """One line for people: size, device, links, provenance."""
         links = " × ".join(f"{level.size} {level.name}" for level in self.levels)
         kinds = [(f"{part.num_devices} ", part.device) for part in self.parts] or [("", self.device)]
-        devices = " + ".join(f"{count}{device.name} ({device.memory_bytes / 1e9:.0f} GB)" for count, device in kinds)
+        devices = " + ".join(f"{count}{device.name} ({device.memory_bytes / 2**30:.0f} GiB)" for count, device in kinds)
         return f"{self.name}: {links}, {devices}, {self.backend}; {self.provenance}"
 
     def part(self, ranks: range) -> Cluster:

@@ -2,8 +2,8 @@
 
 `machines.json` beside this file holds what the sources say: GPUs, links and machines, each row with its source. What a
 cluster gets is what sustained use reaches of it: a share of the datasheet's bandwidths, an efficiency of matmuls; these
-too stand there with where they come from. Memory is what CUDA says that there is,
-2 % below the datasheet's decimal GB (with error correction in GDDR6) to 7 % above them.
+too stand there with where they come from. Memory is what the driver tells programs: up to 7 % more than the datasheet's
+decimal GB, and up to 2 % less where GDDR6 corrects errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Gpu:
     """A GPU by its datasheet, and the share of its peak that matrix multiplications reach."""
 
     num_units: int
-    memory_gib: float  # as CUDA says
+    memory_gib: float  # as the driver tells programs
     memory_tb_per_s: float
     tflops: Mapping[str, float]
     link: str

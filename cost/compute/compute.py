@@ -115,17 +115,16 @@ def matmul_share(shape: tuple[int, ...], dtype: str, num_units: int) -> float:
     if not num_units:
         return 1.0
     batch, m, n, k = shape
-    best = 0.0
+    depth = ceil(k / _TILE_DEPTH) * _TILE_DEPTH
+    parts, best = max(1.0, depth / _SPLIT_DEPTH), 0.0
     for rows, columns in _TILES:
         tiles = batch * ceil(m / rows) * ceil(n / columns)
         useful = batch * m * n / (tiles * rows * columns)
         rate = rows * columns / (rows + columns) / _REUSE
-        parts = max(1, min(k // _SPLIT_DEPTH, num_units // tiles))
         best = max(best, useful * rate * min(1.0, tiles * parts / num_units))
-    deep = k / (ceil(k / _TILE_DEPTH) * _TILE_DEPTH)
     item = ITEM_BYTES.get(dtype) or _RATE_BYTES.get(dtype, 2)
     aligned = all(extent * item % _ALIGNED_BYTES == 0 for extent in (n, k))
-    return best * deep * (1.0 if aligned else _UNALIGNED_RATE)
+    return best * k / depth * (1.0 if aligned else _UNALIGNED_RATE)
 
 
 def attention_share(work: Work, num_units: int) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from bench.zoo_times import Row, Subject, live_storages, page, peak_bytes, section, undisturbed
+from bench import zoo_times
+from bench.zoo_times import Row, Subject, live_storages, page, peak_bytes, section
 
 
 class Allocating:
@@ -67,10 +67,19 @@ def test_the_page_has_medians_and_the_worst_first() -> None:
     assert "## 1 rank\n" in whole
     assert "## 2 ranks\n" in whole
     assert "9 processes" in whole.replace("\n", " ")
-    assert "Calibration: measured too." in whole
+    assert "searched with: measured too." in whole
 
 
-def test_speed_may_change_between_blocks_of_steps() -> None:
-    seconds = np.array([1.0, 1.0, 1.0, 1.0, 9.0, 2.0, 2.0, 2.0, 2.0, 9.0])
-    assert undisturbed(seconds, 2) == 1.5
-    assert undisturbed(seconds, 1) == 1.0
+def test_a_row_is_the_mean_of_blocks_between_calibrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters: Any = iter([2.0, 4.0, 8.0])
+    fast, slow = [(1.0, 0.5)] * 4 + [(9.0, 0.5)], [(5.0, 0.5)] * 5
+    blocks = iter([[({"mlp, data": fast}, {"mlp, data": 10}), ({"mlp, data": fast}, {"mlp, data": 11})],
+                   [({"mlp, data": fast}, {"mlp, data": 30}), ({"mlp, data": slow}, {"mlp, data": 31})]])  # fmt: skip
+    monkeypatch.setattr(zoo_times, "calibrated", lambda num_ranks: next(clusters))
+    monkeypatch.setattr(zoo_times, "run_ranks", lambda *_, **__: next(blocks))
+    monkeypatch.setattr(Subject, "predicted_s", lambda self, cluster: cluster)
+    found = zoo_times.rows([row("mlp", 0.0, 1.0, "data", 2).subject], 2)[0]
+    assert found.predicted_s == (3.0 + 6.0) / 2
+    assert found.drift == 3.0
+    assert (found.measured_s, found.cpu_s) == ((1.0 + 5.0) / 2, 0.5)
+    assert found.measured_bytes == 11

@@ -31,7 +31,7 @@ NOT_POSITIVE = [0, -3, -0.5, math.nan, math.inf, True, "9e9", None, [1]]
 def test_num_devices_is_the_product_of_the_levels() -> None:
     cluster = Cluster("toy", GPU, (NVLINK, NETWORK), "nccl", "test")
     assert cluster.num_devices == 32
-    assert cluster.summary() == "toy: 8 nvlink × 4 network, gpu (80 GB), nccl; test"
+    assert cluster.summary() == "toy: 8 nvlink × 4 network, gpu (75 GiB), nccl; test"
 
 
 def test_clusters_are_values() -> None:

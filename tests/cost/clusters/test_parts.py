@@ -34,7 +34,7 @@ def test_mixed_machines() -> None:
     assert [part.num_devices for part in MIXED.parts] == [32, 32]
     assert MIXED.device.name == "H100-SXM + A100-40"
     assert MIXED.summary().startswith(
-        "dgx-h100 + dgx-a100-40: 8 nvlink × 8 network, 32 H100-SXM (80 GB) + 32 A100-40 (40 GB), nccl; datasheet: H100"
+        "dgx-h100 + dgx-a100-40: 8 nvlink × 8 network, 32 H100-SXM (79 GiB) + 32 A100-40 (39 GiB), nccl; datasheet: "
     )
 
 
@@ -129,7 +129,7 @@ def test_equal_clusters_make_a_cluster_of_one_kind() -> None:
     sites = Cluster.join([H100, H100], WAN, "two sites")
     assert sites.parts == ()
     assert sites.levels == (*H100.levels, WAN)
-    assert sites.summary().startswith("two sites: 8 nvlink × 4 network × 2 wan, H100-SXM (80 GB), nccl; datasheet")
+    assert sites.summary().startswith("two sites: 8 nvlink × 4 network × 2 wan, H100-SXM (79 GiB), nccl; datasheet")
     assert Cluster.join([sites, sites], WAN).levels == (*H100.levels, WAN, WAN)
 
 
