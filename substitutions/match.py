@@ -158,7 +158,7 @@ def places(rule: Equation, graph: Graph, degrees: Sequence[int] = ()) -> list[Ma
 
 
 def extended(state: PartialMatch, roots: Sequence[Term]) -> Iterator[PartialMatch]:
-    """The match extended by each way to match further roots; roots of one operator are taken in graph order."""
+    """The match extended by each way to match further roots."""
     if not roots:
         yield state
         return
@@ -198,7 +198,10 @@ def _finish(state: PartialMatch) -> Match | None:
 
 
 def _in_order(graph: Graph, rule: Equation, roots: tuple[str, ...]) -> bool:
-    """Interchangeable roots (without attributes) are taken in graph order, so that one place is one match."""
+    """Roots without attributes are taken in graph order, so that one place is one match where they are interchangeable.
+
+    A rule whose roots are not matches where they stand in its order only.
+    """
     if len(roots) == 1 or any(isinstance(root, Apply) and root.attrs for root in rule.left):
         return True
     position = {node.name: i for i, node in enumerate(graph.nodes)}
