@@ -27,10 +27,13 @@ def test_ranks_of_this_machine() -> None:
         [(round(float(wall)), round(float(cpu))) for wall, cpu in re.findall(pattern, part)] for part in (one, two)
     ]
     errors = [
-        [int(error) for error in re.findall(r"^\|(?:[^|]*\|){4} ([+-]\d+)% \|", part, re.MULTILINE)]
+        [int(error) for error in re.findall(r"^\|(?:[^|]*\|){6} ([+-]\d+)% \|", part, re.MULTILINE)]
         for part in (one, two)
     ]
-    (alone, _), ((searched, searched_cpu), (every, every_cpu)) = medians
-    assert f"{alone[0]} % off at the median, from {-min(errors[0])} % too fast to {max(errors[0])} % too slow" in ROW
-    assert f"{searched} % for searched plans and {every} % for all, up to {-min(errors[1])} % too fast" in ROW
-    assert f"of CPU time {searched_cpu} % and {every_cpu} %" in ROW
+    (alone, _), ((searched, searched_cpu), (every, _)) = medians
+    (one_low, one_high), (two_low, two_high) = ((-min(part), max(part)) for part in errors)
+    assert f"{alone[0]} % off at the median, from {one_low} % too fast to {one_high} % too slow" in ROW
+    on_two = f"{searched} % for searched plans ({searched_cpu} % of CPU time) and {every} % for all"
+    assert f"{on_two}, from {two_low} % too fast to {two_high} % too slow" in ROW
+    memory = max(abs(int(error)) for error in re.findall(r"([+-]\d+)% \|$", LOCAL, re.MULTILINE))
+    assert f"memory is within {memory} % everywhere" in ROW

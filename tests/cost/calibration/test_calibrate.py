@@ -363,7 +363,7 @@ def test_other_processes_do_not_count_where_a_rank_has_one_thread(monkeypatch: p
 @pytest.mark.parametrize(("waits", "samples", "seconds"), [(False, 5, 1.0), (True, 8, 2.0)])
 def test_where_ranks_wait_the_mean_counts_of_more_calls(waits: bool, samples: int, seconds: float) -> None:
     rank = measure.Rank(0, tiny(1, seconds_per_point=1.0), Path("none"))
-    rank._slowest = lambda seconds, spread: (seconds, spread)  # type: ignore[method-assign]
+    rank._slowest = lambda seconds, spread: (seconds, spread)
     times = iter([1.0] * samples + [9.0])  # the first tells how many more
     task = measure._Task("stage", "key", lambda: int, lambda clock, call: next(times), waits=waits)
     assert rank._point(task)[::3] == ("key", samples)
