@@ -82,7 +82,12 @@ class Premises:
             return True
         with _scope(self._told()) as solver:
             solver.add(z3.Not(goal))
-            return solver.check() == z3.unsat
+            found = solver.check()
+        if found == z3.unknown:  # what a solver was asked before can lead it astray
+            alone = new_solver()
+            alone.add(*[z3.simplify(h, som=True) for h in self.given], z3.Not(goal))
+            found = alone.check()
+        return found == z3.unsat
 
     def hold(self) -> bool:
         """Whether they may hold together; True also where Z3 does not know."""

@@ -39,6 +39,24 @@ def test_a_question_within_another_has_premises_of_its_own() -> None:
     assert not is_valid(X >= 0)
 
 
+def test_a_solver_that_lost_its_way_is_not_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = z3.Solver.check, 0
+
+    def astray(solver: z3.Solver) -> object:
+        nonlocal calls
+        calls += 1
+        return z3.unknown if calls == 1 else original(solver)
+
+    monkeypatch.setattr(z3.Solver, "check", astray)
+    with premises([X >= 1]) as known:
+        assert known.imply(X >= 0)
+        assert calls == 2
+        known.given.append(Y >= 1)
+        calls = 0
+        assert not known.imply(X + Y >= 3)
+        assert known.imply(X + Y >= 2)
+
+
 def test_premises_end_with_their_block() -> None:
     with premises([X >= 1]) as known:
         assert known.imply(X >= 0)
