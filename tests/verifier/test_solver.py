@@ -42,7 +42,7 @@ def test_a_question_within_another_has_premises_of_its_own() -> None:
 def test_a_solver_that_lost_its_way_is_not_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     original, calls = z3.Solver.check, 0
 
-    def astray(solver: z3.Solver) -> object:
+    def astray(solver: object) -> object:
         nonlocal calls
         calls += 1
         return z3.unknown if calls == 1 else original(solver)
