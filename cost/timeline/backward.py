@@ -45,7 +45,8 @@ class _Backward:
         self.recorder = Recorder(self.execution.overlap)
         self.later = Recorder(self.execution.overlap) if two else self.recorder
         order = sorted(range(len(chunk.groups)), key=lambda g: -chunk.groups[g].last)
-        self.gathers = Gathers(chunk, self.recorder, order, held, frozenset())
+        late = self.execution.late_gathers
+        self.gathers = Gathers(chunk, self.recorder, order, held, frozenset(), late=late)
         self.sums = _Sums(chunk, self.later)
         self.fetches = _Fetches(chunk, self.recorder) if self.execution.offload else None
         self.readers, self.later_readers = Readers(self.recorder), Readers(self.later)
@@ -222,7 +223,7 @@ class _Sums:
     def _free_scattered(self) -> None:
         """Whole gradients are let go of when the next block's are there, or backward ends."""
         for num_bytes, made in self.scattered:
-            self.recorder.take("temporary", num_bytes, made, (max(made, len(self.recorder.tasks) - 1),))
+            self.recorder.take("temporary", num_bytes, made, (max(made, self.recorder.last),))
         self.scattered.clear()
 
     def finish(self) -> None:

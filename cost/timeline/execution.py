@@ -67,6 +67,9 @@ class Execution:
         optimizer: "adam": two moments per parameter; "sgd": none.
         shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
         overlap: whether collectives of parameters and gradients run beside compute.
+        late_gathers: whether backward gathers a block's weights only when it is through with the block before it, not
+            beside that: what FSDP's documentation says of BACKWARD_POST, and of BACKWARD_PRE. That it needs one
+            buffer less is not counted.
     """
 
     precision: Precision | None = None
@@ -80,6 +83,7 @@ class Execution:
     optimizer: Optimizer = "adam"
     shard_optimizer: bool = False
     overlap: bool = True
+    late_gathers: bool = False
 
     def __post_init__(self) -> None:
         owner = "Execution"
@@ -88,7 +92,7 @@ class Execution:
         checks.choice(self.recompute, owner, "recompute", RECOMPUTES)
         checks.choice(self.schedule, owner, "schedule", SCHEDULES)
         checks.choice(self.optimizer, owner, "optimizer", OPTIMIZERS)
-        for field in ("compiled", "offload", "shard_optimizer", "overlap"):
+        for field in ("compiled", "offload", "shard_optimizer", "overlap", "late_gathers"):
             if not isinstance(value := getattr(self, field), bool):
                 raise checks.FieldError(owner, field, f"expected True or False, got {value!r}; give one of them")
         checks.positive_int(self.num_microbatches, owner, "num_microbatches", "how many microbatches make a step")

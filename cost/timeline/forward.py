@@ -31,12 +31,14 @@ class Gathers:
     """The gathered blocks of one pass through a chunk: launched one ahead of their use, freed after it.
 
     `order` are the groups as the pass needs them; those in `there` are gathered when it begins, those in `stay` stay.
+    `late`: the next is launched after this one's use, not beside it.
     """
 
     def __init__(
-        self, chunk: Chunk, recorder: Recorder, order: Sequence[int], there: frozenset[int], stay: frozenset[int]
-    ) -> None:
-        self.chunk, self.recorder, self.there, self.stay = chunk, recorder, there, stay
+        self, chunk: Chunk, recorder: Recorder, order: Sequence[int], there: frozenset[int], stay: frozenset[int],
+        *, late: bool = False,
+    ) -> None:  # fmt: skip
+        self.chunk, self.recorder, self.there, self.stay, self.late = chunk, recorder, there, stay, late
         self.next = dict(pairwise(order))
         self.launched: dict[int, list[int]] = {}
         self.used: set[int] = set()
@@ -47,6 +49,10 @@ class Gathers:
             return
         self.used.add(number)
         self.recorder.await_(self._launch(number))
+        if not self.late:
+            self._launch_next(number)
+
+    def _launch_next(self, number: int) -> None:
         if self.recorder.overlap and number in self.next:
             self._launch(self.next[number])
 
@@ -72,6 +78,8 @@ class Gathers:
         readings = self.chunk.groups[number].readings
         num_bytes = sum(r.weight.used_bytes for r in readings if len(r.weight.gathers) > 1)
         self.recorder.take("gathered", num_bytes, taken, freed)
+        if self.late:
+            self._launch_next(number)
 
 
 def gathered_bytes(group: Group) -> list[tuple[str, float]]:

@@ -54,6 +54,9 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chu
               help="The order of microbatches on a stage.")  # fmt: skip
 @click.option("--overlap/--no-overlap", default=True, show_default=True,
               help="Whether collectives of parameters run beside compute.")  # fmt: skip
+@click.option("--late-gathers", is_flag=True,
+              help="Backward gathers a block's weights when it is through with the one before (BACKWARD_POST of FSDP), "
+              "not beside it.")  # fmt: skip
 @format_option
 def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, form: str, **ways: Any) -> None:
     """Simulate a step of a plan.

@@ -51,6 +51,7 @@ WAYS: list[tuple[tuple[str, ...], Execution]] = [
     (("--stages", "2", "--microbatches", "4", "--schedule", "interleaved", "--chunks", "2"),
      Execution(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2)),
     (("--no-overlap",), Execution(overlap=False)),
+    (("--late-gathers",), Execution(late_gathers=True)),
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from shardwright.pcg.errors import ClusterError
         ({"offload": None}, "Execution.offload: expected True or False, got None"),
         ({"shard_optimizer": "no"}, "Execution.shard_optimizer: expected True or False, got 'no'"),
         ({"overlap": 0}, "Execution.overlap: expected True or False, got 0"),
+        ({"late_gathers": 2}, "Execution.late_gathers: expected True or False, got 2"),
         ({"num_microbatches": 0}, "Execution.num_microbatches: expected a positive integer, got 0"),
         ({"num_stages": 1.5}, "Execution.num_stages: expected a positive integer, got 1.5"),
         ({"chunks_per_stage": -1}, "Execution.chunks_per_stage: expected a positive integer, got -1"),

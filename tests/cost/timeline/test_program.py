@@ -40,6 +40,8 @@ WAYS = [
     Execution(recompute="full", num_microbatches=2),
     Execution("amp_bf16", shard_optimizer=True, num_microbatches=2),
     Execution("bf16", optimizer="sgd"),
+    Execution("amp_bf16", late_gathers=True, num_microbatches=2),
+    Execution(late_gathers=True, recompute="full"),
     Execution(num_stages=2, num_microbatches=4),
     Execution(num_stages=2, num_microbatches=4, overlap=False),
     Execution(num_stages=4, num_microbatches=4, schedule="gpipe", recompute="full"),
@@ -133,6 +135,18 @@ def test_stages_of_repeated_blocks_are_those_of_so_many_blocks(role: str, run: E
         assert ours.memory.total_bytes == pytest.approx(theirs.memory.total_bytes, rel=0.1)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_repeated_blocks_give_back_what_they_take(late: bool) -> None:
+    """Also where what comes before them in backward is of another size, and is freed after a block of theirs."""
+    run = Execution(late_gathers=late, num_microbatches=4)
+    where = Cluster.preset("dgx-h100", 1, 4)
+    left = defaultdict[str, float](float)
+    for place in simulate(program(planned("zero", 3), where, run, {"layers.2": 20})).stages[0].placed:
+        for category, num_bytes in place.timeline.net.items():
+            left[category] += num_bytes
+    assert left == pytest.approx(dict.fromkeys(left, 0.0), abs=1e-6)
+
+
 def test_the_cost_of_a_program_does_not_grow_with_repeats() -> None:
     graph = planned("zero", 3)
     few, many = (program(graph, cluster(4), PLAIN, {"layers.1": n}) for n in (3, 10_000))
@@ -224,6 +238,24 @@ def test_a_graph_in_16_bits_says_itself_what_stays_wide() -> None:
     graph = planned("tensor", 3)
     narrow = in_dtype(graph, "bfloat16")
     assert peak(Execution("amp_bf16"), graph=graph) == peak(Execution("amp_bf16"), graph=narrow)
+
+
+def test_late_gathers_wait_for_the_backward_of_the_block_before() -> None:
+    """The same tasks; but what backward gathers ahead is launched after the block's last kernel, not its first."""
+    early, late = (program(planned("zero", 6), cluster(4), Execution(late_gathers=on)) for on in (False, True))
+    (soon,), (then,) = early.stages[0].pieces, late.stages[0].pieces
+    assert soon.forward.tasks == then.forward.tasks
+    assert sorted(t.name for t in soon.backward.tasks) == sorted(t.name for t in then.backward.tasks)
+    names = [[task.name for task in piece.backward.tasks] for piece in (soon, then)]
+    gathered = [name for name in names[0] if name.startswith("gather ")]
+    assert len(gathered) > 2
+    for block in gathered[2:]:
+        assert names[1].index(block) > names[0].index(block)
+    alone = Sharing(1.0, 1.0)
+    slow, fast = (simulate(made, {"cpu": alone, "cuda": alone}).step_s for made in (late, early))
+    assert slow > fast
+    free = Execution(late_gathers=True, overlap=False), Execution(overlap=False)
+    assert len({simulated(planned("zero", 6), run).step_s for run in free}) == 1
 
 
 def test_zero_1_shards_the_optimizer_and_gathers_the_weights_at_the_end() -> None:
