@@ -326,6 +326,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="default: 1 2")
     parser.add_argument("--dry", action="store_true", help="print the page, do not write it")
     options = parser.parse_args(arguments)
+    if options.blocks < 1:
+        parser.error(f"argument --blocks: expected a positive integer, got {options.blocks}")
     torch.set_num_threads(1)
     load, table, provenances = os.getloadavg()[0], list[Row](), list[str]()
     for num_ranks in sorted(options.ranks):

@@ -83,3 +83,9 @@ def test_a_row_is_the_mean_of_blocks_between_calibrations(monkeypatch: pytest.Mo
     assert found.drift == 3.0
     assert (found.measured_s, found.cpu_s) == ((1.0 + 5.0) / 2, 0.5)
     assert found.measured_bytes == 11
+
+
+def test_no_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        zoo_times.main(["--blocks", "0"])
+    assert "argument --blocks: expected a positive integer, got 0" in capsys.readouterr().err

@@ -27,6 +27,23 @@ def test_every_row_names_its_source(table: dict[str, Gpu | Machine | Link]) -> N
     assert all(row.source.strip() for row in table.values())
 
 
+NOMINAL_GB = {
+    "V100-16": 16, "V100-32": 32, "A100-40": 40, "A100-80": 80, "H100-SXM": 80, "H100-PCIe": 80, "H100-96": 96,
+    "GH200-96": 96, "H200": 141, "B200": 180, "GB200": 186, "L40S": 48, "MI300X": 192, "A10": 24, "RTX-4090": 24,
+    "T4": 16,
+}  # fmt: skip
+"""What datasheets call it, in units of 2**30 bytes."""
+
+
+def test_what_drivers_report_is_a_little_less_than_datasheets_say() -> None:
+    """Error correction takes a sixteenth of GDDR6, the driver a hundredth or so of any."""
+    assert NOMINAL_GB.keys() == GPUS.keys()
+    shares = {name: gpu_device(name).memory_bytes / 2**30 / nominal for name, nominal in NOMINAL_GB.items()}
+    assert all(0.9 < share <= 1 for share in shares.values()), shares
+    gddr6 = {"L40S", "A10", "T4"}
+    assert all(share > 0.97 for name, share in shares.items() if name not in gddr6), shares
+
+
 def test_every_link_and_network_is_used() -> None:
     used = {gpu.link for gpu in GPUS.values()} | {machine.network for machine in PRESETS.values()}
     assert used | {"sockets"} == set(LINKS)
