@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from bench import collectives
 from bench.charts import Series, scatter, strips
-from bench.judging import Errors, Order, Predicted, by_group, errors, order
+from bench.judging import Errors, Order, Predicted, by_group, errors, misordered, order, said_to_fit
 from bench.published import Run
 from shardwright.cost.timeline.memory import SAFE_SHARE
 
@@ -26,15 +26,18 @@ GPUS = ("h100", "a100-80", "a100-40")
 SIZES = ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")
 NUM_WORST = 12
 AIM, AIM_NINETIETH, AIM_ORDER = 0.06, 0.13, 0.9
+_EARLIER = "an earlier run, the same but for its precision, reached"
 REASONS = (
     ("a100-40/1b/seq002048/gpus00032", "a bad run: 22 % slower than the same model on 16 and on 64 GPUs"),
-    ("a100-40/70b/seq002048/gpus00064", "36 % MFU against 49 % on 128 GPUs; 70B barely fits, memory is full"),
-    ("a100-40/13b", "44 % MFU on 8 GPUs at every sequence length, 53 % on 16 and more; memory is full"),
+    ("a100-40/70b/seq002048/gpus00064", "36 % MFU against 49 % on 128 GPUs"),
+    ("a100-40/13b/seq000512/gpus00008", f"44 % MFU; {_EARLIER} 52 %"),
+    ("a100-40/13b/seq001024/gpus00008", f"44 % MFU; {_EARLIER} 52 %"),
+    ("a100-40/13b/seq002048/gpus00008", f"44 % MFU; {_EARLIER} 51 %"),
     ("a100-80/760m/seq000512", "45 % MFU against 57 % at 2048; faster on the 40 GB cards, with half the microbatch"),
     ("a100-80/760m/seq001024", "48 % MFU against 57 % at 2048; faster on the 40 GB cards, with half the microbatch"),
     ("h100/760m/seq002048/gpus00008", "8 % slower than on 16 GPUs, and than the rows of 1024 and 4096 tokens"),
-    ("a100-80/30b/seq008192", "39 % MFU against 51 % at 4096, both with microbatch 1; memory is full"),
-    ("h100/30b/seq008192", "30 % MFU against 36 % at 4096, both with microbatch 1; memory is full"),
+    ("a100-80/30b/seq008192", "39 % MFU against 51 % at 4096, in an earlier run too; memory all but full"),
+    ("h100/30b/seq008192", "30 % MFU against 36 % at 4096, 28 % in earlier runs; memory all but full"),
 )
 """The start of a run's name, and why it is far off."""
 UNKNOWN = "not known"
@@ -49,6 +52,7 @@ def page(results: Results, main: int) -> str:
     unfitted = [row for row in _of_offset(results, main).rows if not row.fitted]
     tables = {
         "main": str(main),
+        "fitted": _range(sum(row.fitted for row in f.rows) for f in results.fitted),
         "offsets": _offsets(results),
         "verdict": _verdict(results),
         "constants": _constants(results),
@@ -60,6 +64,9 @@ def page(results: Results, main: int) -> str:
         "worst": _worst(unfitted),
         "floor": _floor(unfitted),
         "fp8": _runs(results.fp8),
+        "wrong": _wrong_pairs(unfitted),
+        "earlier": _earlier(results),
+        "earlier_worst": _worst(results.earlier, reasons=False),
         "bridge": _runs(results.bridge),
         "left_out": _left_out(results),
         "collectives": collectives.section(),
@@ -75,15 +82,13 @@ def _verdict(results: Results) -> str:
         good = sum(e.median <= AIM and e.ninetieth <= AIM_NINETIETH for e in found)
         met.append(f"on {gpu} with {good} of {len(found)} offsets")
     orders = [order([r for r in f.rows if not r.fitted]) for f in results.fitted]
-    plain = [order([r for r in f.rows if not r.fitted and _reason(r.run) == UNKNOWN]) for f in results.fitted]
-    fitting = [order([r for r in f.rows if not r.fitted and r.memory <= SAFE_SHARE]) for f in results.fitted]
+    fitting = [order([r for r in said_to_fit(f.rows) if not r.fitted]) for f in results.fitted]
     right = sum(o.share >= AIM_ORDER for o in orders)
     safe = sum(o.share >= AIM_ORDER for o in fitting)
     return (
         f"The errors are that small {', '.join(met)}.\nThe order is that good with {right} of {len(orders)}: the share "
         f"of pairs is {_spread(orders)}.\nOf pairs of runs that the product says fit, with at most {SAFE_SHARE:.0%} of "
-        f"the memory in use, it is that good with {safe} of {len(fitting)}: {_spread(fitting)}.\n"
-        f"Without the rows for which a reason is given below it is {_spread(plain)}."
+        f"the memory in use, it is that good with {safe} of {len(fitting)}: {_spread(fitting)}."
     )
 
 
@@ -128,6 +133,16 @@ def _percent(value: float) -> str:
 
 def _signed(value: float) -> str:
     return f"{100 * value:+.1f} %"
+
+
+def _cells(rows: Iterable[Predicted]) -> list[str]:
+    e = errors(rows)
+    return [str(e.count), _percent(e.median), _percent(e.ninetieth), _percent(e.worst), _signed(e.bias)]
+
+
+def _range(counts: Iterable[int]) -> str:
+    least, *_, most = sorted(counts)
+    return f"{least}" if least == most else f"{least} or {most}" if most == least + 1 else f"{least} to {most}"
 
 
 def _pair(e: Errors) -> str:
@@ -175,11 +190,7 @@ def _groups(
     """Errors by what `key` says of a run."""
     groups = by_group(rows, key)
     wanted = [n for n in names if n in groups] if names is not None else sorted(groups)  # type: ignore[type-var]
-    lines: list[list[str]] = []
-    for name in wanted:
-        e = errors(groups[name])
-        cells = (_percent(e.median), _percent(e.ninetieth), _percent(e.worst), _signed(e.bias))
-        lines.append([str(name), str(e.count), *cells])
+    lines = [[str(name), *_cells(groups[name])] for name in wanted]
     return _table([title, "rows", "median", "90th", "worst", "bias"], lines)
 
 
@@ -188,10 +199,43 @@ def _configuration(run: Run) -> str:
     return f"{run.precision}, {run.sharding}, {recompute}"
 
 
-def _worst(rows: Sequence[Predicted]) -> str:
+def _earlier(results: Results) -> str:
+    """Errors of runs before the table, by GPU type and by how many sequences they run at a time."""
+    rows, tabled = results.earlier, {row.run.name for row in results.plain}
+    few = [("up to 2 sequences", lambda n: n <= 2), ("3 to 8", lambda n: 2 < n <= 8), ("more", lambda n: n > 8)]
+    lines = [[f"{gpu}, microbatch {name}", *_cells(mine)] for gpu in GPUS for name, within in few
+             if (mine := [r for r in rows if r.run.gpu == gpu and within(r.run.microbatch)])]  # fmt: skip
+    lines += [["all", *_cells(rows)], ["all, were weights gathered early", *_cells(results.soon)]]
+    lines.append(["configurations that the table has too", *_cells(r for r in rows if r.run.name in tabled)])
+    repeated = sorted(row.run.spread for row in rows if len(row.run.published) > 1)
+    alike = [order([r for r in rows if r.run.recompute is recompute]) for recompute in (False, True)]
+    found, soon = order(rows), order(results.soon)
+    text = (
+        f"Of pairs that differ by more than 5 %, {found.right} of {found.pairs} are predicted in order ({soon.right}, "
+        f"were weights gathered early); of those that both recompute or both do not, {sum(o.right for o in alike)} of "
+        f"{sum(o.pairs for o in alike)}. {len(repeated)} of these {len(rows)} configurations were run more than once, "
+        f"some under two versions of torch; their throughputs lie {_percent(median(repeated))} apart at the median, "
+        f"{_percent(repeated[-1])} at most."
+    )
+    head = ["runs", "rows", "median", "90th", "worst", "bias"]
+    return _table(head, lines) + "\n" + fill(text, 118) + "\n"
+
+
+def _wrong_pairs(rows: Sequence[Predicted]) -> str:
+    """The fewest runs, chosen greedily, one of which is in every pair that is in the wrong order."""
+    pairs, named = misordered(rows), list[str]()
+    while pairs:
+        (name, count), *_ = Counter(row.run.name for pair in pairs for row in pair).most_common(1)
+        pairs = [pair for pair in pairs if all(row.run.name != name for row in pair)]
+        named.append(f"`{name}` ({count})")
+    what = f"all have one of these runs: {', '.join(named)}" if named else "are none"
+    return fill(f"With the offset whose rows are shown below, the pairs in the wrong order {what}.", 118)
+
+
+def _worst(rows: Sequence[Predicted], *, reasons: bool = True) -> str:
     worst = sorted(rows, key=lambda row: -abs(row.error))[:NUM_WORST]
-    lines = [[f"`{row.run.name}`", _reason(row.run), _signed(row.error)] for row in worst]
-    return _table(["run", "reason", "error"], lines, left=2)
+    lines = [[f"`{row.run.name}`", *[_reason(row.run)] * reasons, _signed(row.error)] for row in worst]
+    return _table(["run", *["reason"] * reasons, "error"], lines, left=1 + reasons)
 
 
 def _reason(run: Run) -> str:
@@ -216,8 +260,8 @@ def _floor(rows: Sequence[Predicted]) -> str:
             lines.append([gpu, str(len(gaps)), _percent(median(gaps)), _percent(ninetieth)])
     before, after = order(rows), order(mended)
     text = (
-        "Of the order the same can be said. Every run predicted again, with what its neighbours' published times say "
-        f"of its error: {after.right} of {after.pairs} pairs are in order, {before.right} without."
+        f"Of the {before.pairs} pairs, {before.right} are in order. Were every run predicted again with what its "
+        f"neighbours' published times say of its error, {after.right} would be: the rest is in single runs."
     )
     return _table(["GPU", "rows", "median", "90th"], lines) + "\n" + fill(text, 118) + "\n"
 

@@ -11,6 +11,9 @@ Half a dozen rows per GPU type do not fix four rates that trade off against each
 known without these tables: the product's own, which is published or assumed, and for attention what is published of
 the kernels of 2023, which these runs used. Everything else is the product's: which kernels run and what they move,
 communication, overlap, recomputation.
+
+Nothing is fitted to runs that the product does not say fit (`bench.predictions`): what an allocator does in the last
+tenth of a device's memory is not modelled, and a rate would have to stand in for it.
 """
 
 from __future__ import annotations

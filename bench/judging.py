@@ -8,7 +8,7 @@ order    of two runs of one model on one GPU type with one sequence length whose
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
@@ -17,6 +17,7 @@ import numpy as np
 
 from bench.decoders import Decoder
 from bench.published import Run
+from shardwright.cost.timeline.memory import SAFE_SHARE
 
 _TIE = 1e-9
 DIFFERENT = 0.05
@@ -42,6 +43,11 @@ class Predicted:
     @property
     def tokens_per_s_gpu(self) -> float:
         return self.run.tokens_per_step / self.step_s / self.run.num_gpus
+
+
+def said_to_fit(rows: Iterable[Predicted]) -> list[Predicted]:
+    """Those that the product says fit their devices."""
+    return [row for row in rows if row.memory <= SAFE_SHARE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +93,27 @@ class Order:
 
 def order(rows: Sequence[Predicted]) -> Order:
     """Of all pairs of one model, GPU and sequence length whose throughputs per GPU differ enough."""
-    pairs = right = 0
+    judged = [_in_order(*pair) for pair in _pairs(rows)]
+    return Order(len(judged), sum(judged))
+
+
+def misordered(rows: Sequence[Predicted]) -> list[tuple[Predicted, Predicted]]:
+    """The pairs that are predicted in the wrong order."""
+    return [pair for pair in _pairs(rows) if not _in_order(*pair)]
+
+
+def _pairs(rows: Sequence[Predicted]) -> Iterator[tuple[Predicted, Predicted]]:
+    """The faster one first."""
     for group in by_group(rows, lambda run: (run.model, run.gpu, run.seq)).values():
-        for a, b in combinations(group, 2):
-            ours, theirs = (f(a) / f(b) for f in (lambda r: r.tokens_per_s_gpu, lambda r: median(r.run.published)))
-            if max(theirs, 1 / theirs) > 1 + DIFFERENT:
-                pairs += 1
-                right += (ours > 1 + _TIE) if theirs > 1 else (ours < 1 - _TIE)
-    return Order(pairs, right)
+        ordered = sorted(group, key=lambda row: -median(row.run.published))
+        yield from (
+            (a, b) for a, b in combinations(ordered, 2)
+            if median(a.run.published) > (1 + DIFFERENT) * median(b.run.published)
+        )  # fmt: skip
+
+
+def _in_order(faster: Predicted, slower: Predicted) -> bool:
+    return faster.tokens_per_s_gpu > (1 + _TIE) * slower.tokens_per_s_gpu
 
 
 # ---- the predictor to beat ----

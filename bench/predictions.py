@@ -1,7 +1,7 @@
 """Predicted against published runs: `make bench-accuracy` writes docs/accuracy.md and its two charts.
 
 Every run goes through the product: captured, laid out, timed by the timeline. Two ways are judged: with the product's
-own constants, none of which comes from these tables, and with three rates per GPU type fitted to every tenth row.
+own constants, none of which comes from these tables, and with four rates per GPU type fitted to every tenth row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,8 +20,8 @@ import torch
 from bench.accuracy_page import charts, page
 from bench.decoders import DECODERS
 from bench.fitting import Constants, fit_each, predicted
-from bench.judging import Predicted, constant_mfu
-from bench.published import LeftOut, fitted, llm_foundry, megatron_bridge
+from bench.judging import Predicted, constant_mfu, said_to_fit
+from bench.published import LeftOut, earlier, fitted, llm_foundry, megatron_bridge
 from bench.published_plans import Planned, all_planned
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -48,6 +48,8 @@ class Results:
     plain    llm-foundry's bf16 rows with the product's own constants
     known    the same with the attention kernels of 2023; nothing is fitted
     fp8      its fp8 rows, likewise
+    earlier  runs before that table was made, with the constants fitted at the main offset
+    soon     the same with weights gathered early in backward
     bridge   Megatron-Bridge with the product's own constants
     """
 
@@ -56,6 +58,8 @@ class Results:
     known_constants: dict[str, Constants]
     fitted: list[Fitted]
     fp8: list[Predicted]
+    earlier: list[Predicted]
+    soon: list[Predicted]
     bridge: list[Predicted]
     left_out: list[LeftOut]
 
@@ -63,29 +67,38 @@ class Results:
 def measure() -> Results:
     """Plan and predict every run, on all cores."""
     bridge, left_out = megatron_bridge()
-    plans = all_planned([*llm_foundry(), *bridge])
+    before, unusable = earlier()
+    plans = all_planned([*llm_foundry(), *before, *bridge])
     foundry = [p for p in plans if p.run.table == "llm-foundry"]
     bf16 = [p for p in foundry if p.run.precision != "fp8"]
+    plain = predicted(bf16)
+    fit = frozenset(row.run.name for row in said_to_fit(plain))
     with ProcessPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        by_offset = list(pool.map(_fitted, [bf16] * len(OFFSETS), OFFSETS))
+        by_offset = list(pool.map(_fitted, [bf16] * len(OFFSETS), [fit] * len(OFFSETS), OFFSETS))
     fp8 = [p for p in foundry if p.run.precision == "fp8"]
     known = {p.run.gpu: Constants.known(p.run.gpu, p.cluster.device) for p in bf16}
+    old = [p for p in plans if p.run.table == "earlier"]
+    soon = [replace(p, execution=replace(p.execution, late_gathers=False)) for p in old]
+    constants = by_offset[MAIN_OFFSET].constants
     return Results(
-        predicted(bf16),
+        plain,
         predicted(bf16, known),
         known,
         by_offset,
         predicted(fp8, known),
+        predicted(old, constants),
+        predicted(soon, constants),
         predicted(p for p in plans if p.run.table == "Megatron-Bridge"),
-        left_out,
+        [*left_out, *unusable],
     )
 
 
-def _fitted(plans: Sequence[Planned], offset: int) -> Fitted:
+def _fitted(plans: Sequence[Planned], fit: frozenset[str], offset: int) -> Fitted:
+    """`fit`: the names of the runs that are said to fit their devices."""
     runs = [p.run for p in plans]
-    names = fitted(runs, offset)
-    constants = fit_each(plans, names)
+    names = fitted(runs, offset) & fit
     flat = constant_mfu(runs, names, lambda run: DECODERS[run.model])
+    constants = fit_each(plans, names)
     return Fitted(offset, constants, predicted(plans, constants, names), flat)
 
 

@@ -1,19 +1,21 @@
 """Published training runs, as typed rows: what was run, and the step time that its throughput means.
 
-Two tables, copied with their sources (bench/data/README.md):
+Three tables, copied with their sources (bench/data/README.md):
 
     llm-foundry       MPT models under FSDP on A100 and H100, each configuration once
-    Megatron-Bridge   tensor, pipeline, context and expert parallel runs; most configurations appear in several
-                      releases, so they are grouped: one `Run` per distinct configuration, the median of its throughputs
+    earlier           runs of the same benchmarks before that table was made: other microbatches, with and without
+                      recomputation, older torch; many configurations several times
+    Megatron-Bridge   tensor, pipeline, context and expert parallel runs; most configurations appear in several releases
 
-Rows that are left out come back with the reason.
+What appears several times is grouped: one `Run` per distinct configuration, the median of its throughputs. Rows that
+are left out come back with the reason.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,8 +24,12 @@ from typing import Literal
 
 DATA = Path(__file__).parent / "data"
 LLM_FOUNDRY = DATA / "training_runs_llm_foundry.csv"
+EARLIER = DATA / "training_runs_llm_foundry_earlier.csv"
 MEGATRON_BRIDGE = DATA / "training_runs_megatron_bridge.csv"
 
+_LARGE_SCALE = "Large Scale"
+"""Of llm-foundry's runs only these asked for BACKWARD_PRE (scripts/train/benchmarking/sweep.py); Composer's default is
+BACKWARD_POST. Gradients are summed in bf16 in either of its modes: DEFAULT sums in fp32 from Composer 0.16.4 on."""
 Precision = Literal["amp_bf16", "bf16", "fp8"]
 _FOUNDRY_PRECISIONS: dict[str, Precision] = {"amp_bf16": "amp_bf16", "bf16": "bf16", "amp_fp8": "fp8"}
 _FP8 = ("", "FP8", "FP8-CS")
@@ -44,6 +50,7 @@ class Run:
         microbatch: sequences that one data-parallel rank runs at a time.
         num_microbatches: how many of them make a step, per data-parallel rank.
         sharding: "FULL_SHARD" (ZeRO-3), "SHARD_GRAD_OP" (ZeRO-2) or "OPTIMIZER" (ZeRO-1).
+        late_gathers: as `Execution`'s.
         tensor, context, stages: how many ways tensor, context and pipeline parallelism divide.
         chunks: virtual stages of each stage.
         tokens_per_s: of the whole cluster; the median where there are several `published`.
@@ -65,12 +72,14 @@ class Run:
     context: int = 1
     stages: int = 1
     chunks: int = 1
+    late_gathers: bool = False
 
     @property
     def name(self) -> str:
         """Unique in its table; the order of names decides which rows are fitted."""
         parts = [self.gpu, self.model, f"seq{self.seq:06d}", f"gpus{self.num_gpus:05d}"]
         parts += [f"micro{self.microbatch:03d}x{self.num_microbatches:03d}", self.precision]
+        parts += ["recompute"] * self.recompute
         ways = (("tp", self.tensor), ("pp", self.stages), ("cp", self.context), ("vp", self.chunks))
         return "/".join([*parts, *(f"{label}{n}" for label, n in ways if n > 1)])
 
@@ -137,10 +146,22 @@ def _foundry(row: Row) -> Run:
         row.choice("act_ckpt", ("True", "False")) == "True",
         row.choice("sharding", ("FULL_SHARD", "SHARD_GRAD_OP")),
         (row.integer("tok_s") / gpus,),  # samples_s and tok_s_gpu are rounded further
+        late_gathers=_LARGE_SCALE not in row["section"],
     )
     if run.tokens_per_step != row.integer("gbs_tokens"):
         raise row.error("gbs_tokens", f"{run.tokens_per_step}, as gpus, mbs, grad_accum and seq give")
     return run
+
+
+def earlier(path: Path = EARLIER) -> tuple[list[Run], list[LeftOut]]:
+    """The distinct configurations that were run before llm-foundry's table was made, by name, and what is left out."""
+    return _grouped(path, "earlier", "gpu", _unusable, _foundry)
+
+
+def _unusable(row: Row) -> str:
+    if row.number("mfu_pct") > 100:
+        return "more FLOP per second than the GPU's peak"
+    return "activations offloaded" if row["act_offload"] == "True" else ""
 
 
 # ---- Megatron-Bridge ----
@@ -148,16 +169,7 @@ def _foundry(row: Row) -> Run:
 
 def megatron_bridge(path: Path = MEGATRON_BRIDGE) -> tuple[list[Run], list[LeftOut]]:
     """The distinct dense Llama pre-training configurations on H100, by name, and what is left out."""
-    found, left_out = defaultdict[str, list[Run]](list), list[LeftOut]()
-    for row in _rows(path):
-        reason = _reason(row)
-        if reason:
-            left_out.append(LeftOut("Megatron-Bridge", row.line, row["model"], row["system"], reason))
-            continue
-        run = _bridge(row)
-        found[run.name].append(run)
-    runs = [_merged(group) for group in found.values()]
-    return _by_name(runs, path), left_out
+    return _grouped(path, "Megatron-Bridge", "system", _reason, _bridge)
 
 
 def _reason(row: Row) -> str:
@@ -199,11 +211,6 @@ def _bridge(row: Row) -> Run:
     )
 
 
-def _merged(group: Sequence[Run]) -> Run:
-    """One run for all releases of a configuration."""
-    return replace(group[0], published=tuple(sorted(p for run in group for p in run.published)))
-
-
 # ---- the split ----
 
 
@@ -215,6 +222,21 @@ def fitted(runs: Sequence[Run], offset: int, every: int = 10) -> frozenset[str]:
 
 
 # ---- reading ----
+
+
+def _grouped(
+    path: Path, table: str, system: str, reason: Callable[[Row], str], run: Callable[[Row], Run]
+) -> tuple[list[Run], list[LeftOut]]:
+    """One run for all rows of a configuration, by name. `reason`: why a row is left out; empty where it is not."""
+    found, left_out = defaultdict[Run, list[Run]](list), list[LeftOut]()
+    for row in _rows(path):
+        if why := reason(row):
+            left_out.append(LeftOut(table, row.line, row["model"], row[system], why))
+        else:
+            one = replace(run(row), table=table)
+            found[replace(one, published=())].append(one)
+    runs = [replace(r, published=tuple(sorted(p for one in g for p in one.published))) for r, g in found.items()]
+    return _by_name(runs, path), left_out
 
 
 class Row(Mapping[str, str]):

@@ -77,6 +77,7 @@ def execution(run: Run) -> Execution:
         chunks_per_stage=run.chunks,
         schedule="interleaved" if run.chunks > 1 else "1f1b",
         shard_optimizer=run.sharding == "OPTIMIZER",
+        late_gathers=run.late_gathers,
     )
 
 

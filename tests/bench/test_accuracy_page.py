@@ -12,7 +12,7 @@ from bench.decoders import DECODERS
 from bench.fitting import Constants
 from bench.judging import Predicted, constant_mfu
 from bench.predictions import Fitted, Results
-from bench.published import fitted, llm_foundry, megatron_bridge
+from bench.published import earlier, fitted, llm_foundry, megatron_bridge
 
 RATES = Constants(0.7, 0.6, 0.9, 0.8)
 
@@ -36,21 +36,27 @@ def results() -> Results:
     by_offset = [Fitted(o, dict.fromkeys(GPUS, RATES), rows(o), flat(o)) for o in (0, 1)]
     fp8 = [Predicted(run, run.step_s) for run in runs if run.precision == "fp8"]
     known: dict[str, Constants] = {str(gpu): RATES for gpu in GPUS}
-    return Results(rows(0), rows(1), known, by_offset, fp8, [Predicted(r, r.step_s * 1.1) for r in bridge], left_out)
+    before = [Predicted(run, run.step_s * 0.96) for run in earlier()[0]]
+    late = [Predicted(r, r.step_s * 1.1) for r in bridge]
+    return Results(rows(0), rows(1), known, by_offset, fp8, before, before, late, left_out)
 
 
 def test_every_table_is_filled(results: Results) -> None:
     text = page(results, main=0)
     assert "{{" not in text
-    assert len(re.findall(r"\{\{\w+\}\}", TEMPLATE.read_text())) == 15
+    assert len(re.findall(r"\{\{\w+\}\}", TEMPLATE.read_text())) == 20
     assert "| 0 | 3.0 / 3.0 |" in text
     assert "on a100-40 with 2 of 2 offsets" in text
     assert re.search(r"\| to 70 % \| \d+ \| 3.0 % \|", text)
     assert "| more | 1 | 50.0 % | 50.0 % | 50.0 % | -50.0 % |" in text
-    assert re.search(r"times say of its error: \d+ of \d+ pairs are in order, \d+ without", " ".join(text.split()))
+    assert re.search(
+        r"Of the \d+ pairs, \d+ are in order. Were every run .* of its error, \d+ would be", " ".join(text.split())
+    )
     assert "with at most 90% of the memory in use, it is that good with 2 of 2: between 100% and 100%" in text
     assert "a bad run: 22 % slower than the same model on 16 and on 64 GPUs | -50.0 %" in text
     assert "median error **10.0 %**, bias +10.0 %" in text
+    assert re.search(r"\| all \| \d+ \| 4.0 % \| 4.0 % \| 4.0 % \| -4.0 % \|", text)
+    assert "in the wrong order all have one of these runs: `a100-40/1b/seq002048/gpus00032/" in " ".join(text.split())
     assert all(f"| {size} |" in text for size in SIZES)
     assert "DeepSeekV3" in text
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.decoders import DECODERS
-from bench.judging import Order, Predicted, by_group, constant_mfu, errors, order
+from bench.judging import Order, Predicted, by_group, constant_mfu, errors, misordered, order, said_to_fit
 from bench.published import Run, fitted, llm_foundry
 
 RUN = Run("t", "125m", "h100", 8, 512, 4, 2, "bf16", False, "FULL_SHARD", (1000.0,))
@@ -42,6 +42,18 @@ def test_order_counts_pairs_that_differ_enough() -> None:
     assert order(rows((100, 50), (110, 50))).right == 0  # a tie is not an order
     assert order(rows((100, 1), (200, 2), (300, 1.5))) == Order(3, 2)
     assert Order(0, 0).share == 1.0
+
+
+def test_pairs_in_the_wrong_order_are_those_that_order_does_not_count() -> None:
+    slow, middle, fast = rows((100, 1), (200, 2), (300, 1.5))
+    assert misordered([slow, middle, fast]) == [(fast, middle)]
+    assert misordered(rows((100, 50), (110, 50))) != []
+    assert misordered(rows((100, 50), (104, 40), (120, 60))) == []
+
+
+def test_what_uses_the_last_tenth_of_the_memory_is_not_said_to_fit() -> None:
+    full = [replace(row, memory=share) for row, share in zip(rows((1, 1), (2, 2)), (0.9, 0.91), strict=True)]
+    assert said_to_fit(full) == full[:1]
 
 
 def test_order_keeps_to_one_model_gpu_and_sequence() -> None:

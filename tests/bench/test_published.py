@@ -9,10 +9,12 @@ import pytest
 
 from bench.decoders import DECODERS
 from bench.published import (
+    EARLIER,
     LLM_FOUNDRY,
     MEGATRON_BRIDGE,
     PublishedError,
     Run,
+    earlier,
     fitted,
     llm_foundry,
     megatron_bridge,
@@ -21,6 +23,7 @@ from bench.published import (
 
 FOUNDRY = llm_foundry()
 BRIDGE, LEFT_OUT = megatron_bridge()
+BEFORE, UNUSABLE = earlier()
 
 
 def num_rows(path: Path) -> int:
@@ -40,10 +43,11 @@ def changed(tmp_path: Path, source: Path, line: int, before: str, after: str) ->
 def test_no_row_is_lost() -> None:
     assert len(FOUNDRY) == num_rows(LLM_FOUNDRY)
     assert sum(len(run.published) for run in BRIDGE) + len(LEFT_OUT) == num_rows(MEGATRON_BRIDGE)
-    assert all(row.reason for row in LEFT_OUT)
+    assert sum(len(run.published) for run in BEFORE) + len(UNUSABLE) == num_rows(EARLIER)
+    assert all(row.reason for row in [*LEFT_OUT, *UNUSABLE])
 
 
-@pytest.mark.parametrize("run", [*FOUNDRY, *BRIDGE], ids=lambda run: run.name)
+@pytest.mark.parametrize("run", [*FOUNDRY, *BEFORE, *BRIDGE], ids=lambda run: run.name)
 def test_a_run_fits_its_gpus_and_its_model(run: Run) -> None:
     assert run.data * run.tensor * run.context * run.stages == run.num_gpus
     assert run.model.split(" ")[0] in DECODERS
@@ -68,6 +72,14 @@ def test_releases_of_one_configuration_are_one_run() -> None:
     assert repeated.published == (1621, 1633, 1639, 1664)
     assert repeated.tokens_per_s == 1636 * 64
     assert repeated.spread == pytest.approx(43 / 1636)
+
+
+def test_what_tells_earlier_runs_apart() -> None:
+    """With and without recomputation are two configurations; what no GPU can do is left out."""
+    both = [run for run in BEFORE if run.name.startswith("a100-80/3b/seq002048/gpus00008/micro008x008/amp_bf16")]
+    assert sorted(run.recompute for run in both) == [False, True]
+    assert {row.reason for row in UNUSABLE} == {"more FLOP per second than the GPU's peak", "activations offloaded"}
+    assert not {run.name for run in FOUNDRY if run.late_gathers} & {r.name for r in FOUNDRY if r.num_gpus == 512}
 
 
 @pytest.mark.parametrize("offset", range(10))
