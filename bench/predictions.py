@@ -1,7 +1,7 @@
 """Predicted against published runs: `make bench-accuracy` writes docs/accuracy.md and its two charts.
 
 Every run goes through the product: captured, laid out, timed by the timeline. Two ways are judged: with the product's
-own constants, none of which comes from these tables, and with four rates per GPU type fitted to every tenth row.
+own constants, none of which comes from these tables, and with four rates per GPU type fitted to at most a tenth.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def _fitted(plans: Sequence[Planned], fit: frozenset[str], offset: int) -> Fitte
     """`fit`: the names of the runs that are said to fit their devices."""
     runs = [p.run for p in plans]
     names = fitted(runs, offset) & fit
-    flat = constant_mfu(runs, names, lambda run: DECODERS[run.model])
     constants = fit_each(plans, names)
+    flat = constant_mfu(runs, names, lambda run: DECODERS[run.model])
     return Fitted(offset, constants, predicted(plans, constants, names), flat)
 
 

@@ -29,7 +29,8 @@ MEGATRON_BRIDGE = DATA / "training_runs_megatron_bridge.csv"
 
 _LARGE_SCALE = "Large Scale"
 """Of llm-foundry's runs only these asked for BACKWARD_PRE (scripts/train/benchmarking/sweep.py); Composer's default is
-BACKWARD_POST. Gradients are summed in bf16 in either of its modes: DEFAULT sums in fp32 from Composer 0.16.4 on."""
+BACKWARD_POST. Its modes DEFAULT and PURE are not told apart: gradients are summed in bf16 in both, until Composer
+0.16.4, which is younger than these runs."""
 Precision = Literal["amp_bf16", "bf16", "fp8"]
 _FOUNDRY_PRECISIONS: dict[str, Precision] = {"amp_bf16": "amp_bf16", "bf16": "bf16", "amp_fp8": "fp8"}
 _FP8 = ("", "FP8", "FP8-CS")

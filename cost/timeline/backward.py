@@ -167,7 +167,7 @@ class _Sums:
         self.made: dict[int, int] = {}  # weight -> the first task that gave it a gradient
         self.by_reading: dict[Reading, int] = {}
         self.buckets: dict[tuple[tuple[str, str], ...], list[tuple[Reading, int]]] = {}
-        self.scattered: list[tuple[float, int]] = []  # whole gradients that are being scattered: bytes, task
+        self.scattered: list[tuple[float, int, int]] = []  # whole gradients: bytes, made by, scattered by
 
     def contribute(self, number: int, weight: int, task: int, part: Recorder) -> None:
         """A task of line `number` gave the weight a gradient; the line that reads it first, forward, is the last."""
@@ -217,13 +217,13 @@ class _Sums:
             for reading in chain:
                 made = self.by_reading.get(reading, end)
                 leaf = self.chunk.steps.leaves[reading.weight.leaf]
-                self.scattered.append((reading.weight.used_bytes, made))
+                self.scattered.append((reading.weight.used_bytes, made, max(made, end)))
                 self.recorder.take("gradients", gradient_bytes(leaf, self.chunk.steps.execution), end, (), "first")
 
     def _free_scattered(self) -> None:
         """Whole gradients are let go of when the next block's are there, or backward ends."""
-        for num_bytes, made in self.scattered:
-            self.recorder.take("temporary", num_bytes, made, (max(made, self.recorder.last),))
+        for num_bytes, made, scattered in self.scattered:
+            self.recorder.take("temporary", num_bytes, made, (max(scattered, self.recorder.last),))
         self.scattered.clear()
 
     def finish(self) -> None:

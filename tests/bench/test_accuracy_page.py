@@ -52,7 +52,7 @@ def test_every_table_is_filled(results: Results) -> None:
     assert re.search(
         r"Of the \d+ pairs, \d+ are in order. Were every run .* of its error, \d+ would be", " ".join(text.split())
     )
-    assert "with at most 90% of the memory in use, it is that good with 2 of 2: between 100% and 100%" in text
+    assert "with at most 90 % of the memory in use, it is that good with 2 of 2: between 100.0 % and 100.0 %" in text
     assert "a bad run: 22 % slower than the same model on 16 and on 64 GPUs | -50.0 %" in text
     assert "median error **10.0 %**, bias +10.0 %" in text
     assert re.search(r"\| all \| \d+ \| 4.0 % \| 4.0 % \| 4.0 % \| -4.0 % \|", text)

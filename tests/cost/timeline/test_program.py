@@ -147,6 +147,21 @@ def test_repeated_blocks_give_back_what_they_take(late: bool) -> None:
     assert left == pytest.approx(dict.fromkeys(left, 0.0), abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    "run",
+    [PLAIN, Execution(late_gathers=True), Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble")],
+    ids=["1f1b", "late", "zero-bubble"],
+)
+def test_a_whole_gradient_stays_until_it_is_scattered(run: Execution) -> None:
+    """Something that is there when a scatter begins is freed when it has ended, not before; also at the very end."""
+    (stage, *_) = program(planned("zero", 6), cluster(4 * run.num_stages), run).stages
+    for segment in (part for piece in stage.pieces for part in (piece.backward, piece.weights)):
+        for scatter, task in enumerate(segment.tasks):
+            if task.name.startswith("gradients of "):
+                assert any(b.category == "temporary" and max(b.freed, default=-1) >= scatter for b in segment.buffers
+                           if b.taken is not None and b.taken <= scatter)  # fmt: skip
+
+
 def test_the_cost_of_a_program_does_not_grow_with_repeats() -> None:
     graph = planned("zero", 3)
     few, many = (program(graph, cluster(4), PLAIN, {"layers.1": n}) for n in (3, 10_000))
