@@ -1,7 +1,7 @@
 """Calibration of the local machine: what its ranks reach, all of them working at once.
 
 Each rank is a process of its own (`measure`), so that a caller's script is not imported again and threads of the caller
-are not forked. What was measured is kept point by point: a calibration that is interrupted goes on where it was, by the
+are not forked. What was measured is kept visit by visit: a calibration that is interrupted goes on where it was, by the
 same command on the same day. The result is kept for `Cluster.local`.
 """
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
@@ -24,14 +24,22 @@ from pathlib import Path
 from shardwright.cost.calibration.calibrated import cluster_of, noise_warning
 from shardwright.cost.calibration.local import cache_path, device_name, memory_per_rank_bytes
 from shardwright.cost.calibration.probes import GPU_SIZES
-from shardwright.cost.calibration.workload import POINTS, WORKLOAD, Workload, read_points, write_workload
+from shardwright.cost.calibration.workload import (
+    VISITS,
+    WORKLOAD,
+    Point,
+    Workload,
+    points_of,
+    read_visits,
+    write_workload,
+)
 from shardwright.cost.clusters import checks
 from shardwright.cost.clusters.cluster import Cluster, threads_per_rank
 from shardwright.pcg.errors import ClusterError
 
 Tell = Callable[[str], None]
 DEVICES = ("cpu", "cuda")
-_THOROUGH = 5  # times as long for each point
+_THOROUGH = 5  # times as many passes
 
 
 def calibrate(
@@ -50,12 +58,12 @@ def calibrate(
     Args:
         num_ranks: as many as a run would have; each gets `threads_per_rank(num_ranks)` threads, or a GPU.
         device: "cpu", under gloo, or "cuda", under NCCL.
-        thorough: five times as many repeats, and bfloat16 too.
-        timeout_s: after this the ranks are ended and an error is raised; 120, or 600 where `thorough`.
-        save: keep the result where `Cluster.local(num_ranks)` finds it, and the points until then.
+        thorough: five times as many passes, and bfloat16 too.
+        timeout_s: after this the ranks are ended and an error is raised; 240, or 1200 where `thorough`.
+        save: keep the result where `Cluster.local(num_ranks)` finds it, and the visits until then.
         progress: called with the name of each stage; by default stages go to stderr, one line each.
         warn: called with what disturbed the measurement, which the provenance says too; by default it goes to stderr.
-        workload: what to measure, for tests.
+        workload: what to measure, in place of what follows from the other arguments.
 
     Raises:
         ClusterError: fewer GPUs than ranks; a rank failed, or the time was not enough; the message has the rank's last
@@ -63,7 +71,7 @@ def calibrate(
     """
     num_ranks = checks.positive_int(num_ranks, "calibrate", "num_ranks", "how many processes share this machine")
     checks.choice(device, "calibrate", "device", DEVICES)
-    limit_s = (600.0 if thorough else 120.0) if timeout_s is None else timeout_s
+    limit_s = (1200.0 if thorough else 240.0) if timeout_s is None else timeout_s
     limit_s = checks.positive(limit_s, "calibrate", "timeout_s", "seconds")
     workload = workload or _workload(num_ranks, device, thorough, limit_s)
     _check_gpus(workload)
@@ -71,16 +79,21 @@ def calibrate(
     target = cache_path(num_ranks, kind=workload.device)
     with _folder(target if save else None, workload) as folder:
         _run_ranks(workload, folder, limit_s, progress or _to_stderr)
-        points = read_points(folder / POINTS)
-    name, memory_bytes = _device_of(workload)
-    cluster = cluster_of(points, workload, name, memory_bytes, version("torch"))
+        points = points_of(read_visits(folder / VISITS))
+    cluster = measured_cluster(points, workload)
     if problem := noise_warning(points, load, num_cpus):
         (warn or _to_stderr)(problem)
         cluster = replace(cluster, provenance=f"{cluster.provenance}; {problem}")
     if save:
         cluster.save(target)
-        _points_path(target).unlink(missing_ok=True)
+        _visits_path(target).unlink(missing_ok=True)
     return cluster
+
+
+def measured_cluster(points: Mapping[str, Point], workload: Workload) -> Cluster:
+    """This machine, of which `points` were measured."""
+    name, memory_bytes = _device_of(workload)
+    return cluster_of(points, workload, name, memory_bytes, version("torch"))
 
 
 def _workload(num_ranks: int, device: str, thorough: bool, timeout_s: float) -> Workload:
@@ -89,8 +102,8 @@ def _workload(num_ranks: int, device: str, thorough: bool, timeout_s: float) -> 
         large = (*workload.collective_bytes, 2**27)
         workload = replace(workload, dtypes=("float32", "bfloat16"), sizes=GPU_SIZES, collective_bytes=large)
     if thorough:
-        seconds = workload.seconds_per_point * _THOROUGH
-        workload = replace(workload, dtypes=("float32", "bfloat16"), seconds_per_point=seconds)
+        seconds, num_passes = workload.seconds_per_point * _THOROUGH, workload.num_passes * _THOROUGH
+        workload = replace(workload, dtypes=("float32", "bfloat16"), seconds_per_point=seconds, num_passes=num_passes)
     return workload
 
 
@@ -119,13 +132,13 @@ def _device_of(workload: Workload) -> tuple[str, int]:
 # ------------------------------------------------------------------------------------------------------ what is kept
 
 
-def _points_path(target: Path) -> Path:
-    return target.with_suffix(".points.jsonl")
+def _visits_path(target: Path) -> Path:
+    return target.with_suffix(".visits.jsonl")
 
 
 @contextmanager
 def _folder(target: Path | None, workload: Workload) -> Generator[Path]:
-    """A folder with the workload and the points known so far; points are kept beside `target` however this ends."""
+    """A folder with the workload and the visits known so far; they are kept beside `target` however this ends."""
     with tempfile.TemporaryDirectory(prefix="shardwright-calibrate-") as name:
         folder = Path(name)
         (folder / WORKLOAD).write_text(write_workload(workload), encoding="utf-8")
@@ -133,29 +146,29 @@ def _folder(target: Path | None, workload: Workload) -> Generator[Path]:
             yield folder
             return
         header = _header(workload)
-        _restore(_points_path(target), header, folder / POINTS)
+        _restore(_visits_path(target), header, folder / VISITS)
         try:
             yield folder
         finally:
-            _keep(folder / POINTS, header, _points_path(target))
+            _keep(folder / VISITS, header, _visits_path(target))
 
 
 def _header(workload: Workload) -> str:
-    """Points under another header are of another machine, torch, workload or day, and are not used."""
+    """Visits under another header are of another machine, torch, workload or day, and are not used."""
     spec = json.loads(write_workload(workload)) | {"timeout_s": None}
     return json.dumps([spec, device_name(), version("torch"), date.today().isoformat()])
 
 
-def _restore(kept: Path, header: str, points: Path) -> None:
+def _restore(kept: Path, header: str, visits: Path) -> None:
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
     if lines and lines[0] == header:
-        points.write_text("".join(f"{line}\n" for line in lines[1:]), encoding="utf-8")
+        visits.write_text("".join(f"{line}\n" for line in lines[1:]), encoding="utf-8")
 
 
-def _keep(points: Path, header: str, kept: Path) -> None:
-    known = read_points(points)
+def _keep(visits: Path, header: str, kept: Path) -> None:
+    known = read_visits(visits)
     if known:
-        lines = [header, *(json.dumps(point._asdict()) for point in known.values())]
+        lines = [header, *(json.dumps(visit._asdict()) for found in known.values() for visit in found)]
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 

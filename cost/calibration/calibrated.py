@@ -20,7 +20,7 @@ from shardwright.cost.compute.kernels import Kernel, measured
 _LEAST_SHARE = 0.1
 """A kernel on the host takes at least this part of the operator's time, whatever its dispatch was measured at."""
 _LOUD = 0.15
-"""Repeats whose quartiles lie further apart than this at the median are called noisy: an idle machine has 1 to 5 %."""
+"""Repeats, of all passes, whose quartiles lie further apart than this at the median are called noisy."""
 _BASIC = ("add", "mul", "relu", "neg")
 _PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
 

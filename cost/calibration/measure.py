@@ -1,38 +1,39 @@
 """What one rank of a calibration runs: `python -m shardwright.cost.calibration.measure rank folder`.
 
 All ranks measure at once, as they run at once in training, and each takes the same number of samples of everything, so
-that collectives pair up. A time is the lower quartile of the samples, since whatever disturbs a measurement makes it
-longer, then the maximum over ranks; its spread is how much longer the upper quartile is, as a share. Under gloo, a
-collective's is the mean: ranks wait for one another, with a long tail, and a step with many of them takes their mean as
-often. (A plan with few of them comes out too slow beside the lower quartile of its steps.)
+that collectives pair up; of each sample the slowest rank's counts. Every point is visited in several passes: a
+processor that shares its core with other work of its host can be half as fast for seconds, which is longer than a
+visit, so that points measured in one go would not even agree with each other. `Point.of` makes one time of a point's
+samples.
 
-The folder holds `workload.json`, and `points.jsonl`: what is known already, which is not measured again, and to which
-rank 0 adds a line as soon as a point is measured. Rank 0 prints one line of progress per stage.
+The folder holds `workload.json`, and `visits.jsonl`: what is known already, which is not measured again, and to which
+rank 0 adds a line after each visit. Rank 0 prints one line of progress per stage.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import cached_property
+from functools import cache, cached_property, partial
 from importlib import import_module
 from math import ceil
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes
-from shardwright.cost.calibration.workload import CHAINS, POINTS, WORKLOAD, Point, Workload, read_points, read_workload
+from shardwright.cost.calibration.workload import CHAINS, VISITS, WORKLOAD, Visit, Workload, read_visits, read_workload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _DISPATCHED = 64  # operators of a sample of dispatch
 _BACK_TO_BACK = 10  # kernels of one sample on a GPU, so that the first one's launch does not count
-_PATIENCE = 8  # times as long for a point whose time is a mean
+_PATIENCE = 8  # times as long for a point in which ranks wait, with a long tail
+_LEAST, _MOST = 2, 10  # samples of a visit
 
 
 class Clock:
@@ -75,7 +76,7 @@ class Clock:
 
 
 class _Task(NamedTuple):
-    """A point to measure: `make` allocates, and returns what a method of `Clock` times: `calls` of an operator.
+    """A point to measure: `make`, called at each visit, returns what a method of `Clock` times: `calls` of an operator.
 
     `waits`: processes wait for one another in it.
     """
@@ -91,29 +92,41 @@ class _Task(NamedTuple):
 class Rank:
     """One rank between `init_process_group` and the last barrier."""
 
-    def __init__(self, rank: int, workload: Workload, points: Path) -> None:
-        self.rank, self.workload, self.path = rank, workload, points
+    def __init__(self, rank: int, workload: Workload, visits: Path) -> None:
+        self.rank, self.workload, self.path = rank, workload, visits
         self.clock = Clock(workload.device, workload.num_threads)
         self.overheads: Any = import_module(workload.overheads)
 
     def measure(self) -> None:
-        """Every point that is not known yet; every rank makes all groups, in the same order."""
+        """Every visit that is not known yet."""
         import torch.distributed as dist
 
-        known = read_points(self.path)
+        known = {key: len(visits) for key, visits in read_visits(self.path).items()}
         dist.barrier()  # rank 0 writes from here on
+        for number in range(self.workload.num_passes):
+            for _ in self.visits(number, known):
+                pass
+
+    def visits(self, number: int, known: Mapping[str, int] = MappingProxyType({})) -> Iterator[None]:
+        """Make a pass's visits one by one, but those that are `known` by the number for each point. For all ranks."""
         stage = ""
-        for task in self._tasks():
-            if task.key in known:
+        for task in self._all_tasks:
+            if number < known.get(task.key, 0):
                 continue
             if task.stage != stage and self.rank == 0:
-                sys.stdout.write(f"{task.stage}\n")
+                sys.stdout.write(f"pass {number + 1} of {self.workload.num_passes}: {task.stage}\n")
                 sys.stdout.flush()
             stage = task.stage
-            point = self._point(task)
+            visit = self._visit(task)
             if self.rank == 0:
                 with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(point._asdict()) + "\n")
+                    file.write(json.dumps(visit._asdict()) + "\n")
+            yield
+
+    @cached_property
+    def _all_tasks(self) -> list[_Task]:
+        """Every rank makes all groups, in the same order, and once."""
+        return list(self._tasks())
 
     def _tasks(self) -> Iterator[_Task]:
         workload, of_many = self.workload, (Clock.dispatch_s, _DISPATCHED)
@@ -125,7 +138,7 @@ class Rank:
         count = len(common_probes(workload.dtypes[0]))
         yield _Task("dispatch", "common backward", self._common_backwards, Clock.dispatch_s, count)
         for length in CHAINS:
-            make = lambda n=length: self.overheads.chain_step(n, workload.num_ranks)  # noqa: E731
+            make = cache(partial(self.overheads.chain_step, length, workload.num_ranks))  # small, and slow to make
             yield _Task("steps of little work", f"chain {length}", make, Clock.dispatch_s)
         for dtype in workload.dtypes:
             for probe in kernel_probes(workload.sizes, dtype):
@@ -207,27 +220,24 @@ class Rank:
 
     # ----------------------------------------------------------------------------------------------------------- times
 
-    def _point(self, task: _Task) -> Point:
-        """Warmed up; as many samples as the time per point allows; of the slowest rank."""
+    def _visit(self, task: _Task) -> Visit:
+        """Warmed up by two calls; as many samples as the time for a visit allows."""
         call = task.make()
-        for _ in range(2):
-            call()
-        once, _ = self._slowest(task.clock(self.clock, call), 0.0)
-        seconds_allowed = self.workload.seconds_per_point * (_PATIENCE if task.waits else 1)
-        samples = min(200, max(5, ceil(seconds_allowed / max(once, 1e-6))))
-        times = [task.clock(self.clock, call) for _ in range(samples)]
-        low, _, high = statistics.quantiles(times, n=4)
-        seconds, spread = self._slowest(statistics.mean(times) if task.waits else low, high / max(low, 1e-9) - 1)
-        return Point(task.key, max(seconds, 1e-9) / task.calls, spread, samples)
+        call()
+        (once,) = self._slowest([task.clock(self.clock, call)])
+        allowed_s = self.workload.seconds_per_point / self.workload.num_passes * (_PATIENCE if task.waits else 1)
+        samples = min(_MOST, max(_LEAST, ceil(allowed_s / max(once, 1e-6))))
+        seconds = self._slowest([task.clock(self.clock, call) for _ in range(samples)])
+        return Visit(task.key, [s / task.calls for s in seconds])
 
-    def _slowest(self, seconds: float, spread: float) -> tuple[float, float]:
-        """The largest of all ranks; over gloo, since the numbers are the host's."""
+    def _slowest(self, seconds: Sequence[float]) -> list[float]:
+        """The largest of all ranks, sample by sample; over gloo, since the numbers are the host's."""
         import torch
         import torch.distributed as dist
 
-        values = torch.tensor([seconds, spread], dtype=torch.float64)
+        values = torch.tensor(seconds, dtype=torch.float64)
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
-        return values[0].item(), values[1].item()
+        return values.tolist()
 
 
 def _gradients(results: Sequence[Tensor], operands: Sequence[Tensor]) -> Callable[[], object]:
@@ -276,7 +286,7 @@ def main(arguments: list[str]) -> None:
     world, place = workload.num_ranks, f"file://{folder / 'store'}"
     dist.init_process_group(backend, init_method=place, rank=rank, world_size=world, timeout=timeout)
     try:
-        Rank(rank, workload, folder / POINTS).measure()
+        Rank(rank, workload, folder / VISITS).measure()
         dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +14,8 @@ from shardwright.cost.calibration.probes import CPU_SIZES, Sizes
 
 CHAINS = (4, 44)  # parameters of the chains whose steps tell what a parameter takes, and a step
 OVERHEADS = "shardwright.overheads"
-POINTS, WORKLOAD = "points.jsonl", "workload.json"
+VISITS, WORKLOAD = "visits.jsonl", "workload.json"
+_TRIMMED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,7 @@ class Workload:
     """What is measured. Sizes of collectives are of the full tensor of a group, as `Communication` counts them.
 
     `overheads` names the module with the lowering's `runtime` and `chain_step`: ranks import it, costs do not.
+    `seconds_per_point` are divided among `num_passes`, which are apart by as long as a pass takes.
     """
 
     num_ranks: int
@@ -29,6 +34,7 @@ class Workload:
     sizes: Sizes = CPU_SIZES
     collective_bytes: tuple[int, ...] = (2**12, 2**16, 2**18, 2**20, 2**22, 2**24, 2**25)
     seconds_per_point: float = 0.03
+    num_passes: int = 6
     overheads: str = OVERHEADS
 
     @property
@@ -37,13 +43,34 @@ class Workload:
         return [size for size in range(2, self.num_ranks + 1) if self.num_ranks % size == 0]
 
 
-class Point(NamedTuple):
-    """One measured time. `spread`: how much longer the upper quartile of the repeats is than the lower, as a share."""
+class Visit(NamedTuple):
+    """What one pass measured of a point: seconds of every sample, each of its slowest rank."""
 
     key: str
+    seconds: list[float]
+
+
+class Point(NamedTuple):
+    """One measured time. `spread`: how much longer the upper quartile of the samples is than the lower, as a share."""
+
     seconds: float
     spread: float
-    samples: int
+
+    @classmethod
+    def of(cls, visits: Sequence[Visit]) -> Point:
+        """All samples of all visits together, as one time."""
+        seconds = [max(s, 1e-9) for visit in visits for s in visit.seconds]
+        low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+        return cls(trimmed_mean(seconds), high / low - 1)
+
+
+def trimmed_mean(seconds: Sequence[float]) -> float:
+    """The mean of all but the slowest tenth.
+
+    A step is the sum of its parts, and means add up, as quantiles do not. Left out is what other work on the machine
+    does to a few samples; without them, a sum's mean is at least the sum of the means.
+    """
+    return statistics.fmean(sorted(seconds)[: ceil(len(seconds) * (1 - _TRIMMED))])
 
 
 def read_workload(text: str) -> Workload:
@@ -64,17 +91,21 @@ def write_workload(workload: Workload) -> str:
     return json.dumps(asdict(workload))
 
 
-def read_points(path: Path) -> dict[str, Point]:
-    """The points of a file by their keys. A line that was cut off as it was written is left out."""
-    found: dict[str, Point] = {}
+def read_visits(path: Path) -> dict[str, list[Visit]]:
+    """The visits of a file by their keys. A line that was cut off as it was written is left out."""
+    found: dict[str, list[Visit]] = {}
     if not path.exists():
         return found
-    names = set(Point._fields)
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             data = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if isinstance(data, dict) and set(data) == names and data["seconds"] > 0:
-            found[data["key"]] = Point(**data)
+        if isinstance(data, dict) and set(data) == set(Visit._fields):
+            found.setdefault(data["key"], []).append(Visit(**data))
     return found
+
+
+def points_of(visits: Mapping[str, Sequence[Visit]]) -> dict[str, Point]:
+    """One time for each point."""
+    return {key: Point.of(found) for key, found in visits.items()}

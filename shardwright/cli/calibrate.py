@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 @click.argument("num_ranks", type=click.IntRange(1), default=2)
 @output_option("Save the cluster in this file too.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="What to measure.")
-@click.option("--thorough", is_flag=True, help="Five times as many repeats, and bfloat16 too.")
-@click.option("--timeout", type=float, help="Seconds until the ranks are ended; 120 by default, 600 if --thorough.")
+@click.option("--thorough", is_flag=True, help="Five times as many passes, and bfloat16 too.")
+@click.option("--timeout", type=float, help="Seconds until the ranks are ended; 240 by default, 1200 if --thorough.")
 @format_option
 def calibrate(
     num_ranks: int, output: Path | None, device: str, thorough: bool, timeout: float | None, form: str
 ) -> None:
     """Measure NUM_RANKS ranks on this machine.
 
-    Dispatch of every operator, kernels by shape, memory and collectives, all ranks at once: under half a minute of CPU
-    time for each. The result is kept: --cluster local:NUM_RANKS, or detect where it is of GPUs, use it from then on.
+    Dispatch of every operator, kernels by shape, memory and collectives, all ranks at once, in several passes: about a
+    minute. The result is kept: --cluster local:NUM_RANKS, or detect where it is of GPUs, use it from then on.
     What is interrupted goes on when the same command is given again on the same day.
     """
     from shardwright.cost.calibration.calibrate import calibrate as measure

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardwright.cost.calibration import calibrate as module
 from shardwright.cost.calibration import measure
@@ -17,12 +20,21 @@ from shardwright.cost.calibration.calibrated import cluster_of, fit_errors, nois
 from shardwright.cost.calibration.local import cache_path
 from shardwright.cost.calibration.probes import CPU_SIZES, GPU_SIZES, Probe, Sizes, dispatch_probes, kernel_probes
 from shardwright.cost.calibration.samples import samples
-from shardwright.cost.calibration.workload import Point, Workload, read_points, read_workload, write_workload
+from shardwright.cost.calibration.workload import (
+    Point,
+    Visit,
+    Workload,
+    read_visits,
+    read_workload,
+    trimmed_mean,
+    write_workload,
+)
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.clusters.detect import detect_cluster
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.compute.compute import Compute
 from shardwright.lowering import kernels as runtime
+from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.optable import ROWS
 
@@ -41,8 +53,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tiny(num_ranks: int, timeout_s: float = 120.0, **changes: Any) -> Workload:
-    workload = Workload(num_ranks, 1, timeout_s, sizes=TINY, collective_bytes=(2**10, 2**20), seconds_per_point=0.0)
-    return replace(workload, **changes)
+    sizes = {"sizes": TINY, "collective_bytes": (2**10, 2**20), "seconds_per_point": 0.0, "num_passes": 2}
+    return replace(Workload(num_ranks, 1, timeout_s), **(sizes | changes))
 
 
 def ignore(text: str) -> None:
@@ -55,7 +67,7 @@ def invented(workload: Workload, seconds: Callable[[str], float] = lambda key: 1
     keys = [task.key for task in alone._tasks()]
     groups = [(name, size) for name in COLLECTIVES for size in workload.group_sizes]
     keys += [f"{name} {size} {n}" for name, size in groups for n in workload.collective_bytes]
-    return {key: Point(key, seconds(key), spread, 9) for key in keys}
+    return {key: Point(seconds(key), spread) for key in keys}
 
 
 # --------------------------------------------------------------------------------------------------------------- a run
@@ -78,45 +90,50 @@ def test_two_ranks() -> None:
         "matmul", "conv", "attention", "pointwise", "reduction", "lookup", "random", "copy",
     }  # fmt: skip
     assert 1e-6 < Communication(cluster, (2,)).all_reduce_s(0, 2**20) < 1
-    assert stages[:3] == ["dispatch", "steps of little work", "matmul, float32"]
+    passes = [[stage.removeprefix(f"pass {n} of 2: ") for stage in stages if f"pass {n} " in stage] for n in (1, 2)]
+    assert passes[0][:3] == ["dispatch", "steps of little work", "matmul, float32"]
+    assert passes[0] == passes[1]
+    assert len(stages) == 2 * len(passes[0])
     assert Cluster.local(2) == cluster == Cluster.load(cache_path(2))
     assert [path.name for path in cache_path(2).parent.iterdir()] == ["local-2.json"]
 
 
 def test_what_is_interrupted_goes_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle keeps every point; the same call measures the others only, and takes these as they are."""
+    """Ctrl-C in the middle keeps every visit; the same call makes the others only, and takes these as they are."""
 
     def interrupt(stage: str) -> None:
-        if stage == "steps of little work":  # which takes seconds
+        if stage == "pass 2 of 2: dispatch":  # which takes a second
             raise KeyboardInterrupt
 
     workload = tiny(1)
     with pytest.raises(KeyboardInterrupt):
         calibrate(1, workload=workload, progress=interrupt)
-    kept = cache_path(1).with_suffix(".points.jsonl")
-    first = read_points(kept)
-    assert {"forward add", "forward mul", "backward"} <= set(first)
+    kept = cache_path(1).with_suffix(".visits.jsonl")
+    first = read_visits(kept)
+    assert {"forward add", "chain 4", "backward"} <= set(first)
     assert not cache_path(1).exists()
 
-    used: dict[str, Point] = {}
-    monkeypatch.setattr(module, "cluster_of", lambda points, *rest: used.update(points) or cluster_of(points, *rest))
+    used: dict[str, list[Visit]] = {}
+    monkeypatch.setattr(module, "read_visits", lambda path: used.update(read_visits(path)) or read_visits(path))
     cluster = calibrate(1, workload=workload, warn=ignore)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("calibrating: steps of little work\ncalibrating: matmul, float32\n")
-    assert first.items() < used.items()
+    assert captured.err.startswith("calibrating: pass 2 of 2: ")
+    assert captured.err.count("pass 2 of 2: matmul, float32") == 1
+    assert all(used[key][: len(visits)] == visits for key, visits in first.items())
+    assert {len(visits) for visits in used.values()} == {2}
     assert cluster.collectives == ()  # one rank has nothing to send
     assert not kept.exists()
 
 
 @pytest.mark.parametrize("change", ["workload", "day", "machine"])
 def test_points_of_another_measurement_are_not_used(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    workload, kept = tiny(1), cache_path(1).with_suffix(".points.jsonl")
+    workload, kept = tiny(1), cache_path(1).with_suffix(".visits.jsonl")
     with module._folder(cache_path(1), workload) as folder:
-        (folder / "points.jsonl").write_text(json.dumps(Point("forward add", 1.0, 0.0, 5)._asdict()) + '\n{"key": ')
-    assert set(read_points(kept)) == {"forward add"}
+        (folder / "visits.jsonl").write_text(json.dumps(Visit("forward add", [1.0])._asdict()) + '\n{"key": ')
+    assert set(read_visits(kept)) == {"forward add"}
     with module._folder(cache_path(1), replace(workload, timeout_s=1.0)) as folder:  # how long one waits is no matter
-        assert set(read_points(folder / "points.jsonl")) == {"forward add"}
+        assert set(read_visits(folder / "visits.jsonl")) == {"forward add"}
     if change == "workload":
         workload = replace(workload, num_threads=2)
     elif change == "machine":
@@ -126,7 +143,7 @@ def test_points_of_another_measurement_are_not_used(change: str, monkeypatch: py
             module, "date", SimpleNamespace(today=lambda: SimpleNamespace(isoformat=lambda: "1999-12-31"))
         )
     with module._folder(cache_path(1), workload) as folder:
-        assert read_points(folder / "points.jsonl") == {}
+        assert read_visits(folder / "visits.jsonl") == {}
 
 
 def test_a_rank_that_fails_ends_the_calibration() -> None:
@@ -205,8 +222,8 @@ def test_a_loaded_machine_is_in_the_provenance(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _write(points: dict[str, Point], folder: Path) -> None:
-    text = "".join(json.dumps(point._asdict()) + "\n" for point in points.values())
-    (folder / "points.jsonl").write_text(text)
+    visits = [Visit(key, [point.seconds] * 2) for key, point in points.items()]
+    (folder / "visits.jsonl").write_text("".join(json.dumps(visit._asdict()) + "\n" for visit in visits))
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -281,6 +298,8 @@ def test_workloads_are_data(device: str, thorough: bool) -> None:
     assert hash(read_workload(write_workload(workload))) == hash(workload)
     assert workload.group_sizes == [2, 4]
     assert ("bfloat16" in workload.dtypes) == (thorough or device == "cuda")
+    assert workload.num_passes == (30 if thorough else 6)
+    assert workload.seconds_per_point / workload.num_passes == pytest.approx(0.005)
 
 
 # -------------------------------------------------------------------------------------------------------------- probes
@@ -360,15 +379,43 @@ def test_other_processes_do_not_count_where_a_rank_has_one_thread(monkeypatch: p
     assert measure.Clock("cpu", 2).kernel_s(int) == 7.0
 
 
-@pytest.mark.parametrize(("waits", "samples", "seconds"), [(False, 5, 1.0), (True, 8, 2.0)])
-def test_where_ranks_wait_the_mean_counts_of_more_calls(waits: bool, samples: int, seconds: float) -> None:
-    rank = measure.Rank(0, tiny(1, seconds_per_point=1.0), Path("none"))
-    rank._slowest = lambda seconds, spread: (seconds, spread)
-    times = iter([1.0] * samples + [9.0])  # the first tells how many more
-    task = measure._Task("stage", "key", lambda: int, lambda clock, call: next(times), waits=waits)
-    assert rank._point(task)[::3] == ("key", samples)
-    times = iter([1.0] * samples + [9.0])
-    assert rank._point(task).seconds == seconds
+@pytest.mark.parametrize(
+    ("waits", "allowed_s", "samples"), [(False, 12.0, 6), (True, 1.0, 4), (False, 0.0, 2), (True, 99.0, 10)]
+)
+def test_a_visit_has_samples_for_its_part_of_the_time(waits: bool, allowed_s: float, samples: int) -> None:
+    rank = measure.Rank(0, tiny(1, seconds_per_point=allowed_s), Path("none"))
+    rank._slowest = lambda seconds: [*seconds]
+    times = iter([1.0, *[6.0] * samples])  # the first tells how many more
+    task = measure._Task("stage", "key", lambda: int, lambda clock, call: next(times), calls=3, waits=waits)
+    assert rank._visit(task) == ("key", [2.0] * samples)
+    assert next(times, None) is None
+
+
+def test_a_point_is_the_mean_of_all_visits_but_for_the_slowest_tenth() -> None:
+    visits = [Visit("key", [1.0, 1.0, 1.0]), Visit("key", [2.0, 4.0, 2.0]), Visit("key", [4.0, 3.0, 4.0, 99.0])]
+    assert Point.of(visits) == (pytest.approx(22 / 9), 4.0 / 1.25 - 1)
+    assert Point.of([Visit("key", [0.0, 0.0])]).seconds == 1e-9  # what no clock has seen
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.floats(1e-6, 1.0)), min_size=1, max_size=40))
+def test_the_mean_of_a_step_is_at_least_the_sum_of_its_parts_means(parts: list[tuple[float, float]]) -> None:
+    """Whatever the parts have to do with each other; exactly that sum, where nothing is trimmed."""
+    steps = [sum(part) for part in parts]
+    of_parts = sum(trimmed_mean(part) for part in zip(*parts, strict=True))
+    assert of_parts * (1 - 1e-9) <= trimmed_mean(steps) <= max(steps)
+    if len(parts) < 10:
+        assert trimmed_mean(steps) == pytest.approx(of_parts)
+
+
+def test_of_each_sample_the_slowest_rank_counts() -> None:
+    """Ranks that are slow at different times are slow together more often than each."""
+    found = run_ranks(_slowest_of_two, 2, 60.0)
+    assert found == [[3.0, 4.0]] * 2
+
+
+def _slowest_of_two() -> list[float]:
+    rank = dist.get_rank()
+    return measure.Rank(rank, tiny(2), Path("none"))._slowest([1.0, 4.0] if rank else [3.0, 2.0])
 
 
 def test_collectives_are_timed_after_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
