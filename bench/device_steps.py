@@ -34,8 +34,7 @@ from bench.device_models import MODELS
 from bench.device_operators import Measured, Operator
 from bench.device_page import Result, Row, data_name, page
 from bench.plans import CERTIFIED
-from bench.zoo_times import NUM_WARMUP, live_storages, peak_bytes
-from bench.zoo_times import calibrated as calibrated_cpu
+from bench.zoo_times import NUM_WARMUP, WORKLOAD, live_storages, peak_bytes
 from examples.zoo import Example
 from shardwright.cost.calibration.calibrate import calibrate
 from shardwright.cost.calibration.measure import Clock
@@ -115,7 +114,8 @@ def measure(name: str, setup: Setup, *, compiled: bool) -> tuple[tuple[float, ..
     seconds = tuple(clock.kernel_s(stepper.step) for _ in range(setup.rounds))
     if on_gpu:
         return seconds, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return seconds, peak_bytes(stepper), None
+    (peak,) = peak_bytes(stepper, 1)
+    return seconds, peak, None
 
 
 def free() -> None:
@@ -135,8 +135,9 @@ def planned(name: str, setup: Setup, cluster: Cluster) -> Graph:
 
 
 def calibrated(device: str) -> Cluster:
-    """One rank on the device."""
-    return calibrated_cpu(1) if device == "cpu" else calibrate(1, device=device, timeout_s=600.0, save=False)
+    """One rank on the device; of one thread, if it is a CPU."""
+    workload = WORKLOAD if device == "cpu" else None
+    return calibrate(1, device=device, timeout_s=600.0, save=False, workload=workload)
 
 
 def run(setup: Setup, models: Sequence[str], modes: Sequence[str], num_operators: int) -> Result:

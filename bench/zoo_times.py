@@ -1,10 +1,10 @@
 """Predicted against measured: step time and peak memory of every model of the zoo, on one and on two local ranks.
 
-The machine is calibrated as by `shardwright calibrate`: with operators, kernels and collectives, never a model. Every
-plan of every model takes a few steps in every round; the first of them warm the caches that the other models used, and
-a step's time is its slowest rank's. Other work on the machine only adds to the time of a step, so the lower quartile is
-reported, of every few rounds. A machine that is shared drifts too, by more than predictions err. So it is calibrated
-before and after these rounds, and what is predicted and measured are means over all of them.
+The machine is calibrated as by `shardwright calibrate`, with operators, kernels and collectives, never a model, and in
+the same processes every plan takes turns between the points: a few steps, of which the first warms the caches that
+other work used; a step's time is its slowest rank's. A processor that shares its core with other work of its host can
+be half as fast for seconds, and a rank may have such a one while another has not; and a shared machine drifts, by more
+than predictions err. So turns are many and short, and what is predicted comes from the minutes that are measured.
 
 Memory is exact: the profiler's record of every allocation and release of torch's CPU allocator in one step, on top of
 what is there before it: every storage that a tensor of the plan keeps alive, be it a parameter, an optimizer's state,
@@ -18,11 +18,13 @@ import gc
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from datetime import date
-from itertools import pairwise
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,10 +35,10 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from bench.plans import CERTIFIED
-from bench.rounds import noise
 from examples.zoo import ZOO
-from shardwright.cost.calibration.calibrate import calibrate
-from shardwright.cost.calibration.workload import Workload
+from shardwright.cost.calibration.calibrate import calibrate, measured_cluster
+from shardwright.cost.calibration.measure import Rank
+from shardwright.cost.calibration.workload import Workload, points_of, read_visits, trimmed_mean
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.program import program
@@ -51,20 +53,27 @@ from shardwright.search.restrict import DATA, TENSOR, ZERO
 
 PAGE = Path(__file__).parents[1] / "docs" / "local.md"
 FORCED = {"data": DATA, "zero": ZERO, "tensor": TENSOR}
+WORKLOAD = Workload(num_ranks=1, num_threads=1, timeout_s=300.0)  # ranks of one thread, as `run_ranks` has them
 NUM_WARMUP = 4
-STEPS_PER_ROUND = 6
-ROUNDS_PER_BLOCK = 4
+STEPS_PER_TURN = 3
+VISITS_PER_TURN = 6
+STEPS_FOR_MEMORY = 9
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with one of its plans."""
+    """A model with one of its plans.
+
+    searched_s        a step by the calibration that the plan was searched with
+    predicted_bytes   the peak of memory
+    """
 
     model: str
     plan_name: str
     num_ranks: int
     captured: Captured
     plan: Plan
+    searched_s: float
     predicted_bytes: int
 
     @property
@@ -79,17 +88,21 @@ class Subject:
 class Row:
     """What was predicted and measured.
 
-    drift   how far the predictions of the calibrations are apart
-    noise   how far the measurements of odd steps are from those of even ones
+    predicted_noise   how far the prediction by odd passes is from that by even ones
+    measured_noise    how far the measurements of odd turns are from those of even ones
     """
 
     subject: Subject
     predicted_s: float
-    drift: float
+    predicted_noise: float
     measured_s: float
+    measured_noise: float
     cpu_s: float
     measured_bytes: int
-    noise: float
+
+    @property
+    def error_before(self) -> float:
+        return self.subject.searched_s / self.measured_s - 1
 
     @property
     def time_error(self) -> float:
@@ -150,8 +163,14 @@ class Stepping(Protocol):
     def resident_bytes(self) -> int: ...
 
 
-def peak_bytes(stepper: Stepping) -> int:
-    """The most that is allocated at once during a step."""
+def peak_bytes(stepper: Stepping, num_steps: int) -> list[int]:
+    """The most that is allocated at once during each of some steps."""
+    resident = stepper.resident_bytes()
+    return [resident + max(0, _most_allocated(stepper)) for _ in range(num_steps)]
+
+
+def _most_allocated(stepper: Stepping) -> int:
+    """During a step, on top of what there is before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         stepper.step()
     events, pending = [], list(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
@@ -162,17 +181,19 @@ def peak_bytes(stepper: Stepping) -> int:
             details: Any = event.extra_fields
             events.append((event.start_time_ns, details.alloc_size))
     events.sort(key=lambda e: e[0])
-    return stepper.resident_bytes() + max(0, int(np.cumsum([size for _, size in events]).max()))
+    return int(np.cumsum([size for _, size in events]).max())
 
 
-Block = tuple[dict[str, list[tuple[float, float]]], dict[str, int]]
-"""What a rank measures: wall and CPU seconds of every step, and the peak of memory, by subject."""
+Times = list[list[tuple[float, float]]]
+"""Wall and CPU seconds of every step that counts, by turn."""
+Measured = tuple[dict[str, Times], dict[str, list[int]]]
+"""By a rank: times, and the peaks of memory, by subject."""
 
 
-def run(subjects: Sequence[Subject]) -> Block:
-    """A block of rounds on this rank."""
+def run(subjects: Sequence[Subject], workload: Workload, visits: Path) -> Measured:
+    """A calibration on this rank with the subjects' turns in between; what it measures is added to `visits`."""
     steppers: dict[str, Stepper] = {}
-    memory: dict[str, int] = {}
+    memory: dict[str, list[int]] = {}
     for subject in subjects:
         torch.manual_seed(0)
         model, batch = ZOO[subject.model]()
@@ -181,19 +202,29 @@ def run(subjects: Sequence[Subject]) -> Block:
         stepper = steppers[subject.name] = Stepper(module, batch, before)
         for _ in range(NUM_WARMUP):
             stepper.step()
-        memory[subject.name] = peak_bytes(stepper)  # while `model` is there, so that its storages' addresses are taken
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steppers}
-    gc.collect()
+        # While `model` is there, so that its storages' addresses are taken.
+        memory[subject.name] = peak_bytes(stepper, STEPS_FOR_MEMORY)
+    times: dict[str, Times] = {name: [] for name in steppers}
+    rank, turns = Rank(dist.get_rank(), workload, visits), cycle(steppers)
     gc.disable()
-    for _ in range(ROUNDS_PER_BLOCK):
-        for name, stepper in steppers.items():
-            for number in range(STEPS_PER_ROUND):  # the first warm the caches that the other models used
-                dist.barrier()
-                seconds = _seconds(stepper.step)
-                if number >= STEPS_PER_ROUND // 2:
-                    times[name].append(seconds)
+    for number in range(workload.num_passes):
+        gc.collect()
+        with redirect_stdout(sys.stderr):
+            for visit, _ in enumerate(rank.visits(number)):
+                if visit % VISITS_PER_TURN == 0:
+                    name = next(turns)
+                    times[name].append(_turn(steppers[name]))
     gc.enable()
     return times, memory
+
+
+def _turn(stepper: Stepper) -> list[tuple[float, float]]:
+    """Steps that all ranks begin at once; the first is left out."""
+    seconds = []
+    for _ in range(STEPS_PER_TURN):
+        dist.barrier()
+        seconds.append(_seconds(stepper.step))
+    return seconds[1:]
 
 
 def subjects(cluster: Cluster, models: Sequence[str]) -> list[Subject]:
@@ -206,8 +237,9 @@ def subjects(cluster: Cluster, models: Sequence[str]) -> list[Subject]:
         for plan_name, roles in _plans(cluster.num_devices).items():
             mesh = Mesh(("x",), (cluster.num_devices,)) if roles else None
             plan = Planner(cluster, CERTIFIED).plan(captured.graph, model, mesh=mesh, roles=roles)
-            peak = _simulated(plan, cluster).stages[0].memory.total_bytes
-            found.append(Subject(model, plan_name, cluster.num_devices, captured, plan, peak))
+            timeline = _simulated(plan, cluster)
+            peak = timeline.stages[0].memory.total_bytes
+            found.append(Subject(model, plan_name, cluster.num_devices, captured, plan, timeline.step_s, peak))
     return found
 
 
@@ -219,29 +251,38 @@ def _plans(num_ranks: int) -> dict[str, tuple[str, ...] | None]:
     return {"searched": None, **({name: (role,) for name, role in FORCED.items()} if num_ranks > 1 else {})}
 
 
-def rows(found: Sequence[Subject], num_blocks: int) -> list[Row]:
-    """Run every subject, in blocks of rounds, with a calibration before and after each block."""
-    num_ranks = found[0].num_ranks
-    clusters, blocks = [calibrated(num_ranks)], list[list[Block]]()
-    for _ in range(num_blocks):
-        blocks.append(run_ranks(run, num_ranks, 1800.0, args=(found,)))
-        clusters.append(calibrated(num_ranks))
-    return [_row(subject, clusters, blocks) for subject in found]
+def rows(found: Sequence[Subject], num_passes: int) -> list[Row]:
+    """Run every subject and predict it by the calibration in between."""
+    seconds = WORKLOAD.seconds_per_point / WORKLOAD.num_passes * num_passes
+    workload = replace(WORKLOAD, num_ranks=found[0].num_ranks, num_passes=num_passes, seconds_per_point=seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "visits.jsonl"
+        measured = run_ranks(run, workload.num_ranks, 3600.0, args=(found, workload, path))
+        visits = read_visits(path)
+    every, odd, even = (
+        measured_cluster(points_of({key: passes[part] for key, passes in visits.items()}), workload)
+        for part in (slice(None), slice(0, None, 2), slice(1, None, 2))
+    )
+    return [_row(subject, (every, odd, even), measured) for subject in found]
 
 
-def _row(subject: Subject, clusters: Sequence[Cluster], blocks: Sequence[Sequence[Block]]) -> Row:
+def _row(subject: Subject, clusters: tuple[Cluster, Cluster, Cluster], measured: Sequence[Measured]) -> Row:
     """A step is as slow as its slowest rank, and the fullest rank's memory counts."""
-    predicted = [subject.predicted_s(cluster) for cluster in clusters]
-    slowest = [np.max([times[subject.name] for times, _ in block], axis=0) for block in blocks]
-    measured_s, cpu_s = (float(x) for x in np.mean([np.quantile(times, 0.25, axis=0) for times in slowest], axis=0))
+    predicted_s, odd_s, even_s = (subject.predicted_s(cluster) for cluster in clusters)
+    slowest = np.max([times[subject.name] for times, _ in measured], axis=0)  # [turn, step, wall or CPU]
+    fullest = np.max([memory[subject.name] for _, memory in measured], axis=0)
+    measured_s, cpu_s, odd, even = (
+        trimmed_mean(seconds.ravel().tolist())
+        for seconds in (slowest[..., 0], slowest[..., 1], slowest[::2, :, 0], slowest[1::2, :, 0])
+    )
     return Row(
         subject,
-        predicted_s=statistics.mean(map(statistics.mean, pairwise(predicted))),
-        drift=max(predicted) / min(predicted) - 1,
-        measured_s=measured_s,
-        cpu_s=cpu_s,
-        measured_bytes=statistics.median_low(max(memory[subject.name] for _, memory in block) for block in blocks),
-        noise=noise(np.concatenate(slowest)[:, 0]),
+        predicted_s,
+        abs(odd_s / even_s - 1),
+        measured_s,
+        abs(odd / even - 1),
+        cpu_s,
+        statistics.median_low(fullest.tolist()),
     )
 
 
@@ -252,31 +293,33 @@ Written by `python -m bench.zoo_times` on {date}: {cpus}-core CPU, torch {torch}
 {load:.0f} processes were running when it began. Every model of `examples/zoo.py` takes whole training steps in fp32
 with AdamW (`fused=True`).
 
-Every plan takes {steps} steps in each of {blocks} × {rounds} rounds, of which the second half counts. The machine's
-speed drifts, so it is calibrated before and after every {rounds} rounds, by operators, kernels, collectives and a chain
-of parameters, never by a model: *predicted* is the mean of what the calibrations before and after say, *drift* how far
-all of them are apart. *Measured* is the wall time of the slowest rank, the lower quartile of {rounds} rounds; a
-collective is predicted by its mean, so that steps that wait for few of them are predicted too slow. Shown is the mean
-over the {blocks} times. *Noise* is how far the lower quartile of all odd steps is from that of the even ones. *CPU
-time* leaves out waiting: for another rank, and for a processor that other work has taken. On an idle machine the wall
-time of a plan without communication is its CPU time; on a loaded one only the latter can be compared, and plans that
-communicate cannot be judged at all.
+The machine is calibrated in {passes} passes over operators, kernels, collectives and a chain of parameters, never by a
+model; after every {visits} points one of the plans takes {steps} steps, of which the first does not count: a processor
+that shares its core with other work of its host can be half as fast for seconds, and machines drift. *Predicted*
+is what all passes say, *measured* the wall time of the slowest rank; both are means but for the slowest tenth. *Noise*
+is how far the prediction by odd passes is from that by even ones, and odd turns from even ones. *Before* is the error
+by the calibration that the plans were searched with: it was made minutes earlier, when the machine may have been faster
+or slower. A collective is timed from the moment at which the first rank comes to it, which counts part of a wait twice
+where the slowest rank's work is counted too. *CPU time* leaves out waiting: for another rank, and for a processor that
+other work has taken (but not that its core is shared). On an idle machine the wall time of a plan without communication
+is its CPU time; on a loaded one only the latter can be compared, and plans that communicate cannot be judged at all.
 
 *searched* is the search's plan; *data*, *zero* and *tensor* are forced. Memory is exact: all that torch's CPU
 allocator has handed out at the worst moment of a step, by the profiler's record, on top of every storage that is alive
 before it: parameters, buffers, optimizer states, the pool of gathered weights, buckets of gradients, the rank's batch;
-the median of {blocks} steps, as gloo's threads give a tensor back when they come to it.
+the median of {memory} steps, as gloo's threads give a tensor back when they come to it.
 """
 HEAD = """\
-| model | plan | predicted | drift | measured | noise | error | CPU time | error | memory predicted | measured | error |
-|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+| model | plan | predicted | noise | measured | noise | error | before | CPU time | error | memory | measured | error |
+|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
 """
 
 
-def page(table: Sequence[Row], provenances: Sequence[str], num_blocks: int, load: float) -> str:
+def page(table: Sequence[Row], provenances: Sequence[str], num_passes: int, load: float) -> str:
     """The results as Markdown."""
     facts = {"date": date.today().isoformat(), "cpus": os.cpu_count(), "torch": torch.__version__, "load": load}
-    text = INTRODUCTION.format(**facts, steps=STEPS_PER_ROUND, rounds=ROUNDS_PER_BLOCK, blocks=num_blocks)
+    facts |= {"passes": num_passes, "visits": VISITS_PER_TURN, "steps": STEPS_PER_TURN, "memory": STEPS_FOR_MEMORY}
+    text = INTRODUCTION.format(**facts)
     for ranks, provenance in zip(sorted({row.subject.num_ranks for row in table}), provenances, strict=True):
         mine = [row for row in table if row.subject.num_ranks == ranks]
         text += f"\n{section(mine, ranks)}\nThe calibration that plans were searched with: {provenance}.\n"
@@ -287,11 +330,17 @@ def section(table: Sequence[Row], ranks: int) -> str:
     """The rows of one number of ranks, the worst first, and their medians."""
     head = f"## {ranks} {'rank' if ranks == 1 else 'ranks'}\n\n"
     for what, mine in (("searched plans", [r for r in table if r.subject.plan_name == "searched"]), ("all", table)):
-        wall, cpu, memory = (
+        wall, cpu, before, memory = (
             statistics.median(abs(error(row)) for row in mine)
-            for error in (lambda r: r.time_error, lambda r: r.cpu_error, lambda r: r.memory_error)
+            for error in (
+                lambda r: r.time_error,
+                lambda r: r.cpu_error,
+                lambda r: r.error_before,
+                lambda r: r.memory_error,
+            )
         )
-        head += f"Median error, {what}: {wall:.1%} of a step's time ({cpu:.1%} of CPU time), {memory:.1%} of memory.\n"
+        head += f"Median error, {what}: {wall:.1%} of a step's time ({cpu:.1%} of CPU time; {before:.1%} as calibrated "
+        head += f"before), {memory:.1%} of memory.\n"
     lines = [_line(row) for row in sorted(table, key=lambda r: -abs(r.time_error))]
     return head + "\n" + HEAD + "\n".join(lines) + "\n"
 
@@ -304,37 +353,37 @@ def _line(row: Row) -> str:
         s.model,
         s.plan_name,
         predicted,
-        f"{row.drift:.0%}",
+        f"{row.predicted_noise:.0%}",
         measured,
-        f"{row.noise:.0%}",
+        f"{row.measured_noise:.0%}",
         f"{row.time_error:+.0%}",
+        f"{row.error_before:+.0%}",
     ]
     cells += [cpu, f"{row.cpu_error:+.0%}", *memory, f"{row.memory_error:+.0%}"]
     return "| " + " | ".join(cells) + " |"
-
-
-def calibrated(num_ranks: int) -> Cluster:
-    """This machine as `num_ranks` ranks of one thread each, as `run_ranks` has them."""
-    return calibrate(num_ranks, save=False, timeout_s=300.0, workload=Workload(num_ranks, 1, 300.0))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Calibrate, measure and write the page."""
     parser = argparse.ArgumentParser(prog="python -m bench.zoo_times", description=__doc__)
     parser.add_argument("models", nargs="*", default=list(ZOO), help="of examples/zoo.py; default: all")
-    parser.add_argument("--blocks", type=int, default=3, help=f"of {ROUNDS_PER_BLOCK} rounds; default: 3")
+    parser.add_argument("--passes", type=int, default=16, help="at least 2; default: 16")
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="default: 1 2")
     parser.add_argument("--dry", action="store_true", help="print the page, do not write it")
     options = parser.parse_args(arguments)
-    if options.blocks < 1:
-        parser.error(f"argument --blocks: expected a positive integer, got {options.blocks}")
+    if options.passes < 2:
+        parser.error(
+            f"argument --passes: expected at least 2, got {options.passes}; noise is how far odd and even ones differ"
+        )
     torch.set_num_threads(1)
     load, table, provenances = os.getloadavg()[0], list[Row](), list[str]()
     for num_ranks in sorted(options.ranks):
-        cluster = calibrated(num_ranks)
+        cluster = calibrate(
+            num_ranks, save=False, timeout_s=WORKLOAD.timeout_s, workload=replace(WORKLOAD, num_ranks=num_ranks)
+        )
         provenances.append(cluster.provenance)
-        table += rows(subjects(cluster, options.models), options.blocks)
-    text = page(table, provenances, options.blocks, load)
+        table += rows(subjects(cluster, options.models), options.passes)
+    text = page(table, provenances, options.passes, load)
     print(text)
     if not options.dry:
         PAGE.write_text(text)

@@ -22,18 +22,17 @@ def test_gpus() -> None:
 
 def test_ranks_of_this_machine() -> None:
     one, two = LOCAL.split("\n## ")[1:]
-    pattern = r"Median error, .*: ([\d.]+)% of a step's time \(([\d.]+)% of CPU time\)"
-    medians = [
-        [(round(float(wall)), round(float(cpu))) for wall, cpu in re.findall(pattern, part)] for part in (one, two)
-    ]
+    pattern = r"Median error, .*: ([\d.]+)% of a step's time \(([\d.]+)% of CPU time; ([\d.]+)% as calibrated before\)"
+    medians = [[tuple(round(float(x)) for x in found) for found in re.findall(pattern, part)] for part in (one, two)]
     errors = [
         [int(error) for error in re.findall(r"^\|(?:[^|]*\|){6} ([+-]\d+)% \|", part, re.MULTILINE)]
         for part in (one, two)
     ]
-    (alone, _), ((searched, searched_cpu), (every, _)) = medians
+    (alone, _), ((searched, searched_cpu, _), (every, _, before)) = medians
     (one_low, one_high), (two_low, two_high) = ((-min(part), max(part)) for part in errors)
     assert f"{alone[0]} % off at the median, from {one_low} % too fast to {one_high} % too slow" in ROW
     on_two = f"{searched} % for searched plans ({searched_cpu} % of CPU time) and {every} % for all"
     assert f"{on_two}, from {two_low} % too fast to {two_high} % too slow" in ROW
+    assert f"calibrated minutes earlier, {alone[2]} and {before} %" in ROW
     memory = max(abs(int(error)) for error in re.findall(r"([+-]\d+)% \|$", LOCAL, re.MULTILINE))
     assert f"memory is within {memory} % everywhere" in ROW

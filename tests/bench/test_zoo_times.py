@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from bench import zoo_times
 from bench.zoo_times import Row, Subject, live_storages, page, peak_bytes, section
+from shardwright.cost.calibration.workload import Visit, Workload
 
 
 class Allocating:
@@ -28,7 +31,7 @@ class Allocating:
 
 
 def test_the_peak_is_what_is_allocated_at_the_worst_moment() -> None:
-    assert peak_bytes(Allocating(1000)) == 1000 + 4 * (2**18 + 2**19)
+    assert peak_bytes(Allocating(1000), 2) == [1000 + 4 * (2**18 + 2**19)] * 2
 
 
 def test_storages_are_counted_once_however_many_tensors_share_them() -> None:
@@ -44,8 +47,8 @@ def test_storages_are_counted_once_however_many_tensors_share_them() -> None:
 
 def row(model: str, predicted_s: float, measured_s: float, plan: str = "searched", ranks: int = 1) -> Row:
     nothing: Any = None
-    subject = Subject(model, plan, ranks, nothing, nothing, 90)
-    return Row(subject, predicted_s, 0.05, measured_s, measured_s / 2, 100, 0.03)
+    subject = Subject(model, plan, ranks, nothing, nothing, predicted_s * 2, 90)
+    return Row(subject, predicted_s, 0.05, measured_s, 0.03, measured_s / 2, 100)
 
 
 def test_errors_are_of_what_was_predicted() -> None:
@@ -59,10 +62,11 @@ def test_errors_are_of_what_was_predicted() -> None:
 def test_the_page_has_medians_and_the_worst_first() -> None:
     rows = [row("mlp", 1.1e-3, 1e-3), row("gpt", 0.5e-3, 1e-3, "data")]
     text = section(rows, 1)
-    assert "Median error, searched plans: 10.0% of a step's time (120.0% of CPU time), 10.0% of memory." in text
+    assert "Median error, searched plans: 10.0% of a step's time (120.0% of CPU time; 120.0% as calib" in text
+    assert "rated before), 10.0% of memory." in text
     assert "Median error, all: 30.0%" in text
     assert text.index("| gpt | data |") < text.index("| mlp | searched |")
-    assert "| 1.10 ms | 5% | 1.00 ms | 3% | +10% | 0.50 ms | +120% |" in text
+    assert "| 1.10 ms | 5% | 1.00 ms | 3% | +10% | +120% | 0.50 ms | +120% |" in text
     whole = page([*rows, row("mlp", 1.0, 1.0, ranks=2)], ["measured", "measured too"], 6, 9.4)
     assert "## 1 rank\n" in whole
     assert "## 2 ranks\n" in whole
@@ -70,22 +74,35 @@ def test_the_page_has_medians_and_the_worst_first() -> None:
     assert "searched with: measured too." in whole
 
 
-def test_a_row_is_the_mean_of_blocks_between_calibrations(monkeypatch: pytest.MonkeyPatch) -> None:
-    clusters: Any = iter([2.0, 4.0, 8.0])
-    fast, slow = [(1.0, 0.5)] * 4 + [(9.0, 0.5)], [(5.0, 0.5)] * 5
-    blocks = iter([[({"mlp, data": fast}, {"mlp, data": 10}), ({"mlp, data": fast}, {"mlp, data": 11})],
-                   [({"mlp, data": fast}, {"mlp, data": 30}), ({"mlp, data": slow}, {"mlp, data": 31})]])  # fmt: skip
-    monkeypatch.setattr(zoo_times, "calibrated", lambda num_ranks: next(clusters))
-    monkeypatch.setattr(zoo_times, "run_ranks", lambda *_, **__: next(blocks))
+def test_steps_are_predicted_by_the_passes_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four turns of two steps that count: of each step the slowest rank, of each point all visits."""
+    first = [[(2.0, 0.5), (1.0, 0.5)], [(3.0, 0.5), (2.0, 0.7)]] * 2
+    second = [[(1.0, 0.5), (2.0, 0.5)], [(2.0, 0.7), (3.0, 0.5)]] * 2
+    measured = [
+        ({"mlp, data": first}, {"mlp, data": [10, 50, 12]}),
+        ({"mlp, data": second}, {"mlp, data": [11, 9, 13]}),
+    ]
+
+    def run(_: object, num_ranks: int, __: float, *, args: tuple[Any, Workload, Path]) -> Any:
+        workload, visits = args[1:]
+        assert (num_ranks, workload.num_ranks, workload.num_passes) == (2, 2, 4)
+        assert workload.seconds_per_point / 4 == pytest.approx(0.03 / 6)  # a pass is one of `shardwright calibrate`
+        lines = [Visit("key", [seconds] * 4)._asdict() for seconds in (1.0, 3.0, 1.0, 3.0)]
+        visits.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return measured
+
+    monkeypatch.setattr(zoo_times, "run_ranks", run)
+    monkeypatch.setattr(zoo_times, "measured_cluster", lambda points, workload: points["key"].seconds)
     monkeypatch.setattr(Subject, "predicted_s", lambda self, cluster: cluster)
-    found = zoo_times.rows([row("mlp", 0.0, 1.0, "data", 2).subject], 2)[0]
-    assert found.predicted_s == (3.0 + 6.0) / 2
-    assert found.drift == 3.0
-    assert (found.measured_s, found.cpu_s) == ((1.0 + 5.0) / 2, 0.5)
-    assert found.measured_bytes == 11
+    found = zoo_times.rows([row("mlp", 0.0, 1.0, "data", 2).subject], 4)[0]
+    predicted, measured_s, cpu_s = (8 * 1.0 + 7 * 3.0) / 15, (4 * 2.0 + 4 * 3.0) / 8, (4 * 0.5 + 4 * 0.7) / 8
+    assert (found.predicted_s, found.predicted_noise) == (pytest.approx(predicted), pytest.approx(2 / 3))
+    assert (found.measured_s, found.measured_noise) == (pytest.approx(measured_s), pytest.approx(1 / 3))
+    assert found.cpu_s == pytest.approx(cpu_s)
+    assert found.measured_bytes == 13
 
 
-def test_no_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_pass(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        zoo_times.main(["--blocks", "0"])
-    assert "argument --blocks: expected a positive integer, got 0" in capsys.readouterr().err
+        zoo_times.main(["--passes", "1"])
+    assert "argument --passes: expected at least 2, got 1; noise is how far odd and even" in capsys.readouterr().err
