@@ -2,15 +2,17 @@
 
 A roofline whose two lines are curves: kernels that were bound by arithmetic give one over the seconds of arithmetic at
 the peak, those bound by memory one over the seconds of their bytes; work takes the larger of both. Between measured
-kernels, seconds are interpolated in logarithms; below the smallest they stay as they are, above the largest they grow
-in proportion. Points are made to rise first, so that noise cannot make more work faster.
+kernels, seconds are interpolated in logarithms; beyond the last and before the first they change in proportion, but no
+work takes less than the fastest kernel of its kind. (A curve that stayed as it is before its first kernel would give
+all smaller work that time, whatever the other curve has measured there.) Points are made to rise first, so that noise
+cannot make more work faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import exp, log
+from math import exp, inf, log
 
 import numpy as np
 
@@ -91,21 +93,28 @@ class KernelTable:
             point = (log(max(compute_s, memory_s, _LEAST_S)), log(kernel.seconds))
             points.setdefault(key, []).append(point)
         self._curves = {key: _rising(found) for key, found in points.items()}
+        self._least_s: dict[tuple[str, str, bool], float] = {}
+        for (kind, dtype, backward, _), (_, measured_s) in self._curves.items():
+            key = (kind, dtype, backward)
+            self._least_s[key] = min(exp(measured_s[0]), self._least_s.get(key, inf))
 
     def seconds(self, work: Work) -> float | None:
         """None where nothing of this kind and dtype was measured."""
+        key = (work.kind, work.dtype, work.backward)
+        if key not in self._least_s:
+            return None
         found = [
             _at(curve, bound_s)
             for by_memory, bound_s in enumerate(self._bounds(work))
-            if (curve := self._curves.get((work.kind, work.dtype, work.backward, bool(by_memory)))) is not None
+            if (curve := self._curves.get((*key, bool(by_memory)))) is not None
         ]
-        return max(found, default=None)
+        return max(*found, self._least_s[key])
 
 
 def _at(curve: tuple[list[float], list[float]], bound_s: float) -> float:
     ideal, measured_s = curve
     place = log(max(bound_s, _LEAST_S))
-    return exp(float(np.interp(place, ideal, measured_s)) + max(0.0, place - ideal[-1]))
+    return exp(float(np.interp(place, ideal, measured_s)) + max(0.0, place - ideal[-1]) + min(0.0, place - ideal[0]))
 
 
 def _rising(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
