@@ -29,10 +29,9 @@ def test_ranks_of_this_machine() -> None:
         for part in (one, two)
     ]
     (alone, _), ((searched, searched_cpu, _), (every, _, before)) = medians
-    (one_low, one_high), (two_low, two_high) = ((-min(part), max(part)) for part in errors)
-    assert f"{alone[0]} % off at the median, from {one_low} % too fast to {one_high} % too slow" in ROW
-    on_two = f"{searched} % for searched plans ({searched_cpu} % of CPU time) and {every} % for all"
-    assert f"{on_two}, from {two_low} % too fast to {two_high} % too slow" in ROW
+    of_one, of_two = (f"from {min(part):+d} % to {max(part):+d} %" for part in errors)
+    assert f"{alone[0]} % at the median, {of_one}" in ROW
+    assert f"{searched} % for searched plans ({searched_cpu} % of CPU time) and {every} % for all, {of_two}" in ROW
     assert f"calibrated minutes earlier, {alone[2]} and {before} %" in ROW
     memory = max(abs(int(error)) for error in re.findall(r"([+-]\d+)% \|$", LOCAL, re.MULTILINE))
     assert f"memory is within {memory} % everywhere" in ROW
