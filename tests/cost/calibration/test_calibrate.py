@@ -408,7 +408,7 @@ def test_the_mean_of_a_step_is_at_least_the_sum_of_its_parts_means(parts: list[t
 
 
 def test_of_each_sample_the_slowest_rank_counts() -> None:
-    """Ranks that are slow at different times are slow together more often than each."""
+    """One rank or another is slow more often than each of them is."""
     found = run_ranks(_slowest_of_two, 2, 60.0)
     assert found == [[3.0, 4.0]] * 2
 
