@@ -6,9 +6,12 @@ other work used; a step's time is its slowest rank's. A processor that shares it
 be half as fast for seconds, and a rank may have such a one while another has not; and a shared machine drifts, by more
 than predictions err. So turns are many and short, and what is predicted comes from the minutes that are measured.
 
-Memory is exact: the profiler's record of every allocation and release of torch's CPU allocator in one step, on top of
-what is there before it: every storage that a tensor of the plan keeps alive, be it a parameter, an optimizer's state,
-a gathering buffer or a bucket. The median of a few steps: gloo's threads give a tensor back when they come to it.
+Memory is the profiler's record of every allocation and release of torch's CPU allocator in one step, on top of what is
+there before it: every storage that a tensor of the plan keeps alive, be it a parameter, an optimizer's state, a
+gathering buffer or a bucket. The record lacks what gloo's threads release: a collective's tensor, where such a thread
+lets go of it last, seems to stay. That an address is handed out again shows that it was free; and what is still
+missing can only make a step's peak too large, so that the least of several steps counts (which also leaves out what
+such a thread held for a moment longer).
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ WORKLOAD = Workload(num_ranks=1, num_threads=1, timeout_s=300.0)  # ranks of one
 NUM_WARMUP = 4
 STEPS_PER_TURN = 3
 VISITS_PER_TURN = 6
-STEPS_FOR_MEMORY = 9
+STEPS_FOR_MEMORY = 15
 
 
 @dataclass(frozen=True)
@@ -163,10 +166,9 @@ class Stepping(Protocol):
     def resident_bytes(self) -> int: ...
 
 
-def peak_bytes(stepper: Stepping, num_steps: int) -> list[int]:
-    """The most that is allocated at once during each of some steps."""
-    resident = stepper.resident_bytes()
-    return [resident + max(0, _most_allocated(stepper)) for _ in range(num_steps)]
+def peak_bytes(stepper: Stepping, num_steps: int) -> int:
+    """The most that is allocated at once during a step, by the record of the step that shows the least."""
+    return stepper.resident_bytes() + min(_most_allocated(stepper) for _ in range(num_steps))
 
 
 def _most_allocated(stepper: Stepping) -> int:
@@ -179,21 +181,39 @@ def _most_allocated(stepper: Stepping) -> int:
         pending += event.children
         if event.tag.name == "Allocation":
             details: Any = event.extra_fields
-            events.append((event.start_time_ns, details.alloc_size))
+            events.append((event.start_time_ns, details.ptr, details.alloc_size))
     events.sort(key=lambda e: e[0])
-    return int(np.cumsum([size for _, size in events]).max())
+    return most_allocated([(address, num_bytes) for _, address, num_bytes in events])
+
+
+def most_allocated(events: Sequence[tuple[int, int]]) -> int:
+    """The most that is there at once, by addresses and bytes (negative: given back) in the order of time.
+
+    What is given back without having been taken was there before; what is handed out twice was free in between.
+    """
+    taken: dict[int, int] = {}
+    now = most = 0
+    for address, num_bytes in events:
+        now += num_bytes
+        if num_bytes > 0:
+            now -= taken.get(address, 0)
+            taken[address] = num_bytes
+        else:
+            taken.pop(address, None)
+        most = max(most, now)
+    return most
 
 
 Times = list[list[tuple[float, float]]]
 """Wall and CPU seconds of every step that counts, by turn."""
-Measured = tuple[dict[str, Times], dict[str, list[int]]]
-"""By a rank: times, and the peaks of memory, by subject."""
+Measured = tuple[dict[str, Times], dict[str, int]]
+"""By a rank: times, and the peak of memory, by subject."""
 
 
 def run(subjects: Sequence[Subject], workload: Workload, visits: Path) -> Measured:
     """A calibration on this rank with the subjects' turns in between; what it measures is added to `visits`."""
     steppers: dict[str, Stepper] = {}
-    memory: dict[str, list[int]] = {}
+    memory: dict[str, int] = {}
     for subject in subjects:
         torch.manual_seed(0)
         model, batch = ZOO[subject.model]()
@@ -270,7 +290,6 @@ def _row(subject: Subject, clusters: tuple[Cluster, Cluster, Cluster], measured:
     """A step is as slow as its slowest rank, and the fullest rank's memory counts."""
     predicted_s, odd_s, even_s = (subject.predicted_s(cluster) for cluster in clusters)
     slowest = np.max([times[subject.name] for times, _ in measured], axis=0)  # [turn, step, wall or CPU]
-    fullest = np.max([memory[subject.name] for _, memory in measured], axis=0)
     measured_s, cpu_s, odd, even = (
         trimmed_mean(seconds.ravel().tolist())
         for seconds in (slowest[..., 0], slowest[..., 1], slowest[::2, :, 0], slowest[1::2, :, 0])
@@ -282,7 +301,7 @@ def _row(subject: Subject, clusters: tuple[Cluster, Cluster, Cluster], measured:
         measured_s,
         abs(odd / even - 1),
         cpu_s,
-        statistics.median_low(fullest.tolist()),
+        max(memory[subject.name] for _, memory in measured),
     )
 
 
@@ -304,10 +323,10 @@ where the slowest rank's work is counted too. *CPU time* leaves out waiting: for
 other work has taken (but not that its core is shared). On an idle machine the wall time of a plan without communication
 is its CPU time; on a loaded one only the latter can be compared, and plans that communicate cannot be judged at all.
 
-*searched* is the search's plan; *data*, *zero* and *tensor* are forced. Memory is exact: all that torch's CPU
-allocator has handed out at the worst moment of a step, by the profiler's record, on top of every storage that is alive
-before it: parameters, buffers, optimizer states, the pool of gathered weights, buckets of gradients, the rank's batch;
-the median of {memory} steps, as gloo's threads give a tensor back when they come to it.
+*searched* is the search's plan; *data*, *zero* and *tensor* are forced. Memory is all that torch's CPU allocator has
+handed out at the worst moment of a step, by the profiler's record, on top of every storage that is alive before it:
+parameters, buffers, optimizer states, the pool of gathered weights, buckets of gradients, the rank's batch. The record
+lacks what gloo's threads release, which can only make it too large: the least of {memory} steps counts.
 """
 HEAD = """\
 | model | plan | predicted | noise | measured | noise | error | before | CPU time | error | memory | measured | error |
