@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardwright.cost.calibration import calibrate as module
@@ -398,11 +398,12 @@ def test_a_point_is_the_mean_of_all_visits_but_for_the_slowest_tenth() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.floats(1e-6, 1.0)), min_size=1, max_size=40))
+@example([(0.6179081731137949, 0.14731447292907124)] * 3)  # whose mean is rounded up
 def test_the_mean_of_a_step_is_at_least_the_sum_of_its_parts_means(parts: list[tuple[float, float]]) -> None:
     """Whatever the parts have to do with each other; exactly that sum, where nothing is trimmed."""
     steps = [sum(part) for part in parts]
     of_parts = sum(trimmed_mean(part) for part in zip(*parts, strict=True))
-    assert of_parts * (1 - 1e-9) <= trimmed_mean(steps) <= max(steps)
+    assert of_parts * (1 - 1e-9) <= trimmed_mean(steps) <= max(steps) * (1 + 1e-9)
     if len(parts) < 10:
         assert trimmed_mean(steps) == pytest.approx(of_parts)
 
