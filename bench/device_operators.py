@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.rounds import quartiles
 from shardwright.cost.calibration.measure import Clock
+from shardwright.cost.calibration.workload import trimmed_mean
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.steps import Steps
@@ -91,7 +91,7 @@ class Measured:
         return sum(step.forward_s for step in steps), sum(step.backward_s + step.weight_s for step in steps)
 
     def measured_s(self, node: Node) -> Times:
-        """Lower quartiles; without the gradients of operands that get none."""
+        """Means but for the slowest tenth; without the gradients of operands that get none."""
         names = self._reads(node)
         arguments = ", ".join(self.code.names[name] for name in names)
         function = eval(f"lambda {arguments}: {self.code.of(node)}", {**_SCOPE, "device": torch.device(self.device)})
@@ -155,7 +155,7 @@ class Measured:
     def _seconds(self, call: Callable[[], object]) -> float:
         for _ in range(NUM_WARMUP):
             call()
-        return quartiles([self.clock.kernel_s(call) for _ in range(NUM_SAMPLES)]).low
+        return trimmed_mean([self.clock.kernel_s(call) for _ in range(NUM_SAMPLES)])
 
 
 def _text(kind: TensorType) -> str:

@@ -11,7 +11,8 @@ from datetime import date
 import torch
 
 from bench.device_operators import Operator
-from bench.rounds import noise, quartiles
+from bench.rounds import noise
+from shardwright.cost.calibration.workload import trimmed_mean
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.execution import Precision
 from shardwright.cost.timeline.memory import Memory
@@ -31,7 +32,7 @@ class Row:
 
     @property
     def measured_s(self) -> float:
-        return quartiles(self.seconds).low
+        return trimmed_mean(self.seconds)
 
     @property
     def predicted_bytes(self) -> int:
@@ -78,9 +79,9 @@ INTRODUCTION = """\
 Written by `python -m bench.device_steps` on {date}: {device}, torch {torch}, {precision}, AdamW (`fused=True`). The
 measurements are in `bench/data/{data}`.
 
-The device is calibrated first, by operators and kernels, never by a model. *Measured* is the lower quartile of
-{rounds} rounds of steps; *noise* is how far that of the odd rounds is from that of the even ones. Memory is the most
-that torch's allocator had handed out at once, against what is predicted without the CUDA context, buffers of
+The device is calibrated first, by operators and kernels, never by a model. *Measured* is the mean of {rounds} rounds of
+steps but for the slowest tenth; *noise* is how far that of the odd rounds is from that of the even ones. Memory is the
+most that torch's allocator had handed out at once, against what is predicted without the CUDA context, buffers of
 communication and the allocator's slack.
 
 Calibration: {calibration}.

@@ -12,6 +12,7 @@ import numpy as np
 import torch.distributed as dist
 
 from bench.trainers import Trainer
+from shardwright.cost.calibration.workload import trimmed_mean
 
 Samples = np.ndarray
 """Seconds, [round, 3]: forward and backward, the whole step with the optimizer, and the CPU time of the former."""
@@ -38,10 +39,10 @@ def quartiles(samples: Sequence[float] | Samples) -> Quartiles:
     return Quartiles(median, low, high)
 
 
-def noise(samples: Sequence[float] | Samples) -> float:
-    """How far the lower quartile of the odd samples is from that of the even ones, as a share."""
-    halves = [quartiles(half).low for half in (samples[::2], samples[1::2])]
-    return abs(halves[0] / halves[1] - 1)
+def noise(samples: Sequence[float]) -> float:
+    """How far the mean of the odd samples is from that of the even ones, as a share; see `trimmed_mean`."""
+    odd, even = (trimmed_mean(half) for half in (samples[::2], samples[1::2]))
+    return abs(odd / even - 1)
 
 
 def run_rounds(trainers: Sequence[Trainer], num_rounds: int, num_warmup: int = 3) -> dict[str, Samples]:

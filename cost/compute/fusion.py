@@ -78,7 +78,7 @@ def fuse(found: Passes, fusion: Fusion, operands_bytes: tuple[float, ...], resul
     inside = sum(operands_bytes[i] for i in fusion.inside)
     forward = _less(found.forward, inside + (result_bytes if fusion.unwritten else 0.0))
     gradients = result_bytes * len(found.backward) if fusion.absorbed else 0.0
-    return Passes(forward, _less(found.backward, inside + gradients))
+    return replace(found, forward=forward, backward=_less(found.backward, inside + gradients))
 
 
 def _less(works: tuple[Work, ...], saved: float) -> tuple[Work, ...]:

@@ -14,7 +14,7 @@ an operator does is a pass over its operands, its result and what its backward k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -56,10 +56,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """The kernels of an operator's forward and of its backward pass, in order."""
+    """The kernels of an operator's forward and of its backward pass, in order.
+
+    `gradients` is the share of its float operands that get a gradient.
+    """
 
     forward: tuple[Work, ...] = ()
     backward: tuple[Work, ...] = ()
+    gradients: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,11 @@ class Local:
 
 def passes(part: Local) -> Passes:
     """The kernels of an operator on one device."""
+    num_floats = sum(is_float(t.dtype) for t in part.operands)
+    return replace(_passes(part), gradients=len(part.trained) / num_floats if num_floats else 0.0)
+
+
+def _passes(part: Local) -> Passes:
     row = part.row
     if row is None:
         return _elementwise(part, "pointwise", 1.0)

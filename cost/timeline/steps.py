@@ -17,7 +17,7 @@ from shardwright.cost.collectives.moves import Move, MoveCosts, fused_moves
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.fusion import ALONE, Fusion, fuse, fusions
 from shardwright.cost.compute.operators import NodeCost
-from shardwright.cost.compute.work import Passes, Work
+from shardwright.cost.compute.work import Work
 from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.memory import Stored
 from shardwright.cost.timeline.tasks import COMPUTE
@@ -256,7 +256,8 @@ class Steps:
         split = node.split or ("R",) * len(self.graph.mesh)
         found = cost.passes(split, tuple(t.layouts for t in operands), kind.layouts)
         if self._rates:
-            found = Passes(tuple(map(self._at_rate, found.forward)), tuple(map(self._at_rate, found.backward)))
+            forward, backward = (tuple(map(self._at_rate, works)) for works in (found.forward, found.backward))
+            found = replace(found, forward=forward, backward=backward)
         if fusion != ALONE:
             found = fuse(found, fusion, tuple(self.bytes_of(name) for name in node.inputs), self.bytes_of(node.name))
         forward_s, backward_s = self.compute.passes_s(node.op, found, launched=not fusion.absorbed)

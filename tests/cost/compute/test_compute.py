@@ -45,10 +45,10 @@ def test_bound_by_compute_or_by_memory() -> None:
 
 def test_dispatch_hides_behind_a_gpu_and_adds_up_on_a_cpu() -> None:
     small, large = (pointwise(1),), (pointwise(10**9),)
-    assert MODEL.pass_s("add", small) == 1e-6
-    assert MODEL.pass_s("add", large) == MODEL.work_s(large[0])
+    assert MODEL.passes_s("add", Passes(small)) == (1e-6, 0.0)
+    assert MODEL.passes_s("add", Passes(large)) == (MODEL.work_s(large[0]), 0.0)
     host = Compute(replace(DEVICE, kind="cpu"))
-    assert host.pass_s("add", large) == pytest.approx(1e-6 + MODEL.work_s(large[0]))
+    assert host.passes_s("add", Passes(large))[0] == pytest.approx(1e-6 + MODEL.work_s(large[0]))
 
 
 def test_dispatch_as_measured_for_an_operator_else_by_its_kernels() -> None:
@@ -57,6 +57,13 @@ def test_dispatch_as_measured_for_an_operator_else_by_its_kernels() -> None:
     assert device.passes_s("conv2d", Passes((view,), (view, view))) == (3e-5, 2e-4)
     assert device.passes_s("linear", Passes((view,), (view, view))) == (1e-6, 2e-6)
     assert device.passes_s("linear", Passes((view,))) == (1e-6, 0.0)
+
+
+def test_dispatch_of_some_gradients_is_a_share_of_that_of_all() -> None:
+    device = Compute(replace(DEVICE, kind="cpu", operators={"mul": (3e-5, 2e-4)}))
+    view = Work("view", (1,), 0.0, 0.0, "float32")
+    assert device.passes_s("mul", Passes((view,), (view,), gradients=0.5)) == (3e-5, 1e-4)
+    assert device.passes_s("linear", Passes((view,), (view,), gradients=0.5)) == (1e-6, 1e-6)  # by its one kernel
 
 
 @given(sizes, sizes, sizes, sizes, sizes, sizes)

@@ -28,10 +28,16 @@ Shape = tuple[int, ...]
 CONV = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
 
 
-def costed(op: str, shapes: Sequence[Shape], attrs: Mapping[str, Any], sizes: tuple[int, ...] = ()) -> NodeCost:
-    """An operator of float32 operands that all get a gradient."""
-    row = ROWS[op]
-    operands = [TensorType(shape, "float32", (), True) for shape in shapes]
+def costed(
+    op: str,
+    shapes: Sequence[Shape],
+    attrs: Mapping[str, Any],
+    sizes: tuple[int, ...] = (),
+    untrained: Mapping[int, str] | None = None,
+) -> NodeCost:
+    """An operator of float32 operands that all get a gradient, but those that are `untrained`, of these dtypes."""
+    row, dtypes = ROWS[op], untrained or {}
+    operands = [TensorType(s, dtypes.get(i, "float32"), (), i not in dtypes) for i, s in enumerate(shapes)]
     result = TensorType(row.signature(shapes, attrs).result_shape, "float32", (), True)
     node = Node("x", op, tuple(f"x{i}" for i in range(len(shapes))), tuple(sorted(attrs.items())))
     return NodeCost(node, operands, result, sizes, COMPUTE, (), "")
@@ -44,6 +50,22 @@ def whole(op: str, shapes: Sequence[Shape], attrs: Mapping[str, Any]) -> Passes:
 def flops(passes: Passes) -> tuple[float, float]:
     forward, backward = (sum(work.flops for work in works) for works in (passes.forward, passes.backward))
     return forward, backward
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "untrained", "gradients"),
+    [
+        ("add", [(4,), (4,)], {}, 1.0),
+        ("add", [(4,), (4,)], {1: "float32"}, 0.5),
+        ("where", [(4,), (4,), (4,)], {0: "bool"}, 1.0),  # what is no float never has a gradient
+        ("where", [(4,), (4,), (4,)], {0: "bool", 2: "float32"}, 0.5),
+        ("relu", [(4,)], {0: "float32"}, 0.0),
+        ("neg", [(4,)], {0: "int64"}, 0.0),
+    ],
+)
+def test_the_share_of_gradients(op: str, shapes: list[Shape], untrained: dict[int, str], gradients: float) -> None:
+    found = costed(op, shapes, {}, untrained=untrained).passes((), ((),) * len(shapes), ())
+    assert found.gradients == gradients
 
 
 # ---- against torch ----
