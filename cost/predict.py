@@ -18,9 +18,8 @@ from shardwright.cost.timeline.execution import DEFAULT, Execution
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.pcg.analysis import constant_nodes, stored_nodes, written
+from shardwright.pcg.analysis import computed_once, constant_nodes, stored_nodes, written
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import ITEM_BYTES
 
 
@@ -82,10 +81,16 @@ def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
 def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
     """Every node's predicted part of a step. Parameters carry their optimizer's update as compute."""
     costs, compute = MoveCosts(cluster, graph.mesh.sizes), Compute(cluster.device)
-    constants, known = constant_nodes(graph), dict[Hashable, float]()
-    table = {node.name: _compute_part(graph, node, compute, known) for node in graph.nodes if not node.is_parallel}
+    constants, once, known = constant_nodes(graph), computed_once(graph), dict[Hashable, float]()
+    table = {name: NodeCosts(name) for name in once}
+    table |= {
+        node.name: _compute_part(graph, node, compute, known)
+        for node in graph.nodes if not node.is_parallel and node.name not in once
+    }  # fmt: skip
     stored = stored_nodes(graph)
     for node, start, move in fused_moves(graph):
+        if node.name in once:
+            continue
         kind = graph.types[start]
         tensor = TensorClass(kind.shape, kind.dtype, kind.grad, start in stored)
         forward, backward = move.collectives()
@@ -111,7 +116,7 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
         stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False)
         update_s = update_bytes(stored, DEFAULT) / compute.device.memory_bytes_per_s
         return NodeCosts(node.name, update_s + compute.device.update_overhead_s)
-    if node.is_leaf or (node.op in ROWS and not node.inputs and not kind.shape):
+    if node.is_leaf:
         return NodeCosts(node.name)
     operands = [graph.types[i] for i in node.inputs]
     how = written(graph, node)

@@ -14,7 +14,8 @@ from shardwright.lowering.expressions import Expressions, mask_name
 from shardwright.lowering.late import LOSS
 from shardwright.lowering.parameters import find_paths
 from shardwright.lowering.pieces import indexed
-from shardwright.lowering.schedule import Line, Outside, constants, drawn_ahead, find_loss_sums, schedule
+from shardwright.lowering.schedule import Line, Outside, drawn_ahead, find_loss_sums, schedule
+from shardwright.pcg.analysis import computed_once
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import format_layouts
 from shardwright.pcg.types import TensorType
@@ -72,7 +73,7 @@ class _Emitter:
         gathered = [m.result for block in outside.paths.blocks for m in block.members]
         self.code = Expressions(graph, outside.aliases, [*gathered, *outside.loss_sums], _RESERVED)
         self.names = self.code.names
-        self.constant = constants(graph)
+        self.constant = computed_once(graph)
         self.results = {key: self._result(key, name) for key, name in graph.outputs}
         self.uses: Counter[str] = Counter()
         self.made: dict[str, str] = {}

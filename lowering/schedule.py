@@ -21,9 +21,6 @@ from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
 
-CONSTANT_BYTES = 64 << 20
-"""Larger constants are computed anew in each step."""
-
 
 @dataclass(frozen=True)
 class Line:
@@ -56,17 +53,6 @@ def find_loss_sums(graph: Graph, paths: Paths, inputs: Mapping[str, str]) -> Out
         return Outside(paths, inputs)
     name, sums = summand_of_loss(graph)
     return Outside(paths, inputs, tuple(node.name for node in sums), name)
-
-
-def constants(graph: Graph) -> frozenset[str]:
-    """Nodes that neither the batch nor a parameter nor chance reaches."""
-    found: set[str] = set()
-    for node in graph.nodes:
-        if node.is_leaf or node.op == OPAQUE or (node.op in ROWS and ROWS[node.op].random):
-            continue
-        if graph.types[node.name].local_bytes(graph.mesh) <= CONSTANT_BYTES and all(i in found for i in node.inputs):
-            found.add(node.name)
-    return frozenset(found)
 
 
 def early_sums(graph: Graph, constant: frozenset[str]) -> tuple[list[str], frozenset[str]]:

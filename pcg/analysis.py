@@ -6,9 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
 
+CONSTANT_BYTES = 64 << 20
+"""Larger constants are computed anew in each step."""
 Written = Literal["", "copy", "fused", "part"]
 """What a node is besides its row, in the code that is run for it; see `written`."""
 
@@ -20,6 +22,33 @@ def constant_nodes(graph: Graph) -> frozenset[str]:
         if node.op == "parameter" or (node.is_leaf and node.attr("grad")) or any(i in reached for i in node.inputs):
             reached.add(node.name)
     return frozenset(n.name for n in graph.nodes if n.name not in reached)
+
+
+def computed_once(graph: Graph) -> frozenset[str]:
+    """Nodes that neither the batch, nor a parameter, nor chance reaches, such as masks and positions.
+
+    They are computed before the first step, and what steps read of them stays.
+    """
+    found: set[str] = set()
+    for node in graph.nodes:
+        if node.is_leaf or node.op == OPAQUE or (node.op in ROWS and ROWS[node.op].random):
+            continue
+        if graph.types[node.name].local_bytes(graph.mesh) <= CONSTANT_BYTES and all(i in found for i in node.inputs):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def kept_constants(graph: Graph, once: frozenset[str]) -> frozenset[str]:
+    """Of nodes that are `computed_once`, those whose memory stays: what is read later, or what that is a view of."""
+    results = {name for _, name in graph.outputs}
+    found: set[str] = set()
+    for name in once:
+        if name in results or any(user not in once for user in graph.users[name]):
+            node = graph.by_name[name]
+            while (row := ROWS.get(node.op)) is not None and row.view and node.inputs and not copies_data(graph, node):
+                node = graph.by_name[node.inputs[0]]
+            found.add(node.name)
+    return frozenset(found)
 
 
 def copies_data(graph: Graph, node: Node) -> bool:

@@ -98,6 +98,7 @@ def _bounds(device: Device, kernel: Kernel) -> tuple[float, float]:
 def _device(points: Mapping[str, Point], workload: Workload, name: str, memory_bytes: int) -> Device:
     kind: DeviceKind = "cpu" if workload.device == "cpu" else "cuda"
     operators = _operators(points, workload)
+    among_others = _among_others(points, operators, workload.dtypes[0])
     probes = [probe for dtype in workload.dtypes for probe in kernel_probes(workload.sizes, dtype)]
     rates = _matmul_rates(points, probes)
     largest = [p for p in probes if p.op == "add" and p.dtype == workload.dtypes[0]][-1]
@@ -108,7 +109,7 @@ def _device(points: Mapping[str, Point], workload: Workload, name: str, memory_b
         memory_bytes_per_s=largest.passes().forward[0].num_bytes / points[largest.key].seconds,
         flops_per_s={_PRECISION[dtype]: max(found) for dtype, found in rates.items()},
         matmul_efficiency=min(statistics.median(found) / max(found) for found in rates.values()),
-        op_overhead_s=statistics.median(seconds for op in _BASIC for seconds in operators[op]),
+        op_overhead_s=statistics.median(seconds for op in _BASIC for seconds in among_others[op]),
         kind=kind,
         update_overhead_s=max(0.0, parameter_s - sum(operators["mul"])),
         step_overhead_s=max(0.0, step_s - sum(operators["sum"])),
@@ -117,7 +118,6 @@ def _device(points: Mapping[str, Point], workload: Workload, name: str, memory_b
     )
     kernels = tuple(_kernels(points, probes, bare))
     vector = [k.flops / k.seconds for k in kernels if k.kind == "pointwise" and k.flops > k.num_bytes]
-    among_others = _among_others(points, operators, workload.dtypes[0])
     return replace(bare, kernels=kernels, vector_flops_per_s=statistics.median(vector), operators=among_others)
 
 

@@ -49,6 +49,7 @@ SAMPLES: dict[str, Sample] = {
     "conv2d": Sample(
         ((1, 1, 1, 1),) * 2, {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
     ),
+    "grouped_mm": Sample((_X, (4, 4, 4), (4,)), indices=(2,)),
     "layer_norm": Sample((_X, (4,), (4,)), {"normalized_dims": 1, "eps": 1e-5}),
     "rms_norm": Sample((_X, (4,)), {"normalized_dims": 1, "eps": 1e-5}),
     "sdpa": Sample((_HEADS, _HEADS, _HEADS), {"causal": True, "scale": None}),

@@ -47,7 +47,8 @@ class Compute:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._table = KernelTable(device.kernels, self._bounds) if device.kernels else None
+        launched = device.kind == "cuda"
+        self._table = KernelTable(device.kernels, self._bounds, launched=launched) if device.kernels else None
         self._known: dict[Work, float] = {}
 
     def work_s(self, work: Work) -> float:

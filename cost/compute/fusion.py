@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from shardwright.cost.compute.work import Passes, Work
-from shardwright.pcg.analysis import saved_by
+from shardwright.pcg.analysis import computed_once, saved_by
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
 
@@ -35,15 +35,17 @@ ALONE = Fusion()
 
 def fusions(graph: Graph) -> Mapping[str, Fusion]:
     """The nodes that are fused with others."""
-    pointwise = {node.name for node in graph.nodes if _fuses(graph, node, reduces=False)}
-    joining = pointwise | {node.name for node in graph.nodes if _fuses(graph, node, reduces=True)}
+    once = computed_once(graph)
+    nodes = [node for node in graph.nodes if node.name not in once]
+    pointwise = {node.name for node in nodes if _fuses(graph, node, reduces=False)}
+    joining = pointwise | {node.name for node in nodes if _fuses(graph, node, reduces=True)}
     results = {name for _, name in graph.outputs}
     absorbed = {
         name for name in pointwise
         if name not in results and graph.users[name] and all(user in joining for user in graph.users[name])
     }  # fmt: skip
     found: dict[str, Fusion] = {}
-    for node in graph.nodes:
+    for node in nodes:
         inside = tuple(i for i, name in enumerate(node.inputs) if name in absorbed) if node.name in joining else ()
         if inside or node.name in absorbed:
             kept = _is_kept(graph, node)

@@ -2,10 +2,11 @@
 
 A roofline whose two lines are curves: kernels that were bound by arithmetic give one over the seconds of arithmetic at
 the peak, those bound by memory one over the seconds of their bytes; work takes the larger of both. Between measured
-kernels, seconds are interpolated in logarithms; beyond the last and before the first they change in proportion, but no
-work takes less than the fastest kernel of its kind. (A curve that stayed as it is before its first kernel would give
-all smaller work that time, whatever the other curve has measured there.) Points are made to rise first, so that noise
-cannot make more work faster.
+kernels, seconds are interpolated in logarithms; beyond the last and before the first they change in proportion. (A
+curve that stayed as it is before its first kernel would give all smaller work that time, whatever the other curve has
+measured there.) Where kernels are launched, none takes less than the fastest of its kind; a host's dispatch of an
+operator, which is measured on next to nothing, holds that already. Points are made to rise first, so that noise cannot
+make more work faster.
 """
 
 from __future__ import annotations
@@ -82,9 +83,14 @@ def _read(entry: object, place: int) -> Kernel:
 
 
 class KernelTable:
-    """Seconds of work from measured kernels of its kind; `bounds` gives the seconds of its arithmetic and its bytes."""
+    """Seconds of work from measured kernels of its kind; `bounds` gives the seconds of its arithmetic and its bytes.
 
-    def __init__(self, kernels: Iterable[Kernel], bounds: Callable[[Work], tuple[float, float]]) -> None:
+    `launched`: by a host for another device, which takes a time whatever the work.
+    """
+
+    def __init__(
+        self, kernels: Iterable[Kernel], bounds: Callable[[Work], tuple[float, float]], *, launched: bool
+    ) -> None:
         self._bounds = bounds
         points: dict[_Key, list[tuple[float, float]]] = {}
         for kernel in kernels:
@@ -96,7 +102,7 @@ class KernelTable:
         self._least_s: dict[tuple[str, str, bool], float] = {}
         for (kind, dtype, backward, _), (_, measured_s) in self._curves.items():
             key = (kind, dtype, backward)
-            self._least_s[key] = min(exp(measured_s[0]), self._least_s.get(key, inf))
+            self._least_s[key] = min(exp(measured_s[0]), self._least_s.get(key, inf)) if launched else 0.0
 
     def seconds(self, work: Work) -> float | None:
         """None where nothing of this kind and dtype was measured."""

@@ -28,6 +28,7 @@ from shardwright.cost.timeline.pool import Kind, joined, pool_bytes
 from shardwright.cost.timeline.sections import Section, Share, crossing, sections, spread
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.tasks import Recorder, Segment
+from shardwright.pcg.analysis import kept_constants
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 
@@ -250,11 +251,12 @@ class _Maker:
         return self._pieces[key]
 
     def _buffers(self, num_microbatches: int) -> float:
-        """Of the model, and the batch."""
+        """Of the model, the batch, and what is computed once."""
         graph = self.steps.graph
+        constants = kept_constants(graph, self.steps.once)
         return sum(
             graph.types[n.name].local_bytes(graph.mesh) * (num_microbatches if n.op == "input" else 1)
-            for n in graph.nodes if n.is_leaf and n.op != "parameter"
+            for n in graph.nodes if n.name in constants or (n.is_leaf and n.op != "parameter")
         )  # fmt: skip
 
     def _state(self, leaves: Mapping[str, int]) -> tuple[dict[str, float], Segment]:

@@ -21,7 +21,7 @@ from shardwright.cost.compute.work import Work
 from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.memory import Stored
 from shardwright.cost.timeline.tasks import COMPUTE
-from shardwright.pcg.analysis import Written, block_of, saved_by, stored_nodes, written
+from shardwright.pcg.analysis import Written, block_of, computed_once, saved_by, stored_nodes, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
@@ -101,6 +101,7 @@ class Steps:
             own, good = " and ".join(sorted(floats)), " or ".join(sorted({wanted, "float32"}))
             problem = f"expected parameters in {good}, got {own}; leave the precision out, or plan the model in float32"
             raise PlanError(f"precision {execution.precision!r}: {problem}")
+        self.once = computed_once(graph)
         self._moves = {node.name: (start, move) for node, start, move in fused_moves(graph)}
         self._fusions = fusions(graph) if execution.compiled else {}
         self.weights: dict[str, Weight] = {}
@@ -130,7 +131,7 @@ class Steps:
     def _visit(self, node: Node) -> None:
         if node.op == "parameter":
             self._leaf(node)
-        elif node.is_leaf:
+        elif node.is_leaf or node.name in self.once:
             return
         elif node.name in self.stored:
             self._weight_move(node)
@@ -231,8 +232,6 @@ class Steps:
 
     def _seconds(self, node: Node, kind: TensorType, how: Written) -> tuple[float, float, float]:
         """Forward, backward but for weights, and the part of backward that makes the gradients of weights."""
-        if node.op in ROWS and not node.inputs and not kind.shape:
-            return 0.0, 0.0, 0.0
         types = [self.graph.types[i] for i in node.inputs]
         of_weights = tuple(i in self.stored for i in node.inputs)
         fusion = self._fusions.get(node.name, ALONE)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardwright.cost.predict import node_costs, predict
+from shardwright.cost.timeline.execution import Execution
+from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
@@ -58,3 +60,29 @@ def test_a_lookup_reads_what_it_returns_and_writes_the_whole_gradient_of_its_tab
         backward_bytes = table_bytes + 3 * returned + ids_bytes  # zeros, and rows added to them
         expected_s = (forward_bytes + backward_bytes) / device.memory_bytes_per_s + 2 * device.op_overhead_s
         assert node_costs(planned, search.cluster)[name].compute_s == pytest.approx(expected_s)
+
+
+def test_what_is_computed_once_takes_no_time_of_a_step_and_stays() -> None:
+    """A table of positions, and what is added to the batch of it on each of two devices."""
+    graph = parse_graph("""
+    mesh [x=2]
+    %x = input() {dtype='float32', grad=False, layouts=('S(0)',), shape=(8, 4), target='x'}
+    %w = parameter() {dtype='float32', grad=True, layouts=('R',), shape=(4,), target='w'}
+    %a = arange() split(x=R) {dtype='int64', start=0, step=1, stop=32}
+    %f = cast(%a) split(x=R) {dtype='float32'}
+    %t = reshape(%f) split(x=R) {shape=(8, 4)}
+    %p = partition(%t) {axis='x', dim=0}
+    %y = add(%x, %p) split(x=_0)
+    %c = replicate(%w) {axis='x'}
+    %z = mul(%y, %c) split(x=_0)
+    %s = sum(%z) split(x=d0) {dims=(0, 1), keepdim=False}
+    %r = reduce(%s) {axis='x'}
+    outputs loss=%r
+    """).validate()
+    table, once = node_costs(graph, cluster(2)), ("a", "f", "t", "p")
+    assert set(table) >= {node.name for node in graph.nodes}
+    assert [table[name].compute_s + table[name].communication_s for name in once] == [0.0] * 4
+    assert table["y"].compute_s > 0
+    steps = Steps(graph, cluster(2), Execution())
+    assert not {step.name for step in steps.steps} & set(once)
+    assert predict(graph, cluster(2)).memory.buffers_bytes == 2 * (4 * 4 * 4)  # this rank's batch, and its part

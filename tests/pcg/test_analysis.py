@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.pcg.analysis import copies_data, cut_with, saved_by, written
+from shardwright.pcg.analysis import computed_once, copies_data, cut_with, kept_constants, saved_by, written
 from shardwright.pcg.builder import GraphBuilder
 
 
@@ -95,3 +95,31 @@ def test_of_a_product_torch_keeps_what_the_other_operand_needs(
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.add(t.untyped_storage().data_ptr()), lambda t: t):
         function(*operands)
     assert set(found) == {i for i, t in enumerate(operands) if t.untyped_storage().data_ptr() in kept}
+
+
+def test_what_nothing_reaches_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (4, 8), "float32", "x")
+    w = b.leaf("w", "parameter", (8,), "float32", "w", grad=True)
+    positions = b.op("arange", start=0, stop=8, step=1, dtype="int64")
+    table = b.op("cast", positions, dtype="float32")
+    row = b.op("expand", b.op("reshape", table, shape=(1, 8)), shape=(4, 8))
+    of_batch, of_parameter = b.op("mul", x, row), b.op("mul", w, table)
+    random = b.op("dropout", table, p=0.5, seed=0)
+    total = b.op("add", b.op("add", of_batch, of_parameter), random)
+    graph = b.graph([("y", total)])
+    once = {n.name for n in graph.nodes if n.op in ("arange", "cast", "reshape", "expand")}
+    assert computed_once(graph) == once
+    assert kept_constants(graph, computed_once(graph)) == {table}  # what is read of it later are views
+    monkeypatch.setattr("shardwright.pcg.analysis.CONSTANT_BYTES", 4 * 8 * 4 - 1)
+    assert computed_once(graph) == once - {row}
+
+
+def test_a_constant_that_is_copied_or_returned_stays() -> None:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (32,), "float32", "x")
+    table = b.op("cast", b.op("arange", start=0, stop=32, step=1, dtype="int64"), dtype="float32")
+    turned = b.op("permute", b.op("reshape", table, shape=(4, 8)), dims=(1, 0))
+    flat = b.op("reshape", turned, shape=(32,))
+    graph = b.graph([("y", b.op("add", x, flat)), ("turned", turned)])
+    assert kept_constants(graph, computed_once(graph)) == {flat, table}

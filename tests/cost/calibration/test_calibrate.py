@@ -372,11 +372,23 @@ def test_kernels_of_gpus_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_other_processes_do_not_count_where_a_rank_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.thread_time", iter([0.0, 1.0, 2.0, 3.0]).__next__)
-    monkeypatch.setattr("time.perf_counter", iter([0.0, 7.0, 10.0, 17.0]).__next__)
+    """Nor what reading a clock takes: a quarter and half a second. A call takes 1 s of its thread's, and 7 s."""
+    now = {"thread_time": 0.0, "perf_counter": 0.0}
+
+    def reading(clock: str, seconds: float) -> float:
+        now[clock] += seconds
+        return now[clock]
+
+    def call() -> None:
+        reading("thread_time", 1.0)
+        reading("perf_counter", 7.0)
+
+    monkeypatch.setattr("time.thread_time", lambda: reading("thread_time", 0.25))
+    monkeypatch.setattr("time.perf_counter", lambda: reading("perf_counter", 0.5))
     clock = measure.Clock("cpu", 1)
-    assert (clock.kernel_s(int), clock.dispatch_s(int), clock.together_s(int)) == (1.0, 1.0, 7.0)
-    assert measure.Clock("cpu", 2).kernel_s(int) == 7.0
+    assert (clock.kernel_s(call), clock.dispatch_s(call), clock.together_s(call)) == (1.0, 1.0, 7.0)
+    assert clock.kernel_s(lambda: reading("thread_time", -0.1)) == 0.0
+    assert measure.Clock("cpu", 2).kernel_s(call) == 7.0
 
 
 @pytest.mark.parametrize(

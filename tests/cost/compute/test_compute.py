@@ -143,6 +143,14 @@ def test_measured_kernels_are_met_and_others_lie_between() -> None:
     assert model.work_s(pointwise(100)) == MODEL.work_s(pointwise(100))
 
 
+def test_where_the_host_works_itself_small_kernels_take_next_to_nothing_beside_their_dispatch() -> None:
+    kernels = (measured(pointwise(2**12), 3e-6), measured(pointwise(2**14), 1e-5))
+    host = Compute(replace(DEVICE, kind="cpu", kernels=kernels))
+    assert host.work_s(pointwise(2**12)) == pytest.approx(3e-6)
+    assert host.work_s(pointwise(2**6)) == pytest.approx(3e-6 / 2**6)
+    assert with_kernels(*kernels).work_s(pointwise(2**6)) == pytest.approx(3e-6)  # a GPU has to launch it
+
+
 def test_measured_kernels_bound_by_arithmetic_and_by_memory() -> None:
     """An exponential as slow as its arithmetic, a sum as fast as the cache: neither speaks for the other."""
     device = replace(DEVICE, vector_flops_per_s=1e10)
