@@ -112,7 +112,13 @@ class Measured:
         return max(1, min(MOST_TOGETHER, TOGETHER_BYTES // num_bytes))
 
     def _is_timed(self, node: Node) -> bool:
-        if node.is_leaf or node.is_parallel or node.op == OPAQUE or not self._reads(node):
+        if (
+            node.is_leaf
+            or node.is_parallel
+            or node.op == OPAQUE
+            or not self._reads(node)
+            or node.name in self.costs.once
+        ):
             return False
         return written(self.graph, node) != "part" and any(self.predicted_s(node))
 

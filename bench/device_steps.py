@@ -3,8 +3,7 @@
 The GPU is calibrated first, as by `shardwright calibrate`: with operators and kernels, never a model. A model is then
 planned for that one device, and run as its authors wrote it, in eager mode and under torch.compile, under autocast to
 bf16 on a GPU and in fp32 on a CPU, with AdamW (`fused=True`). A step's time is that of many steps one after the other,
-by CUDA events; reported is the mean of the rounds but for the slowest tenth, as
-of everything that `calibrate` measures.
+by CUDA events; reported is the mean of the rounds but for the slowest tenth.
 
 Memory is the most that torch's allocator had handed out at once (`torch.cuda.max_memory_allocated`). The prediction's
 counterpart is all of its categories but `context` and `communication`, which lie beside the allocator, and `slack`,
@@ -12,7 +11,8 @@ what the allocator keeps beyond that; with `slack` it stands beside `max_memory_
 workspaces, tens of megabytes, are handed out by the allocator though the prediction counts them in `context`.
 
 What the prediction does not know of these runs is part of the error: autocast keeps norms, losses and the sum of
-residuals in fp32 where all values count as 16 bits, and batch norms are one kernel where they are captured as several.
+residuals in fp32 where all values count as 16 bits, and batch norms are one kernel where they are captured as several;
+what a lowered program computes once, a model does in every step, which is one `arange` of Llama's.
 
     python -m bench.device_steps                        with a GPU: writes docs/device.md and bench/data/device-*.json
     python -m bench.device_steps --device cpu --small   tries the command, writes nothing
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: both")
     parser.add_argument("--batch", type=int, help="samples of a batch; default: each model's own")
-    parser.add_argument("--rounds", type=int, default=12, help="default: 12")
+    parser.add_argument("--rounds", type=int, default=20, help="default: 20")
     parser.add_argument("--operators", type=int, default=40, help="of each model, the heaviest; default: 40")
     parser.add_argument("--small", action="store_true", help="a few small layers of each model")
     parser.add_argument("--dry", action="store_true", help="print the page, write nothing")

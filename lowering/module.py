@@ -165,7 +165,8 @@ class ParallelModule(nn.Module):
         device, axes = self.ranks.device, self.ranks.axes
         if self._constants is None:
             with torch.no_grad():
-                self._constants = self.program.constants(device, *axes)
+                constants = self.program.constants(device, *axes)
+                self._constants = {name: _by_itself(value) for name, value in constants.items()}
         return self.program.forward(self._leaves, local, self._constants, self._blocks.items, device, *axes)
 
     def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
@@ -239,6 +240,11 @@ class ParallelModule(nn.Module):
             "a lowered module cannot be moved or cast (its program holds its parameters' storage); "
             "move or cast the model before compiling it"
         )
+
+
+def _by_itself(value: Tensor) -> Tensor:
+    """Without what it is only a part of."""
+    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
 
 
 def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.parallel import REPLICATE
 
 CONSTANT_BYTES = 64 << 20
 """Larger constants are computed anew in each step."""
@@ -25,30 +26,40 @@ def constant_nodes(graph: Graph) -> frozenset[str]:
 
 
 def computed_once(graph: Graph) -> frozenset[str]:
-    """Nodes that neither the batch, nor a parameter, nor chance reaches, such as masks and positions.
+    """Nodes that no leaf, no opaque operator and no chance reaches, such as masks and positions.
 
-    They are computed before the first step, and what steps read of them stays.
+    They are computed before the first step, and what steps read of them stays; larger ones than `CONSTANT_BYTES`, and
+    what is made of these, are computed anew.
     """
     found: set[str] = set()
     for node in graph.nodes:
         if node.is_leaf or node.op == OPAQUE or (node.op in ROWS and ROWS[node.op].random):
             continue
-        if graph.types[node.name].local_bytes(graph.mesh) <= CONSTANT_BYTES and all(i in found for i in node.inputs):
+        if all(i in found for i in node.inputs) and graph.types[node.name].local_bytes(graph.mesh) <= CONSTANT_BYTES:
             found.add(node.name)
     return frozenset(found)
 
 
 def kept_constants(graph: Graph, once: frozenset[str]) -> frozenset[str]:
-    """Of nodes that are `computed_once`, those whose memory stays: what is read later, or what that is a view of."""
+    """Of nodes that are `computed_once`, those whose memory stays: what is read later, or what that is a view of.
+
+    A view of less than the whole is kept by itself.
+    """
     results = {name for _, name in graph.outputs}
-    found: set[str] = set()
-    for name in once:
-        if name in results or any(user not in once for user in graph.users[name]):
-            node = graph.by_name[name]
-            while (row := ROWS.get(node.op)) is not None and row.view and node.inputs and not copies_data(graph, node):
-                node = graph.by_name[node.inputs[0]]
-            found.add(node.name)
-    return frozenset(found)
+    read = (name for name in once if name in results or any(user not in once for user in graph.users[name]))
+    return frozenset(_memory_of(graph, name) for name in read)
+
+
+def _memory_of(graph: Graph, name: str) -> str:
+    node = graph.by_name[name]
+    while node.op == REPLICATE or (_is_view(node) and not copies_data(graph, node)):
+        node = graph.by_name[node.inputs[0]]
+    whole, part = (graph.types[n].local_bytes(graph.mesh) for n in (node.name, name))
+    return node.name if whole <= part else name
+
+
+def _is_view(node: Node) -> bool:
+    return node.op in ROWS and ROWS[node.op].view and bool(node.inputs)
 
 
 def copies_data(graph: Graph, node: Node) -> bool:

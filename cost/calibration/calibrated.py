@@ -132,7 +132,7 @@ def _operators(points: Mapping[str, Point], workload: Workload) -> dict[str, tup
     """Dispatch, forward and backward."""
     root_s = points["backward"].seconds
     found: dict[str, tuple[float, float]] = {}
-    for probe in dispatch_probes(workload.dtypes[0]):
+    for probe in dispatch_probes(workload.dtypes[0], workload.device):
         forward, backward = (points[f"{way} {probe.op}"].seconds for way in ("forward", "backward"))
         found[probe.op] = forward, max(0.0, backward - root_s)
     return found

@@ -142,7 +142,7 @@ class Rank:
 
     def _tasks(self) -> Iterator[_Task]:
         workload, of_many = self.workload, (Clock.dispatch_s, _DISPATCHED)
-        for probe in dispatch_probes(workload.dtypes[0]):
+        for probe in dispatch_probes(workload.dtypes[0], workload.device):
             yield _Task("dispatch", f"forward {probe.op}", lambda p=probe: self._forwards(p), *of_many)
             yield _Task("dispatch", f"backward {probe.op}", lambda p=probe: self._backwards(p), *of_many)
             yield _Task("dispatch", f"first {probe.op}", lambda p=probe: self._kernel(p), self._first_s)

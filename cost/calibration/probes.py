@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cost.calibration.samples import samples
+from shardwright.cost.calibration.samples import LOOPS, samples
 from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.optable import ROWS
@@ -95,11 +95,12 @@ class Probe:
         return "int64" if operand in self.indices else "bool" if operand in self.masks else self.dtype
 
 
-def dispatch_probes(dtype: str) -> list[Probe]:
+def dispatch_probes(dtype: str, device: str = "cpu") -> list[Probe]:
     """One of each operator that has a sample, on next to nothing."""
     return [
         Probe(op, sample.operands, dtype, sample.attrs, sample.indices, sample.masks)
         for op, sample in samples().items()
+        if device == "cpu" or op not in LOOPS
     ]
 
 

@@ -27,6 +27,8 @@ class Sample:
 
 _X, _IMAGE, _HEADS = (4, 4), (2, 4, 4, 4), (2, 2, 4, 4)
 _WINDOW = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
+LOOPS = ("grouped_mm",)
+"""Loops on the host in fp32, in which dispatch is timed; one kernel in 16 bits on a GPU."""
 _UNTRAINED = ("floor_divide", "bitwise_and", "bitwise_or")  # not on trained floats
 SAMPLES: dict[str, Sample] = {
     "gelu": Sample((_X,), {"approximate": "none"}),
@@ -49,7 +51,7 @@ SAMPLES: dict[str, Sample] = {
     "conv2d": Sample(
         ((1, 1, 1, 1),) * 2, {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
     ),
-    "grouped_mm": Sample((_X, (4, 4, 4), (4,)), indices=(2,)),
+    "grouped_mm": Sample((_X, (4, 4, 4), (4,)), indices=(2,)),  # of four groups
     "layer_norm": Sample((_X, (4,), (4,)), {"normalized_dims": 1, "eps": 1e-5}),
     "rms_norm": Sample((_X, (4,)), {"normalized_dims": 1, "eps": 1e-5}),
     "sdpa": Sample((_HEADS, _HEADS, _HEADS), {"causal": True, "scale": None}),

@@ -74,8 +74,8 @@ class Compute:
     def dispatch_s(self, op: str, passes: Passes) -> tuple[float, float]:
         """What the host needs for an operator's passes: as measured, else as much for each of their kernels.
 
-        Backward was measured with gradients of all operands. Where only some get one it takes that share; the operators
-        that `shardwright calibrate` measures take 0.4 to 0.7 of their time for one gradient of two.
+        Backward was measured with gradients of all operands. Where only some get one it takes that share: operators of
+        two operands take 0.4 to 0.7 of their time for one gradient.
         """
         if op not in self.device.operators:
             each_s = self.device.op_overhead_s

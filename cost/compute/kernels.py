@@ -21,6 +21,7 @@ from shardwright.cost.clusters import checks
 from shardwright.cost.compute.work import WORK_KINDS, Work, WorkKind
 
 _LEAST_S = 1e-9
+_LEAST_BOUND_S = 1e-15  # has a logarithm
 _Key = tuple[str, str, bool, bool]
 """Kind, dtype, backward, whether bound by memory."""
 
@@ -96,30 +97,28 @@ class KernelTable:
         for kernel in kernels:
             compute_s, memory_s = bounds(kernel.work)
             key = (kernel.kind, kernel.dtype, kernel.backward, memory_s > compute_s)
-            point = (log(max(compute_s, memory_s, _LEAST_S)), log(kernel.seconds))
+            point = (log(max(compute_s, memory_s, _LEAST_BOUND_S)), log(kernel.seconds))
             points.setdefault(key, []).append(point)
         self._curves = {key: _rising(found) for key, found in points.items()}
         self._least_s: dict[tuple[str, str, bool], float] = {}
-        for (kind, dtype, backward, _), (_, measured_s) in self._curves.items():
+        for (kind, dtype, backward, _), (_, measured_s) in self._curves.items() if launched else ():
             key = (kind, dtype, backward)
-            self._least_s[key] = min(exp(measured_s[0]), self._least_s.get(key, inf)) if launched else 0.0
+            self._least_s[key] = min(exp(measured_s[0]), self._least_s.get(key, inf))
 
     def seconds(self, work: Work) -> float | None:
         """None where nothing of this kind and dtype was measured."""
         key = (work.kind, work.dtype, work.backward)
-        if key not in self._least_s:
-            return None
         found = [
             _at(curve, bound_s)
             for by_memory, bound_s in enumerate(self._bounds(work))
             if (curve := self._curves.get((*key, bool(by_memory)))) is not None
         ]
-        return max(*found, self._least_s[key])
+        return max(*found, self._least_s.get(key, 0.0)) if found else None
 
 
 def _at(curve: tuple[list[float], list[float]], bound_s: float) -> float:
     ideal, measured_s = curve
-    place = log(max(bound_s, _LEAST_S))
+    place = log(max(bound_s, _LEAST_BOUND_S))
     return exp(float(np.interp(place, ideal, measured_s)) + max(0.0, place - ideal[-1]) + min(0.0, place - ideal[0]))
 
 

@@ -58,7 +58,8 @@ class Work:
 class Passes:
     """The kernels of an operator's forward and of its backward pass, in order.
 
-    `gradients` is the share of its float operands that get a gradient.
+    `gradients` is the share of all gradients that are computed: of the float operands those that get one. Attention
+    computes all of them at once.
     """
 
     forward: tuple[Work, ...] = ()
@@ -101,8 +102,11 @@ class Local:
 
 def passes(part: Local) -> Passes:
     """The kernels of an operator on one device."""
+    found = _passes(part)
+    if part.row is not None and part.row.contraction and part.row.passes > 1:
+        return found
     num_floats = sum(is_float(t.dtype) for t in part.operands)
-    return replace(_passes(part), gradients=len(part.trained) / num_floats if num_floats else 0.0)
+    return replace(found, gradients=len(part.trained) / num_floats if num_floats else 0.0)
 
 
 def _passes(part: Local) -> Passes:

@@ -211,6 +211,7 @@ class _Maker:
 
     def __init__(self, steps: Steps, repeats: Mapping[str, int]) -> None:
         self.steps = steps
+        self._constants = kept_constants(steps.graph, steps.once)
         self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
         self._pieces: dict[tuple[Share, bool, bool], tuple[Piece, dict[str, int], dict[Kind, float]]] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
@@ -251,12 +252,11 @@ class _Maker:
         return self._pieces[key]
 
     def _buffers(self, num_microbatches: int) -> float:
-        """Of the model, the batch, and what is computed once."""
+        """Of the model, the batch, and what is computed once, which equal blocks share."""
         graph = self.steps.graph
-        constants = kept_constants(graph, self.steps.once)
         return sum(
             graph.types[n.name].local_bytes(graph.mesh) * (num_microbatches if n.op == "input" else 1)
-            for n in graph.nodes if n.name in constants or (n.is_leaf and n.op != "parameter")
+            for n in graph.nodes if n.name in self._constants or (n.is_leaf and n.op != "parameter")
         )  # fmt: skip
 
     def _state(self, leaves: Mapping[str, int]) -> tuple[dict[str, float], Segment]:

@@ -148,6 +148,16 @@ def test_equal_operators_are_one_and_what_has_no_kernel_is_none() -> None:
     assert few == found[:3]
 
 
+def test_what_is_computed_once_is_not_timed() -> None:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (4, 8), "float32", "x")
+    w = b.leaf("w", "parameter", (4, 8), "float32", "w", grad=True)
+    table = b.op("cast", b.op("arange", start=0, stop=8, step=1, dtype="int64"), dtype="float32")
+    graph = b.graph([("loss", b.op("sum", b.op("linear", b.op("add", x, table), w), dims=(0, 1), keepdim=False))])
+    found = Untimed("toy", graph, default_cluster(1), Execution()).heaviest(100)
+    assert {operator.op for operator in found} == {"add", "linear", "sum"}
+
+
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_of_a_step_is_counted_twice_or_forgotten(name: str, precision: Precision) -> None:

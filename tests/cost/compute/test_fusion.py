@@ -60,11 +60,21 @@ def test_what_others_read_too_is_written() -> None:
 
 def test_traffic_that_stays_in_registers() -> None:
     work = Work("pointwise", (10,), 10.0, 100.0, "float32")
-    passes = Passes((work,), (work,))
+    passes = Passes((work,), (work,), gradients=0.5)
     assert fuse(passes, ALONE, (40.0, 40.0), 20.0) == passes
     inside = fuse(passes, Fusion((0,), absorbed=True, unwritten=True), (40.0, 40.0), 20.0)
     assert [w.num_bytes for w in (*inside.forward, *inside.backward)] == pytest.approx([40.0, 40.0])
+    assert inside.gradients == 0.5
     assert fuse(passes, Fusion((0, 1), absorbed=True), (90.0, 90.0), 20.0).forward[0].num_bytes == 0
+
+
+def test_what_is_computed_once_is_in_no_kernel_of_a_step() -> None:
+    """A table of positions, whose logarithm is added to the batch: the addition reads it from memory."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (64,), "float32", "x")
+    table = b.op("cast", b.op("arange", start=1, stop=65, step=1, dtype="int64"), dtype="float32")
+    graph = b.graph([("y", b.op("neg", b.op("add", x, b.op("log", table))))])
+    assert {graph.by_name[name].op: f.inside for name, f in fusions(graph).items()} == {"add": (), "neg": (0,)}
 
 
 def test_compiled_steps_save_traffic_and_launches() -> None:

@@ -59,12 +59,14 @@ def flops(passes: Passes) -> tuple[float, float]:
         ("add", [(4,), (4,)], {1: "float32"}, 0.5),
         ("where", [(4,), (4,), (4,)], {0: "bool"}, 1.0),  # what is no float never has a gradient
         ("where", [(4,), (4,), (4,)], {0: "bool", 2: "float32"}, 0.5),
+        ("sdpa", [(2, 4, 4), (2, 4, 4), (2, 4, 4), (4, 4)], {3: "float32"}, 1.0),  # one kernel for all
         ("relu", [(4,)], {0: "float32"}, 0.0),
         ("neg", [(4,)], {0: "int64"}, 0.0),
     ],
 )
 def test_the_share_of_gradients(op: str, shapes: list[Shape], untrained: dict[int, str], gradients: float) -> None:
-    found = costed(op, shapes, {}, untrained=untrained).passes((), ((),) * len(shapes), ())
+    attrs = {"causal": False, "scale": None} if op == "sdpa" else {}
+    found = costed(op, shapes, attrs, untrained=untrained).passes((), ((),) * len(shapes), ())
     assert found.gradients == gradients
 
 

@@ -58,6 +58,14 @@ def test_products_run_at_the_rate_of_their_precision(precision: Precision) -> No
 
 
 @precisions
+def test_one_gradient_of_two_takes_half_of_the_measured_dispatch(precision: Precision) -> None:
+    """The batch gets none; dispatch is as slow as can be, so that it does not hide behind the work."""
+    machine = cluster(1)
+    machine = replace(machine, device=replace(machine.device, operators={"linear": (1e3, 1e4)}))
+    assert linear(precision, machine).weight_s == pytest.approx(5e3, rel=1e-3)
+
+
+@precisions
 def test_values_take_the_bytes_of_their_precision(precision: Precision) -> None:
     step = linear(precision, Cluster.preset("dgx-h100", 1, 1))
     assert step.num_bytes == WIDTH**2 * ITEM_BYTES[DTYPES[precision].compute]

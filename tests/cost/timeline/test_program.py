@@ -121,6 +121,27 @@ def test_a_repeated_block_costs_what_so_many_blocks_cost(role: str, run: Executi
         assert ours == theirs
 
 
+def test_repeated_blocks_share_what_they_compute_once() -> None:
+    """Every block makes a table of positions; a graph has it once."""
+
+    def blocks(num: int) -> Graph:
+        b = GraphBuilder()
+        x = b.leaf("x", "input", (32,), "float32", "x")
+        for block in range(num):
+            b.at("table", Source(f"blocks.{block}"))
+            table = b.op("cast", b.op("arange", start=0, stop=32, step=1, dtype="int64"), dtype="float32")
+            w = b.leaf(f"w{block}", "parameter", (32,), "float32", f"blocks.{block}.w", grad=True)
+            x = b.op("mul", b.op("add", x, table), w)
+        b.at("loss", Source())
+        return b.graph([("loss", b.op("sum", x, dims=(0,), keepdim=False))])
+
+    batch = table = 32 * 4
+    four = simulate(program(blocks(4), cluster(1), PLAIN)).fullest.memory.buffers_bytes
+    assert four == batch + table
+    repeated = simulate(program(blocks(1), cluster(1), PLAIN, repeats={"blocks.0": 4}))
+    assert repeated.fullest.memory.buffers_bytes == four
+
+
 @pytest.mark.parametrize("run", [w for w in WAYS if w.num_stages > 1], ids=lambda w: str(WAYS.index(w)))
 @roles
 def test_stages_of_repeated_blocks_are_those_of_so_many_blocks(role: str, run: Execution) -> None:
