@@ -271,10 +271,16 @@ def _plans(num_ranks: int) -> dict[str, tuple[str, ...] | None]:
     return {"searched": None, **({name: (role,) for name, role in FORCED.items()} if num_ranks > 1 else {})}
 
 
+def _workload(num_ranks: int, num_passes: int) -> Workload:
+    """Passes as long as those of `shardwright calibrate`."""
+    times = num_passes / WORKLOAD.num_passes
+    seconds, timeout_s = WORKLOAD.seconds_per_point * times, WORKLOAD.timeout_s * max(1.0, times)
+    return replace(WORKLOAD, num_ranks=num_ranks, num_passes=num_passes, seconds_per_point=seconds, timeout_s=timeout_s)
+
+
 def rows(found: Sequence[Subject], num_passes: int) -> list[Row]:
     """Run every subject and predict it by the calibration in between."""
-    seconds = WORKLOAD.seconds_per_point / WORKLOAD.num_passes * num_passes
-    workload = replace(WORKLOAD, num_ranks=found[0].num_ranks, num_passes=num_passes, seconds_per_point=seconds)
+    workload = _workload(found[0].num_ranks, num_passes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "visits.jsonl"
         measured = run_ranks(run, workload.num_ranks, 3600.0, args=(found, workload, path))
@@ -387,6 +393,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.zoo_times", description=__doc__)
     parser.add_argument("models", nargs="*", default=list(ZOO), help="of examples/zoo.py; default: all")
     parser.add_argument("--passes", type=int, default=16, help="at least 2; default: 16")
+    parser.add_argument(
+        "--before",
+        type=int,
+        default=WORKLOAD.num_passes,
+        help="of the calibration that plans are searched with; default: %(default)s, as `shardwright calibrate`, "
+        "whose `--thorough` makes five times as many",
+    )
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="default: 1 2")
     parser.add_argument("--dry", action="store_true", help="print the page, do not write it")
     options = parser.parse_args(arguments)
@@ -394,12 +407,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(
             f"argument --passes: expected at least 2, got {options.passes}; noise is how far odd and even ones differ"
         )
+    if options.before < 1:
+        parser.error(f"argument --before: expected at least 1, got {options.before}; plans need a calibration")
     torch.set_num_threads(1)
     load, table, provenances = os.getloadavg()[0], list[Row](), list[str]()
     for num_ranks in sorted(options.ranks):
-        cluster = calibrate(
-            num_ranks, save=False, timeout_s=WORKLOAD.timeout_s, workload=replace(WORKLOAD, num_ranks=num_ranks)
-        )
+        workload = _workload(num_ranks, options.before)
+        cluster = calibrate(num_ranks, save=False, timeout_s=workload.timeout_s, workload=workload)
         provenances.append(cluster.provenance)
         table += rows(subjects(cluster, options.models), options.passes)
     text = page(table, provenances, options.passes, load)

@@ -135,3 +135,9 @@ def test_one_pass(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         zoo_times.main(["--passes", "1"])
     assert "argument --passes: expected at least 2, got 1; noise is how far odd and even" in capsys.readouterr().err
+
+
+def test_no_calibration_before(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        zoo_times.main(["--before", "0"])
+    assert "argument --before: expected at least 1, got 0; plans need a calibration" in capsys.readouterr().err
