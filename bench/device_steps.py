@@ -31,11 +31,12 @@ from pathlib import Path
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bench.allocations import live_storages, peak_bytes
 from bench.device_models import MODELS
 from bench.device_operators import Measured, Operator
 from bench.device_page import Result, Row, data_name, page
 from bench.plans import CERTIFIED
-from bench.zoo_times import NUM_WARMUP, WORKLOAD, live_storages, peak_bytes
+from bench.zoo_times import NUM_WARMUP, WORKLOAD
 from examples.zoo import Example
 from shardwright.cost.calibration.calibrate import calibrate
 from shardwright.cost.calibration.measure import Clock

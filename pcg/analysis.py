@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from shardwright.pcg.graph import OPAQUE, Graph, Node
@@ -63,13 +64,42 @@ def _is_view(node: Node) -> bool:
 
 
 def copies_data(graph: Graph, node: Node) -> bool:
-    """Whether a view has to copy: a reshape of something that is not contiguous, moved or not in between."""
+    """Whether a view has to copy: a reshape of something that is not contiguous, moved or not in between.
+
+    So does what a product of batches reads whose batch dimensions, moved, are not one in memory: torch multiplies
+    batches of a single dimension, as eager attention's heads, and reshapes to that.
+    """
+    if node.op == "permute":
+        return _moves_batch(graph, node) and any(_reads_as_batch(graph, r) for r in _readers(graph, node))
     if node.op != "reshape":
         return False
     source = graph.by_name[node.inputs[0]]
     while source.is_parallel:
         source = graph.by_name[source.inputs[0]]
     return source.op in ("permute", "expand") or (source.op == "slice" and not _splits_dims(graph, source, node))
+
+
+def _moves_batch(graph: Graph, node: Node) -> bool:
+    """Whether the dimensions before the last two were not neighbours before this permutation, and those it follows."""
+    dims, source = list(range(len(graph.types[node.name].shape))), node
+    while source.op == "permute" or source.is_parallel:
+        if source.op == "permute":
+            before = source.attr("dims")
+            assert isinstance(before, tuple)
+            dims = [int(str(before[dim])) for dim in dims]
+        source = graph.by_name[source.inputs[0]]
+    return any(after != dim + 1 for dim, after in pairwise(dims[:-2]))
+
+
+def _readers(graph: Graph, node: Node) -> Iterator[Node]:
+    """Of a value, through parallel operators."""
+    for name in graph.users[node.name]:
+        reader = graph.by_name[name]
+        yield from _readers(graph, reader) if reader.is_parallel else (reader,)
+
+
+def _reads_as_batch(graph: Graph, reader: Node) -> bool:
+    return reader.op == "matmul" and len(graph.types[reader.name].shape) > 3
 
 
 def _splits_dims(graph: Graph, before: Node, after: Node) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import date
 
 from shardwright.cost.calibration.fit import Fit, fit_line
-from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes
+from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes, pace_probes
 from shardwright.cost.calibration.workload import CHAINS, Point, Workload
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine
 from shardwright.cost.clusters.device import Device, DeviceKind
@@ -118,7 +118,9 @@ def _device(points: Mapping[str, Point], workload: Workload, name: str, memory_b
     )
     kernels = tuple(_kernels(points, probes, bare))
     vector = [k.flops / k.seconds for k in kernels if k.kind == "pointwise" and k.flops > k.num_bytes]
-    return replace(bare, kernels=kernels, vector_flops_per_s=statistics.median(vector), operators=among_others)
+    known = replace(bare, kernels=kernels, vector_flops_per_s=statistics.median(vector))
+    first_uses = _first_uses(points, workload) if kind == "cpu" else {}
+    return replace(known, operators=among_others, paces=_paces(points, workload, known), first_uses=first_uses)
 
 
 def _overheads(points: Mapping[str, Point]) -> tuple[float, float]:
@@ -155,6 +157,22 @@ def _among_others(
     return {op: (f * longer[op], b * (1 + slope * (longer[op] - 1))) for op, (f, b) in operators.items()}
 
 
+def _first_uses(points: Mapping[str, Point], workload: Workload) -> dict[str, tuple[float, float]]:
+    """How much longer the first dispatch of an operator in a step takes than among others.
+
+    Forward is measured so. Backward is measured for common operators together, and shared out as forward is.
+    """
+    dtype = workload.dtypes[0]
+    longer = {
+        probe.op: max(0.0, points[f"cold {probe.op}"].seconds - points[f"first {probe.op}"].seconds)
+        for probe in dispatch_probes(dtype, workload.device)
+    }
+    probes = common_probes(dtype)
+    backward_s = len(probes) * (points["cold common backward"].seconds - points["common backward"].seconds)
+    share = max(0.0, backward_s) / max(sum(longer[op] for op in {probe.op for probe in probes}), 1e-9)
+    return {op: (seconds, share * seconds) for op, seconds in longer.items()}
+
+
 def _matmul_rates(points: Mapping[str, Point], probes: Sequence[Probe]) -> dict[str, list[float]]:
     """FLOP per second of every matrix multiplication, by dtype."""
     rates: dict[str, list[float]] = {}
@@ -173,10 +191,30 @@ def _kernels(points: Mapping[str, Point], probes: Sequence[Probe], device: Devic
         if probe.op == "sdpa":
             timed.append((passes.backward[0], f"{probe.key} backward", 1))
         for work, key, direction in timed:
-            seconds = points[key].seconds
-            dispatch_s = device.operators[probe.op][direction] if device.kind == "cpu" else 0.0
-            found.append(measured(work, max(seconds - dispatch_s, seconds * _LEAST_SHARE)))
+            dispatch_s = device.operators[probe.op][direction]
+            found.append(measured(work, _kernel_s(points[key].seconds, dispatch_s, device)))
     return found
+
+
+def _paces(points: Mapping[str, Point], workload: Workload, device: Device) -> dict[str, tuple[float, float]]:
+    """How many times as long an operator's kernels take as `device`, which has kernels of their kinds, says."""
+    compute, found = Compute(device), dict[str, tuple[float, float]]()
+    for probe in pace_probes(workload.sizes, workload.dtypes[0]):
+        keys = (f"pace {probe.op}", f"forward {probe.op}"), (f"pace {probe.op} backward", f"backward {probe.op}")
+        passes = probe.passes()
+        forward, backward = (
+            _kernel_s(points[pace].seconds, points[dispatch].seconds, device) / predicted_s if predicted_s else 1.0
+            for (pace, dispatch), predicted_s in zip(
+                keys, (sum(map(compute.work_s, works)) for works in (passes.forward, passes.backward)), strict=True
+            )
+        )
+        found[probe.op] = forward, backward
+    return found
+
+
+def _kernel_s(seconds: float, dispatch_s: float, device: Device) -> float:
+    """Of an operator that took `seconds`, the part without the dispatch that a measurement on the host holds."""
+    return max(seconds - dispatch_s, seconds * _LEAST_SHARE) if device.kind == "cpu" else seconds
 
 
 # -------------------------------------------------------------------------------------------------------- collectives

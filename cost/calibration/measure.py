@@ -3,22 +3,24 @@
 All ranks measure at once, as they run at once in training, and each takes the same number of samples of everything, so
 that collectives pair up; of each sample the slowest rank's counts. Every point is visited in several passes: a
 processor that shares its core with other work of its host can be half as fast for seconds, which is longer than a
-visit, so that points measured in one go would not even agree with each other. `Point.of` makes one time of a point's
-samples.
+visit, so that points measured in one go would not even agree with each other. A pass has an order of its own: where
+neighbours stay the same, they have their slow seconds in common, and what a step is the sum of would be slow together,
+all operators' dispatch for one. `Point.of` makes one time of a point's samples.
 
 The folder holds `workload.json`, and `visits.jsonl`: what is known already, which is not measured again, and to which
-rank 0 adds a line after each visit. Rank 0 prints one line of progress per stage.
+rank 0 adds a line after each visit. Rank 0 prints one line of progress per pass.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import cache, cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from itertools import pairwise
 from math import ceil
@@ -26,15 +28,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes
+from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes, pace_probes
 from shardwright.cost.calibration.workload import CHAINS, VISITS, WORKLOAD, Visit, Workload, read_visits, read_workload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    _Ready = tuple[Callable[..., Tensor], list[Tensor]]
+    """An operator and its operands."""
+
 _DISPATCHED = 64  # operators of a sample of dispatch
+_PACED = 8  # operators of a sample of their pace
 _BACK_TO_BACK = 10  # kernels of one sample on a GPU, so that the first one's launch does not count
 _PATIENCE = 8  # times as long for a point in which ranks wait, with a long tail
+_OPENERS = ("tanh", "amax")  # have in common with all operators what the first of them finds cold
 _LEAST, _MOST = 2, 10  # samples of a visit
 _READINGS = 1001  # of a clock, to know how long one takes
 
@@ -93,7 +100,6 @@ class _Task(NamedTuple):
     `waits`: processes wait for one another in it.
     """
 
-    stage: str
     key: str
     make: Callable[[], Callable[[], object]]
     clock: Callable[[Clock, Callable[[], object]], float] = Clock.kernel_s
@@ -121,14 +127,12 @@ class Rank:
 
     def visits(self, number: int, known: Mapping[str, int] = MappingProxyType({})) -> Iterator[None]:
         """Make a pass's visits one by one, but those that are `known` by the number for each point. For all ranks."""
-        stage = ""
-        for task in self._all_tasks:
-            if number < known.get(task.key, 0):
-                continue
-            if task.stage != stage and self.rank == 0:
-                sys.stdout.write(f"pass {number + 1} of {self.workload.num_passes}: {task.stage}\n")
-                sys.stdout.flush()
-            stage = task.stage
+        groups = random.Random(number).sample(self._all_tasks, len(self._all_tasks))
+        tasks = [task for group in groups for task in group if number >= known.get(task.key, 0)]
+        if tasks and self.rank == 0:
+            sys.stdout.write(f"pass {number + 1} of {self.workload.num_passes}\n")
+            sys.stdout.flush()
+        for task in tasks:
             visit = self._visit(task)
             if self.rank == 0:
                 with self.path.open("a", encoding="utf-8") as file:
@@ -136,48 +140,62 @@ class Rank:
             yield
 
     @cached_property
-    def _all_tasks(self) -> list[_Task]:
-        """Every rank makes all groups, in the same order, and once."""
+    def _all_tasks(self) -> list[list[_Task]]:
+        """Every rank makes all groups of processes, in the same order, and once."""
         return list(self._tasks())
 
-    def _tasks(self) -> Iterator[_Task]:
+    def _tasks(self) -> Iterator[list[_Task]]:
+        """Those whose times are set against one another are together, so that they are measured at the same pace."""
         workload, of_many = self.workload, (Clock.dispatch_s, _DISPATCHED)
+
+        def cold(*task: Any) -> list[_Task]:
+            return [] if self.clock.on_gpu else [_Task(*task)]  # a GPU is at work meanwhile
+
         for probe in dispatch_probes(workload.dtypes[0], workload.device):
-            yield _Task("dispatch", f"forward {probe.op}", lambda p=probe: self._forwards(p), *of_many)
-            yield _Task("dispatch", f"backward {probe.op}", lambda p=probe: self._backwards(p), *of_many)
-            yield _Task("dispatch", f"first {probe.op}", lambda p=probe: self._kernel(p), self._first_s)
-        yield _Task("dispatch", "backward", self._gradients, *of_many)
+            yield [
+                _Task(f"forward {probe.op}", lambda p=probe: self._forwards(p), *of_many),
+                _Task(f"backward {probe.op}", lambda p=probe: self._backwards(p), *of_many),
+                _Task(f"first {probe.op}", lambda p=probe: self._kernel(p), self._first_s),
+                *cold(f"cold {probe.op}", lambda p=probe: self._kernel(p), self._cold_s),
+            ]
         count = len(common_probes(workload.dtypes[0]))
-        yield _Task("dispatch", "common backward", self._common_backwards, Clock.dispatch_s, count)
-        for length in CHAINS:
-            make = cache(partial(self.overheads.chain_step, length, workload.num_ranks))  # small, and slow to make
-            yield _Task("steps of little work", f"chain {length}", make, Clock.dispatch_s)
+        yield [
+            _Task("backward", self._gradients, *of_many),
+            _Task("common backward", self._common_backwards, Clock.dispatch_s, count),
+            *cold("cold common backward", self._common_backwards, self._cold_backward_s, count),
+        ]
+        # Small, and slow to make.
+        yield [_Task(f"chain {length}", lambda n=length: self._chains[n], Clock.dispatch_s) for length in CHAINS]
         for dtype in workload.dtypes:
             for probe in kernel_probes(workload.sizes, dtype):
-                stage = f"{probe.passes().forward[0].kind}, {dtype}"
-                yield _Task(stage, probe.key, lambda p=probe: self._kernel(p))
+                found = [_Task(probe.key, lambda p=probe: self._kernel(p))]
                 if probe.op == "sdpa":
-                    yield _Task(stage, f"{probe.key} backward", lambda p=probe: self._kernel_backward(p))
+                    found.append(_Task(f"{probe.key} backward", lambda p=probe: self._kernel_backward(p)))
+                yield found
+        for probe in pace_probes(workload.sizes, workload.dtypes[0]):
+            yield [
+                _Task(f"pace {probe.op}", lambda p=probe: self._forwards(p, _PACED), calls=_PACED),
+                _Task(f"pace {probe.op} backward", lambda p=probe: self._backwards(p, _PACED), calls=_PACED),
+            ]
         waits = not self.clock.on_gpu
         timed = self._joined_s if waits else Clock.together_s
         for size in workload.group_sizes:
             group = self._group(size)
             for num_bytes in workload.collective_bytes:
                 for name in COLLECTIVE_CALLS:
-                    stage = f"collectives of {size} ranks, {num_bytes} bytes"
                     make = lambda n=name, s=size, g=group, b=num_bytes: collective(n, s, g, b, workload.device)  # noqa: E731
-                    yield _Task(stage, f"{name} {size} {num_bytes}", make, timed, waits=waits)
+                    yield [_Task(f"{name} {size} {num_bytes}", make, timed, waits=waits)]
 
     # --------------------------------------------------------------------------------------------------- what is timed
 
-    def _forwards(self, probe: Probe) -> Callable[[], object]:
+    def _forwards(self, probe: Probe, number: int = _DISPATCHED) -> Callable[[], object]:
         function, operands = probe.function(self.overheads.runtime), probe.operands(self.workload.device)
-        return lambda: [function(*operands) for _ in range(_DISPATCHED)]
+        return lambda: [function(*operands) for _ in range(number)]
 
-    def _backwards(self, probe: Probe) -> Callable[[], object]:
+    def _backwards(self, probe: Probe, number: int = _DISPATCHED) -> Callable[[], object]:
         """Gradients of as many operators, each with operands of its own, in one pass of autograd."""
         function = probe.function(self.overheads.runtime)
-        every = [probe.operands(self.workload.device) for _ in range(_DISPATCHED)]
+        every = [probe.operands(self.workload.device) for _ in range(number)]
         results = [function(*operands) for operands in every]
         if not results[0].requires_grad:
             return lambda: None
@@ -188,14 +206,30 @@ class Rank:
         self._work()
         return clock.dispatch_s(call)
 
+    def _cold_s(self, clock: Clock, call: Callable[[], object]) -> float:
+        """Of an operator that comes for the first time in a step: others, backward and an update came in between.
+
+        Two others go before it, for what all operators have in common; that would count with each of them.
+        """
+        self._work()
+        self._work_backward()
+        self._chains[CHAINS[-1]]()
+        _run(self._openers)
+        return clock.dispatch_s(call)
+
+    def _cold_backward_s(self, clock: Clock, call: Callable[[], object]) -> float:
+        """Of gradients for the first time in a step."""
+        self._chains[CHAINS[-1]]()
+        self._work()
+        return clock.dispatch_s(call)
+
     def _joined_s(self, clock: Clock, call: Callable[[], object]) -> float:
         """Of a collective that comes after operators, as in a model: ranks do not come to it at the same moment."""
         self._work()
         return clock.together_s(call)
 
     def _work(self) -> None:
-        for function, operands in self._common:
-            function(*operands)
+        _run(self._common)
 
     def _common_backwards(self) -> Callable[[], object]:
         """Gradients of common operators, one after the other."""
@@ -203,9 +237,25 @@ class Rank:
         return _gradients([function(*operands) for function, operands in self._common], leaves)
 
     @cached_property
-    def _common(self) -> list[tuple[Callable[..., Tensor], list[Tensor]]]:
+    def _common(self) -> list[_Ready]:
+        return self._ready(common_probes(self.workload.dtypes[0]))
+
+    def _ready(self, probes: Iterable[Probe]) -> list[_Ready]:
         runtime, device = self.overheads.runtime, self.workload.device
-        return [(p.function(runtime), p.operands(device)) for p in common_probes(self.workload.dtypes[0])]
+        return [(probe.function(runtime), probe.operands(device)) for probe in probes]
+
+    @cached_property
+    def _work_backward(self) -> Callable[[], object]:
+        return self._common_backwards()
+
+    @cached_property
+    def _openers(self) -> list[_Ready]:
+        return self._ready(p for p in dispatch_probes(self.workload.dtypes[0]) if p.op in _OPENERS)
+
+    @cached_property
+    def _chains(self) -> dict[int, Callable[[], object]]:
+        """By the number of parameters; every rank makes them at the same time."""
+        return {length: self.overheads.chain_step(length, self.workload.num_ranks) for length in CHAINS}
 
     def _gradients(self) -> Callable[[], object]:
         """The same without an operator: what autograd does with a root."""
@@ -250,6 +300,11 @@ class Rank:
         values = torch.tensor(seconds, dtype=torch.float64)
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return values.tolist()
+
+
+def _run(operators: Iterable[_Ready]) -> None:
+    for function, operands in operators:
+        function(*operands)
 
 
 def _gradients(results: Sequence[Tensor], operands: Sequence[Tensor]) -> Callable[[], object]:

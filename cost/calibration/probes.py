@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cost.calibration.samples import LOOPS, samples
+from shardwright.cost.calibration.samples import IDLE, LOOPS, Sample, samples
 from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.optable import ROWS
@@ -97,11 +97,17 @@ class Probe:
 
 def dispatch_probes(dtype: str, device: str = "cpu") -> list[Probe]:
     """One of each operator that has a sample, on next to nothing."""
-    return [
-        Probe(op, sample.operands, dtype, sample.attrs, sample.indices, sample.masks)
-        for op, sample in samples().items()
-        if device == "cpu" or op not in LOOPS
-    ]
+    return [_probe(op, sample, dtype) for op, sample in samples().items() if device == "cpu" or op not in LOOPS]
+
+
+def pace_probes(sizes: Sizes, dtype: str) -> list[Probe]:
+    """One of each operator that has a sample and works on elements or rows, on as many as networks have."""
+    found = samples(sizes.side)
+    return [_probe(op, found[op], dtype) for op in found if not (ROWS[op].contraction or ROWS[op].view or op in IDLE)]
+
+
+def _probe(op: str, sample: Sample, dtype: str) -> Probe:
+    return Probe(op, sample.operands, dtype, sample.attrs, sample.indices, sample.masks)
 
 
 COMMON = (
@@ -154,6 +160,7 @@ class Sizes:
     convolutions    (batch, channels, outputs, groups, pixels of a side of the image, of the kernel)
     attentions      (heads, length, head_dim, causal)
     elements        of pointwise operators, reductions, look-ups, random numbers, copies; in rows of `width`
+    side            of matrices that every other operator of these kinds is compared with them on
     """
 
     matmuls: tuple[tuple[int, int, int, int], ...]
@@ -161,6 +168,7 @@ class Sizes:
     attentions: tuple[tuple[int, int, int, bool], ...]
     elements: tuple[int, ...]
     width: int
+    side: int
 
 
 CPU_SIZES = Sizes(
@@ -176,6 +184,7 @@ CPU_SIZES = Sizes(
     attentions=((32, 16, 16, False), (32, 64, 32, True), (16, 256, 64, False), (8, 512, 64, True)),
     elements=(2**12, 2**14, 2**16, 2**18, 2**20, 2**22),
     width=64,
+    side=128,
 )  # fmt: skip
 GPU_SIZES = Sizes(
     matmuls=(
@@ -188,4 +197,5 @@ GPU_SIZES = Sizes(
     attentions=((16, 512, 64, False), (16, 2048, 64, True), (32, 4096, 128, True), (32, 4096, 128, False)),
     elements=(2**14, 2**18, 2**22, 2**25, 2**27),
     width=1024,
+    side=4096,
 )  # fmt: skip

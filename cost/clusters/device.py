@@ -51,6 +51,10 @@ class Device:
         operators: measured dispatch of operators of the op table, (forward, backward) seconds by name; `op_overhead_s`
             for those that are not there.
         kernels: measured kernels; where there are any of a kind, they go before the rates above.
+        paces: measured for operators of the op table, how many times as long as other work of their kind their kernels
+            take, (forward, backward) by name; 1 for those that are not there.
+        first_uses: how much longer than later ones an operator's first dispatch in a step takes, when its code has left
+            the host's caches, (forward, backward) seconds by name.
     """
 
     name: str
@@ -70,6 +74,8 @@ class Device:
     context_bytes: int = 0
     operators: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     kernels: tuple[Kernel, ...] = field(default=(), hash=False)
+    paces: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+    first_uses: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         checks.text(self.name, "Device", "name", "what people call the device, such as 'H100-SXM'")
@@ -95,7 +101,8 @@ class Device:
         if self.context_bytes >= memory_bytes:
             problem = f"expected less than the memory of {memory_bytes} bytes, got {self.context_bytes}"
             raise checks.FieldError("Device", "context_bytes", f"{problem}; correct the one or the other")
-        object.__setattr__(self, "operators", _checked_operators(self.operators))
+        for name, unit in (("operators", "seconds"), ("paces", "times"), ("first_uses", "seconds")):
+            object.__setattr__(self, name, _checked_passes(name, getattr(self, name), unit))
         object.__setattr__(self, "kernels", checked_kernels(self.kernels))
 
     def at_power(self, share: float) -> Device:
@@ -140,16 +147,16 @@ def _checked_count(value: object, name: str, meaning: str) -> int:
     return checks.positive_int(value, "Device", name, meaning)
 
 
-def _checked_operators(operators: object) -> dict[str, tuple[float, float]]:
-    if not isinstance(operators, Mapping):
-        problem = f"expected a mapping of operator to (forward, backward) seconds, got {operators!r}; leave it out"
-        raise checks.FieldError("Device", "operators", problem)
+def _checked_passes(field_name: str, by_operator: object, unit: str) -> dict[str, tuple[float, float]]:
+    if not isinstance(by_operator, Mapping):
+        problem = f"expected a mapping of operator to (forward, backward) {unit}, got {by_operator!r}; leave it out"
+        raise checks.FieldError("Device", field_name, problem)
     found: dict[str, tuple[float, float]] = {}
-    for name, pair in operators.items():
+    for name, pair in by_operator.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            problem = f"expected two numbers, the seconds of forward and of backward, got {pair!r}; give both"
-            raise checks.FieldError("Device", f"operators.{name}", problem)
-        forward, backward = (checks.non_negative(x, "Device", f"operators.{name}", "seconds") for x in pair)
+            problem = f"expected two numbers, the {unit} of forward and of backward, got {pair!r}; give both"
+            raise checks.FieldError("Device", f"{field_name}.{name}", problem)
+        forward, backward = (checks.non_negative(x, "Device", f"{field_name}.{name}", unit) for x in pair)
         found[str(name)] = (forward, backward)
     return found
 

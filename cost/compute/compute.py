@@ -67,8 +67,9 @@ class Compute:
         One that is not `launched` is part of another's kernel.
         """
         dispatch_s = self.dispatch_s(op, passes) if launched else (0.0, 0.0)
+        paces = self.device.paces.get(op, (1.0, 1.0))
         works = (passes.forward, passes.backward)
-        forward_s, backward_s = (self._pass_s(*pass_, launched) for pass_ in zip(works, dispatch_s, strict=True))
+        forward_s, backward_s = (self._pass_s(*pass_, launched) for pass_ in zip(works, paces, dispatch_s, strict=True))
         return forward_s, backward_s
 
     def dispatch_s(self, op: str, passes: Passes) -> tuple[float, float]:
@@ -83,12 +84,12 @@ class Compute:
         forward_s, backward_s = self.device.operators[op]
         return forward_s, backward_s * passes.gradients
 
-    def _pass_s(self, works: tuple[Work, ...], dispatch_s: float, launched: bool) -> float:
+    def _pass_s(self, works: tuple[Work, ...], pace: float, dispatch_s: float, launched: bool) -> float:
         if not works:
             return 0.0
         if not launched:
-            return sum(max(0.0, self.work_s(work) - self.device.kernel_s) for work in works)
-        work_s = sum(map(self.work_s, works))
+            return sum(max(0.0, pace * self.work_s(work) - self.device.kernel_s) for work in works)
+        work_s = pace * sum(map(self.work_s, works))
         return max(dispatch_s, work_s) if self.device.kind == "cuda" else dispatch_s + work_s
 
     def _work_s(self, work: Work) -> float:

@@ -206,6 +206,14 @@ def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Steps, cluster: C
     return max(way_s(*pair, back=False), way_s(*reversed(pair), back=True))
 
 
+def _first_uses_s(steps: Steps) -> float:
+    """What the first of each operator takes longer in a step. Of one that is computed once there is none in a step."""
+    graph, known = steps.graph, steps.cluster.device.first_uses
+    nodes = [n for n in graph.nodes if n.op in known and n.name not in steps.once]
+    forward, backward = {n.op for n in nodes}, {n.op for n in nodes if graph.types[n.name].grad}
+    return sum(known[op][0] for op in forward) + sum(known[op][1] for op in backward)
+
+
 class _Maker:
     """Makes stages on equal devices; equal pieces are built once."""
 
@@ -216,6 +224,7 @@ class _Maker:
         self._pieces: dict[tuple[Share, bool, bool], tuple[Piece, dict[str, int], dict[Kind, float]]] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
         self._axes_bytes = axes_bytes(steps.graph, steps.cluster)
+        self._first_uses_s = _first_uses_s(steps)
 
     def stage(self, shares: Sequence[Share], execution: Execution, between_bytes: float) -> Stage:
         """`between_bytes`: what its connections with other stages keep."""
@@ -265,7 +274,7 @@ class _Maker:
         sums = {w.leaf: w.sums for w in steps.weights.values() if w.grad and not w.gathers}  # the last is the longest
         state, updated, freed = defaultdict[str, float](float), 0.0, 0.0
         gathered = defaultdict[str, float](float)
-        overhead_s = device.step_overhead_s
+        overhead_s = device.step_overhead_s + self._first_uses_s
         for leaf, times in leaves.items():
             stored = steps.leaves[leaf]
             summed = [] if stored.gathered else [(a, b) for c, a, b in sums.get(leaf, ()) if c == "all_reduce"]

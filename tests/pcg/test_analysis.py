@@ -37,6 +37,48 @@ def test_a_reshape_of_a_slice_copies_where_torch_does(
     assert (sliced.reshape(after).data_ptr() != sliced.data_ptr()) == copies
 
 
+@pytest.mark.parametrize(
+    ("moves", "copies"),
+    [
+        ([(0, 2, 1, 3)], [True]),  # heads before positions: a batch and its heads are not neighbours
+        ([(0, 1, 3, 2)], [False]),
+        ([(0, 2, 1, 3), (0, 1, 3, 2)], [False, True]),  # copied where it is read, once
+        ([(0, 2, 1, 3), (0, 2, 1, 3)], [False, False]),
+        ([(2, 3, 0, 1)], [False]),
+        ([(1, 0, 2, 3)], [True]),
+    ],
+)
+def test_a_product_of_batches_copies_what_is_not_one_batch_in_memory(
+    moves: list[tuple[int, ...]], copies: list[bool]
+) -> None:
+    b = GraphBuilder()
+    tensor, names = torch.rand(2, 3, 4, 5), list[str]()
+    x = b.leaf("x", "input", tuple(tensor.shape), "float32", "x")
+    for dims in moves:
+        names.append(x := b.op("permute", x, dims=dims))
+        tensor = tensor.permute(dims)
+    other = b.leaf("y", "input", (*tensor.shape[:2], tensor.shape[3], 6), "float32", "y")
+    graph = b.graph([("z", b.op("matmul", x, other))])
+    assert [copies_data(graph, graph.by_name[name]) for name in names] == copies
+    one_batch = tensor.reshape(-1, *tensor.shape[2:])  # as torch.matmul does
+    assert (one_batch.data_ptr() != tensor.data_ptr()) == copies[-1]
+
+
+@pytest.mark.parametrize("reader", ["matmul of three dimensions", "add"])
+def test_what_else_reads_moved_dimensions_does_not_copy(reader: str) -> None:
+    b = GraphBuilder()
+    shape = (2, 3, 4) if reader != "add" else (2, 3, 4, 5)
+    x = b.leaf("x", "input", shape, "float32", "x")
+    moved = b.op("permute", x, dims=(1, 0, 2) if reader != "add" else (0, 2, 1, 3))
+    z = (
+        b.op("add", moved, moved)
+        if reader == "add"
+        else b.op("matmul", moved, b.leaf("y", "input", (3, 4, 6), "float32", "y"))
+    )
+    graph = b.graph([("z", z)])
+    assert not copies_data(graph, graph.by_name[moved])
+
+
 def test_a_bias_is_fused_into_the_product_that_nothing_else_reads() -> None:
     b = GraphBuilder()
     x = b.leaf("x", "input", (4, 8), "float32", "x")

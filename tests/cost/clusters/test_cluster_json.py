@@ -18,12 +18,14 @@ from shardwright.cost.clusters.device import PRECISIONS, Device
 from shardwright.cost.clusters.presets import PRESETS
 from shardwright.cost.clusters.topology import LINK_KINDS, TOPOLOGIES, Level
 from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.optable import ROWS
 
 SCHEMA = json.loads(
     (Path(shardwright.cost.__file__).parent / "clusters" / "cluster.schema.json").read_text(encoding="utf-8")
 )
 
 positive = st.floats(min_value=1e-15, max_value=1e18)
+by_operator = st.dictionaries(st.sampled_from(sorted(ROWS)), st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=3)
 names = st.text(min_size=1).filter(lambda text: bool(text.strip()))
 devices = st.builds(
     Device,
@@ -34,6 +36,9 @@ devices = st.builds(
     matmul_efficiency=st.floats(0.01, 1),
     op_overhead_s=st.floats(0, 1),
     kind=st.just("cuda"),
+    operators=by_operator,
+    paces=by_operator,
+    first_uses=by_operator,
 )
 
 
@@ -162,7 +167,7 @@ ERRORS = [
             "c.json: device: missing field 'kind', got 'name', 'memory_bytes', 'memory_bytes_per_s', 'flops_per_s', "
             "'matmul_efficiency', 'op_overhead_s', 'attention_efficiency', 'attention_backward_efficiency', "
             "'vector_flops_per_s', 'num_units', 'kernel_s', 'update_overhead_s', 'step_overhead_s', 'context_bytes', "
-            "'operators', 'kernels'; add it"
+            "'operators', 'kernels', 'paces', 'first_uses'; add it"
         ),
     ),
     (

@@ -51,6 +51,18 @@ def test_dispatch_hides_behind_a_gpu_and_adds_up_on_a_cpu() -> None:
     assert host.passes_s("add", Passes(large))[0] == pytest.approx(1e-6 + MODEL.work_s(large[0]))
 
 
+def test_an_operators_kernels_have_a_pace_of_their_own() -> None:
+    device = replace(DEVICE, kind="cpu", paces={"tanh": (4.0, 2.0)})
+    works = (pointwise(10**6),), (pointwise(10**7),)
+    plain, paced = (Compute(device).passes_s(op, Passes(*works)) for op in ("exp", "tanh"))
+    assert [s - device.op_overhead_s for s in paced] == pytest.approx(
+        [pace * (s - device.op_overhead_s) for pace, s in zip((4.0, 2.0), plain, strict=True)]
+    )
+    assert Compute(device).passes_s("tanh", Passes(*works), launched=False) == pytest.approx(
+        [s - device.op_overhead_s for s in paced]
+    )
+
+
 def test_dispatch_as_measured_for_an_operator_else_by_its_kernels() -> None:
     device = Compute(replace(DEVICE, kind="cpu", operators={"conv2d": (3e-5, 2e-4)}))
     view = Work("view", (1,), 0.0, 0.0, "float32")
@@ -215,6 +227,13 @@ def test_bad_kernels(kernels: Any, message: str) -> None:
         ("operators", 3, r"^Device\.operators: expected a mapping of operator to \(forward, backward\) seconds, got 3"),
         ("operators", {"add": 1}, r"^Device\.operators\.add: expected two numbers, the seconds of forward and of"),
         ("operators", {"add": (1, -1)}, r"^Device\.operators\.add: expected a number of at least 0, got -1"),
+        ("paces", 3, r"^Device\.paces: expected a mapping of operator to \(forward, backward\) times, got 3; leave it"),
+        (
+            "paces",
+            {"add": 1},
+            r"^Device\.paces\.add: expected two numbers, the times of forward and of backward, got 1",
+        ),
+        ("first_uses", {"add": (1, "x")}, r"^Device\.first_uses\.add: expected a number of at least 0, got 'x'"),
         ("num_units", -1, r"^Device\.num_units: expected a positive integer, got -1"),
         ("kernel_s", -1, r"^Device\.kernel_s: expected a number of at least 0, got -1; give it in seconds"),
         ("vector_flops_per_s", -1, r"^Device\.vector_flops_per_s: expected a number of at least 0, got -1"),

@@ -123,23 +123,35 @@ def test_a_repeated_block_costs_what_so_many_blocks_cost(role: str, run: Executi
 
 def test_repeated_blocks_share_what_they_compute_once() -> None:
     """Every block makes a table of positions; a graph has it once."""
-
-    def blocks(num: int) -> Graph:
-        b = GraphBuilder()
-        x = b.leaf("x", "input", (32,), "float32", "x")
-        for block in range(num):
-            b.at("table", Source(f"blocks.{block}"))
-            table = b.op("cast", b.op("arange", start=0, stop=32, step=1, dtype="int64"), dtype="float32")
-            w = b.leaf(f"w{block}", "parameter", (32,), "float32", f"blocks.{block}.w", grad=True)
-            x = b.op("mul", b.op("add", x, table), w)
-        b.at("loss", Source())
-        return b.graph([("loss", b.op("sum", x, dims=(0,), keepdim=False))])
-
     batch = table = 32 * 4
-    four = simulate(program(blocks(4), cluster(1), PLAIN)).fullest.memory.buffers_bytes
+    four = simulate(program(with_tables(4), cluster(1), PLAIN)).fullest.memory.buffers_bytes
     assert four == batch + table
-    repeated = simulate(program(blocks(1), cluster(1), PLAIN, repeats={"blocks.0": 4}))
+    repeated = simulate(program(with_tables(1), cluster(1), PLAIN, repeats={"blocks.0": 4}))
     assert repeated.fullest.memory.buffers_bytes == four
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_the_first_of_each_operator_takes_longer_once_a_step(num: int) -> None:
+    """Not those that are computed once; backward only where there is one."""
+    machine, graph = cluster(1), with_tables(num)
+    first_uses = {"add": (1e-3, 2e-3), "mul": (1e-2, 2e-2), "sum": (0.1, 0.2), "cast": (1.0, 2.0), "neg": (9.0, 9.0)}
+    cold = replace(machine, device=replace(machine.device, first_uses=first_uses))
+    for run in (PLAIN, replace(PLAIN, num_microbatches=2)):
+        step_s = simulate(program(graph, cold, run)).step_s - simulate(program(graph, machine, run)).step_s
+        assert step_s == pytest.approx(0.333 if num > 1 else 0.331)
+
+
+def with_tables(num: int) -> Graph:
+    """Blocks that add a table to their input and multiply it with a parameter."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (32,), "float32", "x")
+    for block in range(num):
+        b.at("table", Source(f"blocks.{block}"))
+        table = b.op("cast", b.op("arange", start=0, stop=32, step=1, dtype="int64"), dtype="float32")
+        w = b.leaf(f"w{block}", "parameter", (32,), "float32", f"blocks.{block}.w", grad=True)
+        x = b.op("mul", b.op("add", x, table), w)
+    b.at("loss", Source())
+    return b.graph([("loss", b.op("sum", x, dims=(0,), keepdim=False))])
 
 
 @pytest.mark.parametrize("run", [w for w in WAYS if w.num_stages > 1], ids=lambda w: str(WAYS.index(w)))
