@@ -1,4 +1,4 @@
-"""A step that does next to nothing, as the lowering runs it: what a step and a parameter take whatever their size.
+"""What calibration times of the lowering: a step that does next to nothing, and collectives as programs call them.
 
 `cost.calibration.calibrate` names this module and its ranks import it, since costs know nothing of the lowering.
 """
@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.api import certified_choices
 from shardwright.cost.calibration.local import default_cluster
-from shardwright.lowering import kernels
+from shardwright.lowering import collectives, kernels
 from shardwright.lowering.module import lower
+from shardwright.lowering.movement import Axis
 from shardwright.pcg.capture import capture
 from shardwright.search.planner import Planner
 
@@ -48,3 +51,23 @@ def chain_step(num_parameters: int, num_ranks: int) -> Callable[[], None]:
         optimizer.zero_grad(set_to_none=True)
 
     return step
+
+
+def collective(name: str, group: dist.ProcessGroup, num_bytes: int, device: str) -> Callable[[], object]:
+    """A call of a parallel operator whose forward is the collective `name`, on a whole tensor of at least `num_bytes`.
+
+    In fp32, with a gradient to come. Shards are of dimension 0, which needs no copy beside the collective.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    axis, first = Axis("group", size, rank, group), dist.get_process_group_ranks(group)[0]
+    whole = torch.zeros(size**2, size * ceil(num_bytes / 4 / size**3), device=device)
+    mine = whole.new_zeros(size, whole.shape[1], requires_grad=True)
+    trained = whole.detach().requires_grad_()
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: collectives.reduce(trained, axis, inplace=True),
+        "all_gather": lambda: collectives.combine(mine, axis, 0),
+        "reduce_scatter": lambda: collectives.reduce_scatter(trained, axis, 0),
+        "all_to_all": lambda: collectives.all_to_all(mine, axis, (0, 1), (1, 1)),
+        "broadcast": lambda: dist.broadcast(whole, first, group=group),
+    }
+    return calls[name]

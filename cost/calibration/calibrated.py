@@ -16,6 +16,7 @@ from shardwright.cost.clusters.presets import CONTEXT_BYTES
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.kernels import Kernel, measured
+from shardwright.cost.compute.work import Work
 
 _LEAST_SHARE = 0.1
 """A kernel on the host takes at least this part of the operator's time, whatever its dispatch was measured at."""
@@ -198,17 +199,20 @@ def _kernels(points: Mapping[str, Point], probes: Sequence[Probe], device: Devic
 
 def _paces(points: Mapping[str, Point], workload: Workload, device: Device) -> dict[str, tuple[float, float]]:
     """How many times as long an operator's kernels take as `device`, which has kernels of their kinds, says."""
-    compute, found = Compute(device), dict[str, tuple[float, float]]()
+    compute = Compute(device)
+
+    def pace(works: Sequence[Work], paced: str, dispatch: str) -> float:
+        """1 where nothing is left to compare, as in backward of a sum, which only views."""
+        predicted_s = sum(map(compute.work_s, works))
+        if not predicted_s:
+            return 1.0
+        return _kernel_s(points[paced].seconds, points[dispatch].seconds, device) / predicted_s
+
+    found: dict[str, tuple[float, float]] = {}
     for probe in pace_probes(workload.sizes, workload.dtypes[0]):
-        keys = (f"pace {probe.op}", f"forward {probe.op}"), (f"pace {probe.op} backward", f"backward {probe.op}")
-        passes = probe.passes()
-        forward, backward = (
-            _kernel_s(points[pace].seconds, points[dispatch].seconds, device) / predicted_s if predicted_s else 1.0
-            for (pace, dispatch), predicted_s in zip(
-                keys, (sum(map(compute.work_s, works)) for works in (passes.forward, passes.backward)), strict=True
-            )
-        )
-        found[probe.op] = forward, backward
+        op, passes = probe.op, probe.passes()
+        forward = pace(passes.forward, f"pace {op}", f"forward {op}")
+        found[op] = forward, pace(passes.backward, f"pace {op} backward", f"backward {op}")
     return found
 
 

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from itertools import pairwise
 from math import ceil
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes, pace_probes
 from shardwright.cost.calibration.workload import CHAINS, VISITS, WORKLOAD, Visit, Workload, read_visits, read_workload
+from shardwright.cost.clusters.cluster import COLLECTIVES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -173,17 +174,18 @@ class Rank:
                     found.append(_Task(f"{probe.key} backward", lambda p=probe: self._kernel_backward(p)))
                 yield found
         for probe in pace_probes(workload.sizes, workload.dtypes[0]):
-            yield [
-                _Task(f"pace {probe.op}", lambda p=probe: self._forwards(p, _PACED), calls=_PACED),
-                _Task(f"pace {probe.op} backward", lambda p=probe: self._backwards(p, _PACED), calls=_PACED),
-            ]
+            found = [_Task(f"pace {probe.op}", lambda p=probe: self._forwards(p, _PACED), calls=_PACED)]
+            if probe.passes().backward:
+                back = _Task(f"pace {probe.op} backward", lambda p=probe: self._backwards(p, _PACED), calls=_PACED)
+                found.append(back)
+            yield found
         waits = not self.clock.on_gpu
         timed = self._joined_s if waits else Clock.together_s
         for size in workload.group_sizes:
             group = self._group(size)
             for num_bytes in workload.collective_bytes:
-                for name in COLLECTIVE_CALLS:
-                    make = lambda n=name, s=size, g=group, b=num_bytes: collective(n, s, g, b, workload.device)  # noqa: E731
+                for name in COLLECTIVES:
+                    make = partial(self.overheads.collective, name, group, num_bytes, workload.device)
                     yield [_Task(f"{name} {size} {num_bytes}", make, timed, waits=waits)]
 
     # --------------------------------------------------------------------------------------------------- what is timed
@@ -313,28 +315,6 @@ def _gradients(results: Sequence[Tensor], operands: Sequence[Tensor]) -> Callabl
 
     seeds = [torch.ones_like(result) for result in results]
     return lambda: torch.autograd.grad(results, operands, seeds, retain_graph=True)
-
-
-COLLECTIVE_CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-
-
-def collective(name: str, size: int, group: Any, num_bytes: int, device: str) -> Callable[[], object]:  # noqa: ANN401
-    """A call of the collective in the group of `size` ranks, on a tensor of at least `num_bytes`."""
-    import torch
-    import torch.distributed as dist
-
-    num_elements = ceil(num_bytes / 4 / size**2) * size**2  # divides into shards, and these among the group
-    full, shard = torch.zeros(num_elements, device=device), torch.zeros(num_elements // size, device=device)
-    exchanged = torch.zeros_like(shard)
-    first = dist.get_process_group_ranks(group)[0]
-    calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(full, group=group),
-        "all_gather": lambda: dist.all_gather_single(full, shard, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_single(shard, full, group=group),
-        "all_to_all": lambda: dist.all_to_all_single(exchanged, shard, group=group),
-        "broadcast": lambda: dist.broadcast(full, first, group=group),
-    }
-    return calls[name]
 
 
 def main(arguments: list[str]) -> None:
