@@ -132,12 +132,13 @@ def _overheads(points: Mapping[str, Point]) -> tuple[float, float]:
 
 
 def _operators(points: Mapping[str, Point], workload: Workload) -> dict[str, tuple[float, float]]:
-    """Dispatch, forward and backward."""
+    """Dispatch, forward and backward; of an operator that loops over groups, of one of them."""
     root_s = points["backward"].seconds
     found: dict[str, tuple[float, float]] = {}
     for probe in dispatch_probes(workload.dtypes[0], workload.device):
         forward, backward = (points[f"{way} {probe.op}"].seconds for way in ("forward", "backward"))
-        found[probe.op] = forward, max(0.0, backward - root_s)
+        groups = probe.passes().groups
+        found[probe.op] = forward / groups, max(0.0, backward - root_s) / groups
     return found
 
 
@@ -149,7 +150,7 @@ def _among_others(
     Forward is measured so, operator by operator. Backward as often as common operators together take longer, less by as
     much as the operator is less sensitive forward: one that consists of many is.
     """
-    longer = {op: max(1.0, points[f"first {op}"].seconds / forward_s) for op, (forward_s, _) in operators.items()}
+    longer = {op: max(1.0, points[f"first {op}"].seconds / points[f"forward {op}"].seconds) for op in operators}
     probes = common_probes(dtype)
     alone_s = statistics.mean(operators[probe.op][1] for probe in probes)
     together_s = points["common backward"].seconds - points["backward"].seconds

@@ -76,13 +76,13 @@ class Compute:
         """What the host needs for an operator's passes: as measured, else as much for each of their kernels.
 
         Backward was measured with gradients of all operands. Where only some get one it takes that share: operators of
-        two operands take 0.4 to 0.7 of their time for one gradient.
+        two operands take 0.4 to 0.7 of their time for one gradient. What loops over groups was measured for one.
         """
         if op not in self.device.operators:
             each_s = self.device.op_overhead_s
             return len(passes.forward) * each_s, len(passes.backward) * each_s
         forward_s, backward_s = self.device.operators[op]
-        return forward_s, backward_s * passes.gradients
+        return forward_s * passes.groups, backward_s * passes.gradients * passes.groups
 
     def _pass_s(self, works: tuple[Work, ...], pace: float, dispatch_s: float, launched: bool) -> float:
         if not works:

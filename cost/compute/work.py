@@ -59,12 +59,14 @@ class Passes:
     """The kernels of an operator's forward and of its backward pass, in order.
 
     `gradients` is the share of all gradients that are computed: of the float operands those that get one. Attention
-    computes all of them at once.
+    computes all of them at once. `groups` are those of a product whose rows are in groups, each with a matrix of its
+    own, over which a host may loop.
     """
 
     forward: tuple[Work, ...] = ()
     backward: tuple[Work, ...] = ()
     gradients: float = 1.0
+    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,13 @@ def passes(part: Local) -> Passes:
     if part.row is not None and part.row.contraction and part.row.passes > 1:
         return found
     num_floats = sum(is_float(t.dtype) for t in part.operands)
-    return replace(found, gradients=len(part.trained) / num_floats if num_floats else 0.0)
+    return replace(found, gradients=len(part.trained) / num_floats if num_floats else 0.0, groups=_groups(part))
+
+
+def _groups(part: Local) -> int:
+    if part.row is None or part.signature is None or not part.row.outside:
+        return 1
+    return prod(x for f, x in zip(part.signature.factors, part.extents, strict=True) if f.name in part.row.outside)
 
 
 def _passes(part: Local) -> Passes:

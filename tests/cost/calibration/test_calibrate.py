@@ -267,6 +267,7 @@ def test_figures_come_from_the_points() -> None:
     cluster = cluster_of(invented(workload, seconds), workload, "invented", 10**9, "2.0")
     device = cluster.device
     assert device.operators["add"] == pytest.approx((3e-6, 1.5e-6))
+    assert device.operators["grouped_mm"] == pytest.approx((3e-6 / 4, 1.5e-6 / 4))  # of one of its four groups
     assert device.op_overhead_s == pytest.approx(2.25e-6)
     probes_, common = pace_probes(workload.sizes, "float32"), common_probes("float32")
     (tanh,) = (probe.passes() for probe in probes_ if probe.op == "tanh")

@@ -76,6 +76,8 @@ def test_dispatch_of_some_gradients_is_a_share_of_that_of_all() -> None:
     view = Work("view", (1,), 0.0, 0.0, "float32")
     assert device.passes_s("mul", Passes((view,), (view,), gradients=0.5)) == (3e-5, 1e-4)
     assert device.passes_s("linear", Passes((view,), (view,), gradients=0.5)) == (1e-6, 1e-6)  # by its one kernel
+    looped = device.passes_s("mul", Passes((view,), (view,), gradients=0.5, groups=3))
+    assert looped == pytest.approx((9e-5, 3e-4))
 
 
 @given(sizes, sizes, sizes, sizes, sizes, sizes)
