@@ -112,9 +112,12 @@ def passes(part: Local) -> Passes:
 
 
 def _groups(part: Local) -> int:
+    """As in `matmul_shape`: of factors outside the products, those of the matrices."""
     if part.row is None or part.signature is None or not part.row.outside:
         return 1
-    return prod(x for f, x in zip(part.signature.factors, part.extents, strict=True) if f.name in part.row.outside)
+    second = {f for dim in part.signature.operands[1] for f in dim}
+    names = [factor.name for factor in part.signature.factors]
+    return prod(part.extents[f] for f in second if names[f] in part.row.outside)
 
 
 def _passes(part: Local) -> Passes:

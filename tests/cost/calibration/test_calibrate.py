@@ -28,7 +28,7 @@ from shardwright.cost.calibration.probes import (
     kernel_probes,
     pace_probes,
 )
-from shardwright.cost.calibration.samples import samples
+from shardwright.cost.calibration.samples import LOOPS, samples
 from shardwright.cost.calibration.workload import (
     Point,
     Visit,
@@ -348,6 +348,12 @@ def test_kernels_are_what_their_rows_say(probe: Probe) -> None:
     assert tuple(result.shape) == ROWS[probe.op].signature(probe.shapes, probe.attrs).result_shape
     assert probe.passes().forward[0].num_bytes > 0
     assert probe.passes().backward
+    assert probe.passes().groups == 1
+
+
+@pytest.mark.parametrize("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
+def test_only_grouped_products_loop_over_groups(probe: Probe) -> None:
+    assert probe.passes().groups == (4 if probe.op in LOOPS else 1)
 
 
 @pytest.mark.parametrize("sizes", [CPU_SIZES, GPU_SIZES])
