@@ -66,8 +66,8 @@ def _is_view(node: Node) -> bool:
 def copies_data(graph: Graph, node: Node) -> bool:
     """Whether a view has to copy: a reshape of something that is not contiguous, moved or not in between.
 
-    So does what a product of batches reads whose batch dimensions, moved, are not one in memory: torch multiplies
-    batches of a single dimension, as eager attention's heads, and reshapes to that.
+    So does a permutation that a product of batches reads and whose batch dimensions are not one in memory: torch
+    multiplies batches of a single dimension, as eager attention's heads, and reshapes to that.
     """
     if node.op == "permute":
         return _moves_batch(graph, node) and any(_reads_as_batch(graph, r) for r in _readers(graph, node))
@@ -80,22 +80,28 @@ def copies_data(graph: Graph, node: Node) -> bool:
 
 
 def _moves_batch(graph: Graph, node: Node) -> bool:
-    """Whether the dimensions before the last two were not neighbours before this permutation, and those it follows."""
-    dims, source = list(range(len(graph.types[node.name].shape))), node
-    while source.op == "permute" or source.is_parallel:
+    """Whether the dimensions before the last two were not neighbours before this permutation, and those it follows.
+
+    Strides join any dimension of one element with its neighbours.
+    """
+    shape = graph.types[node.name].shape
+    dims, source = list(range(len(shape))), node
+    while source.op in ("permute", REPLICATE):
         if source.op == "permute":
             before = source.attr("dims")
             assert isinstance(before, tuple)
             dims = [int(str(before[dim])) for dim in dims]
         source = graph.by_name[source.inputs[0]]
-    return any(after != dim + 1 for dim, after in pairwise(dims[:-2]))
+    batch = [dim for dim, extent in zip(dims[:-2], shape[:-2], strict=True) if extent > 1]
+    singles = {dim for dim, extent in zip(dims, shape, strict=True) if extent == 1}
+    return any(set(range(dim + 1, after)) - singles or after < dim for dim, after in pairwise(batch))
 
 
 def _readers(graph: Graph, node: Node) -> Iterator[Node]:
-    """Of a value, through parallel operators."""
+    """Of a value's memory; parallel operators but replication make new memory."""
     for name in graph.users[node.name]:
         reader = graph.by_name[name]
-        yield from _readers(graph, reader) if reader.is_parallel else (reader,)
+        yield from _readers(graph, reader) if reader.op == REPLICATE else (reader,)
 
 
 def _reads_as_batch(graph: Graph, reader: Node) -> bool:

@@ -56,7 +56,8 @@ def chain_step(num_parameters: int, num_ranks: int) -> Callable[[], None]:
 def collective(name: str, group: dist.ProcessGroup, num_bytes: int, device: str) -> Callable[[], object]:
     """A call of a parallel operator whose forward is the collective `name`, on a whole tensor of at least `num_bytes`.
 
-    In fp32, with a gradient to come. Shards are of dimension 0, which needs no copy beside the collective.
+    In fp32, with a gradient to come and whatever is copied besides; shards are of dimension 0, so that whole tensors
+    are not. A broadcast, which no parallel operator is, is bare.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     axis, first = Axis("group", size, rank, group), dist.get_process_group_ranks(group)[0]

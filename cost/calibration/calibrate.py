@@ -61,7 +61,7 @@ def calibrate(
         thorough: five times as many passes, and bfloat16 too.
         timeout_s: after this the ranks are ended and an error is raised; 240, or 1200 where `thorough`.
         save: keep the result where `Cluster.local(num_ranks)` finds it, and the visits until then.
-        progress: called with the name of each stage; by default stages go to stderr, one line each.
+        progress: called at the start of each pass with its name; by default passes go to stderr, one line each.
         warn: called with what disturbed the measurement, which the provenance says too; by default it goes to stderr.
         workload: what to measure, in place of what follows from the other arguments.
 
@@ -206,10 +206,10 @@ class _Ranks:
         num_told = 0
         while True:
             codes = [process.poll() for process in self.processes]
-            stages = (self.folder / "0.out").read_text(encoding="utf-8").split("\n")[:-1]
-            for stage in stages[num_told:]:
-                progress(stage)
-            num_told = len(stages)
+            passes = (self.folder / "0.out").read_text(encoding="utf-8").split("\n")[:-1]
+            for name in passes[num_told:]:
+                progress(name)
+            num_told = len(passes)
             failed = [rank for rank, code in enumerate(codes) if code]
             if failed:
                 ends = [f"rank {rank} ended with status {codes[rank]}: {self._last_words(rank)}" for rank in failed]
@@ -217,9 +217,9 @@ class _Ranks:
             if all(code == 0 for code in codes):
                 return
             if time.monotonic() > deadline:
-                stage = stages[-1] if stages else "start"
+                last = passes[-1] if passes else "start"
                 advice = "the machine may be loaded; the same call goes on from there, or give a longer timeout_s"
-                raise ClusterError(f"calibrate: not done after {timeout_s:g} s, in the stage '{stage}'; {advice}")
+                raise ClusterError(f"calibrate: not done after {timeout_s:g} s, in '{last}'; {advice}")
             time.sleep(0.05)
 
     def end(self) -> None:

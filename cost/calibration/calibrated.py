@@ -162,7 +162,8 @@ def _among_others(
 def _first_uses(points: Mapping[str, Point], workload: Workload) -> dict[str, tuple[float, float]]:
     """How much longer the first dispatch of an operator in a step takes than among others.
 
-    Forward is measured so. Backward is measured for common operators together, and shared out as forward is.
+    Forward is measured so. Backward is measured for common operators together, and shared out as forward is; at most as
+    much as forward, which keeps noise in small times from becoming large ones.
     """
     dtype = workload.dtypes[0]
     longer = {
@@ -171,7 +172,8 @@ def _first_uses(points: Mapping[str, Point], workload: Workload) -> dict[str, tu
     }
     probes = common_probes(dtype)
     backward_s = len(probes) * (points["cold common backward"].seconds - points["common backward"].seconds)
-    share = max(0.0, backward_s) / max(sum(longer[op] for op in {probe.op for probe in probes}), 1e-9)
+    forward_s = sum(longer[op] for op in {probe.op for probe in probes})
+    share = max(0.0, backward_s) / max(forward_s, backward_s, 1e-9)
     return {op: (seconds, share * seconds) for op, seconds in longer.items()}
 
 

@@ -42,7 +42,7 @@ _DISPATCHED = 64  # operators of a sample of dispatch
 _PACED = 8  # operators of a sample of their pace
 _BACK_TO_BACK = 10  # kernels of one sample on a GPU, so that the first one's launch does not count
 _PATIENCE = 8  # times as long for a point in which ranks wait, with a long tail
-_OPENERS = ("tanh", "amax")  # have in common with all operators what the first of them finds cold
+_OPENERS = ("tanh", "amax", "floor")  # have in common with all operators what the first of them finds cold
 _LEAST, _MOST = 2, 10  # samples of a visit
 _READINGS = 1001  # of a clock, to know how long one takes
 
@@ -157,7 +157,7 @@ class Rank:
                 _Task(f"forward {probe.op}", lambda p=probe: self._forwards(p), *of_many),
                 _Task(f"backward {probe.op}", lambda p=probe: self._backwards(p), *of_many),
                 _Task(f"first {probe.op}", lambda p=probe: self._kernel(p), self._first_s),
-                *cold(f"cold {probe.op}", lambda p=probe: self._kernel(p), self._cold_s),
+                *cold(f"cold {probe.op}", lambda p=probe: self._kernel(p), partial(self._cold_s, probe.op)),
             ]
         count = len(common_probes(workload.dtypes[0]))
         yield [
@@ -208,15 +208,15 @@ class Rank:
         self._work()
         return clock.dispatch_s(call)
 
-    def _cold_s(self, clock: Clock, call: Callable[[], object]) -> float:
-        """Of an operator that comes for the first time in a step: others, backward and an update came in between.
+    def _cold_s(self, op: str, clock: Clock, call: Callable[[], object]) -> float:
+        """Of `op` that comes for the first time in a step: others, backward and an update came in between.
 
         Two others go before it, for what all operators have in common; that would count with each of them.
         """
         self._work()
         self._work_backward()
         self._chains[CHAINS[-1]]()
-        _run(self._openers)
+        _run([ready for opener, ready in self._openers.items() if opener != op][:2])
         return clock.dispatch_s(call)
 
     def _cold_backward_s(self, clock: Clock, call: Callable[[], object]) -> float:
@@ -251,8 +251,9 @@ class Rank:
         return self._common_backwards()
 
     @cached_property
-    def _openers(self) -> list[_Ready]:
-        return self._ready(p for p in dispatch_probes(self.workload.dtypes[0]) if p.op in _OPENERS)
+    def _openers(self) -> dict[str, _Ready]:
+        probes = {probe.op: probe for probe in dispatch_probes(self.workload.dtypes[0])}
+        return dict(zip(_OPENERS, self._ready(probes[op] for op in _OPENERS), strict=True))
 
     @cached_property
     def _chains(self) -> dict[int, Callable[[], object]]:

@@ -16,7 +16,7 @@ from shardwright.cost.calibration.samples import IDLE, LOOPS, Sample, samples
 from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.types import TensorType
+from shardwright.pcg.types import TensorType, is_float
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +57,8 @@ class Probe:
         operands = tuple(
             TensorType(shape, dtype, (), dtype == self.dtype) for shape, dtype in zip(self.shapes, dtypes, strict=True)
         )
-        result = TensorType(signature.result_shape, row.result_dtype(dtypes, self.attrs), (), True)
+        dtype = row.result_dtype(dtypes, self.attrs)
+        result = TensorType(signature.result_shape, dtype, (), is_float(dtype))
         drawn = result.num_elements if row.random else 0
         extents = tuple(factor.size for factor in signature.factors)
         return passes(

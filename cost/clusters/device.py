@@ -52,7 +52,7 @@ class Device:
             for those that are not there.
         kernels: measured kernels; where there are any of a kind, they go before the rates above.
         paces: measured for operators of the op table, how many times as long as other work of their kind their kernels
-            take, (forward, backward) by name; 1 for those that are not there.
+            take, (forward, backward) by name; 1 for those that are not there. Of one size and one dtype, for all.
         first_uses: how much longer than later ones an operator's first dispatch in a step takes, when its code has left
             the host's caches, (forward, backward) seconds by name.
     """

@@ -82,7 +82,7 @@ def slowest_device(devices: Sequence[Device]) -> Device:
     """The device whose every rate is the least of `devices`; itself where all are one kind.
 
     Its context leaves as much of its memory as the fullest kind has free. Its multiprocessors are those of the slowest
-    kind; what was measured on one kind alone (kernels, operators) is left out.
+    kind; what was measured on one kind alone (kernels, operators, paces, first uses) is left out.
     """
     first, *others = dict.fromkeys(devices)
     if not others:

@@ -28,7 +28,7 @@ from shardwright.cost.timeline.pool import Kind, joined, pool_bytes
 from shardwright.cost.timeline.sections import Section, Share, crossing, sections, spread
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.tasks import Recorder, Segment
-from shardwright.pcg.analysis import kept_constants
+from shardwright.pcg.analysis import kept_constants, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 
@@ -207,10 +207,16 @@ def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Steps, cluster: C
 
 
 def _first_uses_s(steps: Steps) -> float:
-    """What the first of each operator takes longer in a step. Of one that is computed once there is none in a step."""
+    """What the first of each operator takes longer in a step, at most: a pipeline stage may have fewer of them.
+
+    None is what is computed once, has no call of its own forward, or is compiled.
+    """
     graph, known = steps.graph, steps.cluster.device.first_uses
+    if steps.execution.compiled:
+        return 0.0
     nodes = [n for n in graph.nodes if n.op in known and n.name not in steps.once]
-    forward, backward = {n.op for n in nodes}, {n.op for n in nodes if graph.types[n.name].grad}
+    forward = {n.op for n in nodes if written(graph, n) != "fused"}
+    backward = {n.op for n in nodes if graph.types[n.name].grad}
     return sum(known[op][0] for op in forward) + sum(known[op][1] for op in backward)
 
 

@@ -64,6 +64,17 @@ def test_a_product_of_batches_copies_what_is_not_one_batch_in_memory(
     assert (one_batch.data_ptr() != tensor.data_ptr()) == copies[-1]
 
 
+@pytest.mark.parametrize("shape", [(1, 3, 4, 5), (2, 3, 1, 5), (2, 1, 4, 5)])
+def test_dimensions_of_one_element_are_joined_with_any(shape: tuple[int, ...]) -> None:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", shape, "float32", "x")
+    moved = b.op("permute", x, dims=(0, 2, 1, 3))
+    graph = b.graph([("z", b.op("matmul", moved, b.leaf("y", "input", (shape[0], shape[2], 5, 6), "float32", "y")))])
+    tensor = torch.zeros(shape).permute(0, 2, 1, 3)
+    copies = tensor.reshape(-1, *tensor.shape[2:]).data_ptr() != tensor.data_ptr()
+    assert copies_data(graph, graph.by_name[moved]) == copies
+
+
 @pytest.mark.parametrize("reader", ["matmul of three dimensions", "add"])
 def test_what_else_reads_moved_dimensions_does_not_copy(reader: str) -> None:
     b = GraphBuilder()
