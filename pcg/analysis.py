@@ -98,10 +98,19 @@ def _moves_batch(graph: Graph, node: Node) -> bool:
 
 
 def _readers(graph: Graph, node: Node) -> Iterator[Node]:
-    """Of a value's memory; parallel operators but replication make new memory."""
+    """Of values whose dimensions lie in memory as those of `node`.
+
+    Parallel operators but replication make new memory; an operator on each element gives its result the order of its
+    operand. A product that is moved in front of another, as a scale, saves no copy.
+    """
     for name in graph.users[node.name]:
         reader = graph.by_name[name]
-        yield from _readers(graph, reader) if reader.op == REPLICATE else (reader,)
+        yield from _readers(graph, reader) if reader.op == REPLICATE or _keeps_order(graph, reader) else (reader,)
+
+
+def _keeps_order(graph: Graph, node: Node) -> bool:
+    pointwise = node.op in ROWS and ROWS[node.op].factors in ("... -> ...", "..., ... -> ...")
+    return pointwise and sum(bool(graph.types[name].shape) for name in node.inputs) == 1
 
 
 def _reads_as_batch(graph: Graph, reader: Node) -> bool:

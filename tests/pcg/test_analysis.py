@@ -75,6 +75,17 @@ def test_dimensions_of_one_element_are_joined_with_any(shape: tuple[int, ...]) -
     assert copies_data(graph, graph.by_name[moved]) == copies
 
 
+def test_a_scale_in_between_saves_no_copy() -> None:
+    b = GraphBuilder()
+    x, c = b.leaf("x", "input", (2, 3, 4, 5), "float32", "x"), b.leaf("c", "input", (), "float32", "c")
+    moved = b.op("permute", x, dims=(0, 2, 1, 3))
+    scaled = b.op("mul", moved, c)
+    graph = b.graph([("z", b.op("matmul", scaled, b.leaf("y", "input", (2, 4, 5, 6), "float32", "y")))])
+    assert copies_data(graph, graph.by_name[moved])
+    tensor = torch.zeros(2, 3, 4, 5).permute(0, 2, 1, 3) * torch.tensor(0.5)
+    assert tensor.reshape(-1, 3, 5).data_ptr() != tensor.data_ptr()
+
+
 @pytest.mark.parametrize("reader", ["matmul of three dimensions", "add"])
 def test_what_else_reads_moved_dimensions_does_not_copy(reader: str) -> None:
     b = GraphBuilder()
