@@ -343,7 +343,8 @@ def test_run_a_script_and_its_failure(run: Run) -> None:
         "torch.manual_seed(0)\n"
         "model, batch = net()\n"
         "parallel = sw.compile(model, sw.Cluster.local(2))\n"
-        "print('loss', parallel.forward_backward(**batch).item(), sys.argv[1])\n"
+        "loss = parallel.forward_backward(**batch).item()\n"
+        "print(f'loss {loss}')\n"  # one write: two ranks' do not mix
         "assert sys.argv[1] == 'good'\n"
     )
     status, out, err = run("run", "train.py", "--cluster", "local:2", "--", "good")
