@@ -190,13 +190,13 @@ def _kernels(points: Mapping[str, Point], probes: Sequence[Probe], device: Devic
     """Measured kernels, without the dispatch that a measurement on the host holds."""
     found: list[Kernel] = []
     for probe in probes:
-        passes = probe.passes()
-        timed = [(passes.forward[0], probe.key, 0)]
-        if probe.op == "sdpa":
-            timed.append((passes.backward[0], f"{probe.key} backward", 1))
-        for work, key, direction in timed:
-            dispatch_s = device.operators[probe.op][direction]
-            found.append(measured(work, _kernel_s(points[key].seconds, dispatch_s, device)))
+        passes, dispatch_s = probe.passes(), device.operators[probe.op]
+        found.append(measured(passes.forward[0], _kernel_s(points[probe.key].seconds, dispatch_s[0], device)))
+        if keys := list(probe.gradients):
+            together, *alone = (points[key].seconds for key in keys)
+            backward_s = _kernel_s(together, dispatch_s[1], device)
+            shares = [seconds / sum(alone) for seconds in alone] or [1.0]
+            found += [measured(work, s * backward_s) for work, s in zip(passes.backward, shares, strict=True)]
     return found
 
 

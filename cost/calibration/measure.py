@@ -169,10 +169,10 @@ class Rank:
         yield [_Task(f"chain {length}", lambda n=length: self._chains[n], Clock.dispatch_s) for length in CHAINS]
         for dtype in workload.dtypes:
             for probe in kernel_probes(workload.sizes, dtype):
-                found = [_Task(probe.key, lambda p=probe: self._kernel(p))]
-                if probe.op == "sdpa":
-                    found.append(_Task(f"{probe.key} backward", lambda p=probe: self._kernel_backward(p)))
-                yield found
+                makes = {probe.key: lambda p=probe: self._kernel(p)}
+                for key, operands in probe.gradients.items():
+                    makes[key] = lambda p=probe, o=operands: self._kernel_backward(p, o)
+                yield [_Task(key, make) for key, make in makes.items()]
         for probe in pace_probes(workload.sizes, workload.dtypes[0]):
             found = [_Task(f"pace {probe.op}", lambda p=probe: self._forwards(p, _PACED), calls=_PACED)]
             if probe.passes().backward:
@@ -271,9 +271,9 @@ class Rank:
         function, operands = probe.function(self.overheads.runtime), probe.operands(self.workload.device)
         return lambda: function(*operands)
 
-    def _kernel_backward(self, probe: Probe) -> Callable[[], object]:
+    def _kernel_backward(self, probe: Probe, trained: slice) -> Callable[[], object]:
         operands = probe.operands(self.workload.device)
-        return _gradients([probe.function(self.overheads.runtime)(*operands)], operands)
+        return _gradients([probe.function(self.overheads.runtime)(*operands)], operands[trained])
 
     def _group(self, size: int) -> Any:  # noqa: ANN401  a c10d process group
         """This rank's group of `size` neighbours."""

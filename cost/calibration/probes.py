@@ -7,7 +7,7 @@ compared with. A **dispatch** probe is so small that its kernel takes next to no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,18 @@ class Probe:
         shapes = " ".join("×".join(map(str, shape)) or "scalar" for shape in self.shapes)
         causal = " causal" if self.attrs.get("causal") else ""
         return f"{self.op} {self.dtype} {shapes}{causal}"
+
+    @property
+    def gradients(self) -> dict[str, slice]:
+        """What is timed of its backward, where that has kernels of its own: by key, the operands that get a gradient.
+
+        All together; and, where each has a kernel, each alone, which says how to share out the time of all.
+        """
+        works = self.passes().backward
+        if not any(work.backward for work in works):
+            return {}
+        alone = {f"{self.key} gradient {operand}": slice(operand, operand + 1) for operand in range(len(works))}
+        return {f"{self.key} backward": slice(None), **(alone if len(alone) > 1 else {})}
 
     def passes(self) -> Passes:
         """The kernels that the cost model sees, forward and backward."""
@@ -172,6 +184,13 @@ class Sizes:
     side: int
 
 
+def _images(
+    batches: Sequence[int], channels: Sequence[tuple[int, int, int]], kernels: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, int, int, int, int, int], ...]:
+    """Convolutions of all these batches, (channels, outputs, groups), and (pixels of a side, of the kernel's)."""
+    return tuple((batch, *between, *sides) for batch in batches for between in channels for sides in kernels)
+
+
 CPU_SIZES = Sizes(
     matmuls=(
         (1, 8, 64, 64), (1, 8, 256, 256), (1, 8, 1024, 1024), (1, 96, 64, 64), (1, 64, 96, 64), (1, 96, 256, 64),
@@ -179,8 +198,11 @@ CPU_SIZES = Sizes(
         (32, 128, 128, 32),
     ),
     convolutions=(
-        (8, 3, 16, 1, 48, 7), (8, 16, 16, 1, 12, 1), (8, 16, 32, 1, 12, 1), (8, 16, 16, 8, 12, 3), (8, 64, 64, 8, 6, 3),
-        (8, 64, 64, 1, 16, 3), (8, 64, 128, 1, 8, 1),
+        (8, 3, 16, 1, 48, 7), (8, 3, 64, 1, 32, 3),
+        *_images(
+            (2, 8), ((16, 16, 1), (64, 64, 1), (64, 64, 8), (64, 256, 1), (256, 64, 1), (48, 48, 48)),
+            ((2, 1), (4, 3), (8, 1), (12, 3), (24, 1)),
+        ),
     ),
     attentions=((32, 16, 16, False), (32, 64, 32, True), (16, 256, 64, False), (8, 512, 64, True)),
     elements=(2**12, 2**14, 2**16, 2**18, 2**20, 2**22),
@@ -193,7 +215,11 @@ GPU_SIZES = Sizes(
         (1, 4096, 4096, 4096), (1, 8192, 8192, 8192), (1, 8192, 1024, 4096), (64, 512, 512, 64), (64, 2048, 2048, 64),
     ),
     convolutions=(
-        (32, 64, 64, 1, 56, 3), (32, 256, 256, 32, 28, 3), (32, 256, 512, 1, 28, 1), (32, 512, 512, 1, 14, 3),
+        (32, 3, 64, 1, 224, 7),
+        *_images(
+            (8, 32), ((64, 64, 1), (64, 256, 1), (256, 64, 1), (256, 256, 32), (512, 512, 1)),
+            ((7, 3), (14, 1), (28, 3), (56, 1)),
+        ),
     ),
     attentions=((16, 512, 64, False), (16, 2048, 64, True), (32, 4096, 128, True), (32, 4096, 128, False)),
     elements=(2**14, 2**18, 2**22, 2**25, 2**27),

@@ -7,23 +7,31 @@ curve that stayed as it is before its first kernel would give all smaller work t
 measured there.) Where kernels are launched, none takes less than the fastest of its kind; a host's dispatch of an
 operator, which is measured on next to nothing, holds that already. Points are made to rise first, so that noise cannot
 make more work faster.
+
+How fast a product is depends on its shape too: libraries have other algorithms for a wide one than for a deep one. What
+a product took in comparison with its curve, those of like shape are taken to take as well: a mean of all measured ones,
+weighted by how near they are (Nadaraya and Watson's regression, 1964, with a Gaussian of one octave in every size).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import exp, inf, log
+from itertools import groupby
+from math import exp, log
+from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.clusters import checks
 from shardwright.cost.compute.work import WORK_KINDS, Work, WorkKind
 
 _LEAST_S = 1e-9
 _LEAST_BOUND_S = 1e-15  # has a logarithm
-_Key = tuple[str, str, bool, bool]
-"""Kind, dtype, backward, whether bound by memory."""
+_PRIOR = 0.1  # weight of the curve itself among kernels of like shape, of which one of the same shape weighs 1
+_Key = tuple[str, str, bool]
+"""Kind, dtype, backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,10 @@ class Kernel:
             problem = f"expected the sizes of the work, got {self.shape!r}; a matmul has (batch, m, n, k)"
             raise checks.FieldError("Kernel", "shape", problem)
         sizes = tuple(checks.positive_int(x, "Kernel", "shape", "a size of the work") for x in self.shape)
+        num_sizes = 4 if self.kind in ("matmul", "conv", "attention") else 1
+        if len(sizes) != num_sizes:
+            problem = f"expected {num_sizes} sizes, as {self.kind} has, got {list(sizes)}; see `Work.shape`"
+            raise checks.FieldError("Kernel", "shape", problem)
         object.__setattr__(self, "shape", sizes)
         for name, unit in (("flops", "floating-point operations"), ("num_bytes", "bytes")):
             object.__setattr__(self, name, checks.non_negative(getattr(self, name), "Kernel", name, unit))
@@ -93,27 +105,49 @@ class KernelTable:
         self, kernels: Iterable[Kernel], bounds: Callable[[Work], tuple[float, float]], *, launched: bool
     ) -> None:
         self._bounds = bounds
-        points: dict[_Key, list[tuple[float, float]]] = {}
+        points: dict[tuple[_Key, bool], list[tuple[float, float]]] = {}
+        alike: dict[_Key, list[Kernel]] = {}
         for kernel in kernels:
-            compute_s, memory_s = bounds(kernel.work)
-            key = (kernel.kind, kernel.dtype, kernel.backward, memory_s > compute_s)
-            point = (log(max(compute_s, memory_s, _LEAST_BOUND_S)), log(kernel.seconds))
-            points.setdefault(key, []).append(point)
+            key, bound_s = _key(kernel.work), bounds(kernel.work)
+            by_memory = bound_s[1] > bound_s[0]
+            point = (log(max(*bound_s, _LEAST_BOUND_S)), log(kernel.seconds))
+            points.setdefault((key, by_memory), []).append(point)
+            alike.setdefault(key, []).append(kernel)
         self._curves = {key: _rising(found) for key, found in points.items()}
-        self._least_s: dict[tuple[str, str, bool], float] = {}
-        for (kind, dtype, backward, _), (_, measured_s) in self._curves.items() if launched else ():
-            key = (kind, dtype, backward)
-            self._least_s[key] = min(exp(measured_s[0]), self._least_s.get(key, inf))
+        self._least_s = {key: min(k.seconds for k in found) if launched else 0.0 for key, found in alike.items()}
+        self._shapes = {key: self._deviations(found) for key, found in alike.items() if len(found[0].shape) > 1}
 
     def seconds(self, work: Work) -> float | None:
         """None where nothing of this kind and dtype was measured."""
-        key = (work.kind, work.dtype, work.backward)
-        found = [
-            _at(curve, bound_s)
-            for by_memory, bound_s in enumerate(self._bounds(work))
-            if (curve := self._curves.get((*key, bool(by_memory)))) is not None
-        ]
-        return max(*found, self._least_s.get(key, 0.0)) if found else None
+        key = _key(work)
+        if key not in self._least_s:
+            return None
+        seconds = self._curve_s(work)
+        if key in self._shapes:
+            places, deviations = self._shapes[key]
+            near = np.exp(-np.sum((places - _place(work)) ** 2, axis=1) / 2)
+            seconds *= exp(float(near @ deviations) / (float(near.sum()) + _PRIOR))
+        return max(seconds, self._least_s[key])
+
+    def _curve_s(self, work: Work) -> float:
+        """The larger of what the two curves say; one of them is there."""
+        curves = (self._curves.get((_key(work), by_memory)) for by_memory in (False, True))
+        found = zip(curves, self._bounds(work), strict=True)
+        return max(_at(curve, bound_s) for curve, bound_s in found if curve is not None)
+
+    def _deviations(self, kernels: Sequence[Kernel]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Places of kernels among shapes, and the logarithm of how many times as long as their curve says they took."""
+        places = np.array([_place(kernel.work) for kernel in kernels])
+        return places, np.array([log(kernel.seconds / self._curve_s(kernel.work)) for kernel in kernels])
+
+
+def _key(work: Work) -> _Key:
+    return work.kind, work.dtype, work.backward
+
+
+def _place(work: Work) -> NDArray[np.float64]:
+    """Among shapes, in octaves; what is causal is one away from what is not."""
+    return np.log2([*work.shape, 2.0 if work.causal else 1.0])
 
 
 def _at(curve: tuple[list[float], list[float]], bound_s: float) -> float:
@@ -123,10 +157,13 @@ def _at(curve: tuple[list[float], list[float]], bound_s: float) -> float:
 
 
 def _rising(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """The points in order, seconds rising: neighbours that fall are replaced by their mean (isotonic regression)."""
+    """The points in order, seconds rising: neighbours that fall are replaced by their mean (isotonic regression).
+
+    So are those of one place, such as both gradients of a convolution.
+    """
     blocks: list[list[tuple[float, float]]] = []
-    for point in sorted(points):
-        blocks.append([point])
+    for _, alike in groupby(sorted(points), key=itemgetter(0)):
+        blocks.append(list(alike))
         while len(blocks) > 1 and _mean(blocks[-2]) > _mean(blocks[-1]):
             last = blocks.pop()
             blocks[-1] += last

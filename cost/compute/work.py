@@ -42,7 +42,8 @@ class Work:
         num_bytes: read from memory and written to it.
         dtype: of the operands, by the graph's names.
         causal: attention that leaves out keys after the query.
-        backward: attention's backward pass, which recomputes the scores.
+        backward: a kernel that only a backward pass has: attention's, which recomputes the scores, and those of the two
+            gradients of a convolution. Those of a matrix multiplication are others of its own.
     """
 
     kind: WorkKind
@@ -169,14 +170,14 @@ def _contraction(part: Local) -> Passes:
     num_bytes = _bytes(part.operands) + part.result.num_bytes
     flops = 2.0 * batch * m * n * k
 
-    def multiply(*shape: int) -> Work:
-        return Work(kind, shape, flops, num_bytes, part.dtype)
+    def multiply(*shape: int, backward: bool = False) -> Work:
+        return Work(kind, shape, flops, num_bytes, part.dtype, backward=backward and kind == "conv")
 
     backward = [(batch, m, k, n), (batch, k, n, m)]
     trained = [t.grad and part.result.grad for t in part.operands[:2]]
     return Passes(
         (multiply(batch, m, n, k),),
-        tuple(multiply(*shape) for shape, grad in zip(backward, trained, strict=True) if grad),
+        tuple(multiply(*shape, backward=True) for shape, grad in zip(backward, trained, strict=True) if grad),
     )
 
 

@@ -291,7 +291,31 @@ def test_figures_come_from_the_points() -> None:
 def test_a_dispatch_above_the_whole_time_leaves_a_kernel() -> None:
     points = invented(tiny(1), lambda key: 1e-3 if key.startswith("forward") else 1e-4)
     cluster = cluster_of(points, tiny(1), "invented", 10**9, "2.0")
-    assert {round(kernel.seconds, 9) for kernel in cluster.device.kernels} == {1e-5, 1e-4}
+    halves = {5e-5}  # of a convolution's gradients, which take as long as each other
+    assert {round(kernel.seconds, 9) for kernel in cluster.device.kernels} == {1e-5, 1e-4} | halves
+
+
+def test_both_gradients_of_a_convolution_share_the_time_that_they_take_together() -> None:
+    took = {"backward": 10e-3, "gradient 0": 6e-3, "gradient 1": 8e-3}  # together less than one after the other
+
+    def seconds(key: str) -> float:
+        return next((s for end, s in took.items() if key.startswith("conv2d") and key.endswith(end)), 1e-6)
+
+    device = cluster_of(invented(tiny(1), seconds), tiny(1), "invented", 10**9, "2.0").device
+    forward, of_image, of_weight = (kernel for kernel in device.kernels if kernel.kind == "conv")
+    assert (forward.backward, of_image.backward, of_weight.backward) == (False, True, True)
+    assert of_image.seconds / of_weight.seconds == pytest.approx(6 / 8)
+    assert of_image.seconds + of_weight.seconds == pytest.approx(10e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("probe", list(kernel_probes(TINY, "float32")), ids=lambda probe: probe.key)
+def test_every_gradient_that_has_kernels_of_its_own_is_timed(probe: Probe) -> None:
+    """Attention's take one kernel, a convolution's two; those of all others are like other kernels."""
+    num_kernels = len(probe.passes().backward)
+    expected = {"sdpa": [3], "conv2d": [2, 1, 1]}.get(probe.op, [])
+    operands = probe.operands("cpu")
+    assert [len(operands[trained]) for trained in probe.gradients.values()] == expected
+    assert not expected or num_kernels == max(1, len(expected) - 1)
 
 
 def test_gpus_are_called_so() -> None:
@@ -299,7 +323,8 @@ def test_gpus_are_called_so() -> None:
     cluster = cluster_of(invented(workload), workload, "NVIDIA H100 80GB HBM3", 8 * 10**10, "2.0")
     assert (cluster.name, cluster.backend, cluster.device.kind) == ("local-cuda-2", "nccl", "cuda")
     assert set(cluster.device.flops_per_s) == {"fp32", "bf16"}
-    assert all(kernel.seconds == 1e-3 for kernel in cluster.device.kernels)  # events do not time dispatch
+    seconds = {kernel.seconds for kernel in cluster.device.kernels}  # events do not time dispatch
+    assert seconds == {1e-3, 5e-4}  # a half: of a convolution's gradients, which take as long as each other
 
 
 def test_calibrated_gpus_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,41 @@ def test_noise_never_makes_more_work_faster(points: list[tuple[int, float]], siz
     assert model.work_s(pointwise(size)) <= model.work_s(pointwise(size + more)) * (1 + 1e-9)
 
 
+def test_a_products_time_goes_with_those_of_like_shape() -> None:
+    """Three products of as many FLOPs: deep ones run at half the rate of wide ones."""
+    wide, between, rather_deep, deep = (
+        replace(matmul(m, n, k), num_bytes=1.0)
+        for m, n, k in ((1024, 1024, 64), (512, 512, 256), (128, 128, 4096), (64, 64, 16384))
+    )
+    model = with_kernels(measured(wide, 1e-4), measured(deep, 2e-4))
+    assert model.work_s(wide) == pytest.approx(1e-4, rel=0.06)
+    assert model.work_s(deep) == pytest.approx(2e-4, rel=0.06)
+    assert model.work_s(wide) < model.work_s(between) < model.work_s(rather_deep) < model.work_s(deep)
+
+
+shapes = st.tuples(*[st.integers(1, 4096)] * 3)
+
+
+@given(st.lists(st.tuples(shapes, st.floats(1e-6, 1.0)), min_size=1, max_size=8), shapes)
+def test_on_a_device_that_is_half_as_fast_every_product_takes_twice_as_long(
+    points: list[tuple[tuple[int, int, int], float]], shape: tuple[int, int, int]
+) -> None:
+    fast, slow = (with_kernels(*(measured(matmul(*sizes), x * s) for sizes, s in points)) for x in (1, 2))
+    assert slow.work_s(matmul(*shape)) == pytest.approx(2 * fast.work_s(matmul(*shape)))
+
+
+@given(shapes, st.floats(1e-6, 1.0))
+def test_shapes_unlike_all_that_were_measured_take_what_the_curve_says(
+    shape: tuple[int, int, int], seconds: float
+) -> None:
+    """Two of as much work, one of them ten times as slow, say nothing of a third that is unlike both."""
+    m, n, k = shape
+    wide = replace(matmul(m * 2**10, n * 2**10, k), num_bytes=1.0)
+    deep, unlike = (replace(wide, shape=sizes) for sizes in ((1, m, n, k * 2**20), (2**20, m, n, k)))
+    model = with_kernels(measured(wide, seconds), measured(deep, 10 * seconds))
+    assert model.work_s(unlike) == pytest.approx(10**0.5 * seconds, rel=1e-6)
+
+
 GOOD: dict[str, Any] = {
     "kind": "matmul", "shape": [1, 2, 3, 4], "flops": 48, "num_bytes": 104, "dtype": "float32", "seconds": 1e-6,
 }  # fmt: skip
@@ -206,6 +241,7 @@ WRONG = [
     ([GOOD, {**GOOD, "kind": "gemm"}], r"^Device\.kernels\[1\]\.kind: expected one of .*'matmul'.*got 'gemm'"),
     ([{**GOOD, "shape": [0]}], r"^Device\.kernels\[0\]\.shape: expected a positive integer, got 0"),
     ([{**GOOD, "shape": 3}], r"^Device\.kernels\[0\]\.shape: expected the sizes of the work, got 3; a matmul has"),
+    ([{**GOOD, "shape": [1, 2]}], r"^Device\.kernels\[0\]\.shape: expected 4 sizes, as matmul has, got \[1, 2\]; see"),
     (
         [{**GOOD, "seconds": 0}],
         r"^Device\.kernels\[0\]\.seconds: expected a positive number, got 0; give it in seconds",

@@ -122,8 +122,14 @@ def test_a_linear_layer_is_trained_with_6mnk(m: int, n: int, k: int) -> None:
 def test_shapes_of_products() -> None:
     assert whole("matmul", [(5, 6, 12, 64), (5, 6, 64, 40)], {}).forward[0].shape == (30, 12, 40, 64)
     assert whole("matmul", [(6, 12, 64), (64, 40)], {}).forward[0].shape == (1, 72, 40, 64)
-    conv = whole("conv2d", [(4, 6, 9, 11), (10, 3, 3, 3)], CONV | {"groups": 2}).forward[0]
-    assert (conv.kind, conv.shape) == ("conv", (2, 4 * 9 * 11, 5, 3 * 9))
+    conv = whole("conv2d", [(4, 6, 9, 11), (10, 3, 3, 3)], CONV | {"groups": 2})
+    assert (conv.forward[0].kind, conv.forward[0].shape) == ("conv", (2, 4 * 9 * 11, 5, 3 * 9))
+
+
+def test_gradients_of_convolutions_have_kernels_of_their_own_and_those_of_products_have_not() -> None:
+    conv, linear = whole("conv2d", [(4, 6, 9, 11), (10, 6, 3, 3)], CONV), whole("linear", [(8, 4), (6, 4)], {})
+    assert [work.backward for work in (*conv.forward, *conv.backward)] == [False, True, True]
+    assert not any(work.backward for work in (*linear.forward, *linear.backward))
 
 
 def test_a_causal_mask_leaves_out_what_it_hides() -> None:
