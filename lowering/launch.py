@@ -15,6 +15,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -101,12 +102,31 @@ def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S) -> Ranks:
     return Ranks(mesh, axes, device_mesh, device, timeout_s)
 
 
+_Lines = tuple[tuple[int, ...], ...]
+_GROUPS: WeakValueDictionary[tuple[_Lines, float], dist.ProcessGroup] = WeakValueDictionary()
+"""Groups that this process is in. Every one costs two threads under gloo, and buffers of the device under NCCL."""
+
+
 def _my_group(grid: torch.Tensor, timeout_s: float) -> dist.ProcessGroup:
-    """The group of the ranks that differ from this one along the last dimension of the grid only."""
-    lines = grid.reshape(-1, grid.shape[-1]).tolist()
-    mine, _ = dist.new_subgroups_by_enumeration(lines, timeout=timedelta(seconds=timeout_s))
-    assert isinstance(mine, dist.ProcessGroup)
-    return mine
+    """The group of the ranks that differ from this one along the last dimension of the grid only; one for all modules.
+
+    torch's registry keeps groups alive until they are destroyed, on all ranks alike: all find one, or none does.
+    """
+    lines = tuple(map(tuple, grid.reshape(-1, grid.shape[-1]).tolist()))
+    known = _GROUPS.get((lines, timeout_s))
+    if known is None or not _is_registered(known):
+        known, _ = dist.new_subgroups_by_enumeration(list(map(list, lines)), timeout=timedelta(seconds=timeout_s))
+        assert isinstance(known, dist.ProcessGroup)
+        _GROUPS[lines, timeout_s] = known
+    return known
+
+
+def _is_registered(group: dist.ProcessGroup) -> bool:
+    """Whether it has not been destroyed."""
+    try:
+        return bool(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError):
+        return False
 
 
 # ---- forked local ranks ----

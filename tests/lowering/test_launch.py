@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 
 import pytest
@@ -66,3 +67,21 @@ def test_axes_coordinates_and_merged_axes() -> None:
     found = run_ranks(rank, 4, 30)
     assert [x[0] for x in found] == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
     assert {x[1:] for x in found} == {((2, 1, 2), ("a", "b", "c"), 15.0)}
+
+
+def test_modules_share_their_groups() -> None:
+    """A group for each layout of ranks and timeout, however often they are asked for, and none that was destroyed."""
+
+    def rank(store: str) -> list[bool]:
+        mesh, number = Mesh.of(a=2, b=2), dist.get_rank()
+        first, again, longer = (connect(mesh, timeout_s) for timeout_s in (30, 30, 40))
+        groups = [axis.group for ranks in (first, again, longer) for axis in (*ranks.axes, ranks.merged(("a", "b")))]
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method=store, rank=number, world_size=4)
+        anew = connect(mesh, 30).axes[0].group
+        total = torch.ones(1)
+        dist.all_reduce(total, group=anew)
+        return [groups[:3] == groups[3:6], len(set(groups)) == 6, anew not in groups, total.item() == 2]
+
+    with tempfile.TemporaryDirectory() as folder:
+        assert run_ranks(rank, 4, 60, args=(f"file://{folder}/store",)) == [[True] * 4] * 4
