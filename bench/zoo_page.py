@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Calibration:
-    """What plans on some ranks were searched with. `drift`: how much longer a loop took later, between the steps."""
+    """What was measured before and after. `drift`: how much longer than then a loop took between the steps."""
 
     num_ranks: int
     provenance: str
@@ -24,7 +24,7 @@ class Calibration:
 class Row:
     """What was predicted and measured of a plan.
 
-    searched_s        a step, by the calibration that the plan was searched with
+    around_s          a step, by the calibrations before and after those that are measured
     predicted_noise   how far the prediction by odd passes is from that by even ones
     measured_noise    how far the measurements of odd turns are from those of even ones
     cpu_s             a step's CPU time on the rank where that is longest
@@ -33,7 +33,7 @@ class Row:
     model: str
     plan_name: str
     num_ranks: int
-    searched_s: float
+    around_s: float
     predicted_s: float
     predicted_noise: float
     measured_s: float
@@ -42,9 +42,9 @@ class Row:
     predicted_bytes: int
     measured_bytes: int
 
-    def error_before(self, drift: float = 0.0) -> float:
-        """By the calibration before, as if the machine had been slower then by `drift`."""
-        return self.searched_s * (1 + drift) / self.measured_s - 1
+    def error_around(self, drift: float = 0.0) -> float:
+        """By the calibrations around, as if the machine had been slower then by `drift`."""
+        return self.around_s * (1 + drift) / self.measured_s - 1
 
     @property
     def time_error(self) -> float:
@@ -68,16 +68,16 @@ with AdamW (`fused=True`).
 
 The machine is calibrated in {passes} passes over operators, kernels, collectives and a chain of parameters, never by a
 model; after every {visits} points one of the plans takes {steps} steps, of which the first does not count: a processor
-that shares its core with other work of its host can be half as fast for seconds, and machines drift. *Predicted*
-is what all passes say, *measured* the wall time of the slowest rank; both are means but for the slowest tenth. *Noise*
-is how far the prediction by odd passes is from that by even ones, and odd turns from even ones. *Before* is the error
-by the calibration that the plans were searched with: it was made minutes earlier, when the machine may have been faster
-or slower. A loop of plain Python, timed at every turn and before, says by how much; *the drift taken off* is by
-predictions that were multiplied with that. A collective is timed from the moment at which the first rank comes to it,
-which counts part of a wait twice where the slowest rank's work is counted too. *CPU time* leaves out waiting: for
-another rank, and for a processor that other work has taken (but not that its core is shared). On an idle machine the
-wall time of a plan without communication is its CPU time; on a loaded one only the latter can be compared, and plans
-that communicate cannot be judged at all.
+that shares its core with other work of its host can be half as fast for seconds, and machines drift. *Predicted* is
+what all passes say, *measured* the wall time of the slowest rank; both are means but for the slowest tenth. *Noise* is
+how far the prediction by odd passes is from that by even ones, and odd turns from even ones. *Around* is the error by
+two calibrations of six passes, as `shardwright calibrate` makes them, before and after, in processes that no model has
+run in: those minutes may be faster or slower ones of the machine. A loop of plain Python, timed at every turn, says by
+how much; *the drift taken off* is by predictions that were multiplied with that. A collective is timed from the moment
+at which the first rank comes to it, which counts part of a wait twice where the slowest rank's work is counted too.
+*CPU time* leaves out waiting: for another rank, and for a processor that other work has taken (but not that its core is
+shared). On an idle machine the wall time of a plan without communication is its CPU time; on a loaded one only the
+latter can be compared, and plans that communicate cannot be judged at all.
 
 *searched* is the search's plan; *data*, *zero* and *tensor* are forced. Memory is all that torch's CPU allocator has
 handed out at the worst moment of a step, by the profiler's record, on top of every storage that is alive before it:
@@ -85,7 +85,7 @@ parameters, buffers, optimizer states, the pool of gathered weights, buckets of 
 lacks what gloo's threads release, which can only make it too large: the least of {memory} steps counts.
 """
 HEAD = """\
-| model | plan | predicted | noise | measured | noise | error | before | CPU time | error | memory | measured | error |
+| model | plan | predicted | noise | measured | noise | error | around | CPU time | error | memory | measured | error |
 |---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
 """
 
@@ -97,27 +97,25 @@ def page(table: Sequence[Row], calibrations: Sequence[Calibration], load: float,
     return INTRODUCTION.format(**machine, **facts) + "".join(sections)
 
 
-def section(table: Sequence[Row], before: Calibration) -> str:
+def section(table: Sequence[Row], around: Calibration) -> str:
     """The rows of one number of ranks, the worst first, and their medians."""
-    text = f"\n## {before.num_ranks} {'rank' if before.num_ranks == 1 else 'ranks'}\n\n"
+    text = f"\n## {around.num_ranks} {'rank' if around.num_ranks == 1 else 'ranks'}\n\n"
     for what, mine in (("searched plans", [r for r in table if r.plan_name == "searched"]), ("all", table)):
-        wall, cpu, earlier, at_pace, memory = (
+        wall, cpu, apart, at_pace, memory = (
             statistics.median(abs(error(row)) for row in mine)
             for error in (
                 lambda r: r.time_error,
                 lambda r: r.cpu_error,
-                lambda r: r.error_before(),
-                lambda r: r.error_before(before.drift),
+                lambda r: r.error_around(),
+                lambda r: r.error_around(around.drift),
                 lambda r: r.memory_error,
             )
         )
-        text += (
-            f"Median error, {what}: {wall:.1%} of a step's time ({cpu:.1%} of CPU time; {earlier:.1%} as calibrated "
-        )
-        text += f"before, {at_pace:.1%} with the drift taken off), {memory:.1%} of memory.\n"
+        text += f"Median error, {what}: {wall:.1%} of a step's time ({cpu:.1%} of CPU time; {apart:.1%} as calibrated "
+        text += f"around, {at_pace:.1%} with the drift taken off), {memory:.1%} of memory.\n"
     lines = "".join(_line(row) for row in sorted(table, key=lambda r: -abs(r.time_error)))
-    text += f"\n{HEAD}{lines}\nDrift: the loop took {before.drift:+.0%} while steps were measured.\n"
-    return f"{text}The calibration that plans were searched with: {before.provenance}.\n"
+    text += f"\n{HEAD}{lines}\nDrift: the loop took {around.drift:+.0%} while steps were measured.\n"
+    return f"{text}The calibrations around: {around.provenance}.\n"
 
 
 def _line(row: Row) -> str:
@@ -131,7 +129,7 @@ def _line(row: Row) -> str:
         measured,
         f"{row.measured_noise:.0%}",
         f"{row.time_error:+.0%}",
-        f"{row.error_before():+.0%}",
+        f"{row.error_around():+.0%}",
     ]
     cells += [cpu, f"{row.cpu_error:+.0%}", *memory, f"{row.memory_error:+.0%}"]
     return "| " + " | ".join(cells) + " |\n"

@@ -1,12 +1,13 @@
 """Predicted against measured: step time and peak memory of every model of the zoo, on one and on two local ranks.
 
-The machine is calibrated as by `shardwright calibrate`, with operators, kernels and collectives, never a model: once
-before, to search plans by, and once more with turns of the plans between the points, all in the same processes. A turn
-is a few steps, of which the first warms the caches that other work used; a step's time is its slowest rank's. A
+The machine is calibrated as by `shardwright calibrate`, with operators, kernels and collectives, never a model: before,
+which plans are searched by, then with turns of the plans between the points, all in the same processes, and after. A
+turn is a few steps, of which the first warms the caches that other work used; a step's time is its slowest rank's. A
 processor that shares its core with other work of its host can be half as fast for seconds, and a rank may have such a
 one while another has not; and a shared machine drifts, by more than predictions err. So turns are many and short, and
-what is predicted comes from the minutes that are measured. How far the minutes before were slower or faster is told by
-a loop of plain Python, which runs at every turn, before and then.
+what is predicted comes from the minutes that are measured. What the calibrations around them say, in processes that no
+model has run in, as a user's are, stands beside it; how far those minutes were slower or faster is told by a loop of
+plain Python, which runs at every turn of all of them.
 
 Memory is the most that a step allocates (`bench/allocations.py`), on top of what is there before it: every storage that
 a tensor of the plan keeps alive, be it a parameter, an optimizer's state, a gathering buffer or a bucket.
@@ -64,18 +65,13 @@ TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with one of its plans.
-
-    searched_s        a step by the calibration that the plan was searched with
-    predicted_bytes   the peak of memory
-    """
+    """A model with one of its plans; `predicted_bytes` is the peak of its memory."""
 
     model: str
     plan_name: str
     num_ranks: int
     captured: Captured
     plan: Plan
-    searched_s: float
     predicted_bytes: int
 
     @property
@@ -184,9 +180,8 @@ def subjects(cluster: Cluster, models: Sequence[str]) -> list[Subject]:
         for plan_name, roles in _plans(cluster.num_devices).items():
             mesh = Mesh(("x",), (cluster.num_devices,)) if roles else None
             plan = Planner(cluster, CERTIFIED).plan(captured.graph, model, mesh=mesh, roles=roles)
-            timeline = _simulated(plan, cluster)
-            peak = timeline.stages[0].memory.total_bytes
-            found.append(Subject(model, plan_name, cluster.num_devices, captured, plan, timeline.step_s, peak))
+            peak = _simulated(plan, cluster).stages[0].memory.total_bytes
+            found.append(Subject(model, plan_name, cluster.num_devices, captured, plan, peak))
     return found
 
 
@@ -216,6 +211,13 @@ class Passes(NamedTuple):
         """By all passes, or by a part of them."""
         return measured_cluster(points_of({key: passes[part] for key, passes in self.visits.items()}), self.workload)
 
+    def joined(self, other: Passes) -> Passes:
+        """With others of the same workload as one calibration."""
+        visits = {key: [*found, *other.visits[key]] for key, found in self.visits.items()}
+        pairs = zip(self.ranks, other.ranks, strict=True)
+        ranks = [Measured({}, {}, earlier.loops + later.loops) for earlier, later in pairs]
+        return Passes(self.workload, visits, ranks)
+
     def loop_s(self) -> float:
         """Of each turn the slowest rank, as of steps."""
         return trimmed_mean(np.max([rank.loops for rank in self.ranks], axis=0).tolist())
@@ -230,15 +232,16 @@ def passes(found: Sequence[Subject], num_ranks: int, num_passes: int) -> Passes:
         return Passes(workload, read_visits(path), ranks)
 
 
-def rows(found: Sequence[Subject], between: Passes) -> list[Row]:
-    """What the passes say of every subject, and what was measured between them."""
-    clusters = [between.cluster(part) for part in (slice(None), slice(0, None, 2), slice(1, None, 2))]
+def rows(found: Sequence[Subject], between: Passes, around: Passes) -> list[Row]:
+    """What the passes say of every subject, what those around them do, and what was measured between them."""
+    parts = (slice(None), slice(0, None, 2), slice(1, None, 2))
+    clusters = [*(between.cluster(part) for part in parts), around.cluster()]
     return [_row(subject, clusters, between.ranks) for subject in found]
 
 
 def _row(subject: Subject, clusters: Sequence[Cluster], ranks: Sequence[Measured]) -> Row:
     """A step is as slow as its slowest rank, and the fullest rank's memory counts."""
-    predicted_s, odd_s, even_s = (subject.predicted_s(cluster) for cluster in clusters)
+    predicted_s, odd_s, even_s, around_s = (subject.predicted_s(cluster) for cluster in clusters)
     slowest = np.max([rank.steps[subject.name] for rank in ranks], axis=0)  # [turn, step, wall or CPU]
     measured_s, cpu_s, odd, even = (
         trimmed_mean(seconds.ravel().tolist())
@@ -248,7 +251,7 @@ def _row(subject: Subject, clusters: Sequence[Cluster], ranks: Sequence[Measured
         model=subject.model,
         plan_name=subject.plan_name,
         num_ranks=subject.num_ranks,
-        searched_s=subject.searched_s,
+        around_s=around_s,
         predicted_s=predicted_s,
         predicted_noise=abs(odd_s / even_s - 1),
         measured_s=measured_s,
@@ -275,11 +278,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load, table, calibrations = os.getloadavg()[0], list[Row](), list[Calibration]()
     for num_ranks in sorted(options.ranks):
         before = passes([], num_ranks, WORKLOAD.num_passes)
-        cluster = before.cluster()
-        found = subjects(cluster, options.models)
+        found = subjects(before.cluster(), options.models)
         between = passes(found, num_ranks, options.passes)
-        table += rows(found, between)
-        calibrations.append(Calibration(num_ranks, cluster.provenance, between.loop_s() / before.loop_s() - 1))
+        around = before.joined(passes([], num_ranks, WORKLOAD.num_passes))
+        table += rows(found, between, around)
+        drift = between.loop_s() / around.loop_s() - 1
+        calibrations.append(Calibration(num_ranks, around.cluster().provenance, drift))
     facts = {"passes": options.passes, "visits": VISITS_PER_TURN, "steps": STEPS_PER_TURN, "memory": STEPS_FOR_MEMORY}
     text = page(table, calibrations, load, facts)
     print(text)

@@ -22,16 +22,16 @@ def test_gpus() -> None:
 
 def test_ranks_of_this_machine() -> None:
     one, two = LOCAL.split("\n## ")[1:]
-    pattern = r"Median error, .*: ([\d.]+)% of a step's time \(([\d.]+)% of CPU time; ([\d.]+)% as calibrated before, "
+    pattern = r"Median error, .*: ([\d.]+)% of a step's time \(([\d.]+)% of CPU time; ([\d.]+)% as calibrated around, "
     medians = [[tuple(round(float(x)) for x in found) for found in re.findall(pattern, part)] for part in (one, two)]
     errors = [
         [int(error) for error in re.findall(r"^\|(?:[^|]*\|){6} ([+-]\d+)% \|", part, re.MULTILINE)]
         for part in (one, two)
     ]
-    (alone, _), ((searched, searched_cpu, _), (every, _, before)) = medians
+    (alone, _), ((searched, searched_cpu, _), (every, _, around)) = medians
     of_one, of_two = (f"from {min(part):+d} % to {max(part):+d} %" for part in errors)
     assert f"{alone[0]} % at the median, {of_one}" in ROW
     assert f"{searched} % for searched plans ({searched_cpu} % of CPU time) and {every} % for all, {of_two}" in ROW
-    assert f"calibrated minutes earlier, {alone[2]} and {before} %" in ROW
+    assert f"by calibrations minutes before and after, {alone[2]} and {around} %" in ROW
     memory = max(abs(int(error)) for error in re.findall(r"([+-]\d+)% \|$", LOCAL, re.MULTILINE))
     assert f"memory is within {memory} % everywhere" in ROW
