@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured before and after. `drift`: how much longer than then a loop took between the steps."""
+    """What was measured before and after. `drift`: how much longer a loop took between the steps than in those."""
 
     num_ranks: int
     provenance: str
@@ -71,10 +71,11 @@ model; after every {visits} points one of the plans takes {steps} steps, of whic
 that shares its core with other work of its host can be half as fast for seconds, and machines drift. *Predicted* is
 what all passes say, *measured* the wall time of the slowest rank; both are means but for the slowest tenth. *Noise* is
 how far the prediction by odd passes is from that by even ones, and odd turns from even ones. *Around* is the error by
-two calibrations of six passes, as `shardwright calibrate` makes them, before and after, in processes that no model has
-run in: those minutes may be faster or slower ones of the machine. A loop of plain Python, timed at every turn, says by
-how much; *the drift taken off* is by predictions that were multiplied with that. A collective is timed from the moment
-at which the first rank comes to it, which counts part of a wait twice where the slowest rank's work is counted too.
+two calibrations of six passes, before and after, in processes that no model has run in, as `shardwright calibrate`
+makes them but for Python's garbage collection, which is off: those minutes may be faster or slower ones of the machine.
+A loop of plain Python, timed at every turn, says by how much; *the drift taken off* is by predictions that were
+multiplied with that. A collective is timed from the moment at which the first rank comes to it, which counts part of a
+wait twice where the slowest rank's work is counted too.
 *CPU time* leaves out waiting: for another rank, and for a processor that other work has taken (but not that its core is
 shared). On an idle machine the wall time of a plan without communication is its CPU time; on a loaded one only the
 latter can be compared, and plans that communicate cannot be judged at all.
@@ -101,7 +102,7 @@ def section(table: Sequence[Row], around: Calibration) -> str:
     """The rows of one number of ranks, the worst first, and their medians."""
     text = f"\n## {around.num_ranks} {'rank' if around.num_ranks == 1 else 'ranks'}\n\n"
     for what, mine in (("searched plans", [r for r in table if r.plan_name == "searched"]), ("all", table)):
-        wall, cpu, apart, at_pace, memory = (
+        wall, cpu, outside, at_pace, memory = (
             statistics.median(abs(error(row)) for row in mine)
             for error in (
                 lambda r: r.time_error,
@@ -111,11 +112,13 @@ def section(table: Sequence[Row], around: Calibration) -> str:
                 lambda r: r.memory_error,
             )
         )
-        text += f"Median error, {what}: {wall:.1%} of a step's time ({cpu:.1%} of CPU time; {apart:.1%} as calibrated "
-        text += f"around, {at_pace:.1%} with the drift taken off), {memory:.1%} of memory.\n"
+        text += (
+            f"Median error, {what}: {wall:.1%} of a step's time ({cpu:.1%} of CPU time; {outside:.1%} as calibrated "
+        )
+        text += f"before and after, {at_pace:.1%} with the drift taken off), {memory:.1%} of memory.\n"
     lines = "".join(_line(row) for row in sorted(table, key=lambda r: -abs(r.time_error)))
     text += f"\n{HEAD}{lines}\nDrift: the loop took {around.drift:+.0%} while steps were measured.\n"
-    return f"{text}The calibrations around: {around.provenance}.\n"
+    return f"{text}The calibrations before and after: {around.provenance}.\n"
 
 
 def _line(row: Row) -> str:

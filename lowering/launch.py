@@ -79,8 +79,9 @@ def _leave() -> None:
 
 
 def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S) -> Ranks:
-    """One process group per mesh axis, each with the timeout. Every rank must call this.
+    """One process group per mesh axis, each with the timeout. Every rank must call this, with the same arguments.
 
+    Groups are shared with other modules of this process; one in which a collective failed stays broken for all of them.
     Raises `DistributedError` where the number of ranks is not the mesh's.
     """
     join(timeout_s)
@@ -104,7 +105,7 @@ def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S) -> Ranks:
 
 _Lines = tuple[tuple[int, ...], ...]
 _GROUPS: WeakValueDictionary[tuple[_Lines, float], dist.ProcessGroup] = WeakValueDictionary()
-"""Groups that this process is in. Every one costs two threads under gloo, and buffers of the device under NCCL."""
+"""Groups that this process is in. Every one costs three threads under gloo, and buffers of the device under NCCL."""
 
 
 def _my_group(grid: torch.Tensor, timeout_s: float) -> dist.ProcessGroup:
@@ -124,9 +125,10 @@ def _my_group(grid: torch.Tensor, timeout_s: float) -> dist.ProcessGroup:
 def _is_registered(group: dist.ProcessGroup) -> bool:
     """Whether it has not been destroyed."""
     try:
-        return bool(dist.get_process_group_ranks(group))
-    except (KeyError, ValueError):
+        dist.get_process_group_ranks(group)
+    except KeyError:
         return False
+    return True
 
 
 # ---- forked local ranks ----

@@ -255,7 +255,7 @@ def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
         return error
     return DistributedError(
         f"rank {dist.get_rank()} of {dist.get_world_size()}: a collective failed in {phase}: {text.strip()}; "
-        "another rank has probably failed or is stuck, see its output"
+        "another rank has probably failed or is stuck, see its output; start all ranks anew"
     )
 
 

@@ -77,9 +77,8 @@ def fit_errors(device: Device) -> dict[str, float]:
         curves.setdefault(key, []).append((max(compute_s, memory_s), kernel))
     errors: dict[str, list[float]] = {}
     for (kind, *_), curve in sorted(curves.items()):
-        ordered = [kernel for _, kernel in sorted(curve, key=lambda entry: entry[0])]
-        for place, kernel in list(enumerate(ordered))[1:-1]:
-            others = replace(device, kernels=(*ordered[:place], *ordered[place + 1 :]))
+        for _, kernel in sorted(curve, key=lambda entry: entry[0])[1:-1]:
+            others = replace(device, kernels=[other for other in device.kernels if other is not kernel])
             errors.setdefault(kind, []).append(abs(Compute(others).work_s(kernel.work) / kernel.seconds - 1))
     return {kind: statistics.median(found) for kind, found in errors.items()}
 

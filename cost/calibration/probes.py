@@ -53,7 +53,8 @@ class Probe:
     def gradients(self) -> dict[str, slice]:
         """What is timed of its backward, where that has kernels of its own: by key, the operands that get a gradient.
 
-        All together; and, where each has a kernel, each alone, which says how to share out the time of all.
+        All together; and, where each has a kernel, each alone, which says how to share out the time of all (it holds
+        the dispatch too, which brings the shares of the smallest closer to each other than they are).
         """
         works = self.passes().backward
         if not any(work.backward for work in works):

@@ -5,8 +5,8 @@ the peak, those bound by memory one over the seconds of their bytes; work takes 
 kernels, seconds are interpolated in logarithms; beyond the last and before the first they change in proportion. (A
 curve that stayed as it is before its first kernel would give all smaller work that time, whatever the other curve has
 measured there.) Where kernels are launched, none takes less than the fastest of its kind; a host's dispatch of an
-operator, which is measured on next to nothing, holds that already. Points are made to rise first, so that noise cannot
-make more work faster.
+operator, which is measured on next to nothing, holds that already. Points are made to rise first, so that along a
+curve noise cannot make more work faster. A backward pass's own kernels, where none is measured, go with the forward's.
 
 How fast a product is depends on its shape too: libraries have other algorithms for a wide one than for a deep one. What
 a product took in comparison with its curve, those of like shape are taken to take as well: a mean of all measured ones,
@@ -115,34 +115,38 @@ class KernelTable:
             alike.setdefault(key, []).append(kernel)
         self._curves = {key: _rising(found) for key, found in points.items()}
         self._least_s = {key: min(k.seconds for k in found) if launched else 0.0 for key, found in alike.items()}
-        self._shapes = {key: self._deviations(found) for key, found in alike.items() if len(found[0].shape) > 1}
+        self._shapes = {key: self._deviations(key, found) for key, found in alike.items() if len(found[0].shape) > 1}
 
     def seconds(self, work: Work) -> float | None:
         """None where nothing of this kind and dtype was measured."""
-        key = _key(work)
-        if key not in self._least_s:
+        key = next((key for key in (_key(work), _forward(work)) if key in self._least_s), None)
+        if key is None:
             return None
-        seconds = self._curve_s(work)
+        seconds = self._curve_s(key, work)
         if key in self._shapes:
             places, deviations = self._shapes[key]
             near = np.exp(-np.sum((places - _place(work)) ** 2, axis=1) / 2)
             seconds *= exp(float(near @ deviations) / (float(near.sum()) + _PRIOR))
         return max(seconds, self._least_s[key])
 
-    def _curve_s(self, work: Work) -> float:
+    def _curve_s(self, key: _Key, work: Work) -> float:
         """The larger of what the two curves say; one of them is there."""
-        curves = (self._curves.get((_key(work), by_memory)) for by_memory in (False, True))
+        curves = (self._curves.get((key, by_memory)) for by_memory in (False, True))
         found = zip(curves, self._bounds(work), strict=True)
         return max(_at(curve, bound_s) for curve, bound_s in found if curve is not None)
 
-    def _deviations(self, kernels: Sequence[Kernel]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _deviations(self, key: _Key, kernels: Sequence[Kernel]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Places of kernels among shapes, and the logarithm of how many times as long as their curve says they took."""
         places = np.array([_place(kernel.work) for kernel in kernels])
-        return places, np.array([log(kernel.seconds / self._curve_s(kernel.work)) for kernel in kernels])
+        return places, np.array([log(kernel.seconds / self._curve_s(key, kernel.work)) for kernel in kernels])
 
 
 def _key(work: Work) -> _Key:
     return work.kind, work.dtype, work.backward
+
+
+def _forward(work: Work) -> _Key:
+    return work.kind, work.dtype, False
 
 
 def _place(work: Work) -> NDArray[np.float64]:

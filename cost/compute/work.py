@@ -43,7 +43,7 @@ class Work:
         dtype: of the operands, by the graph's names.
         causal: attention that leaves out keys after the query.
         backward: a kernel that only a backward pass has: attention's, which recomputes the scores, and those of the two
-            gradients of a convolution. Those of a matrix multiplication are others of its own.
+            gradients of a convolution. A matrix multiplication's gradients are matrix multiplications like others.
     """
 
     kind: WorkKind

@@ -22,7 +22,9 @@ def test_gpus() -> None:
 
 def test_ranks_of_this_machine() -> None:
     one, two = LOCAL.split("\n## ")[1:]
-    pattern = r"Median error, .*: ([\d.]+)% of a step's time \(([\d.]+)% of CPU time; ([\d.]+)% as calibrated around, "
+    pattern = (
+        r"Median error, .*: ([\d.]+)% of a step's time \(([\d.]+)% of CPU time; ([\d.]+)% as calibrated before and "
+    )
     medians = [[tuple(round(float(x)) for x in found) for found in re.findall(pattern, part)] for part in (one, two)]
     errors = [
         [int(error) for error in re.findall(r"^\|(?:[^|]*\|){6} ([+-]\d+)% \|", part, re.MULTILINE)]

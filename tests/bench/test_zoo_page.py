@@ -36,7 +36,7 @@ def test_the_page_has_medians_and_the_worst_first() -> None:
     rows = [row("mlp", 1.1e-3, 1e-3), row("gpt", 0.5e-3, 1e-3, "data")]
     text = section(rows, Calibration(1, "measured then", -0.25))
     assert "Median error, searched plans: 10.0% of a step's time (120.0% of CPU time; 120.0% as calib" in text
-    assert "rated around, 65.0% with the drift taken off), 10.0% of memory." in text
+    assert "rated before and after, 65.0% with the drift taken off), 10.0% of memory." in text
     assert "Median error, all: 30.0%" in text
     assert text.index("| gpt | data |") < text.index("| mlp | searched |")
     assert "| 1.10 ms | 5% | 1.00 ms | 3% | +10% | +120% | 0.50 ms | +120% |" in text
@@ -47,4 +47,4 @@ def test_the_page_has_medians_and_the_worst_first() -> None:
     assert "## 1 rank\n" in whole
     assert "## 2 ranks\n" in whole
     assert "9 processes" in whole.replace("\n", " ")
-    assert "The calibrations around: measured too." in whole
+    assert "The calibrations before and after: measured too." in whole

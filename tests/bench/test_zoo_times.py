@@ -27,7 +27,10 @@ def test_steps_are_predicted_by_the_passes_between_them(monkeypatch: pytest.Monk
     monkeypatch.setattr(Subject, "predicted_s", lambda self, cluster: cluster)
     nothing: Any = None
     subject, between = Subject("mlp", "data", 2, nothing, nothing, 90), Passes(nothing, visits, ranks)
-    before, after = (Passes(nothing, {"key": visits["key"][:2]}, [Measured({}, {}, [s])] * 2) for s in (4.0, 6.0))
+    before, after = (
+        Passes(nothing, {"key": [Visit("key", [seconds] * 4)] * 2}, [Measured({}, {}, [loop_s])] * 2)
+        for seconds, loop_s in ((5.0, 4.0), (7.0, 6.0))
+    )
     around = before.joined(after)
     (found,) = zoo_times.rows([subject], between, around)
     predicted, measured_s, cpu_s = (8 * 1.0 + 7 * 3.0) / 15, (4 * 2.0 + 4 * 3.0) / 8, (4 * 0.5 + 4 * 0.7) / 8
@@ -35,7 +38,7 @@ def test_steps_are_predicted_by_the_passes_between_them(monkeypatch: pytest.Monk
     assert (found.measured_s, found.measured_noise) == (pytest.approx(measured_s), pytest.approx(1 / 3))
     assert found.cpu_s == pytest.approx(cpu_s)
     assert (found.model, found.plan_name, found.num_ranks) == ("mlp", "data", 2)
-    assert found.around_s == pytest.approx(predicted)
+    assert found.around_s == pytest.approx((8 * 5.0 + 7 * 7.0) / 15)
     assert (found.predicted_bytes, found.measured_bytes) == (90, 13)
     assert (between.loop_s(), around.loop_s()) == (3.0, 5.0)
 

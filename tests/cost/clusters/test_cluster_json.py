@@ -17,6 +17,7 @@ from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, CollectiveLi
 from shardwright.cost.clusters.device import PRECISIONS, Device
 from shardwright.cost.clusters.presets import PRESETS
 from shardwright.cost.clusters.topology import LINK_KINDS, TOPOLOGIES, Level
+from shardwright.cost.compute.kernels import Kernel
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.optable import ROWS
 
@@ -341,13 +342,17 @@ def _paths(data: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | i
     return [found for key, value in entries for found in ((*path, key), *_paths(value, (*path, key)))]
 
 
+KERNELS = (
+    Kernel("matmul", (1, 2, 2, 2), 16.0, 48.0, "float32", 1e-6),
+    Kernel("copy", (64,), 0.0, 512.0, "float32", 1e-6),
+)
 GOOD: list[dict[str, Any]] = [
     two_levels(),
     json.loads(
         json.dumps(
             Cluster(
                 "cpu",
-                Device("cpu", 10**9, 1e10, {"fp32": 1e11}, 0.9, 3e-6, "cpu"),
+                Device("cpu", 10**9, 1e10, {"fp32": 1e11}, 0.9, 3e-6, "cpu", kernels=KERNELS),
                 (Level("rank", 4, 1e9, 1e-4, "host", "torus", 1.5, (4,)),),
                 "gloo",
                 "test",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.compute.compute import Compute, attention_share, matmul_share
 from shardwright.cost.compute.kernels import Kernel, measured
-from shardwright.cost.compute.work import Passes, Work
+from shardwright.cost.compute.work import Passes, Work, WorkKind
 from shardwright.pcg.errors import ClusterError
 
 DEVICE = Device("gpu", 10**9, 1e12, {"fp32": 2e13, "bf16": 2e14}, 0.5, 1e-6, "cuda")
@@ -155,6 +155,18 @@ def test_measured_kernels_are_met_and_others_lie_between() -> None:
     assert model.work_s(matmul(1024, 1024, 2048)) == pytest.approx(8e-4)
     assert model.work_s(matmul(64, 64, 64, "bfloat16")) == MODEL.work_s(matmul(64, 64, 64, "bfloat16"))
     assert model.work_s(pointwise(100)) == MODEL.work_s(pointwise(100))
+
+
+@pytest.mark.parametrize("kind", ["conv", "attention"])
+def test_gradients_go_with_the_forward_pass_until_they_are_measured(kind: WorkKind) -> None:
+    """As in files of a machine whose gradients nobody measured."""
+    forward = replace(matmul(256, 256, 256), kind=kind)
+    backward = replace(forward, backward=True)
+    before = with_kernels(measured(forward, 1e-4))
+    assert before.work_s(backward) == before.work_s(forward) == pytest.approx(1e-4)
+    both = with_kernels(measured(forward, 1e-4), measured(backward, 3e-4))
+    assert (both.work_s(forward), both.work_s(backward)) == (pytest.approx(1e-4), pytest.approx(3e-4))
+    assert with_kernels(measured(backward, 3e-4)).work_s(forward) == MODEL.work_s(forward)
 
 
 def test_where_the_host_works_itself_small_kernels_take_next_to_nothing_beside_their_dispatch() -> None:
