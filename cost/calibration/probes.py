@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -194,9 +195,8 @@ def _images(
 
 CPU_SIZES = Sizes(
     matmuls=(
-        (1, 8, 64, 64), (1, 8, 256, 256), (1, 8, 1024, 1024), (1, 96, 64, 64), (1, 64, 96, 64), (1, 96, 256, 64),
-        (1, 256, 256, 256), (1, 1024, 256, 256), (1, 512, 512, 512), (1, 1024, 1024, 1024), (32, 12, 12, 16),
-        (32, 128, 128, 32),
+        *product((1,), (8, 96, 512), (64, 256, 1024), (64, 256, 1024)), (1, 1024, 1024, 1024),
+        *product((32,), (16, 64), (16, 64), (16, 64)), (32, 128, 128, 32),
     ),
     convolutions=(
         (8, 3, 16, 1, 48, 7), (8, 3, 64, 1, 32, 3),
@@ -205,15 +205,15 @@ CPU_SIZES = Sizes(
             ((2, 1), (4, 3), (8, 1), (12, 3), (24, 1)),
         ),
     ),
-    attentions=((32, 16, 16, False), (32, 64, 32, True), (16, 256, 64, False), (8, 512, 64, True)),
-    elements=(2**12, 2**14, 2**16, 2**18, 2**20, 2**22),
+    attentions=(*product((8, 32), (16, 64, 256), (16, 64), (False, True)), (8, 512, 64, True)),
+    elements=tuple(2**octave for octave in range(12, 23)),
     width=64,
     side=128,
 )  # fmt: skip
 GPU_SIZES = Sizes(
     matmuls=(
-        (1, 128, 512, 512), (1, 512, 512, 512), (1, 1024, 1024, 1024), (1, 2048, 2048, 2048), (1, 4096, 4096, 1024),
-        (1, 4096, 4096, 4096), (1, 8192, 8192, 8192), (1, 8192, 1024, 4096), (64, 512, 512, 64), (64, 2048, 2048, 64),
+        *product((1,), (128, 1024, 8192), (1024, 4096), (1024, 4096)), (1, 512, 512, 512), (1, 2048, 2048, 2048),
+        (1, 8192, 8192, 8192), *product((64,), (512, 2048), (512, 2048), (64, 128)),
     ),
     convolutions=(
         (32, 3, 64, 1, 224, 7),
@@ -222,8 +222,8 @@ GPU_SIZES = Sizes(
             ((7, 3), (14, 1), (28, 3), (56, 1)),
         ),
     ),
-    attentions=((16, 512, 64, False), (16, 2048, 64, True), (32, 4096, 128, True), (32, 4096, 128, False)),
-    elements=(2**14, 2**18, 2**22, 2**25, 2**27),
+    attentions=(*product((16, 64), (512, 2048), (64, 128), (False, True)), (32, 4096, 128, True)),
+    elements=tuple(2**octave for octave in range(14, 28)),
     width=1024,
     side=4096,
 )  # fmt: skip
