@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured before and after. `drift`: how much longer a loop took between the steps than in those."""
+    """What was measured before and after plans ran alone. `drift`: how much longer a loop took then."""
 
     num_ranks: int
     provenance: str
@@ -24,7 +24,8 @@ class Calibration:
 class Row:
     """What was predicted and measured of a plan.
 
-    around_s          a step, by the calibrations before and after those that are measured
+    predicted_alone_s a step, by the calibrations before and after those in processes of the plan's own
+    alone_s           what those took
     predicted_noise   how far the prediction by odd passes is from that by even ones
     measured_noise    how far the measurements of odd turns are from those of even ones
     cpu_s             a step's CPU time on the rank where that is longest
@@ -33,7 +34,8 @@ class Row:
     model: str
     plan_name: str
     num_ranks: int
-    around_s: float
+    predicted_alone_s: float
+    alone_s: float
     predicted_s: float
     predicted_noise: float
     measured_s: float
@@ -42,9 +44,9 @@ class Row:
     predicted_bytes: int
     measured_bytes: int
 
-    def error_around(self, drift: float = 0.0) -> float:
-        """By the calibrations around, as if the machine had been slower then by `drift`."""
-        return self.around_s * (1 + drift) / self.measured_s - 1
+    @property
+    def error_alone(self) -> float:
+        return self.predicted_alone_s / self.alone_s - 1
 
     @property
     def time_error(self) -> float:
@@ -66,19 +68,21 @@ Written by `python -m bench.zoo_times` on {date}: {cpus}-core CPU, torch {torch}
 {load:.0f} processes were running when it began. Every model of `examples/zoo.py` takes whole training steps in fp32
 with AdamW (`fused=True`).
 
-The machine is calibrated in {passes} passes over operators, kernels, collectives and a chain of parameters, never by a
-model; after every {visits} points one of the plans takes {steps} steps, of which the first does not count: a processor
-that shares its core with other work of its host can be half as fast for seconds, and machines drift. *Predicted* is
-what all passes say, *measured* the wall time of the slowest rank; both are means but for the slowest tenth. *Noise* is
-how far the prediction by odd passes is from that by even ones, and odd turns from even ones. *Around* is the error by
-two calibrations of six passes, before and after, in processes that no model has run in, as `shardwright calibrate`
-makes them but for Python's garbage collection, which is off: those minutes may be faster or slower ones of the machine.
-A loop of plain Python, timed at every turn, says by how much; *the drift taken off* is by predictions that were
-multiplied with that. A collective is timed from the moment at which the first rank comes to it, which counts part of a
-wait twice where the slowest rank's work is counted too.
-*CPU time* leaves out waiting: for another rank, and for a processor that other work has taken (but not that its core is
-shared). On an idle machine the wall time of a plan without communication is its CPU time; on a loaded one only the
-latter can be compared, and plans that communicate cannot be judged at all.
+Operators, kernels, collectives and a chain of parameters calibrate the machine, never a model. *Alone* is a step in
+processes of the plan's own, in {rounds} rounds of {alone} steps; its error is that of two calibrations, one before and
+one after, as `shardwright calibrate` makes them but for Python's garbage collection, which is off. A loop of plain
+Python says how much slower or faster those minutes were (drift).
+
+*Predicted* is what the {passes} passes of another calibration say, and *measured* what was measured in the same minutes
+and processes: after every {visits} points one of the plans takes {steps} steps, of which the first does not count. A
+processor that shares its core with other work of its host can be half as fast for seconds, and machines drift. *Noise*
+is how far the prediction by odd passes is from that by even ones, and odd turns from even ones. *CPU time* leaves out
+waiting: for another rank, and for a processor that other work has taken (but not that its core is shared). On an idle
+machine the wall time of a plan without communication is its CPU time; on a loaded one only the latter can be compared,
+and plans that communicate cannot be judged at all.
+
+Times are wall times of the slowest rank, and means but for the slowest tenth. A collective is timed from the moment at
+which the first rank comes to it, which counts part of a wait twice where the slowest rank's work is counted too.
 
 *searched* is the search's plan; *data*, *zero* and *tensor* are forced. Memory is all that torch's CPU allocator has
 handed out at the worst moment of a step, by the profiler's record, on top of every storage that is alive before it:
@@ -86,8 +90,9 @@ parameters, buffers, optimizer states, the pool of gathered weights, buckets of 
 lacks what gloo's threads release, which can only make it too large: the least of {memory} steps counts.
 """
 HEAD = """\
-| model | plan | predicted | noise | measured | noise | error | around | CPU time | error | memory | measured | error |
-|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+| model | plan | alone | error | predicted | noise | measured | noise | error | CPU time | error \
+| memory | measured | error |
+|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
 """
 
 
@@ -102,37 +107,39 @@ def section(table: Sequence[Row], around: Calibration) -> str:
     """The rows of one number of ranks, the worst first, and their medians."""
     text = f"\n## {around.num_ranks} {'rank' if around.num_ranks == 1 else 'ranks'}\n\n"
     for what, mine in (("searched plans", [r for r in table if r.plan_name == "searched"]), ("all", table)):
-        wall, cpu, outside, at_pace, memory = (
+        apart, wall, cpu, memory = (
             statistics.median(abs(error(row)) for row in mine)
             for error in (
+                lambda r: r.error_alone,
                 lambda r: r.time_error,
                 lambda r: r.cpu_error,
-                lambda r: r.error_around(),
-                lambda r: r.error_around(around.drift),
                 lambda r: r.memory_error,
             )
         )
-        text += (
-            f"Median error, {what}: {wall:.1%} of a step's time ({cpu:.1%} of CPU time; {outside:.1%} as calibrated "
-        )
-        text += f"before and after, {at_pace:.1%} with the drift taken off), {memory:.1%} of memory.\n"
-    lines = "".join(_line(row) for row in sorted(table, key=lambda r: -abs(r.time_error)))
-    text += f"\n{HEAD}{lines}\nDrift: the loop took {around.drift:+.0%} while steps were measured.\n"
+        text += f"Median error, {what}: {apart:.1%} of a step alone; {wall:.1%} as calibrated between the steps "
+        text += f"({cpu:.1%} of CPU time); {memory:.1%} of memory.\n"
+    lines = "".join(_line(row) for row in sorted(table, key=lambda r: -abs(r.error_alone)))
+    text += f"\n{HEAD}{lines}\nDrift: the loop took {around.drift:+.0%} while plans ran alone.\n"
     return f"{text}The calibrations before and after: {around.provenance}.\n"
 
 
 def _line(row: Row) -> str:
-    predicted, measured, cpu = (f"{x * 1e3:.2f} ms" for x in (row.predicted_s, row.measured_s, row.cpu_s))
+    times = (row.alone_s, row.predicted_s, row.measured_s, row.cpu_s)
+    apart, predicted, measured, cpu = (f"{x * 1e3:.2f} ms" for x in times)
     memory = [f"{x / 1e6:.2f} MB" for x in (row.predicted_bytes, row.measured_bytes)]
     cells = [
         row.model,
         row.plan_name,
+        apart,
+        f"{row.error_alone:+.0%}",
         predicted,
         f"{row.predicted_noise:.0%}",
         measured,
         f"{row.measured_noise:.0%}",
         f"{row.time_error:+.0%}",
-        f"{row.error_around():+.0%}",
+        cpu,
+        f"{row.cpu_error:+.0%}",
+        *memory,
+        f"{row.memory_error:+.0%}",
     ]
-    cells += [cpu, f"{row.cpu_error:+.0%}", *memory, f"{row.memory_error:+.0%}"]
     return "| " + " | ".join(cells) + " |\n"

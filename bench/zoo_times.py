@@ -1,13 +1,17 @@
 """Predicted against measured: step time and peak memory of every model of the zoo, on one and on two local ranks.
 
-The machine is calibrated as by `shardwright calibrate`, with operators, kernels and collectives, never a model: before,
-which plans are searched by, then with turns of the plans between the points, all in the same processes, and after. A
-turn is a few steps, of which the first warms the caches that other work used; a step's time is its slowest rank's. A
-processor that shares its core with other work of its host can be half as fast for seconds, and a rank may have such a
+The machine is calibrated as by `shardwright calibrate`, with operators, kernels and collectives, never a model. Steps
+are measured in two ways, and a step's time is its slowest rank's:
+
+alone       Every plan takes steps in processes of its own, as a user's does, in several rounds. They are predicted by
+            two calibrations together: one before, which plans are searched by, and one after.
+between     Plans take turns between the points of another calibration, all in the same processes. A turn is a few
+            steps, of which the first warms the caches that other work used.
+
+A processor that shares its core with other work of its host can be half as fast for seconds, and a rank may have such a
 one while another has not; and a shared machine drifts, by more than predictions err. So turns are many and short, and
-what is predicted comes from the minutes that are measured. What the calibrations around them say, in processes that no
-model has run in, as a user's are, stands beside it; how far those minutes were slower or faster is told by a loop of
-plain Python, which runs at every turn of all of them.
+what predicts them comes from the same minutes; of those that ran alone, a loop of plain Python tells how far their
+minutes were slower or faster than those of their calibrations.
 
 Memory is the most that a step allocates (`bench/allocations.py`), on top of what is there before it: every storage that
 a tensor of the plan keeps alive, be it a parameter, an optimizer's state, a gathering buffer or a bucket.
@@ -31,7 +35,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from bench.allocations import live_storages, peak_bytes
 from bench.plans import CERTIFIED
@@ -60,6 +64,9 @@ STEPS_PER_TURN = 3
 VISITS_PER_TURN = 6
 STEPS_FOR_MEMORY = 15
 LOOP = 60_000  # additions: some milliseconds, as long as a step
+ROUNDS_ALONE = 3
+STEPS_ALONE = 30  # of a round
+LOOPS_ALONE = 5
 TIMEOUT_S = 3600.0
 
 
@@ -123,15 +130,9 @@ def run(subjects: Sequence[Subject], workload: Workload, visits: Path) -> Measur
     steppers: dict[str, Stepper] = {}
     measured = Measured({subject.name: [] for subject in subjects}, {}, [])
     for subject in subjects:
-        torch.manual_seed(0)
-        model, batch = ZOO[subject.model]()
-        captured, before = subject.captured, live_storages()
-        module = lower(subject.plan.graph, model, constants=captured.constants, options=captured.options)
-        stepper = steppers[subject.name] = Stepper(module, batch, before)
-        for _ in range(NUM_WARMUP):
-            stepper.step()
-        # While `model` is there, so that its storages' addresses are taken.
-        measured.memory[subject.name] = peak_bytes(stepper, STEPS_FOR_MEMORY)
+        steppers[subject.name], _model = _lowered(subject)
+        # While the model is there, so that its storages' addresses are taken.
+        measured.memory[subject.name] = peak_bytes(steppers[subject.name], STEPS_FOR_MEMORY)
     rank, turns = Rank(dist.get_rank(), workload, visits), cycle(steppers)
     gc.disable()
     for number in range(workload.num_passes):
@@ -144,6 +145,26 @@ def run(subjects: Sequence[Subject], workload: Workload, visits: Path) -> Measur
                         measured.steps[name].append(_turn(steppers[name]))
     gc.enable()
     return measured
+
+
+def run_alone(subject: Subject) -> tuple[list[float], list[float]]:
+    """On this rank, of a plan alone: wall seconds of its steps, and CPU seconds of some loops after them."""
+    stepper, _ = _lowered(subject)
+    gc.disable()
+    steps = [_together_s(stepper.step)[0] for _ in range(STEPS_ALONE)]
+    return steps, [_together_s(_loop)[1] for _ in range(LOOPS_ALONE)]
+
+
+def _lowered(subject: Subject) -> tuple[Stepper, nn.Module]:
+    """A plan that has taken its first steps, and the model that it is of."""
+    torch.manual_seed(0)
+    model, batch = ZOO[subject.model]()
+    captured, before = subject.captured, live_storages()
+    module = lower(subject.plan.graph, model, constants=captured.constants, options=captured.options)
+    stepper = Stepper(module, batch, before)
+    for _ in range(NUM_WARMUP):
+        stepper.step()
+    return stepper, model
 
 
 def _turn(stepper: Stepper) -> list[tuple[float, float]]:
@@ -232,14 +253,31 @@ def passes(found: Sequence[Subject], num_ranks: int, num_passes: int) -> Passes:
         return Passes(workload, read_visits(path), ranks)
 
 
-def rows(found: Sequence[Subject], between: Passes, around: Passes) -> list[Row]:
-    """What the passes say of every subject, what those around them do, and what was measured between them."""
+class Alone(NamedTuple):
+    """Seconds of every step of plans in processes of their own, by subject's name, and of loops: the slowest rank's."""
+
+    steps: dict[str, list[float]]
+    loops: list[float]
+
+
+def alone(found: Sequence[Subject], num_ranks: int) -> Alone:
+    """Each of `found` in processes of its own, in rounds."""
+    measured = Alone({subject.name: [] for subject in found}, [])
+    for subject in list(found) * ROUNDS_ALONE:
+        steps, loops = zip(*run_ranks(run_alone, num_ranks, TIMEOUT_S, args=(subject,)), strict=True)
+        measured.steps[subject.name].extend(np.max(steps, axis=0).tolist())
+        measured.loops.extend(np.max(loops, axis=0).tolist())
+    return measured
+
+
+def rows(found: Sequence[Subject], between: Passes, around: Passes, by_itself: Alone) -> list[Row]:
+    """Of every subject what the passes say and was measured between them, and what those around say of it alone."""
     parts = (slice(None), slice(0, None, 2), slice(1, None, 2))
     clusters = [*(between.cluster(part) for part in parts), around.cluster()]
-    return [_row(subject, clusters, between.ranks) for subject in found]
+    return [_row(subject, clusters, between.ranks, by_itself.steps[subject.name]) for subject in found]
 
 
-def _row(subject: Subject, clusters: Sequence[Cluster], ranks: Sequence[Measured]) -> Row:
+def _row(subject: Subject, clusters: Sequence[Cluster], ranks: Sequence[Measured], alone_s: Sequence[float]) -> Row:
     """A step is as slow as its slowest rank, and the fullest rank's memory counts."""
     predicted_s, odd_s, even_s, around_s = (subject.predicted_s(cluster) for cluster in clusters)
     slowest = np.max([rank.steps[subject.name] for rank in ranks], axis=0)  # [turn, step, wall or CPU]
@@ -251,7 +289,8 @@ def _row(subject: Subject, clusters: Sequence[Cluster], ranks: Sequence[Measured
         model=subject.model,
         plan_name=subject.plan_name,
         num_ranks=subject.num_ranks,
-        around_s=around_s,
+        predicted_alone_s=around_s,
+        alone_s=trimmed_mean(alone_s),
         predicted_s=predicted_s,
         predicted_noise=abs(odd_s / even_s - 1),
         measured_s=measured_s,
@@ -279,12 +318,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for num_ranks in sorted(options.ranks):
         before = passes([], num_ranks, WORKLOAD.num_passes)
         found = subjects(before.cluster(), options.models)
-        between = passes(found, num_ranks, options.passes)
+        by_itself = alone(found, num_ranks)
         around = before.joined(passes([], num_ranks, WORKLOAD.num_passes))
-        table += rows(found, between, around)
-        drift = between.loop_s() / around.loop_s() - 1
+        between = passes(found, num_ranks, options.passes)
+        table += rows(found, between, around, by_itself)
+        drift = trimmed_mean(by_itself.loops) / around.loop_s() - 1
         calibrations.append(Calibration(num_ranks, around.cluster().provenance, drift))
-    facts = {"passes": options.passes, "visits": VISITS_PER_TURN, "steps": STEPS_PER_TURN, "memory": STEPS_FOR_MEMORY}
+    facts = {
+        "passes": options.passes,
+        "visits": VISITS_PER_TURN,
+        "steps": STEPS_PER_TURN,
+        "rounds": ROUNDS_ALONE,
+        "alone": STEPS_ALONE,
+        "memory": STEPS_FOR_MEMORY,
+    }
     text = page(table, calibrations, load, facts)
     print(text)
     if not options.dry:

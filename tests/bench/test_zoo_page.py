@@ -12,7 +12,8 @@ def row(model: str, predicted_s: float, measured_s: float, plan: str = "searched
         model=model,
         plan_name=plan,
         num_ranks=ranks,
-        around_s=predicted_s * 2,
+        predicted_alone_s=predicted_s * 2,
+        alone_s=measured_s * 1.6,
         predicted_s=predicted_s,
         predicted_noise=0.05,
         measured_s=measured_s,
@@ -28,21 +29,20 @@ def test_errors_are_of_what_was_predicted() -> None:
     assert one.time_error == pytest.approx(0.2)
     assert one.cpu_error == pytest.approx(1.4)
     assert one.memory_error == pytest.approx(-0.1)
-    assert one.error_around() == pytest.approx(1.4)
-    assert one.error_around(-0.25) == pytest.approx(0.8)  # the machine became faster by that much
+    assert one.error_alone == pytest.approx(0.5)
 
 
 def test_the_page_has_medians_and_the_worst_first() -> None:
-    rows = [row("mlp", 1.1e-3, 1e-3), row("gpt", 0.5e-3, 1e-3, "data")]
+    rows = [row("mlp", 1.1e-3, 1e-3), row("gpt", 0.4e-3, 1e-3, "data")]
     text = section(rows, Calibration(1, "measured then", -0.25))
-    assert "Median error, searched plans: 10.0% of a step's time (120.0% of CPU time; 120.0% as calib" in text
-    assert "rated before and after, 65.0% with the drift taken off), 10.0% of memory." in text
-    assert "Median error, all: 30.0%" in text
+    assert "Median error, searched plans: 37.5% of a step alone; 10.0% as calibrated between the steps (120.0%" in text
+    assert "(120.0% of CPU time); 10.0% of memory." in text
+    assert "Median error, all: 43.8% of a step alone; 35.0%" in text
     assert text.index("| gpt | data |") < text.index("| mlp | searched |")
-    assert "| 1.10 ms | 5% | 1.00 ms | 3% | +10% | +120% | 0.50 ms | +120% |" in text
+    assert "| 1.60 ms | +38% | 1.10 ms | 5% | 1.00 ms | 3% | +10% | 0.50 ms | +120% |" in text
     assert "Drift: the loop took -25% while" in text
     calibrations = [Calibration(1, "measured", 0.0), Calibration(2, "measured too", 0.1)]
-    facts = {"passes": 6, "visits": 5, "steps": 3, "memory": 15}
+    facts = {"passes": 6, "visits": 5, "steps": 3, "rounds": 3, "alone": 30, "memory": 15}
     whole = page([*rows, row("mlp", 1.0, 1.0, ranks=2)], calibrations, 9.4, facts)
     assert "## 1 rank\n" in whole
     assert "## 2 ranks\n" in whole

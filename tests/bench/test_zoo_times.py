@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench import zoo_times
-from bench.zoo_times import Measured, Passes, Subject
+from bench.zoo_times import Alone, Measured, Passes, Subject
 from shardwright.cost.calibration.workload import Visit, Workload
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import run_ranks
@@ -32,15 +32,41 @@ def test_steps_are_predicted_by_the_passes_between_them(monkeypatch: pytest.Monk
         for seconds, loop_s in ((5.0, 4.0), (7.0, 6.0))
     )
     around = before.joined(after)
-    (found,) = zoo_times.rows([subject], between, around)
+    alone = Alone({"mlp, data": [2.0, 1.0] * 5, "other": [9.0]}, [])
+    (found,) = zoo_times.rows([subject], between, around, alone)
     predicted, measured_s, cpu_s = (8 * 1.0 + 7 * 3.0) / 15, (4 * 2.0 + 4 * 3.0) / 8, (4 * 0.5 + 4 * 0.7) / 8
     assert (found.predicted_s, found.predicted_noise) == (pytest.approx(predicted), pytest.approx(2 / 3))
     assert (found.measured_s, found.measured_noise) == (pytest.approx(measured_s), pytest.approx(1 / 3))
     assert found.cpu_s == pytest.approx(cpu_s)
     assert (found.model, found.plan_name, found.num_ranks) == ("mlp", "data", 2)
-    assert found.around_s == pytest.approx((8 * 5.0 + 7 * 7.0) / 15)
+    assert found.predicted_alone_s == pytest.approx((8 * 5.0 + 7 * 7.0) / 15)
+    assert found.alone_s == pytest.approx((4 * 2.0 + 5 * 1.0) / 9)  # but for the slowest tenth
     assert (found.predicted_bytes, found.measured_bytes) == (90, 13)
     assert (between.loop_s(), around.loop_s()) == (3.0, 5.0)
+
+
+def test_alone_the_slowest_rank_of_every_step_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rounds, every plan in processes of its own."""
+    first, second = zoo_times.subjects(Cluster.local(1), ["mlp", "dlrm"])
+    ranks = [([3.0, 1.0], [0.5]), ([2.0, 4.0], [0.7])]
+    ran: list[str] = []
+
+    def run_ranks(body: object, num_ranks: int, timeout_s: float, args: tuple[Subject]) -> object:
+        assert (body, num_ranks) == (zoo_times.run_alone, 2)
+        ran.append(args[0].model)
+        return ranks
+
+    monkeypatch.setattr(zoo_times, "run_ranks", run_ranks)
+    found = zoo_times.alone([first, second], 2)
+    assert ran == ["mlp", "dlrm"] * 3
+    assert found.steps == {"mlp, searched": [3.0, 4.0] * 3, "dlrm, searched": [3.0, 4.0] * 3}
+    assert found.loops == [0.7] * 6
+
+
+def test_steps_alone() -> None:
+    ((steps, loops),) = run_ranks(zoo_times.run_alone, 1, 120.0, args=zoo_times.subjects(Cluster.local(1), ["mlp"]))
+    assert (len(steps), len(loops)) == (30, 5)
+    assert min(steps + loops) > 0
 
 
 class FewVisits:
