@@ -130,9 +130,10 @@ def run(subjects: Sequence[Subject], workload: Workload, visits: Path) -> Measur
     steppers: dict[str, Stepper] = {}
     measured = Measured({subject.name: [] for subject in subjects}, {}, [])
     for subject in subjects:
-        steppers[subject.name], _model = _lowered(subject)
+        steppers[subject.name], model = _lowered(subject)
         # While the model is there, so that its storages' addresses are taken.
         measured.memory[subject.name] = peak_bytes(steppers[subject.name], STEPS_FOR_MEMORY)
+        del model
     rank, turns = Rank(dist.get_rank(), workload, visits), cycle(steppers)
     gc.disable()
     for number in range(workload.num_passes):

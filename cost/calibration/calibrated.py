@@ -76,9 +76,10 @@ def fit_errors(device: Device) -> dict[str, float]:
         key = (kernel.kind, kernel.dtype, kernel.backward, memory_s > compute_s)
         curves.setdefault(key, []).append((max(compute_s, memory_s), kernel))
     errors: dict[str, list[float]] = {}
-    for (kind, *_), curve in sorted(curves.items()):
+    for (kind, dtype, *_), curve in sorted(curves.items()):
+        alike = [kernel for kernel in device.kernels if (kernel.kind, kernel.dtype) == (kind, dtype)]
         for _, kernel in sorted(curve, key=lambda entry: entry[0])[1:-1]:
-            others = replace(device, kernels=[other for other in device.kernels if other is not kernel])
+            others = replace(device, kernels=[other for other in alike if other is not kernel])
             errors.setdefault(kind, []).append(abs(Compute(others).work_s(kernel.work) / kernel.seconds - 1))
     return {kind: statistics.median(found) for kind, found in errors.items()}
 

@@ -40,8 +40,11 @@ from shardwright.cost.calibration.workload import (
 )
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.clusters.detect import detect_cluster
+from shardwright.cost.clusters.device import Device
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.compute.compute import Compute
+from shardwright.cost.compute.kernels import measured
+from shardwright.cost.compute.work import Work
 from shardwright.lowering import kernels as runtime
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.errors import ClusterError
@@ -286,6 +289,22 @@ def test_figures_come_from_the_points() -> None:
     assert cluster.collectives[0].s_per_byte == pytest.approx(1e-9, rel=1e-3)
     assert all(error < 0.5 for error in fit_errors(device).values())
     assert Cluster.from_json(json.loads(json.dumps(cluster.to_json()))) == cluster
+
+
+def test_fit_errors_leave_out_one_kernel_only() -> None:
+    """A product that memory bounds has a curve of its own, but speaks for those of like shape on the other, too."""
+    device = Device("cpu", 10**9, 1e10, {"fp32": 1e11}, 0.9, 3e-6, "cpu")
+    shapes, num_bytes = ((32, 32, 32), (64, 64, 64), (128, 128, 128), (64, 64, 32), (4096, 1, 1)), (1, 1, 1, 1e6, 1e6)
+    works = [
+        Work("matmul", (1, m, n, k), 2.0 * m * n * k, size, "float32")
+        for (m, n, k), size in zip(shapes, num_bytes, strict=True)
+    ]
+    seconds = (1e-6, 9e-6, 7e-5, 1e-4, 9e-4)
+    kernels = [measured(work, s) for work, s in zip(works, seconds, strict=True)]
+    predicted_s = Compute(replace(device, kernels=[k for k in kernels if k.shape != (1, 64, 64, 64)])).work_s(works[1])
+    without_likeness_s = Compute(replace(device, kernels=[kernels[0], kernels[2]])).work_s(works[1])
+    assert fit_errors(replace(device, kernels=kernels)) == {"matmul": pytest.approx(abs(predicted_s / 9e-6 - 1))}
+    assert predicted_s != pytest.approx(without_likeness_s, rel=0.05)
 
 
 def test_a_dispatch_above_the_whole_time_leaves_a_kernel() -> None:
