@@ -70,9 +70,9 @@ def fit_errors(device: Device) -> dict[str, float]:
 
     Only kernels between two others, in the order of what bounds them, tell something.
     """
-    curves: dict[tuple[str, str, bool, bool], list[tuple[float, Kernel]]] = {}
+    compute, curves = Compute(device), dict[tuple[str, str, bool, bool], list[tuple[float, Kernel]]]()
     for kernel in device.kernels:
-        compute_s, memory_s = _bounds(device, kernel)
+        compute_s, memory_s = compute.bounds(kernel.work)
         key = (kernel.kind, kernel.dtype, kernel.backward, memory_s > compute_s)
         curves.setdefault(key, []).append((max(compute_s, memory_s), kernel))
     errors: dict[str, list[float]] = {}
@@ -82,15 +82,6 @@ def fit_errors(device: Device) -> dict[str, float]:
             others = replace(device, kernels=[other for other in alike if other is not kernel])
             errors.setdefault(kind, []).append(abs(Compute(others).work_s(kernel.work) / kernel.seconds - 1))
     return {kind: statistics.median(found) for kind, found in errors.items()}
-
-
-def _bounds(device: Device, kernel: Kernel) -> tuple[float, float]:
-    """Seconds of its arithmetic at the peak, and of its bytes."""
-    is_product = kernel.kind in ("matmul", "conv", "attention")
-    peak = device.peak_flops_per_s(kernel.dtype if is_product else "fp32")
-    if not is_product:
-        peak = device.vector_flops_per_s or peak
-    return kernel.flops / peak, kernel.num_bytes / device.memory_bytes_per_s
 
 
 # ------------------------------------------------------------------------------------------------------------- device

@@ -48,7 +48,7 @@ class Compute:
     def __init__(self, device: Device) -> None:
         self.device = device
         launched = device.kind == "cuda"
-        self._table = KernelTable(device.kernels, self._bounds, launched=launched) if device.kernels else None
+        self._table = KernelTable(device.kernels, self.bounds, launched=launched) if device.kernels else None
         self._known: dict[Work, float] = {}
 
     def work_s(self, work: Work) -> float:
@@ -98,9 +98,9 @@ class Compute:
         found = self._table.seconds(work) if self._table is not None else None
         if found is not None:
             return found
-        return max(work.flops / self._rate(work), self._bounds(work)[1]) + self.device.kernel_s
+        return max(work.flops / self._rate(work), self.bounds(work)[1]) + self.device.kernel_s
 
-    def _bounds(self, work: Work) -> tuple[float, float]:
+    def bounds(self, work: Work) -> tuple[float, float]:
         """Seconds of its arithmetic at the peak, and of its bytes."""
         return work.flops / self._peak(work), work.num_bytes / self.device.memory_bytes_per_s
 

@@ -118,7 +118,7 @@ class KernelTable:
         self._shapes = {key: self._deviations(key, found) for key, found in alike.items() if len(found[0].shape) > 1}
 
     def seconds(self, work: Work) -> float | None:
-        """None where nothing of this kind and dtype was measured."""
+        """None where nothing of this kind and dtype was measured, nor of its forward pass."""
         key = next((key for key in (_key(work), _forward(work)) if key in self._least_s), None)
         if key is None:
             return None

@@ -196,7 +196,7 @@ def test_the_smallest_kernel_that_arithmetic_bounds_says_nothing_of_all_smaller_
         for length, dim in ((16, 16), (12, 16), (1024, 64))
     )
     model = with_kernels(measured(small, 1e-4), measured(large, 1.0))
-    bounds = map(model._bounds, (small, smaller, large))
+    bounds = map(model.bounds, (small, smaller, large))
     assert [compute_s < memory_s for compute_s, memory_s in bounds] == [True, True, False]
     assert model.work_s(small) == pytest.approx(1e-4)
     assert model.work_s(large) == pytest.approx(1.0)
