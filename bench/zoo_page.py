@@ -24,11 +24,11 @@ class Calibration:
 class Row:
     """What was predicted and measured of a plan.
 
-    predicted_alone_s a step, by the calibrations before and after those in processes of the plan's own
-    alone_s           what those took
-    predicted_noise   how far the prediction by odd passes is from that by even ones
-    measured_noise    how far the measurements of odd turns are from those of even ones
-    cpu_s             a step's CPU time on the rank where that is longest
+    predicted_alone_s   a step, by the calibrations before and after those in processes of the plan's own
+    alone_s             what those took
+    predicted_noise     how far the prediction by odd passes is from that by even ones
+    measured_noise      how far the measurements of odd turns are from those of even ones
+    cpu_s               a step's CPU time on the rank where that is longest
     """
 
     model: str
