@@ -13,7 +13,7 @@ from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.resharding import Placed, resharding_s
 from shardwright.cost.predict import predict
-from shardwright.cost.timeline.forward import HOST_BYTES_PER_S
+from shardwright.cost.timeline.pricing import HOST_BYTES_PER_S
 from shardwright.cost.timeline.program import Programs, _hop_s, program
 from shardwright.cost.timeline.streams import Sharing
 from shardwright.cost.timeline.tasks import COPY
