@@ -17,9 +17,7 @@ from torch import Tensor
 
 from shardwright.lowering import private
 from shardwright.lowering.movement import Axis
-
-LARGE_BYTES = 1 << 18
-"""Slices of this size are sent on their own instead of being packed."""
+from shardwright.pcg.step.buckets import PLACED_BYTES
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Share:
     @property
     def direct(self) -> bool:
         """Whether slices lie one after the other in the whole, and are worth a message of their own."""
-        return self.dim == 0 and self.blocks == 1 and prod(self.shape) * self.dtype.itemsize >= LARGE_BYTES
+        return self.dim == 0 and self.blocks == 1 and prod(self.shape) * self.dtype.itemsize >= PLACED_BYTES
 
     def split(self, whole: Tensor) -> Tensor:
         """A whole parameter seen as [size, *slice with its blocks apart]."""

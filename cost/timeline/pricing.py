@@ -251,7 +251,8 @@ class _Backward(_Pass):
         if is_bucketed(first):
             name, total = "gradients in a bucket", sum((1 + u.more) * u.parameter.gradient_bytes for u in uses)
             for use in uses:
-                num_bytes, made = (1 + use.more) * use.parameter.used_bytes, self.made[use.number]
+                p, made = use.parameter, self.made[use.number]
+                num_bytes = (1 + use.more) * (p.used_bytes if p.slices is None else p.gradient_bytes)
                 self.later.take("temporary", num_bytes, end if use.more else made, (max(made, end),))
         collective = "reduce_scatter" if self.steps.execution.shard_optimizer else "all_reduce"
         tasks: list[int] = []
@@ -277,7 +278,9 @@ class _Backward(_Pass):
             for use in uses:
                 made = self.made.get(use.number, task)
                 self.scattered.append((use.parameter.used_bytes, made, max(made, task)))
-                self.later.take("gradients", use.parameter.gradient_bytes, task, (), "first")
+                self.made[use.number] = task
+                if not is_bucketed(use.parameter):
+                    self.later.take("gradients", use.parameter.gradient_bytes, task, (), "first")
 
     def _deliver(self) -> None:
         """Whole gradients are let go of when the next block's are there, or backward ends."""
