@@ -9,6 +9,7 @@ launched one block ahead, in both directions; gradients are waited for one block
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -92,7 +93,7 @@ class GatheredBlock:
             self.memory.finish_gather()
             self.ready = True
             self.all.remember(self, self.memory)
-            self.all.prefetch(self.number + (-1 if backward else 1))
+        self.all.prefetch(self.number, backward=backward)
         assert self.memory is not None
         return self.memory
 
@@ -100,6 +101,7 @@ class GatheredBlock:
 
     def take_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Launch the reduce-scatter of the whole gradients; those that need none are handed over at once."""
+        self.all.prefetch(self.number, backward=True)
         self.all.finish_gradients()
         self.free()
         memory = self.all.pool.get(self.shares)
@@ -114,8 +116,12 @@ class GatheredBlock:
 class Blocks:
     """All blocks of a program, with the memory that they share."""
 
-    def __init__(self, deliver: Callable[[Tensor, Tensor], None]) -> None:
-        """`deliver(shard, gradient)` takes a finished gradient."""
+    def __init__(
+        self, deliver: Callable[[Tensor, Tensor], None], forward: Sequence[int], backward: Sequence[int]
+    ) -> None:
+        """`deliver(shard, gradient)` takes a finished gradient; `forward`, `backward`: what is needed, in order."""
+        self.next = {False: dict(pairwise(forward)), True: dict(pairwise(backward))}
+        self.begun: set[tuple[int, bool]] = set()
         self.items: list[GatheredBlock] = []
         self.pool = Pool()
         self._deliver = deliver
@@ -128,11 +134,13 @@ class Blocks:
     def reset(self) -> None:
         """Forget a step that did not end; its memory may still be written to, so it is not used again."""
         self.pending = None
+        self.begun.clear()
         self.free()
 
     def finish(self) -> None:
         """At the end of a backward: the last gradients, and no gathered parameter outlives the step."""
         self.finish_gradients()
+        self.begun.clear()
         self.free()
 
     def free(self) -> None:
@@ -155,9 +163,13 @@ class Blocks:
         for buffer in memory.buffers:
             self.owners.pop(buffer.untyped_storage().data_ptr(), None)
 
-    def prefetch(self, number: int) -> None:
-        if 0 <= number < len(self.items):
-            self.items[number].start()
+    def prefetch(self, number: int, *, backward: bool) -> None:
+        """Launch the gather of the block that is needed after this one, when this one is first used."""
+        if (number, backward) not in self.begun:
+            self.begun.add((number, backward))
+            following = self.next[backward].get(number)
+            if following is not None:
+                self.items[following].start()
 
     def deliver(self, block: GatheredBlock, member: int, gradient: Tensor) -> None:
         self._deliver(block.shards[member], gradient)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,17 +19,18 @@ from shardwright.lowering.buffers import Share
 from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.collectives import reduce
-from shardwright.lowering.emit import emit, find_outside
+from shardwright.lowering.emit import emit
 from shardwright.lowering.late import LOSS, sink_reductions
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
-from shardwright.lowering.parameters import Block
+from shardwright.lowering.outside import find_outside
 from shardwright.lowering.program import Program, compile_source
-from shardwright.lowering.reducer import Member, Reducer
+from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter, local_part
 from shardwright.pcg.capture import tied_names
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
+from shardwright.pcg.step.parameters import Parameter
 
 
 def lower(
@@ -74,10 +75,16 @@ class ParallelModule(nn.Module):
         self._hold(graph, model)
         self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
         outside = find_outside(graph)
-        self._reducer = Reducer([self._member(leaf, axes) for leaf, axes in outside.paths.summed.items()])
-        self._blocks = Blocks(self._reducer.deliver)
-        for block in outside.paths.blocks:
-            self._blocks.add(*self._shares(block))
+        todo, uses = outside.actions, [use.parameter for use in outside.chunk.uses]
+        units = ([uses[number] for number in unit] for unit in todo.units)
+        self._reducer = Reducer(
+            [(ranks.merged(unit[0].sums), [self._of(p.leaf) for p in unit]) for unit in units],
+            [self._of(p.leaf) for p in outside.parameters.by_leaf.values() if p.grad],
+        )
+        orders = (todo.of("await", backward=False), todo.of("await", backward=True))
+        self._blocks = Blocks(self._reducer.deliver, *orders)
+        for block in outside.chunk.blocks:
+            self._blocks.add(*self._shares(block.parameters))
         self._reducer.at_end.append(self._blocks.finish)
         sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
@@ -107,18 +114,16 @@ class ParallelModule(nn.Module):
         for name in {leaf, *held.names}:
             self._leaves[name] = held.inside
 
-    def _member(self, leaf: str, axes: tuple[str, ...]) -> Member:
-        return Member(self._of(leaf), self.ranks.merged(axes) if axes else None)
-
     def _of(self, leaf: str) -> Held:
         return self._held[str(self.graph.by_name[leaf].attr("target"))]
 
-    def _shares(self, block: Block) -> tuple[list[Tensor], list[Share]]:
-        shards = [self._of(member.leaf).inside for member in block.members]
-        axes = [self.ranks.axes[self.graph.mesh.index(member.axis)] for member in block.members]
+    def _shares(self, parameters: Sequence[Parameter]) -> tuple[list[Tensor], list[Share]]:
+        shards = [self._of(p.leaf).inside for p in parameters]
+        slices = [p.slices for p in parameters if p.slices is not None]
+        axes = [self.ranks.merged((s.axis,)) for s in slices]
         shares = [
-            Share(tuple(shard.shape), shard.dtype, shard.device, axis, m.dim, m.blocks, m.copied)
-            for shard, axis, m in zip(shards, axes, block.members, strict=True)
+            Share(tuple(shard.shape), shard.dtype, shard.device, axis, s.dim, s.blocks, s.copied)
+            for shard, axis, s in zip(shards, axes, slices, strict=True)
         ]
         return shards, shares
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.parameters import Parameters, module_block
 
 
@@ -51,18 +52,33 @@ class Operation(NamedTuple):
 
 
 def plain_operations(
-    graph: Graph, nodes: Sequence[Node], parameters: Parameters, early: Collection[str] = ()
-) -> Iterator[Operation]:
-    """What a program that keeps all values runs: `nodes`, with the parameters and gradients of each."""
+    graph: Graph, parameters: Parameters, once: frozenset[str], elsewhere: Collection[str]
+) -> list[Operation]:
+    """What a program that keeps all values runs: all operators but those that are run `once`, or `elsewhere`.
+
+    Sums that the batch alone determines come first, with all that they need.
+    """
     names, views = parameters.names, views_of_parameters(graph, parameters)
-    for node in nodes:
-        read = tuple(dict.fromkeys(names.get(i, i) for i in node.inputs))
-        weights = tuple(i for i in read if i in parameters.by_leaf)
-        through = tuple(dict.fromkeys(leaf for i in node.inputs for leaf in views.get(i, ())))
+    sums, before = early_sums(graph, once)
+    found: list[Operation] = []
+    for node in graph.nodes:
+        if node.is_leaf or node.name in once or node.name in names or node.name in elsewhere:
+            continue
+        read = dict.fromkeys(names.get(name, name) for name in node.inputs)
+        reads = tuple(name for name in read if name not in parameters.by_leaf)
         grad = graph.types[node.name].grad
-        reads = tuple(i for i in read if i not in weights)
-        gradients = tuple(i for i in reads if grad and graph.types[i].grad)
-        yield Operation(node.name, reads, weights, through, gradients=gradients, grad=grad, early=node.name in early)
+        found.append(
+            Operation(
+                name=node.name,
+                reads=reads,
+                weights=tuple(name for name in read if name in parameters.by_leaf),
+                views=tuple(dict.fromkeys(leaf for name in node.inputs for leaf in views.get(name, ()))),
+                gradients=tuple(name for name in reads if grad and graph.types[name].grad),
+                grad=grad,
+                early=node.name in sums,
+            )
+        )
+    return sorted(found, key=lambda operation: not (operation.early or operation.name in before))
 
 
 def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple[str, ...]]:
@@ -70,10 +86,41 @@ def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple
     names, found = parameters.names, dict[str, tuple[str, ...]]()
     for node in graph.nodes:
         row = ROWS.get(node.op)
-        keeps_memory = node.is_parallel or (row is not None and (row.view or node.op in ("cast", "contiguous")))
+        keeps_memory = node.op in (PARTITION, REPLICATE) or (
+            row is not None and (row.view or node.op in ("cast", "contiguous"))
+        )
         if node.name in names or node.is_leaf or not keeps_memory:
             continue
         leaves = dict.fromkeys(leaf for i in node.inputs for leaf in ((names[i],) if i in names else found.get(i, ())))
         if leaves:
             found[node.name] = tuple(leaves)
     return found
+
+
+def early_sums(graph: Graph, constant: frozenset[str]) -> tuple[list[str], frozenset[str]]:
+    """Reductions of single values that the batch alone determines, and everything that has to come before them."""
+    from_batch: set[str] = set(constant)
+    sums: list[str] = []
+    for node in graph.nodes:
+        if node.op == "input":
+            from_batch.add(node.name)
+        elif node.is_leaf or node.op in (OPAQUE, COMBINE) or not all(i in from_batch for i in node.inputs):
+            continue
+        elif node.op == REDUCE:
+            small = graph.types[node.name].num_elements == 1
+            if small and node.name not in constant:
+                sums.append(node.name)
+        elif node.op == PARTITION or (node.op in ROWS and not ROWS[node.op].random):
+            from_batch.add(node.name)
+    return sums, _ancestors(graph, sums)
+
+
+def _ancestors(graph: Graph, names: Iterable[str]) -> frozenset[str]:
+    found: set[str] = set()
+    pending = list(names)
+    while pending:
+        for name in graph.by_name[pending.pop()].inputs:
+            if name not in found:
+                found.add(name)
+                pending.append(name)
+    return frozenset(found)

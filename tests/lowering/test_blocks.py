@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from shardwright.lowering import buffers
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.parameters import module_block
 from shardwright.pcg.layout import S
+from shardwright.pcg.step.parameters import module_block
 from tests.lowering.runs import Case
 from tests.lowering.test_training import TWO
 
