@@ -76,7 +76,7 @@ def _degrees(n: int) -> list[int]:
 class Planner:
     """Searches plans for serial graphs on one cluster. Only certified choices and certified `rules` enter.
 
-    `places` counts, by rule, the places that backtracking found: what the coverage report (`search.coverage`) asks for.
+    `places` counts, by rule, the places that backtracking found: what `reports.coverage` asks for.
     """
 
     def __init__(

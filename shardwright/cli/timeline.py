@@ -64,8 +64,8 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
     How busy compute and communication are, what communication is exposed, and when memory is at its peak. The options
     cost ways to run a plan that `run` does not offer yet. The plan's batch is one microbatch.
     """
+    from shardwright.reports.timeline import describe_timeline, explain_timeline, moved, plan_timeline
     from shardwright.search.plan import Plan
-    from shardwright.search.timeline import describe_timeline, explain_timeline, moved, plan_timeline
 
     run, plan = _execution(ways), Plan.load(plan_file)
     if cluster is not None:

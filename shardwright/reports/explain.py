@@ -12,11 +12,11 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
 from shardwright.cost.timeline.memory import Verdict, verdict
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.anatomy import Anatomy, AxisUse, Traffic, Unsplit, Use
+from shardwright.reports.anatomy import Anatomy, AxisUse, Traffic, Unsplit, Use
+from shardwright.reports.sections import Explanation, Section, Table
+from shardwright.reports.tree import Module, module_tree
+from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.search.plan import Plan
-from shardwright.search.sections import Explanation, Section, Table
-from shardwright.search.tree import Module, module_tree
-from shardwright.search.units import percent, plural, seconds, size
 
 _NAMES: dict[Use, str] = {"batch": "data parallel", "sequence": "sequence parallel", "features": "tensor parallel"}
 _NOUNS: dict[Use, str] = {"batch": "the batch", "sequence": "the sequence", "features": "features"}

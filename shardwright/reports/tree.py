@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shardwright.cost.collectives.moves import Move
 from shardwright.pcg.graph import OPAQUE, Node
-from shardwright.search.anatomy import Anatomy
+from shardwright.reports.anatomy import Anatomy
 
 CONSTANTS = "(constants)"
 """Stands for a module that holds what no parameter reaches: the batch, positions, masks."""

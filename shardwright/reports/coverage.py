@@ -22,11 +22,11 @@ from shardwright.cost.collectives.moves import MOVES
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
+from shardwright.reports.occurrences import Occurrences
+from shardwright.reports.sections import Explanation, Section, Table
 from shardwright.search.blocks import blocked_choices
-from shardwright.search.occurrences import Occurrences
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
-from shardwright.search.sections import Explanation, Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule
