@@ -64,10 +64,10 @@ class Totals(NamedTuple):
 
     @classmethod
     def of_all(cls, parts: Iterable[Totals]) -> Totals:
-        return cls(*map(sum, zip(*parts, strict=True)))
+        return cls._make(map(sum, zip(*parts, strict=True)))
 
     def times(self, count: int) -> Totals:
-        return Totals(*(count * part for part in self))
+        return Totals._make(count * part for part in self)
 
 
 @dataclass(frozen=True, slots=True)
