@@ -33,8 +33,8 @@ from shardwright.verifier.falsifiers.falsify import admitted, falsify, falsify_r
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.falsifiers.falsify_steps import falsify_steps
 from shardwright.verifier.limits import Late, limit
-from shardwright.verifier.mutations.twins import fixed_twins, row_twins, step_twins, term_twins
 from shardwright.verifier.solver import Failure
+from tests.verifier.mutations.twins import fixed_twins, row_twins, step_twins, term_twins
 
 Outcome = Literal["type", "z3", "counterexample", "true", "not run", "unknown", "wrong"]
 LIMIT_S = 20.0
