@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.cost.collectives.moves import Move
 from shardwright.pcg.graph import OPAQUE, Node
+from shardwright.pcg.moves import Move
 from shardwright.reports.anatomy import Anatomy
 
 CONSTANTS = "(constants)"
