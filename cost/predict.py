@@ -14,13 +14,13 @@ from shardwright.cost.collectives.algorithms import on_a_switch
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass, collectives_of
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
-from shardwright.cost.timeline.execution import DEFAULT, Execution
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.analysis import computed_once, constant_nodes, stored_nodes, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.moves import fused_moves
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.types import ITEM_BYTES
 
 

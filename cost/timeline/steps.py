@@ -18,7 +18,6 @@ from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.fusion import ALONE, Fusion, fuse, fusions
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import Work
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.memory import Stored
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written, block_of, computed_once, saved_by, stored_nodes, written
@@ -26,6 +25,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.moves import Move, fused_moves
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
 
