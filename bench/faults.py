@@ -24,7 +24,7 @@ NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "argmin": "argm
 LETTERS = {"R": "C", "C": "R", "S": "P", "P": "S"}
 SYMMETRIC = ("min", "max")
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-OUTSIDE = ("annotation", "returns", "decorator_list", "type_params")
+OUTSIDE = ("annotation", "returns", "decorator_list")
 """Fields that do nothing when the code runs."""
 
 
@@ -134,7 +134,7 @@ def _left_out(statement: ast.stmt, parent: int, field: str, position: int) -> It
 
 def _changed(statement: ast.stmt, numbers: dict[int, int]) -> Iterator[Edit]:
     """Every edit of an expression of the statement itself, not of the statements that it holds."""
-    if isinstance(statement, ast.Assert | ast.Import | ast.ImportFrom) or _is_text(statement):
+    if isinstance(statement, ast.Assert | ast.Import | ast.ImportFrom) or _is_text(statement) or _is_type(statement):
         return
     pending: list[tuple[ast.AST, bool]] = [(statement, False)]
     while pending:
@@ -155,6 +155,11 @@ def _changed(statement: ast.stmt, numbers: dict[int, int]) -> Iterator[Edit]:
 
 def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _is_type(statement: ast.stmt) -> bool:
+    """Whether a statement gives a type a name: `Kind = Literal[...]`."""
+    return isinstance(statement, ast.Assign) and ast.unparse(statement.value).startswith(("Literal[", "tuple["))
 
 
 def _holds_key(node: ast.AST) -> bool:
