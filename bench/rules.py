@@ -37,11 +37,11 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rules import KINDS
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier.choices import Certified
-from shardwright.verifier.mutations.mutation import OUTCOMES, Sweep
-from shardwright.verifier.placement.derivation import AXIOMS
 from shardwright.verifier.rulefile import read_rules
 from shardwright.verifier.solver import version
 from shardwright.workers import num_cpus
+from tests.verifier.mutations.mutation import OUTCOMES, Sweep
+from tests.verifier.placement.derivation import AXIOMS
 
 DOCS = Path(__file__).parents[1] / "docs"
 DEFAULT_OPS = 3

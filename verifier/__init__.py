@@ -6,9 +6,8 @@ store of certificates. docs/proofs.md says what is claimed and trusted. Where a 
     rows/          row rules and steps of the parallel operators: semantics, claims ▶ rowproof; sums ▶ stepproof
     algebra/       serial rules, first proof: elements*, normal forms, laws (stated in lawbook) ▶ serialproof
     reals/         serial rules, second proof ▶ realproof
-    placement/     placement rules ▶ typing; second proof: denotation; third, of named rules: derivation
+    placement/     placement rules ▶ typing; second proof: denotation
     falsifiers/    of row, serial and placement rules and steps, exactness; they print a mismatch
-    mutations/     wrong twins of rules and lemmas ▶ mutation
     lemmas         what every proof stands on: integers, digits, finite sums, laws
     judgement      certificates (prove one), judge (never fails), fit (rules of no tensors), guards (what mends a rule),
                    describe

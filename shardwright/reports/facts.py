@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardwright.cost.collectives.moves import Move, fused_moves
 from shardwright.cost.predict import NodeCosts, Prediction, node_costs
 from shardwright.cost.timeline.memory import Verdict, verdict
 from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.moves import Move, fused_moves
 from shardwright.pcg.optable import ROWS
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.restrict import batch_factors

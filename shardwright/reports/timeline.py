@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.cost.timeline.timeline import StageTimeline, Timeline, simulate
+from shardwright.pcg.step.execution import Execution
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.units import bar, percent, plural, seconds, size
 from shardwright.reports.wording import memory_rows, memory_warning

@@ -7,6 +7,7 @@ from collections import Counter
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.memory import Memory, verdict
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.moves import MOVES
 from shardwright.reports.facts import AxisFacts, SplitAlong, Traffic, fits
 from shardwright.reports.units import bar, percent, plural, seconds, size
 from shardwright.search.plan import Plan
@@ -44,17 +45,6 @@ def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
 
 # ---- moves ----
 
-_MOVES: dict[tuple[str, str], str] = {
-    ("R", "S"): "each device takes its slice; gradients all-gathered",
-    ("S", "R"): "all-gathered; gradients sliced",
-    ("R", "C"): "gradients all-reduced",
-    ("P", "R"): "partial sums all-reduced",
-    ("P", "S"): "partial sums reduce-scattered; gradients all-gathered",
-    ("S", "C"): "all-gathered; gradients reduce-scattered",
-    ("P", "C"): "partial sums all-reduced; gradients all-reduced",
-    ("S", "S"): "all-to-all, both ways",
-}
-
 
 def move_text(traffic: Traffic) -> str:
     """What happens to a value when its layout changes, forward and backward."""
@@ -62,7 +52,7 @@ def move_text(traffic: Traffic) -> str:
         return "each device takes its slice"
     if (traffic.what, traffic.before, traffic.after) == ("weight", "S", "C"):
         return "all-gathered, again in backward; gradients reduce-scattered"
-    return _MOVES[traffic.before, traffic.after]
+    return MOVES[traffic.before, traffic.after].words
 
 
 # ---- the plan as a whole ----

@@ -13,8 +13,8 @@ from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.sources import sources
 from shardwright.substitutions.steps import STEP_RULES
-from shardwright.verifier.mutations.mutation import Mutant
 from shardwright.verifier.rulefile import read_rules
+from tests.verifier.mutations.mutation import Mutant
 
 
 def quiet(message: str) -> None:

@@ -13,11 +13,11 @@ from shardwright.substitutions.equations import equation
 from shardwright.verifier.algebra.polys import poly
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.logic import z3
-from shardwright.verifier.mutations.termtwins import equation_twins
 from shardwright.verifier.reals import reals_sums
 from shardwright.verifier.reals.numbers import Numbers
 from shardwright.verifier.reals.realproof import equal_in_reals
 from tests.verifier import laws
+from tests.verifier.mutations.termtwins import equation_twins
 
 CASES = {**laws.FUNCTIONS, **laws.INDICES, **laws.SUMS, **laws.DEFINED}
 BEYOND = {

@@ -8,7 +8,7 @@
     unknown          neither proven nor refuted; never used
     wrong            certified, but the falsifier has a counterexample: the prover is broken
 
-The falsifiers share nothing with the proofs but the rule (`falsify`, `falsify_serial`, the generator's `devices`).
+The falsifiers share nothing with the proofs but the rule (`falsify`, `falsify_serial`, `devices`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from shardwright.verifier.falsifiers.falsify import admitted, falsify, falsify_r
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.falsifiers.falsify_steps import falsify_steps
 from shardwright.verifier.limits import Late, limit
-from shardwright.verifier.mutations.twins import fixed_twins, row_twins, step_twins, term_twins
 from shardwright.verifier.solver import Failure
+from tests.verifier.mutations.twins import fixed_twins, row_twins, step_twins, term_twins
 
 Outcome = Literal["type", "z3", "counterexample", "true", "not run", "unknown", "wrong"]
 LIMIT_S = 20.0
@@ -143,7 +143,7 @@ def _counterexample(rule: Rule, samples: Samples) -> str:
     if not isinstance(rule, Equation):
         return str(falsify_steps(rule) or "")
     if rule.axes:
-        from shardwright.substitutions.generator.devices import recheck
+        from tests.verifier.rechecking import recheck
 
         return next(iter(recheck([rule]).values()), "")
     return str(falsify_equation(rule, trials=12) or "")
@@ -163,7 +163,7 @@ def _of_row(rule: RowRule, samples: Samples) -> str:
 
 def _wrong_gradient(rule: Equation) -> str:
     """How a gradient of a certified placement rule is wrong on two devices of each axis, if it is."""
-    from shardwright.substitutions.generator.gradients import gradient_difference
+    from tests.verifier.gradients import gradient_difference
 
     return gradient_difference(rule, Mesh(rule.axes, (2,) * len(rule.axes))) or ""
 

@@ -15,7 +15,7 @@ from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.substitutions.steps import Move, Place, StepRule
-from shardwright.verifier.mutations.termtwins import equation_twins, placement_twins, term_twins
+from tests.verifier.mutations.termtwins import equation_twins, placement_twins, term_twins
 
 Twin = tuple[str, RowRule]
 
