@@ -78,7 +78,7 @@ def _agree(reals: Reals, left: Term, right: Term, cuts: Sequence[Cuts], dims: Se
         index.append(tuple(place))
     numbers = reals.numbers
     ours = numbers.flat(reals.element(left, tuple(index)))
-    exists, numbers.needs = numbers.needs, []
+    exists, numbers.needs, reals.given = numbers.needs, [], False
     given = [*(argument != 0 for name, argument in exists if name == "inverse"), *numbers.facts]
     theirs = numbers.flat(reals.element(right, tuple(index)))
     if not _exists(numbers, exists, given):
