@@ -133,7 +133,7 @@ def _report(found: Report) -> Explanation:
         if judged.outcome == outcome
     ]
     broken = [f"lemma {name}: {problem}" for name, problem in found.lemmas.items() if problem]
-    lines = [outcomes(found.counts), *(f"{text}: {number} of {of}" for text, number, of in found.second_proofs())]
+    lines = [outcomes(found.counts), *found.proofs()]
     if found.base:
         lines.append(f"shipped rules that proofs rest on: {outcomes(count(found.base))}")
     if found.lemmas:
