@@ -30,8 +30,8 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.generation import Generated, Settings, generate
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
+from shardwright.reports.coverage import Coverage
 from shardwright.rules import Report, verify
-from shardwright.search.coverage import Coverage
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rules import KINDS

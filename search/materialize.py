@@ -112,7 +112,7 @@ class _Materializer:
             if (name, state) in self.made:
                 current = self.made[name, state]
                 continue
-            for op in move.operators:
+            for op in move.kind.operators:
                 current = self._step(current, op, move.axis, move.after)
             self.made[name, state] = current
         return current

@@ -19,9 +19,9 @@ from typing import Any
 
 import shardwright
 from shardwright.pcg.errors import RuleError
+from shardwright.reports.sections import Section, Table
 from shardwright.resuming import Found, Unfinished, unfinished
 from shardwright.rules import OUTCOMES, Progress, judging, verdicts_of
-from shardwright.search.sections import Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.substitutions.terms import Apply, subterms

@@ -22,17 +22,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.moves import MOVES
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.substitutions import fields
 
-FUSED = {
-    "reduce_scatter": ("P", "S"),
-    "gather_copy": ("S", "C"),
-    "reduce_copy": ("P", "C"),
-    "all_to_all": ("S", "S"),
-}
-PLAIN = {PARTITION: ("R", "S"), COMBINE: ("S", "R"), REPLICATE: ("R", "C"), REDUCE: ("P", "R")}
-_NEEDS_DIM = (PARTITION, "reduce_scatter", "all_to_all")
+_ENDS = {kind.function: ends for ends, kind in MOVES.items()}
+_NEEDS_DIM = [function for function, (_, after) in _ENDS.items() if after == "S"]
 _STEP = re.compile(r"(\w+)\((?:(\w+), (\w+), )?([ab])\)")
 _LAYOUT = re.compile(r"R|C|P|S\((\w+), (\w+)\)")
 
@@ -72,17 +67,15 @@ class Move:
     def parse(cls, text: str) -> Move:
         """Read a step; a `RuleError` for an operator that is none or that lacks or has a dimension."""
         match = _STEP.fullmatch(text)
-        if not match or match[1] not in PLAIN | FUSED:
-            raise RuleError(
-                f"step {text!r}: expected one of {sorted(PLAIN | FUSED)} as in 'partition(d, n, a)' or 'reduce(a)'"
-            )
+        if not match or match[1] not in _ENDS:
+            raise RuleError(f"step {text!r}: expected one of {sorted(_ENDS)} as in 'partition(d, n, a)' or 'reduce(a)'")
         if (match[1] in _NEEDS_DIM) != bool(match[2]):
             raise RuleError(f"step {text!r}: {match[1]} is given {'no' if match[2] else 'a'} dimension")
         return cls(match[1], match[4], match[2] or "", match[3] or "")
 
     def after(self, before: Place) -> Place:
         """Where the step leads from `before`; a `RuleError` where it is not defined there."""
-        start, end = (PLAIN | FUSED)[self.op]
+        start, end = _ENDS[self.op]
         if before.kind != start:
             raise RuleError(f"{self} steps from {start}, got {before}")
         return Place(end, self.dim, self.blocks) if end == "S" else Place(end)

@@ -38,7 +38,7 @@ def coverage(file: Path | None, specs: tuple[str, ...], clusters: tuple[str, ...
     Every model is planned for every cluster, with the rules of the file; nothing is run.
     """
     places = list(map(parse_cluster, clusters))
-    from shardwright.search.coverage import Coverage
+    from shardwright.reports.coverage import Coverage
     from shardwright.verifier.choices import Certified
 
     with terminal.progress("coverage") as progress:

@@ -27,11 +27,11 @@ def explain(plan_file: Path, depth: int | None, form: str) -> None:
 
     plan = Plan.load(plan_file)
     if form == "json":
-        from shardwright.search.describe import describe
+        from shardwright.reports.describe import describe
 
         terminal.show_json(describe(plan))
         return
-    from shardwright.search.explain import explain as explain_plan
+    from shardwright.reports.explain import explain as explain_plan
 
     terminal.show(explain_plan(plan, depth))
 
@@ -44,8 +44,8 @@ def compare(plan_files: tuple[Path, ...], form: str) -> None:
 
     One plan: beside the baselines and the best plans of other meshes. Several: beside each other.
     """
-    from shardwright.search.explain import compare as compare_plan
-    from shardwright.search.explain import compare_plans
+    from shardwright.reports.explain import compare as compare_plan
+    from shardwright.reports.explain import compare_plans
     from shardwright.search.plan import Plan
 
     plans = {str(path): Plan.load(path) for path in plan_files}

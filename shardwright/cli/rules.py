@@ -13,8 +13,8 @@ from shardwright.cli.coverage import coverage
 from shardwright.cli.options import format_option
 
 if TYPE_CHECKING:
+    from shardwright.reports.sections import Explanation
     from shardwright.rules import Judged, Report
-    from shardwright.search.sections import Explanation
     from shardwright.verifier.rulefile import Entry, RuleFile
 
 _EPILOG = """\
@@ -123,8 +123,8 @@ def verify(file: Path | None, base: bool, limit: float, jobs: int, form: str) ->
 
 
 def _report(found: Report) -> Explanation:
+    from shardwright.reports.sections import Explanation, Section
     from shardwright.rules import count, outcomes
-    from shardwright.search.sections import Explanation, Section
 
     sections = [
         Section(f"{_TITLES[outcome]}: {judged.entry.name}", tuple(_told(judged)))
@@ -175,7 +175,7 @@ Examples:
 def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minimal: bool, text: str, form: str) -> None:
     """List the rules of a file, one a line."""
     from shardwright.cli.ruletext import describe, operators
-    from shardwright.search.sections import Section, Table
+    from shardwright.reports.sections import Section, Table
     from shardwright.substitutions.rules import kind_of
 
     found = _read(file)

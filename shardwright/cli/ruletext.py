@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from shardwright.search.sections import Explanation, Section, Table
+from shardwright.reports.sections import Explanation, Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule, kind_of

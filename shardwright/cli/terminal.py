@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.search.sections import Explanation, Section
+from shardwright.reports.sections import Explanation, Section
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -104,7 +104,7 @@ def _json(errors: Errors, passed: bool) -> dict[str, object]:
 
 def _show(errors: Errors, what: str, passed: bool, loss_tolerance: float, gradient_tolerance: float) -> None:
     from shardwright.cli.numeric import NORMS
-    from shardwright.search.sections import Section, Table
+    from shardwright.reports.sections import Section, Table
 
     everything = {**{f"grad of {n}": e for n, e in errors.gradients.items()}, **errors.buffers}
     worst = sorted(everything.items(), key=lambda item: -item[1])

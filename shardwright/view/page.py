@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardwright import __version__
 from shardwright.pcg.errors import PlanError
-from shardwright.search.describe import describe
+from shardwright.reports.describe import describe
 from shardwright.search.plan import Plan
 
 _SCRIPTS = ("helpers.js", "charts.js", "modules.js", "page.js")

@@ -1,4 +1,4 @@
-"""Placement rules of one context: enumerated, pruned, in canonical form, and re-checked device by device.
+"""Placement rules of one context: enumerated, pruned, and in canonical form.
 
 Dropped at once, and counted: pairs without parallel operators along every axis (serial rules, or rules of fewer axes),
 terms that are zero whatever their variables are, and pairs with a common subterm that may as well be a variable. Rules
@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.generator.devices import recheck
 from shardwright.substitutions.generator.primesizes import PlacementContext
 from shardwright.substitutions.generator.rendering import Renderer
 from shardwright.substitutions.generator.typedgraphs import TypedGraphs
@@ -25,10 +24,10 @@ def generate_placements(
     seed: int = 0,
     report: Callable[[Mapping[str, int]], None] = lambda counts: None,
 ) -> list[Equation]:
-    """The placement rules of a context whose sides have up to `max_ops` operators, re-checked device by device.
+    """The placement rules of a context whose sides have up to `max_ops` operators.
 
     `report` is given counts now and then, and at the end: graphs, fingerprints (classes), candidates, and what was
-    dropped as "serial", "fewer axes", "zero", "subterm", "duplicate", "differ" (on the devices: there should be none).
+    dropped as "serial", "fewer axes", "zero", "subterm" and "duplicate".
     """
     enumeration, counts = TypedGraphs(context, seed), Counter[str]()
 
@@ -41,9 +40,6 @@ def generate_placements(
     enumeration.run(max_ops, tick)
     counts["graphs"], counts["fingerprints"] = enumeration.num_graphs, len(enumeration.terms)
     rules = Renderer(enumeration).rules(counts)
-    wrong = recheck(rules, seed)
-    counts["differ"] = len(wrong)
-    rules = [rule for rule in rules if rule.name not in wrong]
     counts["candidates"] = len(rules)
     report(counts)
     return rules

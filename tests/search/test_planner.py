@@ -14,8 +14,8 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.reports.explain import explain, fits, quality
 from shardwright.search.check import check_plan
-from shardwright.search.explain import explain, fits, quality
 from shardwright.search.planner import Planner, _within_memory, meshes
 from tests.search.graphs import cluster, every_choice, mlp
 

@@ -12,9 +12,9 @@ import pytest
 from shardwright.cli.timeline import timeline as command
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
-from shardwright.cost.timeline.execution import Execution
+from shardwright.pcg.step.execution import Execution
+from shardwright.reports.timeline import describe_timeline, moved, plan_timeline
 from shardwright.search.plan import Plan, SearchReport
-from shardwright.search.timeline import describe_timeline, moved, plan_timeline
 from tests.cost.programs import planned
 from tests.shardwright.command import Run
 

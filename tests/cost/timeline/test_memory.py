@@ -4,7 +4,6 @@ from dataclasses import fields
 
 import pytest
 
-from shardwright.cost.timeline.execution import OPTIMIZERS, PRECISIONS, Execution, Optimizer, Precision
 from shardwright.cost.timeline.memory import (
     Memory,
     Stored,
@@ -14,6 +13,7 @@ from shardwright.cost.timeline.memory import (
     update_bytes,
     verdict,
 )
+from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, Execution, Optimizer, Precision
 
 
 def test_total_and_sum() -> None:

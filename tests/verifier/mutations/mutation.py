@@ -8,7 +8,7 @@
     unknown          neither proven nor refuted; never used
     wrong            certified, but the falsifier has a counterexample: the prover is broken
 
-The falsifiers share nothing with the proofs but the rule (`falsify`, `falsify_serial`, the generator's `devices`).
+The falsifiers share nothing with the proofs but the rule (`falsify`, `falsify_serial`, `devices`).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _counterexample(rule: Rule, samples: Samples) -> str:
     if not isinstance(rule, Equation):
         return str(falsify_steps(rule) or "")
     if rule.axes:
-        from shardwright.substitutions.generator.devices import recheck
+        from tests.verifier.rechecking import recheck
 
         return next(iter(recheck([rule]).values()), "")
     return str(falsify_equation(rule, trials=12) or "")
@@ -163,7 +163,7 @@ def _of_row(rule: RowRule, samples: Samples) -> str:
 
 def _wrong_gradient(rule: Equation) -> str:
     """How a gradient of a certified placement rule is wrong on two devices of each axis, if it is."""
-    from shardwright.substitutions.generator.gradients import gradient_difference
+    from tests.verifier.gradients import gradient_difference
 
     return gradient_difference(rule, Mesh(rule.axes, (2,) * len(rule.axes))) or ""
 

@@ -12,11 +12,12 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
 from shardwright.cost.timeline.memory import Verdict, verdict
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.anatomy import Anatomy, AxisUse, Traffic, Unsplit, Use
+from shardwright.pcg.moves import MOVES
+from shardwright.reports.anatomy import Anatomy, AxisUse, Traffic, Unsplit, Use
+from shardwright.reports.sections import Explanation, Section, Table
+from shardwright.reports.tree import Module, module_tree
+from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.search.plan import Plan
-from shardwright.search.sections import Explanation, Section, Table
-from shardwright.search.tree import Module, module_tree
-from shardwright.search.units import percent, plural, seconds, size
 
 _NAMES: dict[Use, str] = {"batch": "data parallel", "sequence": "sequence parallel", "features": "tensor parallel"}
 _NOUNS: dict[Use, str] = {"batch": "the batch", "sequence": "the sequence", "features": "features"}
@@ -219,17 +220,6 @@ def _uses(module: Module, axis: int) -> str:
 
 # ---- communication and memory ----
 
-_MOVES: dict[tuple[str, str], str] = {
-    ("R", "S"): "each device takes its slice; gradients all-gathered",
-    ("S", "R"): "all-gathered; gradients sliced",
-    ("R", "C"): "gradients all-reduced",
-    ("P", "R"): "partial sums all-reduced",
-    ("P", "S"): "partial sums reduce-scattered; gradients all-gathered",
-    ("S", "C"): "all-gathered; gradients reduce-scattered",
-    ("P", "C"): "partial sums all-reduced; gradients all-reduced",
-    ("S", "S"): "all-to-all, both ways",
-}
-
 
 def move_text(traffic: Traffic) -> str:
     """What happens to a value when its layout changes, forward and backward."""
@@ -237,7 +227,7 @@ def move_text(traffic: Traffic) -> str:
         return "each device takes its slice"
     if (traffic.what, traffic.before, traffic.after) == ("weight", "S", "C"):
         return "all-gathered, again in backward; gradients reduce-scattered"
-    return _MOVES[traffic.before, traffic.after]
+    return MOVES[traffic.before, traffic.after].words
 
 
 def _communication(anatomy: Anatomy) -> Section:

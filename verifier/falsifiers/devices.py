@@ -1,13 +1,13 @@
-"""The re-check of placement rules: both sides as parallel graphs, run device by device.
+"""Both sides of placement rules as parallel graphs: what is run device by device.
 
-It shares nothing with the enumeration but the rule: graphs are built and typed by `pcg`, on meshes of two degrees, at
-pairwise distinct sizes, and run by the reference interpreter on integers (of float64: sums and products are exact). All
-rules of one call share one graph, so equal subterms are computed once.
+It shares nothing with the generator and the proofs but the rule: graphs are built and typed by `pcg`, at pairwise
+distinct sizes, on integers (of float64: sums and products are exact). Rules that are added to one graph share it, so
+equal subterms are computed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import Graph, Node, fits, infer, leaf, make_attrs, required_layouts
-from shardwright.pcg.interpret import Array, denote, run_devices, run_serial
+from shardwright.pcg.interpret import Array
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, Row
@@ -27,8 +27,6 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.primesizes import CONSTANTS
 from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, subterms
 
-DEGREES = (2, 3)
-_CHUNK = 2000
 _FREE = (29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
 _RESHAPING = ("linear", "matmul", "permute", "reshape", "concat", "slice", "sum", "conv2d", "embedding", "sdpa")
 
@@ -198,42 +196,3 @@ def _inner(term: Term, rule: Equation) -> Term:
         return term
     below = [_inner(operand, rule) for operand in term.operands]
     return max(below, key=lambda t: len(rule.dims[t.name].entries) if isinstance(t, Variable) else 99)
-
-
-def recheck(rules: Sequence[Equation], seed: int = 0, meshes: Sequence[Mesh] = ()) -> dict[str, str]:
-    """The rules whose sides differ on some mesh, by name, each with what differs."""
-    wrong: dict[str, str] = {}
-    if not rules:
-        return wrong
-    axes = rules[0].axes
-    for mesh in meshes or [Mesh(axes, DEGREES[i:] + DEGREES[:i] if len(axes) > 1 else (DEGREES[i],)) for i in range(2)]:
-        for start in range(0, len(rules), _CHUNK):
-            wrong |= dict(_differences(rules[start : start + _CHUNK], mesh, seed))
-    return wrong
-
-
-def _differences(rules: Sequence[Equation], mesh: Mesh, seed: int) -> Iterator[tuple[str, str]]:
-    devices, pairs = Devices(mesh, np.random.default_rng(seed)), list[tuple[str, str, str]]()
-    for rule in rules:
-        try:
-            pairs += [(rule.name, left, right) for left, right in devices.add(rule)]
-        except GraphError as error:
-            yield rule.name, str(error)
-    graph = devices.graph()
-    held, whole = run_devices(graph, devices.data), run_serial(graph, devices.data)
-    for name, left, right in pairs:
-        kind = graph.types[left]
-        if kind != graph.types[right]:
-            yield name, f"on {mesh}: the left is {kind}, the right {graph.types[right]}"
-            continue
-        try:
-            sides = [denote(held[side], kind, mesh) for side in (left, right)]
-        except GraphError as error:
-            yield name, f"on {mesh}: {error}"
-            continue
-        if not all(_same(side, whole[left]) for side in sides):
-            yield name, f"on {mesh}: the sides denote different values"
-
-
-def _same(x: Array, y: Array) -> bool:
-    return np.array_equal(x, y) or np.allclose(x, y, rtol=1e-9, atol=1e-9, equal_nan=True)

@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.cost.timeline.timeline import StageTimeline, Timeline, simulate
-from shardwright.search.explain import memory_warning
+from shardwright.pcg.step.execution import Execution
+from shardwright.reports.explain import memory_warning
+from shardwright.reports.sections import Explanation, Section, Table
+from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.search.plan import Plan
-from shardwright.search.sections import Explanation, Section, Table
-from shardwright.search.units import percent, plural, seconds, size
 
 
 def plan_timeline(plan: Plan, execution: Execution) -> Timeline:

@@ -20,7 +20,7 @@ from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import ADJOINT
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.generator.devices import Devices
+from shardwright.verifier.falsifiers.devices import Devices
 
 _STEP = 1e-5
 

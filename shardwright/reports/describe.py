@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from shardwright.search.anatomy import Anatomy
-from shardwright.search.explain import axis_name, fits, links, move_text, provenance, quality, rewrites
+from shardwright.reports.anatomy import Anatomy
+from shardwright.reports.explain import axis_name, fits, links, move_text, provenance, quality, rewrites
+from shardwright.reports.tree import Module, Row, Totals, module_tree
 from shardwright.search.plan import Plan
-from shardwright.search.tree import Module, Row, Totals, module_tree
 
 
 def describe(plan: Plan) -> dict[str, Any]:

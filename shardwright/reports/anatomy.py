@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardwright.cost.collectives.moves import Move, fused_moves
 from shardwright.cost.predict import NodeCosts, node_costs
 from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout, S
+from shardwright.pcg.moves import Move, fused_moves
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE
 from shardwright.search.plan import Plan

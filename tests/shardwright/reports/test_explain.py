@@ -15,13 +15,13 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import units
-from shardwright.search.anatomy import Anatomy
-from shardwright.search.describe import describe
-from shardwright.search.explain import compare_plans, explain, faster_or_slower, links, quality
+from shardwright.reports import units
+from shardwright.reports.anatomy import Anatomy
+from shardwright.reports.describe import describe
+from shardwright.reports.explain import compare_plans, explain, faster_or_slower, links, quality
+from shardwright.reports.tree import Module, module_tree
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
-from shardwright.search.tree import Module, module_tree
 from tests.search.graphs import blocks, cluster, every_choice
 
 FAST = 1e12
@@ -277,7 +277,7 @@ def test_the_description_is_json_and_small(tensor: Plan) -> None:
 def test_explaining_needs_no_torch(tmp_path: Path, data: Plan) -> None:
     data.save(tmp_path / "plan.json")
     code = (
-        "import sys; from shardwright.search.plan import Plan; from shardwright.search.explain import explain; "
+        "import sys; from shardwright.search.plan import Plan; from shardwright.reports.explain import explain; "
         f"explain(Plan.load({str(tmp_path / 'plan.json')!r})); print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -18,27 +18,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.collectives.moves import MOVES
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
+from shardwright.pcg.moves import FUSED, MOVES
+from shardwright.pcg.parallel import COMBINE, PARTITION
+from shardwright.reports.occurrences import Occurrences
+from shardwright.reports.sections import Explanation, Section, Table
 from shardwright.search.blocks import blocked_choices
-from shardwright.search.occurrences import Occurrences
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
-from shardwright.search.sections import Explanation, Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import KINDS, Rule, kind_of
 from shardwright.verifier.choices import Certified, rule_of
-
-_FUSED = {
-    (REDUCE, PARTITION): "reduce_scatter",
-    (COMBINE, REPLICATE): "gather_copy",
-    (REDUCE, REPLICATE): "reduce_copy",
-    (COMBINE, PARTITION): "all_to_all",
-}
 
 
 @dataclass
@@ -235,8 +228,8 @@ def _offered_steps(graph: Graph, rules: _RowRules, two_axes: bool) -> Iterator[s
                 wanted.setdefault(name, set()).add(placement)
     for name in made.keys() - constants:
         pairs = {(x, y) for x in made[name] for y in wanted.get(name, ()) if x != y}
-        chains = {MOVES[x.kind, y.kind][0] for x, y in pairs if (x.kind, y.kind) in MOVES}
-        yield from (_FUSED[chain] for chain in chains if len(chain) == 2)
+        chains = {MOVES[x.kind, y.kind].operators for x, y in pairs if (x.kind, y.kind) in MOVES}
+        yield from (FUSED[chain] for chain in chains if len(chain) == 2)
         single = sorted({op for chain in chains for op in chain})
         yield from (f"{first}_then_{second}" for first in single for second in single if two_axes)
 
@@ -249,8 +242,8 @@ def _taken_steps(planned: Graph) -> Iterator[str]:
             continue
         if before.attr("axis") != node.attr("axis"):
             yield f"{before.op}_then_{node.op}"
-        elif (before.op, node.op) in _FUSED and not _stays(planned, before, node):
-            yield _FUSED[before.op, node.op]
+        elif (before.op, node.op) in FUSED and not _stays(planned, before, node):
+            yield FUSED[before.op, node.op]
 
 
 def _stays(planned: Graph, combined: Node, node: Node) -> bool:

@@ -10,8 +10,8 @@ from bench.plans import fast_links
 from shardwright.pcg.graph import Graph, Node, leaf, make_attrs
 from shardwright.pcg.layout import P, R, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.coverage import Coverage
-from shardwright.search.occurrences import Occurrences
+from shardwright.reports.coverage import Coverage
+from shardwright.reports.occurrences import Occurrences
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import equation
 from shardwright.substitutions.steps import STEP_RULES

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.cost.timeline.execution import DTYPES, PRECISIONS, Execution
 from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Execution
 
 
 @pytest.mark.parametrize(

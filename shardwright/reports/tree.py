@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.cost.collectives.moves import Move
 from shardwright.pcg.graph import OPAQUE, Node
-from shardwright.search.anatomy import Anatomy
+from shardwright.pcg.moves import Move
+from shardwright.reports.anatomy import Anatomy
 
 CONSTANTS = "(constants)"
 """Stands for a module that holds what no parameter reaches: the batch, positions, masks."""
