@@ -76,6 +76,7 @@ class RuleReport(Report):
             "hash": rule.hash,
             "operators": sorted(operators(rule)),
             "certificate": None if certificate is None else {
+                "proofs": list(certificate.proofs),
                 "axioms": list(certificate.axioms), "statements": _statements(certificate.axioms),
                 "solver": certificate.solver, "scope": certificate.scope,
             },
@@ -122,6 +123,7 @@ def _proof(entry: Entry) -> Iterator[str]:
         yield "no certificate of this prover in the file; `shardwright rules verify` judges the rule now"
     else:
         yield f"certified by {found.solver}, {found.scope}"
+        yield f"proven by {' and, independently, by '.join(found.proofs)}"
         yield from _axioms(found.axioms)
     if entry.note.implied_by:
         yield f"implied by {', '.join(entry.note.implied_by)}"
