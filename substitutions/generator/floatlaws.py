@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.substitutions.generator.field import OPERATORS, Field, aligned
-from shardwright.substitutions.generator.rings import Array
+from shardwright.substitutions.generator.modular import Array
+from shardwright.substitutions.generator.residues import OPERATORS, Field, aligned
 
 _MOVEMENT = ("reshape", "permute", "expand", "slice", "concat", "contiguous")
 _FUNCTIONS = ("exp", "log", "sigmoid", "tanh", "silu", "gelu", "sqrt", "rsqrt", "reciprocal")

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.errors import GraphError
-from shardwright.substitutions.generator.rings import Array, Ring, ring
+from shardwright.substitutions.generator.modular import Array, Ring, ring
 
 Parts = tuple[Array, ...]
 CHAINS = ((2029439, 1014719, 507359), (2297759, 1148879, 574439))

@@ -5,7 +5,7 @@ import pytest
 
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.optable import ROWS
-from shardwright.substitutions.generator.field import CHAINS, OPERATORS, Constant, Field, Parts
+from shardwright.substitutions.generator.residues import CHAINS, OPERATORS, Constant, Field, Parts
 
 FIELD = Field()
 PARTS = 3
