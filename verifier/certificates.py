@@ -37,7 +37,7 @@ class Certificate:
 
 
 _PROVER = ("rows", "algebra", "placement/typing.py", "fit.py", "lemmas.py", "solver.py")  # folders and files
-_TYPES = ("factors", "inference", "layout", "parallel")
+_TYPES = ("factors", "inference", "layout", "moves", "parallel")
 _FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
 
 

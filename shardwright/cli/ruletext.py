@@ -9,7 +9,7 @@ from shardwright.search.sections import Explanation, Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule, kind_of
-from shardwright.substitutions.steps import Move, StepRule
+from shardwright.substitutions.steps import StepRule, SymbolicStep
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier.catalogue import SHIPPED
 from shardwright.verifier.rulefile import Entry, read_rules
@@ -131,12 +131,12 @@ def _sides(rule: Equation) -> Iterator[tuple[str, Sequence[Term]]]:
     yield "right", rule.right
 
 
-def _chains(rule: StepRule) -> Iterator[tuple[str, Sequence[Move]]]:
+def _chains(rule: StepRule) -> Iterator[tuple[str, Sequence[SymbolicStep]]]:
     yield "left", rule.left
     yield "right", rule.right
 
 
-def _chain(rule: StepRule, moves: Sequence[Move]) -> Iterator[str]:
+def _chain(rule: StepRule, moves: Sequence[SymbolicStep]) -> Iterator[str]:
     """The layouts at the start and after every step."""
     yield "start".ljust(28) + _places(rule.end(()))
     for i, move in enumerate(moves):
