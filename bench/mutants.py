@@ -43,7 +43,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "shardwright.substitutions.match": ("tests/substitutions/test_rewrite.py",),
     "shardwright.lowering.reducer": ("tests/lowering/test_reducer.py",),
     "shardwright.cost.collectives.moves": ("tests/cost/test_predict.py",),
-    "shardwright.cost.timeline.clock": ("tests/cost/timeline/test_streams.py",),
+    "shardwright.cost.timeline.clock": ("tests/cost/timeline/test_clock.py", "tests/cost/timeline/test_streams.py"),
 }
 """Modules whose faults would be wrong plans or wrong training, and the tests that have to notice them."""
 WARM = ("torch", "torch.distributed", "torch.export", "numpy", "networkx", "sympy", "z3", "scipy.optimize", "rich", "click")
