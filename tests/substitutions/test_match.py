@@ -64,6 +64,12 @@ def test_equal_terms_are_one_node_and_different_terms_are_two() -> None:
     assert roots(other, graph(both + "%c = add(%a, %b)", outputs="c")) == [("c",)]
 
 
+def test_a_variable_is_one_node() -> None:
+    rule = equation("doubled", {"x": "n"}, "add(x, x)", "add(add(x, x), sub(x, x))")
+    assert roots(rule, graph("x[4]\ny[4]\n%a = add(%x, %y)", outputs="a")) == []
+    assert roots(rule, graph("x[4]\ny[4]\n%a = add(%y, %y)", outputs="a")) == [("a",)]
+
+
 # ---- order ----
 
 
@@ -135,10 +141,21 @@ def test_a_dimension_has_at_least_one_element() -> None:
         assert len(matches(rule, graph(text + "%z = relu(%y)", outputs="z"))) == count
 
 
+def test_what_has_no_value_is_no_match() -> None:
+    """`m (n c)` of 6 in four blocks: c is no number, and the rule's guard has no value."""
+    rule = equation("cut", {"x": "(n c)"}, "relu(x)", "neg(neg(relu(x)))", parameters=("n",))
+    before = graph("x[6]\n%y = relu(%x)", outputs="y")
+    assert [len(matches(rule, before, {"n": n})) for n in (1, 2, 3, 4)] == [1, 1, 1, 0]
+
+
 def test_operators_have_the_operands_and_attributes_of_the_term() -> None:
     rule = equation("loud", {"x": "n"}, "relu(x)", "relu(relu(x))")
     text = "x[4]\n%a = neg(%x)\n%b = relu(%a)\n%c = relu(%b)"
     assert roots(rule, graph(text, outputs="c")) == [("b",), ("c",)]
+    inner = equation("inner", {"x": "n"}, "exp(relu(x))", "exp(neg(neg(relu(x))))")
+    assert roots(inner, graph("x[4]\n%a = neg(%x)\n%b = exp(%a)", outputs="b")) == []
+    short = equation("short", {"x": "n"}, "slice(x, dim=0, start=0, stop=n)", "neg(neg(x))")
+    assert matches(short, graph("x[4]\n%a = slice(%x) {dim=0, start=0, step=1, stop=4}", outputs="a")) == []
     joined = equation("joined", {"x": "n", "y": "n"}, "concat(x, y, dim=0)", "neg(neg(concat(x, y, dim=0)))")
     three = graph("x[4]\ny[4]\n%a = concat(%x, %y, %x) {dim=0}\n%b = concat(%x, %y) {dim=0}", outputs="a b")
     assert roots(joined, three) == [("b",)]
