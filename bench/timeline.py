@@ -32,9 +32,9 @@ from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
+from shardwright.reports.units import percent, seconds, size
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, TENSOR
-from shardwright.search.units import percent, seconds, size
 from shardwright.verifier.choices import Certified
 
 BLOCK, NUM_BLOCKS = "model.layers.0", 126

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.collectives.moves import Move, MoveCosts, fused_moves
+from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.fusion import ALONE, Fusion, fuse, fusions
 from shardwright.cost.compute.operators import NodeCost
@@ -20,6 +20,7 @@ from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written, computed_once, saved_by, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.moves import Move, fused_moves
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operation, views_of_parameters

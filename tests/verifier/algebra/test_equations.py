@@ -15,9 +15,9 @@ from shardwright.substitutions.terms import parse_term
 from shardwright.verifier.algebra.serialproof import prove_equation
 from shardwright.verifier.certificates import prove
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
-from shardwright.verifier.mutations.mutation import falsified
-from shardwright.verifier.mutations.twins import equation_twins
-from shardwright.verifier.placement.derivation import AXIOMS, INDEX_ONLY, derives
+from tests.verifier.mutations.mutation import falsified
+from tests.verifier.mutations.twins import equation_twins
+from tests.verifier.placement.derivation import AXIOMS, INDEX_ONLY, derives
 
 DERIVED = [name for name in CATALOGUE if name not in (*AXIOMS, *INDEX_ONLY)]
 IN_PARTS = [rule.name for rule in (*DECOMPOSITIONS, *MAXIMUM)]

@@ -10,9 +10,9 @@ from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.verifier.certificates import Certificate, certify
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
-from shardwright.verifier.mutations.twins import equation_twins
 from shardwright.verifier.placement.denotation import denotes_equal
 from shardwright.verifier.placement.typing import prove_placement, required_guard
+from tests.verifier.mutations.twins import equation_twins
 
 Placed = tuple[dict[str, str], str, str, str, tuple[str, ...]]
 

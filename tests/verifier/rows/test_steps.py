@@ -8,8 +8,8 @@ from shardwright.pcg.layout import C, P, R, S
 from shardwright.pcg.parallel import ADJOINT, step
 from shardwright.substitutions.steps import STEP_RULES, steps
 from shardwright.verifier.falsifiers.falsify_steps import falsify_steps
-from shardwright.verifier.mutations.twins import step_twins
 from shardwright.verifier.rows.stepproof import prove_steps
+from tests.verifier.mutations.twins import step_twins
 
 
 @pytest.mark.parametrize("name", STEP_RULES)
