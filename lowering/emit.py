@@ -63,7 +63,7 @@ class _Emitter:
     def __init__(self, graph: Graph, outside: Outside) -> None:
         self.graph, self.outside = graph, outside
         self.held = {base: name for name, base in outside.aliases.items() if graph.by_name[base].op != "parameter"}
-        gathered = [p.result for p in outside.parameters.by_leaf.values() if p.slices is not None]
+        gathered = [p.result for p in outside.operations.parameters.values() if p.slices is not None]
         self.code = Expressions(graph, outside.aliases, [*gathered, *outside.loss_sums], _RESERVED)
         self.names = self.code.names
         self.results = {key: self._result(key, name) for key, name in graph.outputs}
@@ -76,7 +76,7 @@ class _Emitter:
         lines = statements(self.graph, self.code, self.outside, list(self.results.values()))
         self.code.drawn.update(drawn_ahead(self.graph, lines))
         self.uses.update(indexed(self.code.of(node))[0] for node in nodes if not node.is_leaf)
-        once = [Statement("node", n.name) for n in nodes if n.name in self.outside.constant]
+        once = [Statement("node", n.name) for n in nodes if n.name in self.outside.operations.once]
         kept = {str(line.name) for line in lines if line.kind == "constant"}
         mesh, axes = self.graph.mesh, self.graph.mesh.names
         return "".join(

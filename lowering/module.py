@@ -79,7 +79,7 @@ class ParallelModule(nn.Module):
         units = ([uses[number] for number in unit] for unit in todo.units)
         self._reducer = Reducer(
             [(ranks.merged(unit[0].sums), [self._of(p.leaf) for p in unit]) for unit in units],
-            [self._of(p.leaf) for p in outside.parameters.by_leaf.values() if p.grad],
+            [self._of(p.leaf) for p in outside.operations.parameters.values() if p.grad],
         )
         orders = (todo.of("await", backward=False), todo.of("await", backward=True))
         self._blocks = Blocks(self._reducer.deliver, *orders)

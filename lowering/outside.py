@@ -8,12 +8,10 @@ from functools import cached_property
 
 from shardwright.lowering.batch import find_inputs
 from shardwright.lowering.late import LOSS, summand_of_loss
-from shardwright.pcg.analysis import computed_once
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import Actions, actions
-from shardwright.pcg.step.chunk import Chunk, Stretch
-from shardwright.pcg.step.operations import plain_operations
-from shardwright.pcg.step.parameters import Parameters, find_parameters
+from shardwright.pcg.step.chunk import Chunk, whole_chunk
+from shardwright.pcg.step.operations import Operations
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class Outside:
     """
 
     graph: Graph
-    parameters: Parameters
     inputs: Mapping[str, str]
     loss_sums: tuple[str, ...] = ()
     loss: str = ""
@@ -32,19 +29,17 @@ class Outside:
     @property
     def aliases(self) -> dict[str, str]:
         """Every parallel operator that is done outside -> the node whose value its readers see."""
-        return {**self.inputs, **self.parameters.aliases}
+        return {**self.inputs, **self.operations.aliases}
 
     @cached_property
-    def constant(self) -> frozenset[str]:
-        """What is computed before the first step."""
-        return computed_once(self.graph)
+    def operations(self) -> Operations:
+        """Everything that a step runs."""
+        return Operations(self.graph, elsewhere={*self.inputs, *self.loss_sums})
 
     @cached_property
     def chunk(self) -> Chunk:
-        """Everything that a step runs."""
-        run = plain_operations(self.graph, self.parameters, self.constant, {*self.inputs, *self.loss_sums})
-        leaves = frozenset(self.parameters.by_leaf)
-        return Chunk([(Stretch(tuple(run), leaves), 1)], self.parameters.by_leaf)
+        """The same, with the memory of its values and the blocks of its parameters."""
+        return whole_chunk(self.operations)
 
     @cached_property
     def actions(self) -> Actions:
@@ -54,8 +49,8 @@ class Outside:
 
 def find_outside(graph: Graph) -> Outside:
     """What the runtime does around the program of a graph."""
-    inputs, parameters = find_inputs(graph)[1], find_parameters(graph)
+    inputs = find_inputs(graph)[1]
     if LOSS not in dict(graph.outputs):
-        return Outside(graph, parameters, inputs)
+        return Outside(graph, inputs)
     name, sums = summand_of_loss(graph)
-    return Outside(graph, parameters, inputs, tuple(node.name for node in sums), name)
+    return Outside(graph, inputs, tuple(node.name for node in sums), name)

@@ -88,7 +88,7 @@ class _Writer:
         """Whatever a statement reads that no earlier one has made."""
         if name in self.there:
             return
-        kind = "wait" if name in self.started else "constant" if name in self.outside.constant else "node"
+        kind = "wait" if name in self.started else "constant" if name in self.outside.operations.once else "node"
         self.found.append(Statement(kind, name))
         self.there.add(name)
 

@@ -33,16 +33,16 @@ def sections(steps: Steps, repeats: Mapping[str, int], by_block: bool = False) -
     Raises:
         PlanError: a module that no operator lies in, two that are interleaved, or a number below one.
     """
-    names = _names(steps.operations, repeats, by_block)
+    names = _names(steps.listed, repeats, by_block)
     found: list[tuple[str, list[Operation]]] = []
-    for name, step in zip(names, steps.operations, strict=True):
+    for name, step in zip(names, steps.listed, strict=True):
         if not found or found[-1][0] != name:
             found.append((name, []))
         found[-1][1].append(step)
     for name in repeats:
         if (count := sum(n == name for n, _ in found)) != 1:
             problem = "no operator lies in it" if not count else "its operators lie between those of another"
-            blocks = ", ".join(dict.fromkeys(s.block for s in steps.operations if s.block)) or "none"
+            blocks = ", ".join(dict.fromkeys(s.block for s in steps.listed if s.block)) or "none"
             raise PlanError(f"repeats: {name!r}: {problem}; name one of the model's blocks: {blocks}")
     return list(_sections(found, steps, repeats))
 

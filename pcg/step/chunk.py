@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shardwright.pcg.step.buckets import blocks
 from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.pcg.step.operations import Operation
+from shardwright.pcg.step.operations import Operation, Operations
 from shardwright.pcg.step.parameters import Parameter
 
 MOST_COPIES = 3
@@ -224,6 +224,12 @@ class Chunk:
                 for leaf in operation.weights:
                     found[leaf] = times if leaf in stretch.leaves else 1
         yield from found.items()
+
+
+def whole_chunk(operations: Operations) -> Chunk:
+    """All operations of a graph, each once."""
+    stretch = Stretch(tuple(operations.listed), frozenset(operations.parameters))
+    return Chunk([(stretch, 1)], operations.parameters, operations.execution, operations.num_bytes)
 
 
 def _keep(memory: Memory, reader: Region | None) -> None:

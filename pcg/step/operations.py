@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple, TypedDict, Unpack
 
-from shardwright.pcg.graph import OPAQUE, Graph
+from shardwright.pcg.analysis import computed_once, saved_by, written
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.moves import fused_moves
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
-from shardwright.pcg.step.parameters import Parameters, module_block
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.parameters import Parameters, find_parameters, module_block, narrow_dtypes
+from shardwright.pcg.types import ITEM_BYTES
 
 
 class Operation(NamedTuple):
@@ -51,34 +57,121 @@ class Operation(NamedTuple):
         return self.grad and bool(self.gradients or self.weights)
 
 
-def plain_operations(
-    graph: Graph, parameters: Parameters, once: frozenset[str], elsewhere: Collection[str]
-) -> list[Operation]:
-    """What a program that keeps all values runs: all operators but those that are run `once`, or `elsewhere`.
+class Operations:
+    """The operations and parameters of a typed parallel graph that is run in some way.
 
-    Sums that the batch alone determines come first, with all that they need.
+    Moves of two parallel operators are one operation. Sums that the batch alone determines come first, with all that
+    they need. `once`: what is computed before the first step.
+
+    Raises:
+        PlanError: a precision of other values than those of a graph that is captured in 16 bits.
     """
-    names, views = parameters.names, views_of_parameters(graph, parameters)
-    sums, before = early_sums(graph, once)
-    found: list[Operation] = []
-    for node in graph.nodes:
-        if node.is_leaf or node.name in once or node.name in names or node.name in elsewhere:
-            continue
-        read = dict.fromkeys(names.get(name, name) for name in node.inputs)
-        reads = tuple(name for name in read if name not in parameters.by_leaf)
-        grad = graph.types[node.name].grad
-        found.append(
-            Operation(
-                name=node.name,
-                reads=reads,
-                weights=tuple(name for name in read if name in parameters.by_leaf),
-                views=tuple(dict.fromkeys(leaf for name in node.inputs for leaf in views.get(name, ()))),
-                gradients=tuple(name for name in reads if grad and graph.types[name].grad),
-                grad=grad,
-                early=node.name in sums,
-            )
+
+    def __init__(self, graph: Graph, execution: Execution = DEFAULT, elsewhere: Collection[str] = ()) -> None:
+        """`elsewhere`: operators that are none, as others do their work."""
+        self.graph, self.execution = graph, execution
+        narrow = narrow_dtypes(graph)
+        self._is_narrow = bool(narrow)
+        _check_precision(execution, narrow)
+        found = find_parameters(graph, execution)
+        self.parameters, self.aliases, self.leaf_of = found.by_leaf, found.aliases, found.names
+        self.once = computed_once(graph)
+        self.moves = {node.name: (start, move) for node, start, move in fused_moves(graph)}
+        self._views = views_of_parameters(graph, found)
+        self._alias: dict[str, str] = {}
+        sums, self._before = early_sums(graph, self.once)
+        self._sums = frozenset(sums)
+        listed = [
+            operation
+            for node in graph.nodes
+            if not (node.is_leaf or node.name in self.once or node.name in self.leaf_of or node.name in elsewhere)
+            if (operation := self._move(node) if node.is_parallel else self._operator(node)) is not None
+        ]
+        self.listed = sorted(listed, key=lambda o: not (o.early or o.name in self._before))
+
+    @cached_property
+    def num_bytes(self) -> dict[str, float]:
+        """Of every activation, by the name of its operation."""
+        return {operation.name: operation.num_bytes for operation in self.listed}
+
+    def bytes_of(self, name: str) -> float:
+        """Of one device's part of a value, in the dtype that the execution keeps it in."""
+        kind = self.graph.types[name]
+        return kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] * ITEM_BYTES[self.dtype(kind.dtype)]
+
+    def dtype(self, dtype: str) -> str:
+        """What a value is computed and kept in. A graph that is captured in 16 bits says itself what stays wide."""
+        return dtype if self._is_narrow else self.execution.compute_dtype(dtype)
+
+    def _name(self, name: str) -> str:
+        """A parameter's leaf; a value that is only half of a fused move is read as the whole move's start."""
+        name = self._alias.get(name, name)
+        return self.leaf_of.get(name, name)
+
+    def _operation(self, node: Node, operands: Sequence[str], **facts: Unpack[_Facts]) -> Operation:
+        """`facts`: what is special about moves, and about operators."""
+        names, types = [self._name(name) for name in operands], self.graph.types
+        reads = tuple(name for name in names if name not in self.parameters)
+        differentiated = (n for n in reads if types[node.name].grad and types[n].grad)
+        return Operation(
+            name=node.name,
+            reads=reads,
+            weights=tuple(name for name in names if name in self.parameters),
+            views=tuple(dict.fromkeys(leaf for name in operands for leaf in self._views.get(name, ()))),
+            gradients=tuple(dict.fromkeys(differentiated)),
+            grad=types[node.name].grad,
+            module=node.source.module,
+            **facts,
         )
-    return sorted(found, key=lambda operation: not (operation.early or operation.name in before))
+
+    def _move(self, node: Node) -> Operation | None:
+        if node.name not in self.moves:
+            self._alias[node.name] = self._name(node.inputs[0])
+            return None
+        start, move = self.moves[node.name]
+        forward, _ = move.collectives()
+        inplace = forward == "" or (forward == "all_reduce" and len(self.graph.users[start]) == 1)
+        alias = self._name(start) if inplace and start not in self.leaf_of else ""
+        num_bytes, early = self.bytes_of(node.name), node.name in self._sums
+        return self._operation(node, (start,), alias=alias, num_bytes=num_bytes, early=early)
+
+    def _operator(self, node: Node) -> Operation:
+        row, kind, names = ROWS.get(node.op), self.graph.types[node.name], [self._name(i) for i in node.inputs]
+        moves_nothing = row is not None and row.view and written(self.graph, node) != "copy" and bool(names)
+        of_weight = moves_nothing and names[0] in self.parameters
+        grads = [self.graph.types[i].grad for i in node.inputs]
+        saved = saved_by(node, grads) if kind.grad else ()
+        keeps = [names[i] for i in saved if isinstance(i, int) and i < len(names)]
+        keeps += [node.name] if "result" in saved else []
+        trained = any(grad and name in self.parameters for name, grad in zip(names, grads, strict=True))
+        return self._operation(
+            node,
+            node.inputs,
+            alias=names[0] if moves_nothing and not of_weight else "",
+            num_bytes=0.0 if of_weight else self.bytes_of(node.name),
+            keeps=tuple(k for k in keeps if k not in self.parameters),
+            mask_bytes=kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0,
+            apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
+            attention=row is not None and row.passes > 1,
+        )
+
+
+class _Facts(TypedDict, total=False):
+    alias: str
+    num_bytes: float
+    keeps: tuple[str, ...]
+    mask_bytes: float
+    apart: bool
+    attention: bool
+    early: bool
+
+
+def _check_precision(execution: Execution, narrow: set[str]) -> None:
+    wanted = execution.compute_dtype("float32")
+    if narrow and execution.precision and wanted not in narrow:
+        own, good = " and ".join(sorted(narrow)), " or ".join(sorted({wanted, "float32"}))
+        problem = f"expected parameters in {good}, got {own}; leave the precision out, or plan the model in float32"
+        raise PlanError(f"precision {execution.precision!r}: {problem}")
 
 
 def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple[str, ...]]:

@@ -84,5 +84,5 @@ def test_what_is_computed_once_takes_no_time_of_a_step_and_stays() -> None:
     assert [table[name].compute_s + table[name].communication_s for name in once] == [0.0] * 4
     assert table["y"].compute_s > 0
     steps = Steps(graph, cluster(2), Execution())
-    assert not {operation.name for operation in steps.operations} & set(once)
+    assert not {operation.name for operation in steps.listed} & set(once)
     assert predict(graph, cluster(2)).memory.buffers_bytes == 2 * (4 * 4 * 4)  # this rank's batch, and its part

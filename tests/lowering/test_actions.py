@@ -17,7 +17,7 @@ from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.outside import find_outside
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import Actions, actions
-from shardwright.pcg.step.chunk import Chunk, Stretch
+from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT
 from tests.lowering.runs import Case
 from tests.lowering.test_zoo import graphs
@@ -46,9 +46,7 @@ def listed(chunk: Chunk, found: Actions) -> Events:
 
 def priced(graph: Graph) -> Events:
     """What the cost model prices."""
-    steps = Steps(graph, cluster(graph.mesh.num_devices), DEFAULT)
-    stretch = Stretch(tuple(steps.operations), frozenset(steps.parameters))
-    chunk = Chunk([(stretch, 1)], steps.parameters, DEFAULT, steps.num_bytes)
+    chunk = whole_chunk(Steps(graph, cluster(graph.mesh.num_devices), DEFAULT))
     return listed(chunk, actions(chunk))
 
 
@@ -64,8 +62,8 @@ class Spy:
     def __init__(self, parallel: ParallelModule, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: Events = defaultdict(list)
         outside = find_outside(parallel.graph)
-        leaf_of = {id(parallel._of(leaf).inside): leaf for leaf in outside.parameters.by_leaf}
-        bytes_of = {leaf: p.gradient_bytes for leaf, p in outside.parameters.by_leaf.items()}
+        leaf_of = {id(parallel._of(leaf).inside): leaf for leaf in outside.operations.parameters}
+        bytes_of = {leaf: p.gradient_bytes for leaf, p in outside.operations.parameters.items()}
 
         def block(item: Any) -> list[str]:
             return [leaf_of[id(shard)] for shard in item.shards]

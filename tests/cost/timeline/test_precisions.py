@@ -41,7 +41,7 @@ def linear(precision: Precision | None, machine: Cluster, dtype: str = "float32"
 
 
 def weighted(found: Steps) -> Operation:
-    return next(operation for operation in found.operations if operation.weights)
+    return next(operation for operation in found.listed if operation.weights)
 
 
 def linear_bytes(precision: Precision | None, machine: Cluster, dtype: str = "float32") -> float:
