@@ -10,25 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardwright.lowering.buffers import BufferSet, Pool, Share
+from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.movement import take
+from shardwright.lowering.private import AutogradContext
 
 # pyright: reportIncompatibleMethodOverride=false
-
-Context = Any
 
 
 class _Gather(Function):
     """The identity from slices to whole parameters, as autograd sees it."""
 
     @staticmethod
-    def forward(ctx: Context, block: GatheredBlock, *shards: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: AutogradContext, block: GatheredBlock, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.block = block
         ctx.set_materialize_grads(False)
         wholes = tuple(whole.view_as(whole) for whole in block.open().wholes)
@@ -36,7 +34,7 @@ class _Gather(Function):
         return wholes
 
     @staticmethod
-    def backward(ctx: Context, *gradients: Tensor | None) -> tuple[None, ...]:
+    def backward(ctx: AutogradContext, *gradients: Tensor | None) -> tuple[None, ...]:
         ctx.block.take_gradients(gradients)
         return (None,) * (1 + len(gradients))
 
@@ -55,7 +53,9 @@ class _Handle:
 class GatheredBlock:
     """One block: its shards, and its whole parameters while they are there."""
 
-    def __init__(self, blocks: Blocks, number: int, shards: Sequence[Tensor], shares: Sequence[Share]) -> None:
+    def __init__(
+        self, blocks: Blocks, number: int, shards: Sequence[Tensor], shares: Sequence[SlicedParameter]
+    ) -> None:
         self.all, self.number = blocks, number
         self.shards, self.shares = list(shards), list(shares)
         self.memory: BufferSet | None = None
@@ -123,12 +123,12 @@ class Blocks:
         self.next = {False: dict(pairwise(forward)), True: dict(pairwise(backward))}
         self.begun: set[tuple[int, bool]] = set()
         self.items: list[GatheredBlock] = []
-        self.pool = Pool()
+        self.pool = BufferPool()
         self._deliver = deliver
         self.pending: tuple[GatheredBlock, BufferSet, list[Tensor | None]] | None = None
         self.owners: dict[int, tuple[GatheredBlock, int]] = {}
 
-    def add(self, shards: Sequence[Tensor], shares: Sequence[Share]) -> None:
+    def add(self, shards: Sequence[Tensor], shares: Sequence[SlicedParameter]) -> None:
         self.items.append(GatheredBlock(self, len(self.items), shards, shares))
 
     def reset(self) -> None:

@@ -21,7 +21,7 @@ from shardwright.pcg.step.buckets import PLACED_BYTES
 
 
 @dataclass(frozen=True)
-class Share:
+class SlicedParameter:
     """One parameter of a block: the shape of a slice, and how slices make the whole, as in `pcg.layout`."""
 
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Share:
 class BufferSet:
     """Memory for one block at a time: whole parameters, or what the scattering of their gradients needs."""
 
-    def __init__(self, shares: Sequence[Share]) -> None:
+    def __init__(self, shares: Sequence[SlicedParameter]) -> None:
         first = shares[0]
         self.shares, self.axis = list(shares), first.axis
         self.options: dict[str, Any] = {"dtype": first.dtype, "device": first.device}
@@ -157,13 +157,13 @@ class BufferSet:
         self.works.clear()
 
 
-class Pool:
+class BufferPool:
     """Buffer sets that are not in use, by what they can hold."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[Share, ...], list[BufferSet]] = {}
+        self._free: dict[tuple[SlicedParameter, ...], list[BufferSet]] = {}
 
-    def get(self, shares: Sequence[Share]) -> BufferSet:
+    def get(self, shares: Sequence[SlicedParameter]) -> BufferSet:
         free = self._free.get(tuple(shares))
         return free.pop() if free else BufferSet(shares)
 

@@ -15,7 +15,7 @@ from shardwright.lowering import private
 from shardwright.lowering.agreement import share_values
 from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.blocks import Blocks
-from shardwright.lowering.buffers import Share
+from shardwright.lowering.buffers import SlicedParameter
 from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.collectives import reduce
@@ -117,12 +117,12 @@ class ParallelModule(nn.Module):
     def _of(self, leaf: str) -> Held:
         return self._held[str(self.graph.by_name[leaf].attr("target"))]
 
-    def _shares(self, parameters: Sequence[Parameter]) -> tuple[list[Tensor], list[Share]]:
+    def _shares(self, parameters: Sequence[Parameter]) -> tuple[list[Tensor], list[SlicedParameter]]:
         shards = [self._of(p.leaf).inside for p in parameters]
         slices = [p.slices for p in parameters if p.slices is not None]
         axes = [self.ranks.merged((s.axis,)) for s in slices]
         shares = [
-            Share(tuple(shard.shape), shard.dtype, shard.device, axis, s.dim, s.blocks, s.copied)
+            SlicedParameter(tuple(shard.shape), shard.dtype, shard.device, axis, s.dim, s.blocks, s.copied)
             for shard, axis, s in zip(shards, axes, slices, strict=True)
         ]
         return shards, shares

@@ -18,7 +18,7 @@ from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Fold, Recorder, Segment
 from shardwright.pcg.step.actions import Action, Actions
 from shardwright.pcg.step.buckets import LARGE_BYTES
-from shardwright.pcg.step.chunk import Chunk, Memory, Occurrence, Use
+from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Use
 from shardwright.pcg.step.parameters import Parameter
 
 HOST_BYTES_PER_S = 25e9
@@ -101,8 +101,8 @@ class _Pass:
 class _Forward(_Pass):
     def __init__(self, steps: Steps, chunk: Chunk) -> None:
         super().__init__(steps, chunk)
-        self.taken: dict[Memory, int] = {}
-        self.away: dict[Memory, int] = {}  # copies to the host
+        self.taken: dict[Allocation, int] = {}
+        self.away: dict[Allocation, int] = {}  # copies to the host
 
     def run(self, actions: Actions) -> None:
         starts: list[int] = []
@@ -146,8 +146,8 @@ class _Backward(_Pass):
         self.later = Recorder(steps.execution.overlap) if two else self.recorder
         self.later_readers = _Readers(self.later) if two else self.readers
         self.fetches = _Fetches(chunk, self.recorder) if steps.execution.offload else None
-        self.gradients: dict[Memory, int] = {}  # the task that made each
-        self.again: dict[Memory, int] = {}  # and what was made again
+        self.gradients: dict[Allocation, int] = {}  # the task that made each
+        self.again: dict[Allocation, int] = {}  # and what was made again
         self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
         self.scattered: list[tuple[float, int, int]] = []  # whole gradients: bytes, made by, scattered by
         self.task = -1  # in `later`, the last that gave gradients to parameters
@@ -295,7 +295,7 @@ class _Backward(_Pass):
         if not self.recorder.tasks and not self.later.tasks:
             return
         fetched = self.fetches.task_of if self.fetches is not None else {}
-        for memory in self.chunk.memories:
+        for memory in self.chunk.allocations:
             if memory.kept:
                 self._take("activations", memory.num_bytes, memory, fetched.get(memory))
         for memory, task in self.again.items():
@@ -323,10 +323,10 @@ class _Fetches:
 
     def __init__(self, chunk: Chunk, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.task_of: dict[Memory, int] = {}
-        self.runs: list[list[Memory]] = []
+        self.task_of: dict[Allocation, int] = {}
+        self.runs: list[list[Allocation]] = []
         self.run_of: dict[int, int] = {}
-        place, seen = None, set[Memory]()
+        place, seen = None, set[Allocation]()
         for occurrence in reversed(chunk.occurrences):
             span = next(i for i, s in enumerate(chunk.spans) if s.start <= occurrence.number < s.end)
             if (span, occurrence.operation.block) != place:

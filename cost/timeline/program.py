@@ -34,7 +34,7 @@ from shardwright.pcg.step.execution import DEFAULT, Execution
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class ChunkSegments:
     """A chunk's segments for one microbatch.
 
     name      what is in it
@@ -56,14 +56,14 @@ class Stage:
     end      after the last backward: the optimizer's update
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChunkSegments, ...]
     state: Mapping[str, float]
     end: Segment
     device: Device
 
 
 @dataclass(frozen=True)
-class Program:
+class StepProgram:
     """What runs, on each device of every stage.
 
     hops_s      seconds to send a microbatch from each virtual stage to the next one, one way; the slower of the two
@@ -97,7 +97,7 @@ def program(
     execution: Execution = DEFAULT,
     repeats: Mapping[str, int] | None = None,
     split: Sequence[int] | None = None,
-) -> Program:
+) -> StepProgram:
     """The program of a validated parallel graph. Its batch is one microbatch, its mesh that of one stage.
 
     Args:
@@ -123,7 +123,7 @@ class Programs:
         self._makers: dict[Execution, list[_Maker]] = {}
         self._simulated: dict[tuple[object, ...], Any] = {}
 
-    def program(self, execution: Execution = DEFAULT, split: Sequence[int] | None = None) -> Program:
+    def program(self, execution: Execution = DEFAULT, split: Sequence[int] | None = None) -> StepProgram:
         """As the function of this name."""
         graph, cluster = self.graph, self.cluster
         per_stage, stages = graph.mesh.num_devices, execution.num_stages
@@ -150,7 +150,7 @@ class Programs:
             for stage in range(stages)
         )
         hops = _hops(shares, cut, makers[0].steps, cluster, stages)
-        return Program(execution, found, hops, self._simulated)
+        return StepProgram(execution, found, hops, self._simulated)
 
 
 def _everything(cut: Sequence[Section]) -> Share:
@@ -227,7 +227,7 @@ class _Maker:
         self.steps = steps
         self._constants = kept_constants(steps.graph, steps.once)
         self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
-        self._pieces: dict[tuple[Share, bool, bool], tuple[Piece, dict[str, int], dict[BufferKind, float]]] = {}
+        self._pieces: dict[tuple[Share, bool, bool], tuple[ChunkSegments, dict[str, int], dict[BufferKind, float]]] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
         self._axes_bytes = axes_bytes(steps.graph, steps.cluster)
         self._first_uses_s = _first_uses_s(steps)
@@ -238,7 +238,7 @@ class _Maker:
         hold = execution.num_stages * execution.num_microbatches == 1
         key = (tuple(shares), hold, two, execution.num_microbatches, between_bytes)
         if key not in self._stages:
-            pieces: list[Piece] = []
+            pieces: list[ChunkSegments] = []
             leaves, pool = defaultdict[str, int](int), dict[BufferKind, float]()
             for share in shares:
                 piece, own, sets = self._piece(share, hold=hold, two=two)
@@ -255,7 +255,9 @@ class _Maker:
             self._stages[key] = Stage(tuple(pieces), state, end, self.steps.cluster.device)
         return self._stages[key]
 
-    def _piece(self, share: Share, *, hold: bool, two: bool) -> tuple[Piece, dict[str, int], dict[BufferKind, float]]:
+    def _piece(
+        self, share: Share, *, hold: bool, two: bool
+    ) -> tuple[ChunkSegments, dict[str, int], dict[BufferKind, float]]:
         """The piece, the parameters that it reads with how many of each, and the buffer sets that it needs."""
         key = (share, hold, two)
         if key not in self._pieces:
@@ -264,7 +266,7 @@ class _Maker:
             chunk = Chunk(stretches, steps.parameters, execution, steps.num_bytes)
             todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap)
             name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share.parts)
-            piece = Piece(name, price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two))
+            piece = ChunkSegments(name, price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two))
             self._pieces[key] = piece, dict(chunk.leaves()), pool_bytes(steps, chunk, todo)
         return self._pieces[key]
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Literal, NamedTuple
 
-from shardwright.pcg.step.buckets import Buckets, Gradient
-from shardwright.pcg.step.chunk import Chunk, Memory, Occurrence, Region, Use
+from shardwright.pcg.step.buckets import Buckets
+from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Region, Use
 
 Verb = Literal[
     "gather", "await", "free", "run", "start", "wait", "again", "backward", "weights", "accumulate", "scatter",
@@ -193,7 +193,7 @@ class _Backward:
                 yield Action("scatter", block)
                 self.scattered = block
 
-    def _again(self, memory: Memory) -> Iterator[Action]:
+    def _again(self, memory: Allocation) -> Iterator[Action]:
         """Run what makes this again, unless it is kept or there already."""
         region = memory.region
         if region is None or memory.kept or region in self.rebuilt:
@@ -217,7 +217,7 @@ class _Backward:
         """The gradient is there: if it is to be summed, its unit may be complete too."""
         p = use.parameter
         if p.sums:
-            found = self.buckets.add(Gradient(use.number, (p.sums, p.dtype), p.gradient_bytes, use.more))
+            found = self.buckets.add(use.number, (p.sums, p.dtype), p.gradient_bytes, use.more)
             yield from self._reduce([found] if found else [])
 
     def _reduce(self, units: Iterable[Sequence[int]]) -> Iterator[Action]:

@@ -7,7 +7,7 @@ place, small ones in flat buckets. Units are launched in one order on every rank
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 BLOCK_BYTES = 128 << 20
 """A block is closed when its gathered parameters have reached this size."""
@@ -35,34 +35,25 @@ def blocks(members: Iterable[tuple[T, Hashable, float]]) -> list[list[T]]:
     return found
 
 
-class Gradient(NamedTuple, Generic[T]):
-    """One to be summed: `key` says with which others it can be. It stands for `more` further ones (a fold's)."""
-
-    what: T
-    key: Hashable
-    num_bytes: float
-    more: int = 0
-
-
 class Buckets(Generic[T]):
     """Makes units of gradients, in the order in which these are complete."""
 
     def __init__(self) -> None:
-        self._open: dict[Hashable, list[Gradient[T]]] = {}
+        self._open: dict[Hashable, list[tuple[T, float]]] = {}
 
-    def add(self, gradient: Gradient[T]) -> list[T] | None:
-        """The unit that this gradient completes, if it does.
+    def add(self, gradient: T, key: Hashable, num_bytes: float, more: int = 0) -> list[T] | None:
+        """The unit that this gradient completes, if it does. `key` says with which others it can be summed.
 
-        A fold's never does: what is launched within it would happen once for each of its blocks.
+        One that a fold makes `more` of does not: what is launched within a fold happens once for each of its blocks.
         """
-        if gradient.num_bytes >= LARGE_BYTES:
-            return [gradient.what]
-        bucket = self._open.setdefault(gradient.key, [])
-        bucket.append(gradient)
-        if gradient.more or sum((1 + g.more) * g.num_bytes for g in bucket) < BUCKET_BYTES:
+        if num_bytes >= LARGE_BYTES:
+            return [gradient]
+        bucket = self._open.setdefault(key, [])
+        bucket.append((gradient, (1 + more) * num_bytes))
+        if more or sum(size for _, size in bucket) < BUCKET_BYTES:
             return None
-        return [g.what for g in self._open.pop(gradient.key)]
+        return [member for member, _ in self._open.pop(key)]
 
     def rest(self) -> list[list[T]]:
         """The buckets that are not full when all gradients are there."""
-        return [[g.what for g in bucket] for bucket in self._open.values()]
+        return [[member for member, _ in bucket] for bucket in self._open.values()]

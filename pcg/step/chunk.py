@@ -47,7 +47,7 @@ class Region:
 
 
 @dataclass(eq=False, slots=True)
-class Memory:
+class Allocation:
     """That of one value and its views. `kept` for backward; `region`: where it is made again instead."""
 
     num_bytes: float
@@ -64,10 +64,10 @@ class Occurrence(NamedTuple):
 
     number: int
     operation: Operation
-    reads: tuple[Memory, ...]
-    result: Memory
-    keeps: tuple[Memory, ...]
-    gradients: tuple[Memory, ...]
+    reads: tuple[Allocation, ...]
+    result: Allocation
+    keeps: tuple[Allocation, ...]
+    gradients: tuple[Allocation, ...]
     weights: tuple[int, ...]
     views: tuple[int, ...]
     region: Region | None
@@ -121,10 +121,10 @@ class Chunk:
         self.stretches, self.parameters, self.execution = tuple(stretches), parameters, execution
         self._value_bytes = value_bytes or {}
         self.occurrences: list[Occurrence] = []
-        self.memories: list[Memory] = []
+        self.allocations: list[Allocation] = []
         self.uses: list[Use] = []
         self.spans: list[Span] = []
-        self._env: dict[str, Memory] = {}
+        self._env: dict[str, Allocation] = {}
         self._numbers: dict[tuple[int | None, str], int] = {}
         self._regions: dict[tuple[int, str], Region] = {}
         for stretch, times in stretches:
@@ -162,11 +162,11 @@ class Chunk:
             region.occurrences.append(occurrence)
         self.occurrences.append(occurrence)
 
-    def _new(self, num_bytes: float, region: Region | None) -> Memory:
-        self.memories.append(Memory(num_bytes, False, region))
-        return self.memories[-1]
+    def _new(self, num_bytes: float, region: Region | None) -> Allocation:
+        self.allocations.append(Allocation(num_bytes, False, region))
+        return self.allocations[-1]
 
-    def _read(self, name: str) -> Memory:
+    def _read(self, name: str) -> Allocation:
         """A value of this chunk; what comes from another takes memory too, unlike leaves, which are always there."""
         if name not in self._env:
             self._env[name] = self._new(self._value_bytes.get(name, 0.0), None)
@@ -232,7 +232,7 @@ def whole_chunk(operations: Operations) -> Chunk:
     return Chunk([(stretch, 1)], operations.parameters, operations.execution, operations.num_bytes)
 
 
-def _keep(memory: Memory, reader: Region | None) -> None:
+def _keep(memory: Allocation, reader: Region | None) -> None:
     """Kept for backward, unless it is made again there."""
     if memory.region is None or (memory.region is not reader and memory.region.whole):
         memory.kept = True

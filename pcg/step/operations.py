@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple
 
 from shardwright.pcg.analysis import computed_once, saved_by, written
 from shardwright.pcg.errors import PlanError
@@ -108,8 +108,8 @@ class Operations:
         name = self._alias.get(name, name)
         return self.leaf_of.get(name, name)
 
-    def _operation(self, node: Node, operands: Sequence[str], **facts: Unpack[_Facts]) -> Operation:
-        """`facts`: what is special about moves, and about operators."""
+    def _operation(self, node: Node, operands: Sequence[str]) -> Operation:
+        """What moves and operators have in common."""
         names, types = [self._name(name) for name in operands], self.graph.types
         reads = tuple(name for name in names if name not in self.parameters)
         differentiated = (n for n in reads if types[node.name].grad and types[n].grad)
@@ -121,7 +121,7 @@ class Operations:
             gradients=tuple(dict.fromkeys(differentiated)),
             grad=types[node.name].grad,
             module=node.source.module,
-            **facts,
+            num_bytes=self.bytes_of(node.name),
         )
 
     def _move(self, node: Node) -> Operation | None:
@@ -132,8 +132,7 @@ class Operations:
         forward, _ = move.collectives()
         inplace = forward == "" or (forward == "all_reduce" and len(self.graph.users[start]) == 1)
         alias = self._name(start) if inplace and start not in self.leaf_of else ""
-        num_bytes, early = self.bytes_of(node.name), node.name in self._sums
-        return self._operation(node, (start,), alias=alias, num_bytes=num_bytes, early=early)
+        return self._operation(node, (start,))._replace(alias=alias, early=node.name in self._sums)
 
     def _operator(self, node: Node) -> Operation:
         row, kind, names = ROWS.get(node.op), self.graph.types[node.name], [self._name(i) for i in node.inputs]
@@ -144,26 +143,15 @@ class Operations:
         keeps = [names[i] for i in saved if isinstance(i, int) and i < len(names)]
         keeps += [node.name] if "result" in saved else []
         trained = any(grad and name in self.parameters for name, grad in zip(names, grads, strict=True))
-        return self._operation(
-            node,
-            node.inputs,
+        operation = self._operation(node, node.inputs)
+        return operation._replace(
             alias=names[0] if moves_nothing and not of_weight else "",
-            num_bytes=0.0 if of_weight else self.bytes_of(node.name),
+            num_bytes=0.0 if of_weight else operation.num_bytes,
             keeps=tuple(k for k in keeps if k not in self.parameters),
             mask_bytes=kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0,
             apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
             attention=row is not None and row.passes > 1,
         )
-
-
-class _Facts(TypedDict, total=False):
-    alias: str
-    num_bytes: float
-    keeps: tuple[str, ...]
-    mask_bytes: float
-    apart: bool
-    attention: bool
-    early: bool
 
 
 def _check_precision(execution: Execution, narrow: set[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 from bench.plans import CERTIFIED
 from examples.zoo import ZOO
 from shardwright.cost.calibration.local import default_cluster
-from shardwright.cost.timeline.program import Program, program
+from shardwright.cost.timeline.program import StepProgram, program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
@@ -52,7 +52,7 @@ def test_a_step_leaves_as_many_buffers_as_predicted(name: str, monkeypatch: pyte
         assert run_ranks(rank, 2, 60) == [[predicted, predicted]] * 2
 
 
-def gathered(made: Program) -> float:
+def gathered(made: StepProgram) -> float:
     return made.stages[0].state.get("gathered", 0.0)
 
 

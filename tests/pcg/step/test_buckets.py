@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardwright.pcg.step.buckets import BLOCK_BYTES, BUCKET_BYTES, LARGE_BYTES, Buckets, Gradient, blocks
+from shardwright.pcg.step.buckets import BLOCK_BYTES, BUCKET_BYTES, LARGE_BYTES, Buckets, blocks
+
+Gradient = tuple[str, object, float, int]
 
 
-def units(gradients: Iterable[Gradient[str]]) -> tuple[list[list[str]], list[list[str]]]:
+def units(gradients: Iterable[Gradient]) -> tuple[list[list[str]], list[list[str]]]:
     """Those launched on the way, and the rest."""
     buckets = Buckets[str]()
-    launched = [unit for gradient in gradients if (unit := buckets.add(gradient)) is not None]
+    launched = [unit for gradient in gradients if (unit := buckets.add(*gradient)) is not None]
     return launched, buckets.rest()
 
 
@@ -26,27 +28,27 @@ def test_a_block_is_closed_when_it_has_reached_its_size_and_not_before() -> None
 
 
 def test_a_large_gradient_is_summed_alone_and_at_once() -> None:
-    large, small = Gradient("large", 0, LARGE_BYTES), Gradient("small", 0, LARGE_BYTES - 1)
+    large, small = ("large", 0, LARGE_BYTES, 0), ("small", 0, LARGE_BYTES - 1, 0)
     assert units([small, large]) == ([["large"]], [["small"]])
 
 
 def test_a_bucket_is_closed_when_it_has_reached_its_size_and_not_before() -> None:
     size = LARGE_BYTES - 1
     number = -(-BUCKET_BYTES // size)
-    every = [Gradient(str(i), 0, size) for i in range(number + 1)]
+    every = [(str(i), 0, size, 0) for i in range(number + 1)]
     launched, rest = units(every)
     assert (list(map(len, launched)), rest) == ([number], [[str(number)]])
     short = number * size - BUCKET_BYTES + 1
-    launched, rest = units([Gradient("short", 0, size - short), *every[1:]])
+    launched, rest = units([("short", 0, size - short, 0), *every[1:]])
     assert list(map(len, launched)) == [number + 1]
     assert rest == []
 
 
 def test_gradients_that_go_other_ways_have_buckets_of_their_own() -> None:
-    assert units(Gradient(name, name, 1) for name in "aba") == ([], [["a", "a"], ["b"]])
+    assert units((name, name, 1, 0) for name in "aba") == ([], [["a", "a"], ["b"]])
 
 
 def test_a_fold_fills_a_bucket_but_does_not_close_it() -> None:
-    fold = Gradient("fold", 0, 1, more=BUCKET_BYTES)
+    fold = ("fold", 0, 1, BUCKET_BYTES)
     assert units([fold, fold]) == ([], [["fold", "fold"]])
-    assert units([fold, Gradient("last", 0, 1)]) == ([["fold", "last"]], [])
+    assert units([fold, ("last", 0, 1, 0)]) == ([["fold", "last"]], [])
