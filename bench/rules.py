@@ -231,7 +231,7 @@ def _proof(figures: Figures) -> list[str]:
         f"in {report.time_s:.0f} s: {report.counts['certified']:,} certified, {report.counts['refuted']} refuted, "
         f"{report.counts['unknown']} unknown.\n"
     )
-    seconds = "".join(f"* {what}: {number:,} of {of:,}\n" for what, number, of in report.second_proofs())
+    seconds = "".join(f"* {what}\n" for what in report.proofs())
     return ["## Proven anew\n", text, seconds]
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.reports.report import Paragraph, Report
-from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.verifier.catalogue import SHIPPED
+from shardwright.verifier.certificates import PROOFS
 from shardwright.verifier.judge import LIMIT_S, Verdict, judge
 from shardwright.verifier.rulefile import Entry, RuleFile, read_rules
 from shardwright.workers import Event, Task, Workers, workers
@@ -49,12 +49,13 @@ class Judged:
             return {**data, "reason": self.entry.problem}
         found = {"equation": self.entry.rule.equation if self.entry.rule else "", "reason": self.verdict.reason,
                  "true_under": self.verdict.hint}  # fmt: skip
-        axioms = list(self.verdict.certificate.axioms) if self.verdict.certificate else []
-        found["second_proof"] = self.verdict.second
+        certificate = self.verdict.certificate
+        proofs, axioms = (certificate.proofs, certificate.axioms) if certificate else ((), ())
         return {
             **data,
             **{k: v for k, v in found.items() if v},
-            "axioms": axioms,
+            "proofs": list(proofs),
+            "axioms": list(axioms),
             "time_s": round(self.verdict.time_s, 4),
         }
 
@@ -80,20 +81,15 @@ class Judgement(Report):
         bad = {"refuted", "malformed"} & {judged.outcome for judged in (*self.rules, *self.base)}
         return not bad and not any(self.lemmas.values())
 
-    def second_proofs(self) -> list[tuple[str, int, int]]:
-        """How many certified equations have a second proof: in words, the number, and of how many."""
-        certified = [
-            (judged.entry.rule, judged.verdict.second)
-            for judged in self.rules
-            if judged.verdict is not None and judged.outcome == "certified" and isinstance(judged.entry.rule, Equation)
+    def proofs(self) -> list[str]:
+        """How many rules of each kind are certified, and by which proofs, in words."""
+        certified = [j for j in self.rules if j.verdict is not None and j.verdict.certificate is not None]
+        counts = Counter(kind_of(judged.entry.rule) for judged in certified if judged.entry.rule is not None)
+        return [
+            f"{kind} rules certified: {counts[kind]:,}, by {' and by '.join(proofs)}"
+            for kind, proofs in PROOFS.items()
+            if counts[kind]
         ]
-        kinds = {"placement": "by what typed terms denote", "serial": "in real arithmetic"}
-        found: list[tuple[str, int, int]] = []
-        for kind, how in kinds.items():
-            seconds = [second for rule, second in certified if kind_of(rule) == kind]
-            if seconds:
-                found.append((f"{kind} rules proven a second time, {how}", sum(map(bool, seconds)), len(seconds)))
-        return found
 
     def paragraphs(self) -> list[Paragraph]:
         worst = [
@@ -103,7 +99,7 @@ class Judgement(Report):
             if judged.outcome == outcome
         ]
         broken = [f"lemma {name}: {problem}" for name, problem in self.lemmas.items() if problem]
-        lines = [outcomes(self.counts), *(f"{text}: {number} of {of}" for text, number, of in self.second_proofs())]
+        lines = [outcomes(self.counts), *self.proofs()]
         if self.base:
             lines.append(f"shipped rules that proofs rest on: {outcomes(count(self.base))}")
         if self.lemmas:

@@ -3,7 +3,7 @@
 Here belong the semantics that rules are proven against, the proofs, the falsifiers with their counterexamples, and the
 store of certificates. docs/proofs.md says what is claimed and trusted. Where a line belongs:
 
-    rows/          row rules and steps of the parallel operators: semantics, claims ▶ rowproof; sums ▶ stepproof
+    rows/          row rules and steps of the parallel operators: semantics, claims ▶ rowproof; stepproof
     algebra/       serial rules, first proof: elements*, normal forms, laws (stated in lawbook) ▶ serialproof
     reals/         serial rules, second proof ▶ realproof
     placement/     placement rules ▶ typing; second proof: denotation

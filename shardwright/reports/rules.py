@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.reports.report import Paragraph, Report
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule, kind_of
-from shardwright.substitutions.steps import Move, StepRule
+from shardwright.substitutions.steps import StepRule, SymbolicStep
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier.catalogue import SHIPPED
 from shardwright.verifier.rulefile import Entry, RuleFile, read_rules
@@ -76,6 +76,7 @@ class RuleReport(Report):
             "hash": rule.hash,
             "operators": sorted(operators(rule)),
             "certificate": None if certificate is None else {
+                "proofs": list(certificate.proofs),
                 "axioms": list(certificate.axioms), "statements": _statements(certificate.axioms),
                 "solver": certificate.solver, "scope": certificate.scope,
             },
@@ -122,6 +123,7 @@ def _proof(entry: Entry) -> Iterator[str]:
         yield "no certificate of this prover in the file; `shardwright rules verify` judges the rule now"
     else:
         yield f"certified by {found.solver}, {found.scope}"
+        yield f"proven by {' and, independently, by '.join(found.proofs)}"
         yield from _axioms(found.axioms)
     if entry.note.implied_by:
         yield f"implied by {', '.join(entry.note.implied_by)}"
@@ -159,7 +161,7 @@ def _sides(rule: Rule) -> list[Paragraph]:
     return [Paragraph(side, list(_forest(roots, types))) for side, roots in graphs.items()]
 
 
-def _chain(rule: StepRule, moves: Sequence[Move]) -> Iterator[str]:
+def _chain(rule: StepRule, moves: Sequence[SymbolicStep]) -> Iterator[str]:
     """The layouts at the start and after every step."""
     yield "start".ljust(28) + _places(rule.end(()))
     for i, move in enumerate(moves):
