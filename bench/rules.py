@@ -28,10 +28,10 @@ from examples.zoo import ZOO
 from shardwright.cost.calibration.local import default_cluster
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.generation import Generated, Settings, generate
+from shardwright.judging import Judgement, verify
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.reports.coverage import Coverage
-from shardwright.rules import Judgement, verify
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rules import KINDS

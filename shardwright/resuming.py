@@ -104,5 +104,7 @@ def _read(path: Path) -> Any:  # noqa: ANN401 - JSON
 
 def _verdict(data: Mapping[str, Any]) -> Verdict:
     kept = data["certificate"]
-    certificate = kept and Certificate(**{key: tuple(v) if isinstance(v, list) else v for key, v in kept.items()})
-    return Verdict(data["outcome"], certificate, data["reason"], data["hint"], data["time_s"])
+    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in (kept or {}).items()}
+    return Verdict(
+        data["outcome"], Certificate(**fields) if kept else None, data["reason"], data["hint"], data["time_s"]
+    )

@@ -154,8 +154,8 @@ def test_a_worker_that_dies_is_asked_again_once(tmp_path: Path) -> None:
 
 def test_what_is_not_proven_is_left_out_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rules.json"
-    monkeypatch.setattr(generation, "judging", lambda keys, rules, limit_s, jobs, explain: [
-        generation.Task("tests.shardwright.fakes:doubt", (list(rules), limit_s, False), ("judge", tuple(keys)))
+    monkeypatch.setattr(generation, "judging_calls", lambda keys, rules, limit_s, jobs, explain: [
+        generation.Call("tests.shardwright.fakes:doubt", (list(rules), limit_s, False), ("judge", tuple(keys)))
     ] if rules else [])  # fmt: skip
     found, _ = run(path, contexts(tmp_path))
     assert found.counts["unknown"] == 4
