@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -85,6 +85,16 @@ def erase(term: Term) -> Term:
 def subterms(term: Term) -> tuple[Term, ...]:
     """The term and everything inside it, operands first."""
     return term.inside if isinstance(term, Apply) else (term,)
+
+
+def applied(roots: Iterable[Term]) -> Iterator[Apply]:
+    """Every operator in these terms, operands first, as often as it is used."""
+    return (term for root in roots for term in subterms(root) if isinstance(term, Apply))
+
+
+def variables_in(roots: Iterable[Term]) -> set[str]:
+    """The variables that occur in these terms."""
+    return {term.name for root in roots for term in subterms(root) if isinstance(term, Variable)}
 
 
 def parse_term(text: str) -> Term:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.factors import Signature
+from shardwright.pcg.inference import offered
 from shardwright.pcg.layout import Layout, Layouts
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARALLEL_OPS, step
@@ -25,7 +26,8 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.generator.canonical import ROOTS
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.terms import Apply, Dims, Term, Variable, subterms
+from shardwright.substitutions.primes import primes
+from shardwright.substitutions.terms import Dims, Term, Variable, applied, subterms
 
 AXES = ("a", "b")
 _FREE: Mapping[str, Any] = {"padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0),
@@ -48,14 +50,6 @@ class Ground(NamedTuple):
     operands: tuple[int, ...]
 
 
-def _primes() -> Iterator[int]:
-    number = 1009
-    while True:
-        if all(number % d for d in range(2, int(number**0.5) + 1)):
-            yield number
-        number += 2
-
-
 @dataclass
 class GroundSizes:
     """The number that every name stands for: primes for sizes, small numbers for where slices start.
@@ -65,7 +59,7 @@ class GroundSizes:
 
     of: dict[str, Any] = field(default_factory=dict)
     splices: set[int] = field(default_factory=set)
-    _fresh: Iterator[int] = field(default_factory=_primes)
+    _fresh: Iterator[int] = field(default_factory=lambda: primes(1009))
     _small: int = 3
 
     def env(self, rule: Equation) -> dict[str, Any]:
@@ -74,13 +68,13 @@ class GroundSizes:
         for _, dims in rule.variables:
             for name in dims.names:
                 env[name.lstrip("*")] = self._number(name)
-        applied = [t for side in (*rule.left, *rule.right) for t in subterms(side) if isinstance(t, Apply)]
+        terms = list(applied((*rule.left, *rule.right)))
         for key in ("stop", "start", *_FREE):
-            for term in applied:
+            for term in terms:
                 for name in dict(term.attrs)[key].names if key in dict(term.attrs) else ():
                     if name not in env:
                         env[name] = _FREE[key] if key in _FREE else self._number(f"{key} {name}")
-        for term in applied:
+        for term in terms:
             for key, value in term.attrs:
                 for name in value.names if key != "axis" else ():
                     env.setdefault(name, self._number(f"*{name}"))
@@ -187,26 +181,10 @@ def _stepped(op: str, attrs: Mapping[str, Any], kind: GroundType) -> GroundType 
 
 def _split(row: Row, signature: Signature, operands: Sequence[Layout]) -> Layout | None:
     """The layout of the result along an axis on which the operands have these; None where no choice asks for them."""
-    kinds = {layout.kind for layout in operands}
-    if kinds in ({"R"}, {"C"}):
-        return operands[0]
-    for partial in row.linear_in:
-        if tuple(layout.kind for layout in operands) == tuple(
-            "P" if i in partial else "C" for i in range(len(operands))
-        ):
-            return Layout("P")
     blocks = {layout.blocks for layout in operands if layout.is_shard}
-    for number, factor in enumerate(signature.factors):
-        if factor.role == "fixed":
-            continue
-        for count in {1, *blocks}:
-            if factor.size % count:
-                continue
-            view = signature if count == 1 else signature.refined(number, count)
-            at = next(i for i, f in enumerate(view.factors) if f.name == factor.name)
-            needed, result = view.split_layouts(at)
-            if all(_same(a, b) for a, b in zip(needed, operands, strict=True)):
-                return result
+    for choice, needed, result in offered(row, signature, lambda size: blocks):
+        if needed == tuple(operands) or (choice[0] not in "RCP" and all(map(_same, needed, operands))):
+            return result
     return None
 
 
@@ -247,7 +225,7 @@ class Direction:
     @cached_property
     def attrs(self) -> tuple[tuple[str, Expression], ...]:
         """The attributes of the left side's operators, operands first."""
-        return tuple(attr for t in subterms(self.left) if isinstance(t, Apply) for attr in t.attrs)
+        return tuple(attr for t in applied([self.left]) for attr in t.attrs)
 
     @cached_property
     def asked(self) -> Asked:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, islice, permutations, product
+from itertools import islice, permutations, product
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
@@ -26,7 +26,7 @@ from shardwright.substitutions.generator.groundterms import (
     GroundType,
     Terms,
 )
-from shardwright.substitutions.terms import Apply, Term, Variable, is_splice, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, applied, is_splice, variables_in
 
 EXPANSIONS = 8
 GROWTH = 1
@@ -53,8 +53,7 @@ def _rank(rule: Equation) -> tuple[object, ...]:
 
 def _size(rule: Equation) -> int:
     """The distinct operators of either side, together."""
-    sides = (chain.from_iterable(map(subterms, side)) for side in (rule.left, rule.right))
-    return sum(len({term for term in side if isinstance(term, Apply)}) for side in sides)
+    return sum(len(set(applied(side))) for side in (rule.left, rule.right))
 
 
 class Reduction:
@@ -114,7 +113,7 @@ class Reduction:
             self._several.add(rule.name)
         one, other = joined(rule.left), joined(rule.right)
         for left, right in ((one, other), (other, one)):
-            if isinstance(left, Apply) and _variables(right) <= _variables(left):
+            if isinstance(left, Apply) and variables_in([right]) <= variables_in([left]):
                 direction = Direction(rule, left, right)
                 asked = self._asked.setdefault(direction.asked, len(self._asked))
                 self._kept.setdefault(_shape(left), []).append((direction, asked))
@@ -225,10 +224,6 @@ def _axes(axes: tuple[str, ...]) -> tuple[Mapping[str, str], ...]:
     if len(axes) > len(AXES):
         return ()
     return tuple(dict(zip(axes, order, strict=True)) for order in permutations(AXES, len(axes)))
-
-
-def _variables(term: Term) -> set[str]:
-    return {t.name for t in subterms(term) if isinstance(t, Variable)}
 
 
 def _names(ways: Mapping[int, tuple[int, str]], number: int) -> set[str]:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.errors import GraphError
-from shardwright.pcg.factors import Signature
-from shardwright.pcg.graph import Graph, Node, fits, infer, leaf, make_attrs, required_layouts
+from shardwright.pcg.graph import Graph, Node, fits, infer, leaf, make_attrs
+from shardwright.pcg.inference import offered
 from shardwright.pcg.interpret import Array
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.optable import ROWS, Row
+from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS, REPLICATE
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
@@ -102,21 +102,13 @@ class Devices:
 
     def _split(self, op: str, operands: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[str, ...]:
         """The choice of every axis that asks for just these layouts."""
-        row = ROWS[op]
-        signature = row.signature([t.shape for t in operands], attrs)
-        names = [f.name for f in signature.factors if f.role != "fixed"]
-        choices = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *names]
+        signature = ROWS[op].signature([t.shape for t in operands], attrs)
         found: list[str] = []
         for axis, name in enumerate(self.mesh.names):
             have = tuple(t.layouts[axis] for t in operands)
-            blocks = {x.blocks for x in have if x.blocks > 1}
-            blocked = [
-                f"{f.name}/{n}" for f in signature.factors for n in blocks if f.role != "fixed" and f.size % n == 0
-            ]
-            asked = ((c, _asks(signature, c, len(operands), row)) for c in (*choices, *blocked))
-            fitting = (
-                c for c, needs in asked if needs is not None and all(map(fits, operands, (axis,) * len(needs), needs))
-            )
+            blocks = {x.blocks for x in have}
+            ways = offered(ROWS[op], signature, lambda size, blocks=blocks: blocks)
+            fitting = (way for way, needs, _ in ways if all(map(fits, operands, (axis,) * len(needs), needs)))
             if (choice := next(fitting, None)) is None:
                 raise GraphError(f"{op} has no split for operands in {', '.join(map(str, have))} along {name!r}")
             found.append(choice)
@@ -148,13 +140,6 @@ class Devices:
 
     def graph(self) -> Graph:
         return Graph(tuple(self.nodes), (), self.mesh)
-
-
-def _asks(signature: Signature, choice: str, num_operands: int, row: Row) -> Layouts | None:
-    try:
-        return required_layouts(signature, choice, num_operands, row)[0]
-    except GraphError:
-        return None
 
 
 def _stored(layout: Layout, partial: Sequence[int], axis: int) -> Layout:
