@@ -36,7 +36,7 @@ _LAYOUT = re.compile(r"R|C|P|S\((\w+), (\w+)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SymbolicLayout:
     """A symbolic layout on one axis: a kind and, for `S`, the names of its dimension and of its number of blocks."""
 
     kind: str
@@ -47,7 +47,7 @@ class Place:
         return f"S({self.dim}, {self.blocks})" if self.kind == "S" else self.kind
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> SymbolicLayout:
         match = _LAYOUT.fullmatch(text)
         if not match:
             raise RuleError(f"layout {text!r} is not one of R, C, P or S(d, n)")
@@ -78,12 +78,12 @@ class Move:
             raise RuleError(f"step {text!r}: {match[1]} is given {'no' if match[2] else 'a'} dimension")
         return cls(match[1], match[4], match[2] or "", match[3] or "")
 
-    def after(self, before: Place) -> Place:
+    def after(self, before: SymbolicLayout) -> SymbolicLayout:
         """Where the step leads from `before`; a `RuleError` where it is not defined there."""
         start, end = (PLAIN | FUSED)[self.op]
         if before.kind != start:
             raise RuleError(f"{self} steps from {start}, got {before}")
-        return Place(end, self.dim, self.blocks) if end == "S" else Place(end)
+        return SymbolicLayout(end, self.dim, self.blocks) if end == "S" else SymbolicLayout(end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class StepRule:
     """left = right for a tensor that starts in these layouts, axis by axis; steps are listed in order of execution."""
 
     name: str
-    start: tuple[tuple[str, Place], ...]
+    start: tuple[tuple[str, SymbolicLayout], ...]
     left: tuple[Move, ...]
     right: tuple[Move, ...]
 
@@ -109,7 +109,7 @@ class StepRule:
         made |= {(axis, p.dim, p.blocks) for axis, p in self.start if p.kind == "S"}
         return tuple(f"{n}*{'k' if axis == 'a' else 'l'} | {d}" for axis, d, n in sorted(made))
 
-    def end(self, moves: tuple[Move, ...]) -> dict[str, Place]:
+    def end(self, moves: tuple[Move, ...]) -> dict[str, SymbolicLayout]:
         """The layouts after a chain; a `RuleError` where it is ill-typed."""
         places = dict(self.start)
         for move in moves:
@@ -141,7 +141,9 @@ class StepRule:
             start = fields.text_map(found, "start")
             if not start or set(start) - {"a", "b"}:
                 raise RuleError(f"field 'start': expected layouts on the axes a and b, got {sorted(start)}")
-            places = tuple((axis, fields.one(text, f"start.{axis}", Place.parse)) for axis, text in start.items())
+            places = tuple(
+                (axis, fields.one(text, f"start.{axis}", SymbolicLayout.parse)) for axis, text in start.items()
+            )
             left, right = (fields.each(fields.texts(found, side), side, Move.parse) for side in ("left", "right"))
             if not left:
                 raise RuleError("field 'left': no steps; an empty chain would match anything")
@@ -159,7 +161,7 @@ class StepRule:
 def steps(name: str, start: Mapping[str, str], left: str, right: str) -> StepRule:
     """A rule from its text; steps are separated by `;`, in order of execution."""
     try:
-        places = tuple((axis, Place.parse(text)) for axis, text in start.items())
+        places = tuple((axis, SymbolicLayout.parse(text)) for axis, text in start.items())
         sides = [tuple(Move.parse(s.strip()) for s in side.split(";") if s.strip()) for side in (left, right)]
     except RuleError as error:
         raise RuleError(f"rule {name!r}: {error}") from None

@@ -38,7 +38,7 @@ class Certificate:
 
 _PROVER = ("rows", "algebra", "placement/typing.py", "fit.py", "lemmas.py", "solver.py")  # folders and files
 _TYPES = ("factors", "inference", "layout", "parallel")
-_FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
+_FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "primes", "rowrules", "steps", "terms")
 
 
 @lru_cache(maxsize=1)

@@ -29,7 +29,7 @@ _VARIABLES = ("x", "y", "z", "w", "v", "u", "t", "s", "r", "q")
 _SPLICES = ("b", "a", "c", "e")
 _SIZES = ("i", "o", "k", "n", "m", "h", "d", "j", "l", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
 _AXES = ("a", "b", "c")
-Sides = tuple[Term, Term]
+TermPair = tuple[Term, Term]
 
 
 def canonical(rule: Equation) -> Equation:
@@ -107,7 +107,7 @@ def _num_ops(term: Term) -> int:
     return len(set(applied([term])))
 
 
-def _forms(sides: Sides) -> Iterator[Sides]:
+def _forms(sides: TermPair) -> Iterator[TermPair]:
     """Both sides with commutative operands sorted; every order where the structure does not decide.
 
     Terms that are one stay one. The rule that says that an operator commutes is left as it is.
@@ -154,7 +154,7 @@ def _named(rule: Equation, left: Term, right: Term) -> Equation:
     return Equation("rule", dims, first, second, guard, rule.moves, tuple(axes.values()), layouts)
 
 
-def _axes(rule: Equation, sides: Sides) -> dict[str, str]:
+def _axes(rule: Equation, sides: TermPair) -> dict[str, str]:
     """New names of axes, in the order in which parallel operators move along them."""
     moved = [str(value) for t in applied(sides) for key, value in t.attrs if key == "axis"]
     return dict(zip(dict.fromkeys([*moved, *rule.axes]), _AXES, strict=False))
@@ -167,7 +167,7 @@ def _layouts(rule: Equation, variable: str, axes: Mapping[str, str], sizes: Mapp
     return tuple(Placement(own[axis].kind, own[axis].dim, blocks[axis]) for axis in axes)
 
 
-def _sizes(rule: Equation, variables: list[str], sides: Sides) -> dict[str, str]:
+def _sizes(rule: Equation, variables: list[str], sides: TermPair) -> dict[str, str]:
     """New names of sizes, in order of appearance in the dims of the variables, then in attributes."""
     names = [name for v in variables for name in rule.dims[v].names]
     for term in applied(sides):

@@ -196,7 +196,7 @@ def _same(needed: Layout, given: Layout) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Direction:
+class DirectedRule:
     """A rule from one side to the other."""
 
     rule: Equation
@@ -277,7 +277,7 @@ class GroundMatch:
     """What the variables and names of a rule are in a term. `env` begins with the axes."""
 
     terms: Terms
-    direction: Direction
+    direction: DirectedRule
     variables: dict[str, int] = field(default_factory=dict)
     env: dict[str, Any] = field(default_factory=dict)
 

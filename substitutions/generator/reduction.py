@@ -20,7 +20,7 @@ from shardwright.substitutions.generator.canonical import joined
 from shardwright.substitutions.generator.groundterms import (
     AXES,
     Asked,
-    Direction,
+    DirectedRule,
     GroundMatch,
     GroundSizes,
     GroundType,
@@ -61,7 +61,7 @@ class Reduction:
 
     def __init__(self, expansions: int = EXPANSIONS) -> None:
         self.terms, self.sizes, self.expansions = Terms(), GroundSizes(), expansions
-        self._kept: dict[PatternShape, list[tuple[Direction, int]]] = {}
+        self._kept: dict[PatternShape, list[tuple[DirectedRule, int]]] = {}
         self._several: set[str] = set()
         self._next: dict[int, dict[int, Edge]] = {}
         self._done: dict[int, list[int]] = {}
@@ -98,7 +98,7 @@ class Reduction:
 
     def _given(self, rule: Equation) -> frozenset[tuple[str, int]]:
         """What the guard of a rule grants to the rules that rewrite it."""
-        match = GroundMatch(self.terms, Direction(rule, joined(rule.left), joined(rule.right)))
+        match = GroundMatch(self.terms, DirectedRule(rule, joined(rule.left), joined(rule.right)))
         match.env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
         return frozenset(match.needs(self.sizes.splices) or ())
 
@@ -114,7 +114,7 @@ class Reduction:
         one, other = joined(rule.left), joined(rule.right)
         for left, right in ((one, other), (other, one)):
             if isinstance(left, Apply) and variables_in([right]) <= variables_in([left]):
-                direction = Direction(rule, left, right)
+                direction = DirectedRule(rule, left, right)
                 asked = self._asked.setdefault(direction.asked, len(self._asked))
                 self._kept.setdefault(_shape(left), []).append((direction, asked))
 
@@ -186,7 +186,7 @@ class Reduction:
         return leaves, [*attrs, *node.attrs]
 
     def _applied(
-        self, direction: Direction, asked: int, leaves: Sequence[int], attrs: Sequence[tuple[str, Any]]
+        self, direction: DirectedRule, asked: int, leaves: Sequence[int], attrs: Sequence[tuple[str, Any]]
     ) -> Iterator[tuple[int, Needs]]:
         for one, other in direction.repeated:
             if leaves[one] != leaves[other]:
