@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.steps import Move, Place, StepRule
+from shardwright.substitutions.steps import Move, StepRule, SymbolicLayout
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.rows.sums import Cell, Equality, Monomial, Normal, summed
@@ -28,7 +28,7 @@ DEGREE = {"a": z3.Int("k"), "b": z3.Int("l")}
 class Value:
     """What every device holds, and in which layouts."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, SymbolicLayout]
     element: Element
 
 
@@ -108,7 +108,7 @@ def _gathered(element: Element, axis: str, dim: str) -> Element:
     return lambda where: element({**where, f"p:{axis}": where[f"{dim}:{axis}"]})
 
 
-def _moved(element: Element, move: Move, before: Place) -> Element:
+def _moved(element: Element, move: Move, before: SymbolicLayout) -> Element:
     """What the devices hold after one step."""
     axis = move.axis
     match move.op:
