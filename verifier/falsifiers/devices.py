@@ -25,10 +25,10 @@ from shardwright.pcg.parallel import PARALLEL_OPS, REPLICATE
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.primesizes import CONSTANTS
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, subterms
+from shardwright.substitutions.terms import Term, Variable
+from shardwright.verifier.falsifiers.instances import index_limit, index_ranges
 
 _FREE = (29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
-_RESHAPING = ("linear", "matmul", "permute", "reshape", "concat", "slice", "sum", "conv2d", "embedding", "sdpa")
 
 
 @dataclass
@@ -66,11 +66,13 @@ class Devices:
         return dict(CONSTANTS) | divided | dict(free)
 
     def _sides(self, rule: Equation, sizes: Mapping[str, Any]) -> list[tuple[str, str]]:
-        limits = _limits(rule)
+        indices = index_ranges(rule)
         given = {name: dims.shape(sizes) for name, dims in rule.variables}
         layouts = {name: tuple(p.at(sizes) for p in places) for name, places in rule.layouts}
         leaves = {
-            name: self._variable(name, shape, layouts[name], _limit(limits[name], given) if name in limits else None)
+            name: self._variable(
+                name, shape, layouts[name], index_limit(indices[name], given, sizes) if name in indices else None
+            )
             for name, shape in given.items()
         }
         pairs = zip(rule.left, rule.right, strict=True)
@@ -154,30 +156,3 @@ def _sum_split(layout: Layout, partial: Sequence[int], axis: int) -> str:
     if not layout.is_shard:
         return "R"
     return f"d{layout.dim + len(partial)}" + (f"/{layout.blocks}" if layout.blocks > 1 else "")
-
-
-def _limit(target: tuple[str, int] | None, given: Mapping[str, tuple[int, ...]]) -> int:
-    """How far an index variable counts; no dimension is smaller than the smallest."""
-    if target and target[1] < len(given[target[0]]):
-        return given[target[0]][target[1]]
-    return min(n for shape in given.values() for n in shape)
-
-
-def _limits(rule: Equation) -> dict[str, tuple[str, int] | None]:
-    """The index variables of a rule: into which dimension of which variable each points, None where that is unclear."""
-    found: dict[str, tuple[str, int] | None] = {}
-    for term in (t for root in (*rule.left, *rule.right) for t in subterms(root)):
-        if isinstance(term, Apply):
-            for position, (operand, dim) in INDEX_OPERANDS.get(term.op, {}).items():
-                index, target = (_inner(term.operands[i], rule) for i in (position, operand))
-                if isinstance(index, Variable):
-                    found[index.name] = (target.name, dim) if isinstance(target, Variable) else None
-    return found
-
-
-def _inner(term: Term, rule: Equation) -> Term:
-    """The variable that has the shape of a term, below operators that keep it."""
-    if isinstance(term, Variable) or term.op in _RESHAPING:
-        return term
-    below = [_inner(operand, rule) for operand in term.operands]
-    return max(below, key=lambda t: len(rule.dims[t.name].entries) if isinstance(t, Variable) else 99)
