@@ -233,6 +233,48 @@ class DirectedRule:
         layouts = dict(self.rule.layouts)
         return Asked(tuple((self.rule.dims[v], layouts.get(v, ())) for v in self.variables), self.rule.axes)
 
+    def solved(
+        self,
+        types: Sequence[GroundType],
+        bound: Mapping[str, Any],
+        attrs: Sequence[tuple[str, Any]],
+        env: dict[str, Any],
+    ) -> bool:
+        """Whether sizes and attributes fit, given what the types bind; adds to `env`, which begins with the axes.
+
+        `types` are those of the variables, and `attrs` the attributes that a term has where the left side has its own.
+        """
+        if [key for key, _ in self.attrs] != [key for key, _ in attrs]:
+            return False
+        pairs = [(want, have) for (_, want), (_, have) in zip(self.attrs, attrs, strict=True)]
+        for want, have in pairs:
+            for size, value in want.read(have).items():
+                env.setdefault(size, value)
+        if any(env.setdefault(name, value) != value for name, value in bound.items()):
+            return False
+        for name, kind in zip(self.variables, types, strict=True):
+            found = self.rule.dims[name].factored(kind.shape, env)
+            if found is None:
+                return False
+            env.update(found)
+        try:
+            fits = all(want.evaluate(env) == have for want, have in pairs)
+        except (RuleError, TypeError):
+            return False
+        return fits and self._blocks(dict(zip(self.variables, types, strict=True)), env)
+
+    def _blocks(self, types: Mapping[str, GroundType], env: Mapping[str, Any]) -> bool:
+        """Whether the variables lie in as many blocks as a placement rule says."""
+        for name, placements in self.rule.layouts:
+            layouts = types[name].layouts or ()
+            for axis, placement in zip(self.rule.axes, placements, strict=True):
+                if any(b not in env for b in placement.blocks):
+                    return False
+                have = layouts[AXES.index(env.get(axis, axis))]
+                if have.blocks != prod(env[b] for b in placement.blocks):
+                    return False
+        return True
+
 
 class Asked(NamedTuple):
     """Dims and layouts of the variables of a pattern, in the order in which they occur: many rules ask for the same."""
@@ -272,69 +314,24 @@ def _divided(guard: Expression) -> tuple[Expression, str]:
             return guard, ""
 
 
-@dataclass
-class GroundMatch:
-    """What the variables and names of a rule are in a term. `env` begins with the axes."""
+def needs(rule: Equation, env: Mapping[str, Any], splices: AbstractSet[int]) -> tuple[tuple[str, int], ...] | None:
+    """What a guard asks: (axis, size that its degree divides), ("len", 0) of a rank, ("", 0) of an order.
 
-    terms: Terms
-    direction: DirectedRule
-    variables: dict[str, int] = field(default_factory=dict)
-    env: dict[str, Any] = field(default_factory=dict)
-
-    def solved(self, bound: Mapping[str, Any], attrs: Sequence[tuple[str, Any]]) -> bool:
-        """Whether sizes and attributes fit, given what the types bind; binds what the pattern leaves open."""
-        if len(attrs) != len(self.direction.attrs):
-            return False
-        pairs: list[tuple[Expression, Any]] = []
-        for (key, want), (name, have) in zip(self.direction.attrs, attrs, strict=True):
-            if key != name:
-                return False
-            pairs.append((want, have))
-            for size, value in want.read(have).items():
-                self.env.setdefault(size, value)
-        if any(self.env.setdefault(name, value) != value for name, value in bound.items()):
-            return False
-        for name, number in self.variables.items():
-            found = self.direction.rule.dims[name].factored(self.terms.types[number].shape, self.env)
-            if found is None:
-                return False
-            self.env.update(found)
-        try:
-            return all(want.evaluate(self.env) == have for want, have in pairs) and self._blocks()
-        except (RuleError, TypeError):
-            return False
-
-    def _blocks(self) -> bool:
-        """Whether the variables lie in as many blocks as a placement rule says."""
-        rule = self.direction.rule
-        for name, placements in rule.layouts:
-            layouts = self.terms.types[self.variables[name]].layouts or ()
-            for axis, placement in zip(rule.axes, placements, strict=True):
-                if any(b not in self.env for b in placement.blocks):
-                    return False
-                have = layouts[AXES.index(self.env.get(axis, axis))]
-                if have.blocks != prod(self.env[b] for b in placement.blocks):
-                    return False
-        return True
-
-    def needs(self, splices: AbstractSet[int]) -> tuple[tuple[str, int], ...] | None:
-        """What the guard asks: (axis, size that its degree divides), ("len", 0) of a rank, ("", 0) of an order.
-
-        None where it does not hold at these sizes. `splices` are the numbers of which nobody knows how many there are.
-        """
-        found: list[tuple[str, int]] = []
-        for guard in self.direction.rule.guard:
-            size, axis = _divided(guard)
-            if axis in self.direction.rule.axes:
-                found.append((self.env.get(axis, axis), size.evaluate(self.env)))
+    None where it does not hold at these sizes. `splices` are the numbers of which nobody knows how many there are.
+    """
+    found: list[tuple[str, int]] = []
+    for guard in rule.guard:
+        size, axis = _divided(guard)
+        if axis in rule.axes:
+            found.append((env.get(axis, axis), size.evaluate(env)))
+            continue
+        match guard.tree:
+            case ast.Compare(left=ast.Call(args=[ast.Name(id=splice)])) if set(env[splice]) <= splices:
+                found.append(("len", 0))
+            case ast.Compare(left=ast.Call(args=[ast.Name()])):
                 continue
-            match guard.tree:
-                case ast.Compare(left=ast.Call(args=[ast.Name(id=splice)])) if set(self.env[splice]) <= splices:
-                    found.append(("len", 0))
-                case ast.Compare(left=ast.Call(args=[ast.Name()])):
-                    continue
-                case _ if guard.names & set(self.direction.rule.axes) or guard.evaluate(self.env) is not True:
-                    return None
-                case _:
-                    found.append(("", 0))
-        return tuple(found)
+            case _ if guard.names & set(rule.axes) or guard.evaluate(env) is not True:
+                return None
+            case _:
+                found.append(("", 0))
+    return tuple(found)

@@ -21,10 +21,10 @@ from shardwright.substitutions.generator.groundterms import (
     AXES,
     Asked,
     DirectedRule,
-    GroundMatch,
     GroundSizes,
     GroundType,
     Terms,
+    needs,
 )
 from shardwright.substitutions.terms import Apply, Term, Variable, applied, is_splice, variables_in
 
@@ -98,9 +98,8 @@ class Reduction:
 
     def _given(self, rule: Equation) -> frozenset[tuple[str, int]]:
         """What the guard of a rule grants to the rules that rewrite it."""
-        match = GroundMatch(self.terms, DirectedRule(rule, joined(rule.left), joined(rule.right)))
-        match.env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
-        return frozenset(match.needs(self.sizes.splices) or ())
+        env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
+        return frozenset(needs(rule, env, self.sizes.splices) or ())
 
     def _variable(self, rule: Equation, name: str, env: Mapping[str, Any]) -> int:
         layouts = tuple(place.at(env) for place in dict(rule.layouts)[name]) if rule.axes else ()
@@ -130,8 +129,8 @@ class Reduction:
                 if not queue:
                     continue
                 _, number = heapq.heappop(queue)
-                for other, (name, needs) in self._rewritten(number).items():
-                    if other in ways[here] or self.terms.sizes[other] > limit or not _granted(needs, given):
+                for other, (name, asks) in self._rewritten(number).items():
+                    if other in ways[here] or self.terms.sizes[other] > limit or not _granted(asks, given):
                         continue
                     ways[here][other] = (number, name)
                     if other in ways[1 - here]:
@@ -161,9 +160,9 @@ class Reduction:
                 continue
             leaves, attrs = self._parts(shape, number)
             for direction, asked in rules[seen.get(shape, 0) :]:
-                for made, needs in self._applied(direction, asked, leaves, attrs):
+                for made, asks in self._applied(direction, asked, leaves, attrs):
                     if made != number and self.terms.types[made] == kind:
-                        found.setdefault(made, (direction.rule.name, needs))
+                        found.setdefault(made, (direction.rule.name, asks))
             seen[shape] = len(rules)
         return found
 
@@ -193,25 +192,21 @@ class Reduction:
                 return
         numbers = [leaves[at] for at in direction.variables.values()]
         kinds = tuple([self.terms.kinds[number] for number in numbers])
+        types = [self.terms.types[number] for number in numbers]
         for axes in _axes(direction.rule.axes):
             key = (asked, kinds, tuple(axes.values()))
             if key not in self._bound:
-                types = [self.terms.types[number] for number in numbers]
                 self._bound[key] = direction.asked.bound(types, axes)
-            bound = self._bound[key]
-            if bound is None:
-                continue
-            variables = dict(zip(direction.variables, numbers, strict=True))
-            match = GroundMatch(self.terms, direction, variables, dict(axes))
-            if not match.solved(bound, attrs):
+            bound, env = self._bound[key], dict[str, Any](axes)
+            if bound is None or not direction.solved(types, bound, attrs, env):
                 continue
             try:
-                made = self.terms.build(direction.right, variables, match.env)
-                needs = match.needs(self.sizes.splices)
+                made = self.terms.build(direction.right, dict(zip(direction.variables, numbers, strict=True)), env)
+                asks = needs(direction.rule, env, self.sizes.splices)
             except (RuleError, KeyError):
                 continue
-            if made is not None and needs is not None:
-                yield made, needs
+            if made is not None and asks is not None:
+                yield made, asks
 
 
 def _shape(term: Term) -> PatternShape:
@@ -235,6 +230,6 @@ def _names(ways: Mapping[int, tuple[int, str]], number: int) -> set[str]:
     return names - {""}
 
 
-def _granted(needs: Needs, given: frozenset[tuple[str, int]]) -> bool:
+def _granted(asks: Needs, given: frozenset[tuple[str, int]]) -> bool:
     """Whether a guard grants what is needed: a degree divides the multiples of what it divides."""
-    return all(any(a == axis and (not of or size % of == 0) for a, of in given) for axis, size in needs)
+    return all(any(a == axis and (not of or size % of == 0) for a, of in given) for axis, size in asks)
