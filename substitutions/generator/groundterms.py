@@ -233,14 +233,8 @@ class DirectedRule:
         layouts = dict(self.rule.layouts)
         return Asked(tuple((self.rule.dims[v], layouts.get(v, ())) for v in self.variables), self.rule.axes)
 
-    def solved(
-        self,
-        types: Sequence[GroundType],
-        bound: Mapping[str, Any],
-        attrs: Sequence[tuple[str, Any]],
-        env: dict[str, Any],
-    ) -> bool:
-        """Whether sizes and attributes fit, given what the types bind; adds to `env`, which begins with the axes.
+    def solved(self, types: Sequence[GroundType], attrs: Sequence[tuple[str, Any]], env: dict[str, Any]) -> bool:
+        """Whether sizes and attributes fit; adds to `env`, which begins with the axes and the sizes that types bind.
 
         `types` are those of the variables, and `attrs` the attributes that a term has where the left side has its own.
         """
@@ -250,8 +244,6 @@ class DirectedRule:
         for want, have in pairs:
             for size, value in want.read(have).items():
                 env.setdefault(size, value)
-        if any(env.setdefault(name, value) != value for name, value in bound.items()):
-            return False
         for name, kind in zip(self.variables, types, strict=True):
             found = self.rule.dims[name].factored(kind.shape, env)
             if found is None:

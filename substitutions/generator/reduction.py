@@ -197,8 +197,10 @@ class Reduction:
             key = (asked, kinds, tuple(axes.values()))
             if key not in self._bound:
                 self._bound[key] = direction.asked.bound(types, axes)
-            bound, env = self._bound[key], dict[str, Any](axes)
-            if bound is None or not direction.solved(types, bound, attrs, env):
+            if (bound := self._bound[key]) is None:
+                continue
+            env = {**axes, **bound}
+            if not direction.solved(types, attrs, env):
                 continue
             try:
                 made = self.terms.build(direction.right, dict(zip(direction.variables, numbers, strict=True)), env)
