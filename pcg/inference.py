@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from shardwright.pcg.attrs import Attr, get, integer, integers
@@ -38,6 +39,21 @@ def required_layouts(signature: Signature, choice: str, num_operands: int, row: 
     if name == row.offset or row.random:
         raise LayoutError(f"{row.name} needs consecutive parts along {name!r}; split it without blocks")
     return signature.refined(factor, blocks).split_layouts(factor)
+
+
+def offered(
+    row: Row, signature: Signature, blocks: Callable[[int], Iterable[int]]
+) -> Iterator[tuple[str, Layouts, Layout]]:
+    """Every way to run an operator along one axis: the choice, the operand layouts that it asks for, the result's.
+
+    Factors come whole, then split within each number of equal blocks that `blocks` has for their size.
+    """
+    factors = [f for f in signature.factors if f.role != "fixed" and f.size > 1]
+    choices = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *(f.name for f in factors)]
+    choices += [f"{f.name}/{n}" for f in factors for n in blocks(f.size) if 1 < n < f.size and f.size % n == 0]
+    for choice in choices:
+        with suppress(LayoutError):
+            yield choice, *required_layouts(signature, choice, len(signature.operands), row)
 
 
 def infer(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:

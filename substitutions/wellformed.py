@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import keyword
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from shardwright.pcg.parallel import PARALLEL_OPS
 from shardwright.substitutions.attributes import check_type, semantics
 from shardwright.substitutions.expressions import RESERVED, Expression
 from shardwright.substitutions.fields import located
-from shardwright.substitutions.terms import Apply, Term, subterms
+from shardwright.substitutions.terms import Apply, applied
 
 if TYPE_CHECKING:
     from shardwright.substitutions.equations import Equation
@@ -33,7 +33,7 @@ def check_equation(rule: Equation) -> None:
     for side, roots in (("left", rule.left), ("right", rule.right)):
         num_operators = 0
         for i, root in enumerate(roots):
-            for term in _applied(root):
+            for term in applied([root]):
                 num_operators += 1
                 _check_apply(term, f"field '{side}[{i}]'")
         if num_operators > MAX_OPERATORS:
@@ -44,10 +44,6 @@ def check_equation(rule: Equation) -> None:
         _check_numbers(condition, f"field 'guard[{i}]'")
     _check_axes(rule)
     _check_parameters(rule)
-
-
-def _applied(root: Term) -> Iterator[Apply]:
-    return (term for term in subterms(root) if isinstance(term, Apply))
 
 
 def _check_names(rule: Equation) -> None:
@@ -125,7 +121,7 @@ def _check_parameters(rule: Equation) -> None:
     if (twice := _twice(rule.parameters)) is not None:
         raise RuleError(f"field 'parameters': {twice!r} is named twice")
     used = {n for g in rule.guard for n in g.names}
-    used |= {n for root in rule.right for t in _applied(root) for _, value in t.attrs for n in value.names}
+    used |= {n for t in applied(rule.right) for _, value in t.attrs for n in value.names}
     for name in rule.parameters:
         if name in rule.bound:
             raise RuleError(f"field 'parameters': {name!r} is bound by the left side already")

@@ -54,7 +54,7 @@ class Certificate:
 
 _PROVER = ("rows", "algebra", "reals", "placement", "certificates.py", "fit.py", "lemmas.py", "solver.py")
 _TYPES = ("factors", "inference", "layout", "moves", "parallel")
-_FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
+_FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "primes", "rowrules", "steps", "terms")
 
 
 @lru_cache(maxsize=1)

@@ -20,9 +20,9 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.rowrules import RowRule, check_pattern
 from shardwright.substitutions.rules import Rule
-from shardwright.substitutions.terms import Apply, Term, Variable, erase, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, applied, erase, subterms
 from shardwright.verifier.algebra.symbols import Symbols
-from shardwright.verifier.falsifiers.instances import RANKS, SIZES, applied, drawn_sizes, satisfies
+from shardwright.verifier.falsifiers.instances import RANKS, SIZES, drawn_sizes, satisfies
 from shardwright.verifier.falsifiers.mismatch import ERRORS
 from shardwright.verifier.solver import Failure, is_satisfiable
 

@@ -1,7 +1,7 @@
 """Typing of the terms that `placedterms.py` enumerates: operators as tables over small integers.
 
 A *type* is a shape with one layout per mesh axis. Whether an operator may be applied to operands of given types, and
-what it then gives, is what its row offers along each axis (`required_layouts`, as `derive` reads it); the four parallel
+what it then gives, is what its row offers along each axis (`offered`); the four parallel
 operators step as `pcg/parallel.py` says. Both are looked up once per shape and kept as tables of type numbers.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.graph import required_layouts
+from shardwright.pcg.inference import offered
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
@@ -216,15 +216,9 @@ class TypeTable:
     def _rows(self, op: str, signature: Signature, shapes: Sequence[TensorShape], result: TensorShape
               ) -> Iterator[tuple[tuple[int, ...], int]]:  # fmt: skip
         """Every way to run the operator: one of the row's choices per axis."""
-        row, num_operands = ROWS[op], len(shapes)
-        factors = [f for f in signature.factors if f.role != "fixed" and f.size > 1]
-        splits = [f.name for f in factors]
-        if not row.offset and not row.random:
-            splits += [f"{f.name}/{n}" for f in factors for n in self.sizes.prefixes(f.size)[1:]]
-        partial = ["P" + ",".join(map(str, s)) for s in row.linear_in]
-        ways = [required_layouts(signature, choice, num_operands, row) for choice in ("R", "C", *partial, *splits)]
+        ways = [(needed, after) for _, needed, after in offered(ROWS[op], signature, self.sizes.prefixes)]
         for along in product(ways, repeat=len(self.context.axes)):
-            needs = [tuple(way[0][i] for way in along) for i in range(num_operands)]
+            needs = [tuple(way[0][i] for way in along) for i in range(len(shapes))]
             after = tuple(way[1] for way in along)
             if all(map(_apart, (*needs, after))):
                 operands = (self.number(PlacedType(s, layouts)) for s, layouts in zip(shapes, needs, strict=True))

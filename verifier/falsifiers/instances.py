@@ -23,7 +23,7 @@ from shardwright.substitutions.attributes import values
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.match import Match
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, subterms
+from shardwright.substitutions.terms import INDEX_OPERANDS, Term, Variable, applied, subterms
 from shardwright.verifier.falsifiers.mismatch import ERRORS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -55,11 +55,6 @@ def instance(rule: Equation, rng: random.Random) -> tuple[Graph, Match] | None:
         return left_graph(rule, sizes) if satisfies(rule, sizes) else None
     except (RuleError, *ERRORS):
         return None
-
-
-def applied(roots: Sequence[Term]) -> Iterator[Apply]:
-    """Every operator inside these terms, operands first."""
-    return (t for root in roots for t in subterms(root) if isinstance(t, Apply))
 
 
 # ---- sizes and attributes ----
@@ -213,7 +208,7 @@ def drawn(
     indices, found, ignored = index_ranges(rule), dict[str, Array](), _ignored(rule, sizes)
     for name, shape in shapes.items():
         if name in indices:
-            found[name] = rng.integers(0, max(_limit(indices[name], shapes, sizes), 1), shape)
+            found[name] = rng.integers(0, max(index_limit(indices[name], shapes, sizes), 1), shape)
             for value in ignored:
                 found[name] = np.where(rng.random(shape) < IGNORED_SHARE, value, found[name])
         elif not ops & _ROUGH:
@@ -231,7 +226,9 @@ def _ignored(rule: Equation, sizes: Mapping[str, Any]) -> list[int]:
     return [found["ignore_index"].evaluate(sizes) for found in attrs]
 
 
-def _limit(uses: Sequence[tuple[Term, int]], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any]) -> int:
+def index_limit(
+    uses: Sequence[tuple[Term, int]], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any]
+) -> int:
     """The least size that a variable indexes into. Logits without a batch have their classes in dimension 0."""
     into = [(shape_of(term, shapes, sizes), dim) for term, dim in uses]
     return min(shape[min(dim, len(shape) - 1)] for shape, dim in into)

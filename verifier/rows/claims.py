@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from shardwright.substitutions.pattern import Dims, Pattern
+from shardwright.substitutions.pattern import FactorDims, Pattern
 from shardwright.substitutions.placement import Placement
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.rows.semantics import Term
@@ -111,7 +111,7 @@ def denoted(encoding: Encoding, members: tuple[str, ...], dim: int, placement: P
     return block * (K * width) + DEVICE * width + rest
 
 
-def tensor_claims(encoding: Encoding, title: str, dims: Dims, placement: Placement) -> Iterator[Claim]:
+def tensor_claims(encoding: Encoding, title: str, dims: FactorDims, placement: Placement) -> Iterator[Claim]:
     """Extents, blocks and indices of one tensor."""
     if placement.kind == "S" and not 0 <= placement.dim < len(dims):
         yield f"{title}: {placement} names a dimension of a tensor of rank {len(dims)}", z3.BoolVal(False)
