@@ -180,7 +180,9 @@ def _in_place(node: ast.AST, number: int, in_key: bool) -> Iterator[Edit]:
     """Edits that leave out or swap parts of a node."""
     match node:
         case ast.Tuple(elts=elements, ctx=ast.Load()) if in_key and len(elements) > 1:  # a text there is a mere label
-            yield from (Edit(number, "elts", i, None) for i, e in enumerate(elements) if not isinstance(e, ast.Constant))
+            yield from (
+                Edit(number, "elts", i, None) for i, e in enumerate(elements) if not isinstance(e, ast.Constant)
+            )
         case ast.comprehension(ifs=conditions):
             yield from (Edit(number, "ifs", i, None) for i in range(len(conditions)))
         case ast.Dict(keys=keys) if len(keys) > 1:

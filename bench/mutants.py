@@ -46,7 +46,18 @@ CORE: dict[str, tuple[str, ...]] = {
     "shardwright.cost.timeline.clock": ("tests/cost/timeline/test_streams.py",),
 }
 """Modules whose faults would be wrong plans or wrong training, and the tests that have to notice them."""
-WARM = ("torch", "torch.distributed", "torch.export", "numpy", "networkx", "sympy", "z3", "scipy.optimize", "rich", "click")
+WARM = (
+    "torch",
+    "torch.distributed",
+    "torch.export",
+    "numpy",
+    "networkx",
+    "sympy",
+    "z3",
+    "scipy.optimize",
+    "rich",
+    "click",
+)
 """Imported once, before the first fork: none of it imports anything of ours."""
 SAMPLE = 300
 ENOUGH = 0.95

@@ -24,7 +24,8 @@ from shardwright.substitutions.terms import Apply, Term, Variable, erase, subter
 from shardwright.verifier.algebra.symbols import Symbols
 from shardwright.verifier.falsifiers.instances import RANKS, SIZES, applied, drawn_sizes, satisfies
 from shardwright.verifier.falsifiers.mismatch import ERRORS
-from shardwright.verifier.solver import Failure, is_satisfiable
+from shardwright.verifier.proof import Failure
+from shardwright.verifier.solver import is_satisfiable
 
 Shape = tuple[int, ...]
 _TRIES, _ENOUGH = 600, 12

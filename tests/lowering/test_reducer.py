@@ -148,7 +148,7 @@ def test_buckets_close_at_their_size(sums: Simulated) -> None:
 def test_sizes_are_those_that_were_measured() -> None:
     """Gradients from 2 MiB are summed in place; buckets of the others close at 25 MiB, as DDP's do."""
     mib = 2**20
-    assert (LARGE_BYTES, BUCKET_BYTES) == (2 * mib, 25 * mib)
+    assert (2 * mib, 25 * mib) == (LARGE_BYTES, BUCKET_BYTES)
     small = [parameter(str(i), mib // 4) for i in range(26)]
     units = Reducer([member(parameter("large", mib // 2)), *map(member, small)]).units
     assert [(len(unit.members), unit.packed) for unit in units] == [(1, False), (25, True), (1, True)]

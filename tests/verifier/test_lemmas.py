@@ -4,7 +4,8 @@ from shardwright.pcg.errors import RuleError
 from shardwright.verifier import lemmas
 from shardwright.verifier.lemmas import LEMMAS, Lemma, require
 from shardwright.verifier.logic import z3
-from shardwright.verifier.solver import Failure, is_satisfiable, is_valid, refute
+from shardwright.verifier.proof import Failure
+from shardwright.verifier.solver import is_satisfiable, is_valid, refute
 
 
 @pytest.mark.parametrize("name", LEMMAS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from shardwright.pcg.errors import RuleError
@@ -17,7 +17,6 @@ from shardwright.verifier.algebra.elements import (
     Index,
     Position,
     Tensor,
-    UnprovenError,
     extent,
     spliced,
 )
@@ -25,17 +24,9 @@ from shardwright.verifier.algebra.elements_rows import evaluator
 from shardwright.verifier.algebra.lawbook import rested_on
 from shardwright.verifier.algebra.polys import poly
 from shardwright.verifier.algebra.symbols import Symbols
-from shardwright.verifier.solver import Failure
+from shardwright.verifier.proof import Failure, Proof, attempted
 
 MAX_ROUNDS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class SerialProof:
-    """The laws that a proof applied, with the facts that they rest on, or why there is no proof."""
-
-    axioms: tuple[str, ...] = ()
-    failure: Failure | None = None
 
 
 def prove_equation(rule: Equation) -> Failure | None:
@@ -43,22 +34,22 @@ def prove_equation(rule: Equation) -> Failure | None:
     return prove_terms(rule, rule.left, rule.right).failure
 
 
-def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> SerialProof:
-    """Prove terms over the rule's variables equal, wherever the left ones are well-formed."""
-    try:
-        symbols = solved(rule, left)
-        run = evaluator(rule, symbols)
+def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> Proof:
+    """Prove terms over the rule's variables equal, wherever the left ones are well-formed.
+
+    The axioms are the laws that were applied and the facts that they rest on.
+    """
+    return attempted(lambda: _proof(rule, left, right))
+
+
+def _proof(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> Proof:
+    symbols = solved(rule, left)
+    run = evaluator(rule, symbols)
+    failure = _failure(run, left, right)
+    if failure is not None and not failure.refuted and run.cuts:
+        run = replace(evaluator(rule, symbols), cuts=run.cuts, use_cuts=True)
         failure = _failure(run, left, right)
-        if failure is not None and not failure.refuted and run.cuts:
-            run = replace(evaluator(rule, symbols), cuts=run.cuts, use_cuts=True)
-            failure = _failure(run, left, right)
-        return SerialProof(failure=failure) if failure else SerialProof(rested_on({"index-semantics", *run.forms.used}))
-    except UnprovenError as error:
-        return SerialProof(failure=error.failure)
-    except RuleError as error:
-        return SerialProof(failure=Failure(str(error)))
-    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RecursionError) as error:
-        return SerialProof(failure=Failure(f"beyond these proofs: {type(error).__name__}: {error}"))
+    return Proof(failure=failure) if failure else Proof(rested_on({"index-semantics", *run.forms.used}))
 
 
 def known(rule: Equation) -> Symbols:

@@ -32,9 +32,9 @@ from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variabl
 from shardwright.verifier.algebra.elements import Evaluator, extent, spliced
 from shardwright.verifier.algebra.elements_rows import evaluator
 from shardwright.verifier.algebra.polys import Poly, poly, product
-from shardwright.verifier.algebra.serialproof import SerialProof, known, prove_terms
+from shardwright.verifier.algebra.serialproof import known, prove_terms
+from shardwright.verifier.proof import Failure, Proof, attempted
 from shardwright.verifier.rows.rowproof import proven
-from shardwright.verifier.solver import Failure
 
 Divides = tuple[str, Poly]
 """An axis, and a size that its degree divides."""
@@ -44,15 +44,6 @@ _SAMPLES: Mapping[str, Any] = {
     "ignore_index": -100, "label_smoothing": 0.25, "value": 1.0,
 }  # fmt: skip
 """Values of attributes that a rule leaves free; no factor string depends on them."""
-
-
-@dataclass(frozen=True)
-class Proved:
-    """The outcome for a placement rule: what the proof uses and the divisibilities that typing found, or what broke."""
-
-    axioms: tuple[str, ...] = ()
-    guard: tuple[Expression, ...] = ()
-    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +59,26 @@ class IllTypedError(RuleError):
     """A term that has no type."""
 
 
-def prove_placement(rule: Equation) -> Proved:
+def prove_placement(rule: Equation) -> Proof:
     """Prove a rule with axes. Anything but a proof has a `failure`."""
+    return attempted(lambda: _proof(rule))
+
+
+def _proof(rule: Equation) -> Proof:
+    typing = Typing(rule)
     try:
-        typing = Typing(rule)
         for number, (left, right) in enumerate(zip(rule.left, rule.right, strict=True)):
             types = typing.root("left", number, left), typing.root("right", number, right)
             if types[0].layouts != types[1].layouts:
                 shown = [" ".join(map(str, t.layouts)) for t in types]
-                failure = Failure(
-                    f"root {number}: the left side is {shown[0]}, the right side {shown[1]}", ill_typed=True
-                )
-                return Proved(failure=failure)
-        if (failure := typing.unguarded()) is not None:
-            return Proved(failure=failure)
-        serial = _erasures(rule)
-        return Proved(typing.axioms(serial.axioms), typing.guard(), serial.failure)
+                what = f"root {number}: the left side is {shown[0]}, the right side {shown[1]}"
+                return Proof(failure=Failure(what, ill_typed=True))
     except IllTypedError as error:
-        return Proved(failure=Failure(str(error), malformed=True))
-    except (RuleError, GraphError) as error:
-        return Proved(failure=Failure(str(error)))
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        return Proved(failure=Failure(f"beyond these proofs: {type(error).__name__}: {error}"))
+        return Proof(failure=Failure(str(error), malformed=True))
+    if (failure := typing.unguarded()) is not None:
+        return Proof(failure=failure)
+    serial = _erasures(rule)
+    return Proof(typing.axioms(serial.axioms), serial.failure)
 
 
 def required_guard(rule: Equation) -> tuple[Expression, ...]:
@@ -100,11 +89,11 @@ def required_guard(rule: Equation) -> tuple[Expression, ...]:
     return typing.guard()
 
 
-def _erasures(rule: Equation) -> SerialProof:
+def _erasures(rule: Equation) -> Proof:
     """The proof that the erasures are equal; one term needs none."""
     pairs = [(erase(a), erase(b)) for a, b in zip(rule.left, rule.right, strict=True)]
     different = [(a, b) for a, b in pairs if a != b]
-    return prove_terms(rule, *zip(*different, strict=True)) if different else SerialProof()
+    return prove_terms(rule, *zip(*different, strict=True)) if different else Proof()
 
 
 @dataclass

@@ -143,7 +143,7 @@ class Sums:
         return groups
 
     def greatest(self, bounds: Sequence[Bound], number: Number) -> Number:
-        """The maximum over the bounds; what does not depend on them is put before it."""
+        """The maximum over the bounds; what does not depend on them, and a positive number, are put before it."""
         names = {name_of(n) for n, _ in bounds}
         outside, inside = list[Monomial](), list[Monomial]()
         for c, factors in self.monomials(number):
@@ -151,14 +151,12 @@ class Sums:
             (outside if free else inside).append((c, factors))
         if not inside:
             return number
-        if len(inside) == 1 and inside[0][0] == 1 and (inner := self._maximum(inside[0][1])) is not None:
+        scale = abs(inside[0][0])
+        body = multiplied(total_of([(c / scale, factors) for c, factors in inside]))
+        if (inner := self._sum(body)) is not None and inner.kind == "max":
             opened, (body,) = self._opened(inner)
-            return total_of(outside) + self.greatest([*bounds, *opened], body)
-        return total_of(outside) + self._name("max", list(bounds), [multiplied(total_of(inside))])
-
-    def _maximum(self, factors: Sequence[Number]) -> Sum | None:
-        found = self._sum(factors[0]) if len(factors) == 1 else None
-        return found if found is not None and found.kind == "max" else None
+            return total_of(outside) + z3.RealVal(scale) * self.greatest([*bounds, *opened], body)
+        return total_of(outside) + z3.RealVal(scale) * self._name("max", list(bounds), [body])
 
     def _name(self, kind: str, bounds: Sequence[Bound], factors: Sequence[Number]) -> Number:
         """The constant that stands for a sum, whatever the order and names of its indices."""

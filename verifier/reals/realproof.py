@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from shardwright.pcg.errors import RuleError
+from shardwright.pcg.errors import ShardwrightError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term
-from shardwright.verifier.algebra.elements import Dim, Evaluator, UnprovenError, spliced
+from shardwright.verifier.algebra.elements import Dim, Evaluator, spliced
 from shardwright.verifier.algebra.elements_rows import evaluator
 from shardwright.verifier.algebra.serialproof import solved
 from shardwright.verifier.logic import Formula, Number, Solver, z3
+from shardwright.verifier.proof import BEYOND, UnprovenError
 from shardwright.verifier.reals.numbers import Need, Numbers
 from shardwright.verifier.reals.reals import Cuts, Place, Reals, pieces
 from shardwright.verifier.reals.reals_moves import MOVES
@@ -47,10 +48,8 @@ def equal_in_reals(rule: Equation, left: Sequence[Term], right: Sequence[Term]) 
         if not all(_alike(run, a, b) for a, b in zip(ours, theirs, strict=True)):
             return False
         return all(_equal(run, *pair) for pair in zip(left, right, ours, theirs, strict=True))
-    except (RuleError, UnprovenError, z3.Z3Exception):
+    except (ShardwrightError, UnprovenError, z3.Z3Exception, *BEYOND):
         return False
-    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RecursionError):
-        return False  # beyond these proofs
 
 
 def _alike(run: Evaluator, left: Sequence[Dim], right: Sequence[Dim]) -> bool:

@@ -46,7 +46,7 @@ _POINTWISE: Mapping[str, Callable[..., Number]] = {
     "tanh": lambda numbers, x: numbers.odd("tanh", x),
     "sin": lambda numbers, x: numbers.odd("sin", x),
     "erf": lambda numbers, x: numbers.odd("erf", x),
-    "cos": lambda numbers, x: numbers.function("cos", x),
+    "cos": lambda numbers, x: numbers.even("cos", x),
     "softplus": lambda numbers, x: numbers.function("softplus", x),
 }
 

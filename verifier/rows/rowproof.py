@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from shardwright.pcg.errors import RuleError
@@ -12,25 +11,13 @@ from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, z3
+from shardwright.verifier.proof import Failure, Proof
 from shardwright.verifier.rows.attributes import attribute_claims
 from shardwright.verifier.rows.claims import Claim, Encoding, K, body_claim, sum_claim, tensor_claims
 from shardwright.verifier.rows.semantics import BODIES, Term, adjoint, forward
-from shardwright.verifier.solver import Failure, is_valid, premises, refute
+from shardwright.verifier.solver import is_valid, premises, refute
 
 INDEX_LEMMAS = ("cancel", "digits", "euclid", "exact", "range")
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The outcome for one rule: the axioms and lemmas that its proof uses, or why there is none."""
-
-    rule: RowRule
-    axioms: tuple[str, ...] = ()
-    failure: Failure | None = None
-
-    @property
-    def certified(self) -> bool:
-        return self.failure is None
 
 
 def prove(rule: RowRule) -> Proof:
@@ -41,10 +28,13 @@ def prove(rule: RowRule) -> Proof:
         for term in () if failure else (forward(rule), *(adjoint(rule, j) for j in range(len(pattern.operands)))):
             if (failure := _failed_term(rule, term, used)) is not None:
                 break
-        lemmas = () if failure else tuple(sorted(map(require, used & _PROVEN)))
+        return (
+            Proof(failure=failure)
+            if failure
+            else Proof((*map(require, sorted(used & _PROVEN)), *sorted(used - _PROVEN)))
+        )
     except RuleError as error:
-        failure, lemmas = Failure(str(error)), ()
-    return Proof(rule, (*lemmas, *sorted(used - _PROVEN)) if failure is None else (), failure)
+        return Proof(failure=Failure(str(error)))
 
 
 @lru_cache(maxsize=8192)

@@ -16,7 +16,8 @@ from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.steps import Move, Place, StepRule
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, Number, z3
-from shardwright.verifier.solver import Failure, is_valid
+from shardwright.verifier.proof import Failure
+from shardwright.verifier.solver import is_valid
 
 Where = Mapping[str, Number]
 """Digits by name: "p:a" is the device on axis a; "d:block", "d:a", "d:rest" the digits of dimension d."""
