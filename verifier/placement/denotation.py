@@ -131,7 +131,7 @@ def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
     """
     base: dict[str, Any] = dict(zip(sorted(rule.sizes, reverse=True), _PRIMES, strict=False))
     base |= {axis: _degree(rule, axis, least) for axis, least in zip(rule.axes, _DEGREES, strict=False)}
-    asked = [g for g in rule.guard if g.names & set(rule.axes)]
+    asked = [g for g in rule.guard if g.names & set(rule.axes) and g.names - set(rule.axes)]
     for chosen in islice(product(*(sorted(g.names - set(rule.axes)) for g in asked)), _MAX_INSTANCES):
         sizes = dict(base)
         for condition, name in zip(asked, chosen, strict=True):
