@@ -36,14 +36,17 @@ ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 CORE: dict[str, tuple[str, ...]] = {
     "shardwright.search.eliminate": ("tests/search/test_eliminate.py",),
-    "shardwright.search.reshard": ("tests/search/test_planner.py",),
+    "shardwright.search.reshard": ("tests/search/test_reshard.py",),
     "shardwright.pcg.inference": ("tests/pcg/test_graph.py", "tests/pcg/test_rows.py"),
     "shardwright.pcg.layout": ("tests/pcg/test_layout.py", "tests/pcg/test_types.py"),
-    "shardwright.verifier.placement.typing": ("tests/verifier/placement/test_typing.py",),
-    "shardwright.substitutions.match": ("tests/substitutions/test_rewrite.py",),
+    "shardwright.verifier.placement.typing": (
+        "tests/verifier/placement/test_typing.py",
+        "tests/verifier/placement/test_typing_at_sizes.py",
+    ),
+    "shardwright.substitutions.match": ("tests/substitutions/test_match.py", "tests/substitutions/test_rewrite.py"),
     "shardwright.lowering.reducer": ("tests/lowering/test_reducer.py",),
     "shardwright.cost.collectives.moves": ("tests/cost/test_predict.py",),
-    "shardwright.cost.timeline.clock": ("tests/cost/timeline/test_streams.py",),
+    "shardwright.cost.timeline.clock": ("tests/cost/timeline/test_clock.py", "tests/cost/timeline/test_streams.py"),
 }
 """Modules whose faults would be wrong plans or wrong training, and the tests that have to notice them."""
 WARM = (

@@ -31,7 +31,7 @@ from shardwright.generation import Generated, Settings, generate
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.reports.coverage import Coverage
-from shardwright.rules import Report, verify
+from shardwright.rules import Judgement, verify
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rules import KINDS
@@ -58,7 +58,7 @@ class Figures:
     generated: Generated
     rules: Sequence[Equation]
     peak_bytes: int
-    report: Report
+    report: Judgement
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     sweep_s: float = 0.0
     lemmas: Counter[str] = field(default_factory=Counter)

@@ -21,15 +21,19 @@ Else it is a `combine` and a `partition`, which run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.layout import Layout, Layouts, innermost, local_blocks
+from shardwright.pcg.attrs import Attr
+from shardwright.pcg.graph import Graph, Node, make_attrs
+from shardwright.pcg.layout import Layout, Layouts, R, innermost, local_blocks
+from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 
 SLICE = "slice"
 """What a device does alone: no collective, but a copy."""
+ALONE = "alone"
+"""The attribute of a parallel operator that is not to be fused with the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,10 @@ FUSED: Mapping[tuple[str, ...], str] = {
 """The functions of moves of two operators, by these."""
 
 
+Operator = tuple[str, tuple[tuple[str, Attr], ...]]
+"""A parallel operator and its attributes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """A change of layout along one axis that is in the table."""
@@ -113,11 +121,28 @@ def move_between(before: Layouts, after: Layouts, axis: int, sizes: tuple[int, .
     return Move(axis, old, new)
 
 
+def steps_of(path: Sequence[Move], mesh: Mesh) -> Iterator[list[Operator]]:
+    """The parallel operators of each move of a path, with their attributes.
+
+    Where a path goes along one axis by way of R, that takes less time than the one move would, so the lowering is told
+    not to fuse the two.
+    """
+    ended = -1  # the axis on which the move before led to R
+    for move in path:
+        attrs: list[dict[str, Attr]] = [{"axis": mesh.names[move.axis]} for _ in move.kind.operators]
+        if move.after.is_shard:
+            attrs[-1] |= {"dim": move.after.dim, "blocks": move.after.blocks}
+        if ended == move.axis:
+            attrs[0][ALONE] = True
+        yield [(op, make_attrs(**own)) for op, own in zip(move.kind.operators, attrs, strict=True)]
+        ended = move.axis if move.after == R else -1
+
+
 def absorbed(graph: Graph, node: Node) -> tuple[Node, Move] | None:
     """The parallel operator before a parallel `node` that is one move with it, and that move; None where it is alone.
 
-    Nobody else reads the value between them. A parameter does not go from shard to shard at once: the runtime gathers
-    it, with others of its block.
+    Nobody else reads the value between them. Of parameters the runtime decides: one that is gathered and replicated is
+    so with others of its block, and none goes from shard to shard at once.
     """
     before = graph.by_name[node.inputs[0]]
     results = (name for _, name in graph.outputs)
@@ -128,9 +153,11 @@ def absorbed(graph: Graph, node: Node) -> tuple[Node, Move] | None:
     if before.attr("axis") != node.attr("axis") or (before.op, node.op) not in FUSED:
         return None
     move = move_between(graph.types[start].layouts, graph.types[node.name].layouts, axis, graph.mesh.sizes)
-    if move is None or (move.before.is_shard and move.after.is_shard and _origin(graph, start).op == "parameter"):
-        return None
-    return before, move
+    if _origin(graph, start).op == "parameter":
+        runs = move is not None and not move.after.is_shard
+    else:
+        runs = (ALONE, True) not in node.attrs
+    return (before, move) if move is not None and runs else None
 
 
 def _origin(graph: Graph, name: str) -> Node:

@@ -2,13 +2,11 @@
 
 A *state* is one layout per mesh axis. Single-axis moves have a cost for the value on the way forward and for its
 gradient on the way back; their min-plus closure gives the cheapest path between any two states of a tensor.
-`pcg/moves.py` has the moves, `cost/collectives/moves.py` their prices. Two moves along one axis that the lowering makes
-one are charged as that one, even where the two would take less time.
+`pcg/moves.py` has the moves, `cost/collectives/moves.py` their prices.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -69,30 +67,13 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
                     cost[i, j] = 0.0 if "R" in kinds else inf
                 elif (move := move_between(state, after, axis, costs.sizes)) is not None:
                     cost[i, j] = costs.move_s(tensor, state, move)
-    numbers, merged = np.arange(len(states)), _merged(states, index, cost)
-    following = np.where(np.isfinite(cost), numbers[None, :], -1)
-    previous = np.where(np.isfinite(cost), numbers[:, None], -1)
+    following = np.where(np.isfinite(cost), np.arange(len(states))[None, :], -1)
     for k in range(len(states)):
         through = cost[:, k, None] + cost[None, k, :]
-        for i, j in merged.get(k, ()):
-            through[np.ix_(previous[:, k] == i, following[k, :] == j)] = inf
         better = through < cost - 1e-15
         cost = np.where(better, through, cost)
         following = np.where(better, following[:, k, None], following)
-        previous = np.where(better, previous[None, k, :], previous)
     return Closure(states, index, cost, following, tensor.grad)
-
-
-def _merged(
-    states: tuple[Layouts, ...], index: dict[Layouts, int], cost: np.ndarray
-) -> dict[int, list[tuple[int, int]]]:
-    """By a state that is R on an axis: the moves along it that would be cheaper as two, by way of that state."""
-    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for k, middle in enumerate(states):
-        for axis in (a for a, layout in enumerate(middle) if layout == R):
-            ends = [i for i, _ in _neighbours(middle, axis, states, index)]
-            found[k] += [(i, j) for i in ends for j in ends if cost[i, k] + cost[k, j] < cost[i, j] < inf]
-    return found
 
 
 def _neighbours(

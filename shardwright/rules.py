@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardwright.reports.report import Paragraph, Report
 from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.verifier.catalogue import SHIPPED
 from shardwright.verifier.certificates import PROOFS
@@ -33,8 +34,16 @@ class Judged:
     def outcome(self) -> str:
         return self.verdict.outcome if self.verdict else "malformed"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, for `--format json`."""
+    def told(self) -> list[str]:
+        """Where the rule stands, and what became of it."""
+        if self.verdict is None:
+            return [f"rules[{self.entry.position}]: {self.entry.problem}"]
+        equation = self.entry.rule.equation if self.entry.rule else ""
+        lines = [f"rules[{self.entry.position}]: {equation}", *self.verdict.reason.splitlines()]
+        return [*lines, f"it is true where {self.verdict.hint}"] if self.verdict.hint else lines
+
+    def data(self) -> dict[str, Any]:
+        """For programs."""
         data: dict[str, Any] = {"position": self.entry.position, "name": self.entry.name, "outcome": self.outcome}
         if self.verdict is None:
             return {**data, "reason": self.entry.problem}
@@ -52,7 +61,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Report:
+class Judgement(Report):
     """The judgement of a file, of the shipped rules that its proofs rest on, and of the lemmas under both."""
 
     path: Path
@@ -82,8 +91,25 @@ class Report:
             if counts[kind]
         ]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, for `--format json`."""
+    def paragraphs(self) -> list[Paragraph]:
+        worst = [
+            Paragraph(f"{outcome.upper()}: {judged.entry.name}", judged.told())
+            for outcome in ("unknown", "malformed", "refuted")
+            for judged in (*self.rules, *self.base)
+            if judged.outcome == outcome
+        ]
+        broken = [f"lemma {name}: {problem}" for name, problem in self.lemmas.items() if problem]
+        lines = [outcomes(self.counts), *self.proofs()]
+        if self.base:
+            lines.append(f"shipped rules that proofs rest on: {outcomes(count(self.base))}")
+        if self.lemmas:
+            lines.append(f"lemmas: {len(self.lemmas) - len(broken)} of {len(self.lemmas)} proven")
+        if self.counts["unknown"]:
+            lines.append(f"{self.counts['unknown']} UNKNOWN: neither proven nor refuted, and never used; reasons above")
+        title = f"{'PASSED' if self.passed else 'FAILED'}: {self.path}, {len(self.rules)} rules in {self.time_s:.1f} s"
+        return [*worst, Paragraph(title, [*lines, *broken])]
+
+    def data(self) -> dict[str, Any]:
         return {
             "file": str(self.path),
             "passed": self.passed,
@@ -91,8 +117,8 @@ class Report:
             "base_counts": count(self.base),
             "lemmas": {name: problem or "certified" for name, problem in self.lemmas.items()},
             "time_s": round(self.time_s, 3),
-            "rules": [judged.to_json() for judged in self.rules],
-            "base": [judged.to_json() for judged in self.base if judged.outcome != "certified"],
+            "rules": [judged.data() for judged in self.rules],
+            "base": [judged.data() for judged in self.base if judged.outcome != "certified"],
         }
 
 
@@ -102,7 +128,9 @@ def count(rules: Iterable[Judged]) -> dict[str, int]:
     return {outcome: counts[outcome] for outcome in OUTCOMES}
 
 
-def verify(file: RuleFile, num_jobs: int, progress: Progress, *, base: bool = True, limit_s: float = LIMIT_S) -> Report:
+def verify(
+    file: RuleFile, num_jobs: int, progress: Progress, *, base: bool = True, limit_s: float = LIMIT_S
+) -> Judgement:
     """Judge every rule of a file, and with `base` the shipped rules and lemmas that proofs rest on.
 
     Raises `RuleError` where the shipped rules cannot be read.
@@ -120,7 +148,7 @@ def verify(file: RuleFile, num_jobs: int, progress: Progress, *, base: bool = Tr
     by_place = dict(zip([e.position for e in entries], verdicts, strict=False))
     judged = tuple(Judged(entry, by_place.get(entry.position)) for entry in file.entries)
     rest = tuple(Judged(e, v) for e, v in zip(foundations, verdicts[len(entries) :], strict=True))
-    return Report(file.path, judged, rest, lemmas, time.perf_counter() - start)
+    return Judgement(file.path, judged, rest, lemmas, time.perf_counter() - start)
 
 
 def _judged(

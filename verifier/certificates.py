@@ -50,7 +50,7 @@ class Certificate:
 
 
 _PROVER = ("rows", "algebra", "reals", "placement", "certificates.py", "fit.py", "lemmas.py", "proof.py", "solver.py")
-_TYPES = ("factors", "inference", "layout", "parallel")
+_TYPES = ("factors", "inference", "layout", "moves", "parallel")
 _FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
 
 

@@ -64,7 +64,7 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
     How busy compute and communication are, what communication is exposed, and when memory is at its peak. The options
     cost ways to run a plan that `run` does not offer yet. The plan's batch is one microbatch.
     """
-    from shardwright.reports.timeline import describe_timeline, explain_timeline, moved, plan_timeline
+    from shardwright.reports.timeline import TimelineReport, moved, plan_timeline
     from shardwright.search.plan import Plan
 
     run, plan = _execution(ways), Plan.load(plan_file)
@@ -73,10 +73,7 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
     found = plan_timeline(plan, run)
     if trace_file is not None:
         _write(trace_file, found)
-    if form == "json":
-        terminal.show_json(describe_timeline(found))
-    else:
-        terminal.show(explain_timeline(plan, found))
+    terminal.show(TimelineReport(plan, found), form)
 
 
 def _execution(ways: Mapping[str, Any]) -> Execution:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
@@ -23,7 +23,7 @@ from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.moves import FUSED, MOVES
 from shardwright.pcg.parallel import COMBINE, PARTITION
 from shardwright.reports.occurrences import Occurrences
-from shardwright.reports.sections import Explanation, Section, Table
+from shardwright.reports.report import Paragraph, Report
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
@@ -142,39 +142,38 @@ class Coverage:
         """Rules by form, those that fired most first."""
         return sorted(self.tallies.values(), key=lambda t: (KINDS.index(t.form), -t.fired, -t.matched, t.name))
 
-    def to_json(self) -> dict[str, Any]:
-        """The whole report as plain data."""
-        rules = [
-            {"form": t.form, "name": t.name, "loaded": t.loaded, "matched": t.matched, "fired": t.fired}
-            for t in self.ranked()
-        ]
-        return {"plans": self.plans, "forms": self.by_form(), "rules": rules}
 
-    def report(self, most: int = 12) -> Explanation:
-        """Text: the totals by form, and per form the rules that fired most and those that never did."""
-        rows = tuple(
+@dataclass(frozen=True)
+class CoverageReport(Report):
+    """The totals by form, and per form the `most` rules that fired most and those that never did."""
+
+    coverage: Coverage
+    most: int = 12
+
+    def paragraphs(self) -> list[Paragraph]:
+        rows = [
             (form, *(str(counts[key]) for key in ("loaded", "matched", "fired", "on_demand")))
-            for form, counts in self.by_form().items()
+            for form, counts in self.coverage.by_form().items()
             if any(counts.values())
-        )
-        columns = (("form", False), ("loaded", True), ("matched", True), ("fired", True), ("on demand", True))
-        totals = Section("Rules that the search used", tuple(self.plans), Table(columns, rows))
-        return Explanation((totals, *(s for form in KINDS if (s := self._section(form, most)))))
+        ]
+        columns = ("form", ">loaded", ">matched", ">fired", ">on demand")
+        totals = Paragraph("Rules that the search used", self.coverage.plans, columns, rows)
+        return [totals, *(self._form(row[0]) for row in rows)]
 
-    def _section(self, form: str, most: int) -> Section | None:
-        tallies = [t for t in self.ranked() if t.form == form]
+    def _form(self, form: str) -> Paragraph:
+        tallies = [t for t in self.coverage.ranked() if t.form == form]
         fired = [t for t in tallies if t.fired]
-        if not tallies:
-            return None
         lines = []
         if form == "steps" or (form == "serial" and len(tallies) < 100):
             lines = [f"never fired: {', '.join(t.name for t in tallies if not t.fired) or 'none'}"]
-        table = Table(
-            (("rule", False), ("matched", True), ("fired", True)),
-            tuple((t.name, str(t.matched), str(t.fired)) for t in fired[:most]),
-        )
-        shown = f", the {most} most frequent" if len(fired) > most else ""
-        return Section(f"{form}: {len(fired)} fired{shown}", tuple(lines), table if fired else None)
+        shown = f", the {self.most} most frequent" if len(fired) > self.most else ""
+        rows = [(t.name, str(t.matched), str(t.fired)) for t in fired[: self.most]]
+        columns = ("rule", ">matched", ">fired") if rows else ()
+        return Paragraph(f"{form}: {len(fired)} fired{shown}", lines, columns, rows)
+
+    def data(self) -> dict[str, Any]:
+        rules = list(map(asdict, self.coverage.ranked()))
+        return {"plans": self.coverage.plans, "forms": self.coverage.by_form(), "rules": rules}
 
 
 def _rewritten(graph: Graph, planned: Graph) -> tuple[Graph, list[Node]]:

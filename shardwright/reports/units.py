@@ -41,6 +41,11 @@ def percent(share: float) -> str:
     return f"{value:.1f} %" if value < 9.95 or 99 < value < 100 else f"{value:.0f} %"
 
 
+def bar(share: float) -> str:
+    """Thirty blocks for all of it."""
+    return "█" * round(30 * share)
+
+
 def plural(number: int, singular: str, plural_form: str = "") -> str:
     """`1 mesh`, `6 meshes`."""
     return f"{number} {singular if number == 1 else plural_form or singular + 's'}"

@@ -5,6 +5,7 @@ Collectives are simulated: every other rank has the same gradients, so a sum ove
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,21 +23,29 @@ DP, TP = Axis("dp", 2, 0), Axis("tp", 3, 0)
 
 
 @dataclass
+class Work:
+    buffer: Tensor
+    size: int
+    events: list[str]
+
+    def wait(self) -> None:
+        self.events.append("wait")
+        self.buffer.mul_(self.size)
+
+
+@dataclass
 class Simulated:
     """Sums over the ranks of an axis happen when they are waited for, as late as they may."""
 
     launched: list[Tensor] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
 
-    def all_reduce(self, buffer: Tensor, group: int, async_op: bool) -> Any:
+    def all_reduce(self, buffer: Tensor, group: int, async_op: bool) -> Work:
         assert async_op
         assert buffer.is_contiguous()
         self.launched.append(buffer.clone())
-
-        class Work:
-            def wait(self) -> None:
-                buffer.mul_(group)
-
-        return Work()
+        self.events.append("launch")
+        return Work(buffer, group, self.events)
 
 
 class Plain(Held):
@@ -44,8 +53,10 @@ class Plain(Held):
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+    num_wrapped = 0
 
     def wrap(self, part: Tensor) -> Tensor:
+        self.num_wrapped += 1
         assert part.shape == self.inside.shape
         return part
 
@@ -287,3 +298,35 @@ def test_gradients_of_any_strides_are_summed(sums: Simulated) -> None:
     loss.backward()
     assert a.outside.grad is not None
     assert a.outside.grad.equal(2 * weight.t())
+
+
+def test_a_bucket_keeps_its_memory_and_a_large_gradient_needs_none(sums: Simulated) -> None:
+    a, b, large = *parameters("a", "b"), parameter("c", 16)
+    made = Reducer([member(a), member(b), member(large)])
+    assert [unit.home is None for unit in made.units] == [True, False]
+    places: list[tuple[int, int]] = []
+    for step in range(3):
+        backward(made, {a: 1, b: 2, large: 3})
+        assert (a.num_wrapped, b.num_wrapped, large.num_wrapped) == (1, 1, step + 1)
+        assert a.outside.grad is not None
+        assert b.outside.grad is not None
+        places.append((a.outside.grad.data_ptr(), b.outside.grad.data_ptr()))
+        a.outside.grad = b.outside.grad = large.outside.grad = None
+    assert len(set(places)) == 1
+
+
+def test_all_sums_are_launched_before_the_first_is_waited_for(sums: Simulated) -> None:
+    a, b, c = *parameters("a", "b"), parameter("c", 16)
+    made = Reducer([member(a), member(b), member(c, TP)])
+    backward(made, {a: 1, c: 2})  # the bucket waits for b until the end
+    assert sums.events == ["launch", "launch", "wait", "wait"]
+    assert gradients([a, b, c]) == [2, None, 6]
+
+
+def test_nothing_of_a_step_is_kept(sums: Simulated) -> None:
+    a = parameter("a", 16)
+    made = Reducer([member(a)])
+    backward(made, {a: 1})
+    gradient = weakref.ref(a.outside.grad)
+    a.outside.grad = None
+    assert gradient() is None

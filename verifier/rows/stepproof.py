@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.steps import Move, Place, StepRule
+from shardwright.substitutions.steps import StepRule, SymbolicLayout, SymbolicStep
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.proof import Failure
@@ -53,7 +53,7 @@ Held = Callable[[Where], Summed]
 class State:
     """What every device holds, and in which layouts."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, SymbolicLayout]
     element: Held
 
 
@@ -103,7 +103,7 @@ def _start(rule: StepRule, digits: Mapping[str, str]) -> Held:
     return element
 
 
-def _run(start: State, moves: tuple[Move, ...]) -> State:
+def _run(start: State, moves: tuple[SymbolicStep, ...]) -> State:
     value = start
     for move in moves:
         before = value.places[move.axis]
@@ -130,7 +130,7 @@ def _gathered(element: Held, axis: str, dim: str) -> Held:
     return lambda where: element({**where, f"p:{axis}": where[f"{dim}:{axis}"]})
 
 
-def _moved(element: Held, move: Move, before: Place) -> Held:
+def _moved(element: Held, move: SymbolicStep, before: SymbolicLayout) -> Held:
     """What the devices hold after one step."""
     axis = move.axis
     match move.op:

@@ -10,7 +10,7 @@ from bench.plans import fast_links
 from shardwright.pcg.graph import Graph, Node, leaf, make_attrs
 from shardwright.pcg.layout import P, R, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.reports.coverage import Coverage
+from shardwright.reports.coverage import Coverage, CoverageReport
 from shardwright.reports.occurrences import Occurrences
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import equation
@@ -71,7 +71,7 @@ def test_what_fired_had_matched() -> None:
 @pytest.mark.slow
 def test_the_report_lists_what_fired_and_what_did_not() -> None:
     coverage = surveyed()["gpt"]
-    text, data = str(coverage.report(most=3)), coverage.to_json()
+    text, data = str(CoverageReport(coverage, 3)), CoverageReport(coverage).data()
     assert "gpt on fast links (2 devices): [x=2]" in text
     assert "fired, the 3 most frequent" in text
     assert "never fired: " in text
@@ -82,7 +82,7 @@ def test_the_report_lists_what_fired_and_what_did_not() -> None:
 def test_a_catalogue_that_fires_nowhere_is_all_zeros() -> None:
     coverage = Coverage.of_rules([CATALOGUE["relu_of_relu"], STEP_RULES["all_reduce"]])
     assert coverage.by_form()["serial"] == {"loaded": 1, "matched": 0, "fired": 0, "on_demand": 0}
-    assert "serial: 0 fired\n  never fired: relu_of_relu" in str(coverage.report())
+    assert "serial: 0 fired\n  never fired: relu_of_relu" in str(CoverageReport(coverage))
 
 
 # ---- placement rules ----

@@ -14,7 +14,7 @@ from shardwright.pcg.errors import GraphError
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, derive
-from shardwright.substitutions.steps import Move, Place, StepRule
+from shardwright.substitutions.steps import StepRule, SymbolicLayout, SymbolicStep
 from tests.verifier.mutations.termtwins import equation_twins, placement_twins, term_twins
 
 Twin = tuple[str, RowRule]
@@ -87,11 +87,11 @@ def step_twins(rule: StepRule) -> Iterator[tuple[str, StepRule]]:
     flipped = {"R": "C", "C": "R", "P": "R"}
     for at, (axis, place) in enumerate(rule.start):
         if place.kind in flipped:
-            start = (*rule.start[:at], (axis, Place(flipped[place.kind])), *rule.start[at + 1 :])
+            start = (*rule.start[:at], (axis, SymbolicLayout(flipped[place.kind])), *rule.start[at + 1 :])
             yield f"start {axis}: {place} → {flipped[place.kind]}", replace(rule, start=start)
 
 
-def _wrong_move(move: Move) -> Iterator[tuple[Move, ...]]:
+def _wrong_move(move: SymbolicStep) -> Iterator[tuple[SymbolicStep, ...]]:
     yield ()
     if move.dim:
         yield (replace(move, dim="z"),)

@@ -1,4 +1,4 @@
-"""A plan as the tree of the model's modules, repeated blocks folded.
+"""The facts of a plan by the tree of the model's modules, repeated blocks folded.
 
 Blocks fold when they are equal in everything that the tree shows: operators, types, layouts, moves and costs, all the
 way down. So a plan that treats layers differently shows as several groups of layers.
@@ -7,19 +7,19 @@ way down. So a plan that treats layers differently shows as several groups of la
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shardwright.pcg.graph import OPAQUE, Node
-from shardwright.pcg.moves import Move
-from shardwright.reports.anatomy import Anatomy
+from shardwright.reports.facts import PlanFacts
 
 CONSTANTS = "(constants)"
 """Stands for a module that holds what no parameter reaches: the batch, positions, masks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Transfer:
     """A change of layout along one axis that follows a row, and the collectives that it takes."""
 
     axis: str
@@ -32,7 +32,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ModuleRow:
     """One operator or parameter of a module. `use` and `layouts` have one entry per mesh axis."""
 
     kind: str
@@ -45,19 +45,10 @@ class Row:
     use: tuple[str, ...]
     compute_s: float
     stored_bytes: int
-    steps: tuple[Step, ...]
-
-    @property
-    def communication_s(self) -> float:
-        return sum(step.seconds for step in self.steps)
-
-    @property
-    def sent_bytes(self) -> float:
-        return sum(step.sent_bytes for step in self.steps)
+    steps: tuple[Transfer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(NamedTuple):
     """What a module costs on one device, its inner modules included. Optimizer time is not in `compute_s`."""
 
     compute_s: float = 0.0
@@ -66,23 +57,17 @@ class Totals:
     stored_bytes: int = 0
     num_operators: int = 0
 
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            self.compute_s + other.compute_s,
-            self.communication_s + other.communication_s,
-            self.sent_bytes + other.sent_bytes,
-            self.stored_bytes + other.stored_bytes,
-            self.num_operators + other.num_operators,
-        )
+    @classmethod
+    def of_row(cls, row: ModuleRow) -> Totals:
+        seconds, sent_bytes = sum(step.seconds for step in row.steps), sum(step.sent_bytes for step in row.steps)
+        return cls(row.compute_s, seconds, sent_bytes, row.stored_bytes, int(row.kind == "operator"))
+
+    @classmethod
+    def of_all(cls, parts: Iterable[Totals]) -> Totals:
+        return cls._make(map(sum, zip(*parts, strict=True)))
 
     def times(self, count: int) -> Totals:
-        return Totals(
-            self.compute_s * count,
-            self.communication_s * count,
-            self.sent_bytes * count,
-            self.stored_bytes * count,
-            self.num_operators * count,
-        )
+        return Totals._make(count * part for part in self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +75,7 @@ class Module:
     """A module, or several equal ones: `members` are their names. `each` is what one of them costs."""
 
     members: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ModuleRow, ...]
     children: tuple[Module, ...]
     each: Totals
 
@@ -112,10 +97,19 @@ class Module:
         for child in self.children:
             yield from child.walk(depth + 1)
 
+    def compute_by_use(self, axis: int) -> Mapping[str, float]:
+        """Seconds of compute by what a mesh axis splits, those of inner modules included, each fold once."""
+        seconds: dict[str, float] = defaultdict(float)
+        for _, inner in self.walk():
+            for row in inner.rows:
+                if row.kind == "operator":
+                    seconds[row.use[axis]] += row.compute_s
+        return seconds
+
 
 @dataclass
 class _Draft:
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ModuleRow] = field(default_factory=list)
     children: dict[str, _Draft] = field(default_factory=dict)
 
     def at(self, path: Sequence[str]) -> _Draft:
@@ -125,19 +119,19 @@ class _Draft:
         return here
 
 
-def module_tree(anatomy: Anatomy) -> Module:
+def module_tree(facts: PlanFacts) -> Module:
     """The folded tree; its root stands for the whole model."""
-    steps = _steps(anatomy)
+    steps = _steps(facts)
     root = _Draft()
-    shown = [n for n in anatomy.graph.nodes if _is_shown(n, bool(steps[n.name]))]
+    shown = [n for n in facts.graph.nodes if _is_shown(n, bool(steps[n.name]))]
     # modules come in the order in which they run
-    for node in sorted(shown, key=lambda n: (n.name in anatomy.constants, n.op == "parameter")):
+    for node in sorted(shown, key=lambda n: (n.name in facts.constants, n.op == "parameter")):
         path = node.source.module.split(".") if node.source.module else []
-        if node.name in anatomy.constants:
+        if node.name in facts.constants:
             path = [CONSTANTS]  # they belong to no block: the first that needs a mask computes it for all
         home = root.at(path[:-1] if node.op == "parameter" else path)
-        home.rows.append(_row(anatomy, node, steps[node.name]))
-    return _fold(anatomy.plan.model, root)
+        home.rows.append(_row(facts, node, steps[node.name]))
+    return _fold(facts.plan.model, root)
 
 
 def _is_shown(node: Node, moves: bool) -> bool:
@@ -146,41 +140,33 @@ def _is_shown(node: Node, moves: bool) -> bool:
     return not node.is_parallel
 
 
-def _steps(anatomy: Anatomy) -> dict[str, list[Step]]:
-    found: dict[str, list[Step]] = defaultdict(list)
-    for origin, last, move in anatomy.moves:
-        cost = anatomy.costs[last.name]
-        forward, backward = cost.collectives
-        found[origin.name].append(
-            _step(anatomy, move, forward, backward, cost.communication_s, cost.communication_bytes)
-        )
+def _steps(facts: PlanFacts) -> dict[str, list[Transfer]]:
+    """The moves of each value, by the node that makes it."""
+    found: dict[str, list[Transfer]] = defaultdict(list)
+    for origin, move, cost in facts.moves:
+        where = (facts.mesh.names[move.axis], str(move.before), str(move.after))
+        found[origin.name].append(Transfer(*where, *cost.collectives, cost.communication_s, cost.communication_bytes))
     return found
 
 
-def _step(anatomy: Anatomy, move: Move, forward: str, backward: str, seconds: float, sent_bytes: float) -> Step:
-    axis = anatomy.mesh.names[move.axis]
-    return Step(axis, str(move.before), str(move.after), forward, backward, seconds, sent_bytes)
-
-
-def _row(anatomy: Anatomy, node: Node, steps: Sequence[Step]) -> Row:
-    kind = anatomy.graph.types[node.name]
+def _row(facts: PlanFacts, node: Node, steps: Sequence[Transfer]) -> ModuleRow:
+    kind = facts.graph.types[node.name]
     weight = node.op == "parameter"
     name = str(node.attr("target")).rpartition(".")[2] if node.is_leaf else node.op
     if node.op == OPAQUE:
         name = str(node.attr("target"))
-    whole = ("whole",) * len(anatomy.mesh)
-    use = anatomy.storage[node.name] if weight else anatomy.uses.get(node.name, whole)
-    return Row(
-        anatomy.kind_of(node) if weight or node.name in anatomy.constants else "operator",
+    whole = ("whole",) * len(facts.mesh)
+    return ModuleRow(
+        facts.kind_of(node) if weight or node.name in facts.constants else "operator",
         name,
         node.source.line,
         kind.dtype,
         kind.shape,
-        kind.local_shape(anatomy.mesh),
+        kind.local_shape(facts.mesh),
         tuple(map(str, kind.layouts)),
-        tuple(use),
-        0.0 if weight else anatomy.costs[node.name].compute_s,
-        kind.local_bytes(anatomy.mesh) if weight else 0,
+        facts.storage[node.name] if weight else facts.uses.get(node.name, whole),
+        0.0 if weight else facts.costs[node.name].compute_s,
+        kind.local_bytes(facts.mesh) if weight else 0,
         tuple(steps),
     )
 
@@ -195,7 +181,7 @@ def _fold(name: str, draft: _Draft) -> Module:
         Module(tuple(m for module in group for m in module.members), group[0].rows, group[0].children, group[0].each)
         for group in groups.values()
     )
-    each = sum((child.total for child in children), _own(draft.rows))
+    each = Totals.of_all([Totals(), *map(Totals.of_row, draft.rows), *(child.total for child in children)])
     rows = sorted(draft.rows, key=lambda row: row.kind != "weight")
     return Module((name,), tuple(rows), children, each)
 
@@ -214,16 +200,6 @@ def _hoisted(module: Module) -> list[Module]:
 def _number(module: Module) -> int | None:
     last = module.members[0].rpartition(".")[2]
     return int(last) if last.isdecimal() else None
-
-
-def _own(rows: Sequence[Row]) -> Totals:
-    return Totals(
-        sum(row.compute_s for row in rows),
-        sum(row.communication_s for row in rows),
-        sum(row.sent_bytes for row in rows),
-        sum(row.stored_bytes for row in rows),
-        sum(row.kind == "operator" for row in rows),
-    )
 
 
 def _ranges(numbers: Sequence[int]) -> str:

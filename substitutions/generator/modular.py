@@ -115,10 +115,6 @@ class Ring:
         """The inverse of the exponential on squares, modulo q; takes products to sums."""
         return self._logarithms[x].astype(np.int64)
 
-    def maximum(self, x: Array, y: Array) -> Array:
-        """x + relu(y - x): commutative and idempotent."""
-        return self.reduce(x + self.relu(self.reduce(y - x)))
-
     def hashed(self, x: Array, salt: int) -> Array:
         """A fixed function without laws."""
         bits = (x.astype(np.uint64) + np.uint64(salt)) * np.uint64(_MIX[0])

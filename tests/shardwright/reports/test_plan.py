@@ -16,10 +16,11 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports import units
-from shardwright.reports.anatomy import Anatomy
-from shardwright.reports.describe import describe
-from shardwright.reports.explain import compare_plans, explain, faster_or_slower, links, quality
-from shardwright.reports.tree import Module, module_tree
+from shardwright.reports.comparison import ComparisonReport
+from shardwright.reports.facts import PlanFacts
+from shardwright.reports.modules import Module, module_tree
+from shardwright.reports.plan import PlanReport
+from shardwright.reports.wording import faster_or_slower, links, quality
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
@@ -51,36 +52,36 @@ def tensor() -> Plan:
 
 
 def test_data_parallel_is_called_so(data: Plan) -> None:
-    (axis,) = Anatomy(data).axes
+    (axis,) = PlanFacts(data).axes
     assert axis.num_operators["batch"] == sum(axis.num_operators.values())
     assert axis.share_of_compute["batch"] == pytest.approx(1)
     assert axis.num_weights == {"whole": 10, "sharded": 0, "gathered": 0}
     assert "dp (2)  data parallel, over rank: of 18 operators, splits the batch in 18 (100 % of compute)" in str(
-        explain(data)
+        PlanReport(data)
     )
 
 
 def test_zero_is_called_so(zero: Plan) -> None:
-    (axis,) = Anatomy(zero).axes
+    (axis,) = PlanFacts(zero).axes
     assert axis.num_weights == {"whole": 0, "sharded": 0, "gathered": 10}
-    text = str(explain(zero))
+    text = str(PlanReport(zero))
     assert "data parallel with gathered weights (ZeRO-3)" in text
     assert "weights: 10 stored sharded, gathered for each use" in text
     assert "all-gathered, again in backward; gradients reduce-scattered" in text
 
 
 def test_tensor_parallel_is_called_so(tensor: Plan) -> None:
-    (axis,) = Anatomy(tensor).axes
+    (axis,) = PlanFacts(tensor).axes
     assert axis.num_weights["sharded"] >= 6
     assert axis.num_operators["features"] >= 9
-    assert "tp (2)  tensor parallel" in str(explain(tensor))
+    assert "tp (2)  tensor parallel" in str(PlanReport(tensor))
 
 
 def test_a_split_of_the_sequence_is_no_split_of_features() -> None:
     plan = planned(blocks(batch=1, width=64, seq=8192), Mesh.of(x=2), "free")
-    (axis,) = Anatomy(plan).axes
+    (axis,) = PlanFacts(plan).axes
     assert axis.num_operators["sequence"] > 0
-    assert "sequence parallel" in str(explain(plan))
+    assert "sequence parallel" in str(PlanReport(plan))
 
 
 def test_an_axis_names_the_links_that_it_crosses() -> None:
@@ -99,10 +100,10 @@ def test_an_axis_names_the_links_that_it_crosses() -> None:
 @pytest.mark.parametrize("name", ["data", "zero", "tensor"])
 def test_the_parts_add_up(name: str, request: pytest.FixtureRequest) -> None:
     plan: Plan = request.getfixturevalue(name)
-    anatomy = Anatomy(plan)
-    assert sum(t.seconds for t in anatomy.traffic) == pytest.approx(plan.prediction.communication_s)
-    assert sum(t.sent_bytes for t in anatomy.traffic) == pytest.approx(plan.prediction.communication_bytes)
-    total = module_tree(anatomy).total
+    facts = PlanFacts(plan)
+    assert sum(t.seconds for t in facts.traffic) == pytest.approx(plan.prediction.communication_s)
+    assert sum(t.sent_bytes for t in facts.traffic) == pytest.approx(plan.prediction.communication_bytes)
+    total = module_tree(facts).total
     assert total.communication_s == pytest.approx(plan.prediction.communication_s)
     assert total.compute_s == pytest.approx(plan.prediction.compute_s)
     assert total.stored_bytes == plan.prediction.memory.parameters_bytes
@@ -116,9 +117,9 @@ def labels(module: Module) -> list[str]:
 
 
 def test_equal_blocks_fold(data: Plan) -> None:
-    tree = module_tree(Anatomy(data))
+    tree = module_tree(PlanFacts(data))
     assert labels(tree) == ["Net", "embed", "layers.0–2", "norm", "mlp", "up", "down", "(constants)"]
-    assert "layers.0–2 (3 alike)" in str(explain(data))
+    assert "layers.0–2 (3 alike)" in str(PlanReport(data))
     assert tree.children[1].total.num_operators == 3 * tree.children[1].each.num_operators == 15
 
 
@@ -129,7 +130,7 @@ def test_blocks_with_other_layouts_do_not_fold(data: Plan) -> None:
         for n in data.graph.nodes
     )
     gathered = Graph(tuple(_gathering(nodes, changed)), data.graph.outputs, data.mesh).validate()
-    tree = module_tree(Anatomy(replace(data, graph=gathered)))
+    tree = module_tree(PlanFacts(replace(data, graph=gathered)))
     assert [m.label for m in tree.children] == ["embed", "layers.0, 2", "layers.1", "(constants)"]
 
 
@@ -144,7 +145,7 @@ def _gathering(nodes: Iterable[Node], changed: set[str]) -> Iterator[Node]:
 
 
 def test_depth_limits_the_table(data: Plan) -> None:
-    shallow = str(explain(data, depth=1))
+    shallow = str(PlanReport(data, depth=1))
     assert "layers.0–2" in shallow
     assert "    norm" not in shallow
     assert "4 modules further inside: --depth 2" in shallow
@@ -162,11 +163,11 @@ def test_reasons_for_running_whole() -> None:
     z = b.op("cumsum", hidden, dim=0, dtype="float32")
     graph = b.graph([("loss", b.op("sum", z, dims=(0,), keepdim=False))])
     plan = planned(graph, Mesh.of(x=2), "free")
-    reasons = {u.op: u.reason for u in Anatomy(plan).unsplit}
+    reasons = {u.op: u.reason for u in PlanFacts(plan).unsplit}
     assert reasons["linear"] == "no splittable size (3, 5, 5) is divisible by 2"
     assert reasons["cumsum"] == "every dimension is needed whole"
-    assert "Operators that run whole along an axis" in str(explain(plan))
-    assert "NOTHING IS SPLIT" in str(explain(plan))
+    assert "Operators that run whole along an axis" in str(PlanReport(plan))
+    assert "NOTHING IS SPLIT" in str(PlanReport(plan))
 
 
 def test_an_operator_without_a_row_says_so() -> None:
@@ -176,12 +177,12 @@ def test_an_operator_without_a_row_says_so() -> None:
     h = b.op("linear", x, w)
     odd = b.op("opaque", h, target="my.op", shape=(4, 4), dtype="float32")
     plan = planned(b.graph([("loss", b.op("sum", odd, dims=(0, 1), keepdim=False))]), Mesh.of(x=2), "free")
-    reasons = {u.op: u.reason for u in Anatomy(plan).unsplit}
+    reasons = {u.op: u.reason for u in PlanFacts(plan).unsplit}
     assert reasons["my.op"] == "it has no row in the op table, so nothing is known about splitting it"
 
 
 def test_nothing_runs_whole_under_data_parallelism(data: Plan) -> None:
-    assert "none: every operator shares its work along every axis" in str(explain(data))
+    assert "none: every operator shares its work along every axis" in str(PlanReport(data))
 
 
 # ---- the headline and the comparison ----
@@ -205,18 +206,20 @@ def test_rewrites_are_counted(data: Plan) -> None:
     rewritten = replace(
         data.report, rewrites=(Rewrite("a", "b", (("fuse_qkv", 0),)), Rewrite("c", "d", (("fuse_qkv", 1),)))
     )
-    assert "rewrites        2 × fuse_qkv" in str(explain(replace(data, report=rewritten)))
+    assert "rewrites        2 × fuse_qkv" in str(PlanReport(replace(data, report=rewritten)))
 
 
 def test_where_figures_come_from_is_told(data: Plan) -> None:
     guessed = replace(data, cluster=replace(data.cluster, provenance="default"))
-    assert "built-in defaults, not of this machine; measure it with `shardwright calibrate 2`" in str(explain(guessed))
-    assert "cost figures    test" in str(explain(data))
+    assert "built-in defaults, not of this machine; measure it with `shardwright calibrate 2`" in str(
+        PlanReport(guessed)
+    )
+    assert "cost figures    test" in str(PlanReport(data))
 
 
 def test_a_plan_that_does_not_fit_is_told(data: Plan) -> None:
     assert "DOES NOT FIT, the limit is 1.00 kB" in str(
-        explain(replace(data, report=replace(data.report, limit_bytes=1000)))
+        PlanReport(replace(data, report=replace(data.report, limit_bytes=1000)))
     )
 
 
@@ -228,27 +231,27 @@ def test_the_last_tenth_of_the_memory_is_never_said_to_fit(data: Plan, share: fl
     tight = replace(
         data, cluster=replace(data.cluster, device=device), report=replace(data.report, limit_bytes=10 * used)
     )
-    text, own = str(explain(tight)), str(compare_plans({"own": tight}))
+    text, own = str(PlanReport(tight)), str(ComparisonReport({"own": tight, "again": tight}))
     assert ("WARNING, it MAY NOT FIT: the last tenth of the memory is in use" in text) is (0.9 < share <= 1)
     assert ("DOES NOT FIT" in text) is (share > 1)
     assert ("may not fit" in own) is (0.9 < share <= 1)
     assert ("does not fit" in own) is (share > 1)
-    assert describe(tight)["fits"] is (share <= 0.9)
+    assert PlanReport(tight).data()["fits"] is (share <= 0.9)
 
 
 def test_the_moment_of_the_peak_and_what_is_exposed_are_told(data: Plan) -> None:
-    text = str(explain(data))
+    text = str(PlanReport(data))
     assert f"peak: {data.prediction.peak_at}" in text
     assert "microbatch 0" in data.prediction.peak_at
     assert f"of which {units.seconds(data.prediction.exposed_s)} exposed" in text
     assert f"bubble {units.seconds(1.0)}" in str(
-        explain(replace(data, prediction=replace(data.prediction, bubble_s=1.0)))
+        PlanReport(replace(data, prediction=replace(data.prediction, bubble_s=1.0)))
     )
 
 
 def test_the_comparison_names_baselines_and_ratios() -> None:
     plan = Planner(cluster(2, link_bytes_per_s=1e7), every_choice).plan(blocks(), "Net")
-    text = str(explain(plan))
+    text = str(PlanReport(plan))
     for name in ("this plan", "data parallel", "ZeRO-3", "tensor parallel 2"):
         assert name in text
     assert faster_or_slower(1.2, 1.0) == "20 % slower"
@@ -258,18 +261,18 @@ def test_the_comparison_names_baselines_and_ratios() -> None:
 
 
 def test_plans_stand_beside_each_other(data: Plan, zero: Plan) -> None:
-    text = str(compare_plans({"a.json": data, "b.json": zero}))
+    text = str(ComparisonReport({"a.json": data, "b.json": zero}))
     assert "a.json" in text
     assert "b.json" in text
     assert "different models" not in text
-    assert "different models" in str(compare_plans({"a": data, "b": replace(zero, fingerprint="other")}))
+    assert "different models" in str(ComparisonReport({"a": data, "b": replace(zero, fingerprint="other")}))
 
 
 # ---- forms ----
 
 
 def test_the_description_is_json_and_small(tensor: Plan) -> None:
-    text = json.dumps(describe(tensor))
+    text = json.dumps(PlanReport(tensor).data())
     assert json.loads(text)["tree"]["children"][1]["label"] == "layers.0–2"
     assert len(text) < 20_000
 
@@ -277,8 +280,8 @@ def test_the_description_is_json_and_small(tensor: Plan) -> None:
 def test_explaining_needs_no_torch(tmp_path: Path, data: Plan) -> None:
     data.save(tmp_path / "plan.json")
     code = (
-        "import sys; from shardwright.search.plan import Plan; from shardwright.reports.explain import explain; "
-        f"explain(Plan.load({str(tmp_path / 'plan.json')!r})); print('torch' in sys.modules)"
+        "import sys; from shardwright.search.plan import Plan; from shardwright.reports.plan import PlanReport; "
+        f"str(PlanReport(Plan.load({str(tmp_path / 'plan.json')!r}))); print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 

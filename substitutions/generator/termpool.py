@@ -1,7 +1,7 @@
-"""Compact storage of enumerated terms: one representative per class of terms with one fingerprint.
+"""Compact storage of enumerated serial terms: one representative per class of terms with one fingerprint.
 
-A class is an integer. Its term is an operator on classes; its *nodes* are the classes of the operators in it, itself
-included, so that a term's number of operators, shared subterms counted once, is the size of a union.
+The *nodes* of a term are the classes of the operators in it, itself included, so that a term's number of operators,
+shared subterms counted once, is the size of a union.
 """
 
 from __future__ import annotations
@@ -9,26 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from shardwright.substitutions.generator.field import Field, Parts
-from shardwright.substitutions.generator.rings import Array
-from shardwright.substitutions.generator.universe import Instance
-from shardwright.substitutions.generator.vocabulary import SymbolicType, Use
+from shardwright.substitutions.generator.instances import Instance
+from shardwright.substitutions.generator.modular import Array
+from shardwright.substitutions.generator.nodes import Classes, Node
+from shardwright.substitutions.generator.residues import Field, Parts
+from shardwright.substitutions.generator.vocabulary import RowUse, SymbolicType
 
 CHUNK = 2048
 ABOUT = 1 << 40
-
-
-class PoolNode(NamedTuple):
-    """A term: a variable, or an operator on classes; `number` is its class, if it stands for one."""
-
-    use: Use | None
-    operands: tuple[int, ...]
-    variable: str = ""
-    number: int = -1
 
 
 @dataclass
@@ -43,14 +35,13 @@ class Shelf:
         return self.ids[ops] if ops < len(self.ids) else []
 
 
-class Pool:
-    """All classes of a context."""
+class TermPool(Classes[RowUse]):
+    """All classes of a serial context."""
 
     def __init__(self, field: Field, instances: Sequence[Instance], part: int, about: Sequence[str] = ()) -> None:
+        super().__init__()
         self.field, self.instances, self.part, self.about = field, tuple(instances), part, frozenset(about)
-        self.nodes: list[PoolNode] = []
         self.kinds: list[SymbolicType] = []
-        self.inside: list[tuple[int, ...]] = []
         self.masks: list[int] = []
         self.rows: list[int] = []
         self.shelves: dict[SymbolicType, Shelf] = {}
@@ -61,54 +52,44 @@ class Pool:
         """Classes for the variables."""
         for number, (name, kind) in enumerate(types.items()):
             values = [instance.tensors[name] for instance in self.instances]
-            print_ = int(self.fingerprints(values)[0])
-            self._add(PoolNode(None, (), name), kind, (), 1 << number, print_)
+            self._add(Node(None, (), name), kind, 1 << number, int(self.fingerprints(values)[0]))
             self._store(kind, values)
 
-    def grow(self, kind: SymbolicType, use: Use, operands: Array, prints: Array) -> list[int]:
+    def grow(self, kind: SymbolicType, use: RowUse, operands: Array, prints: Array) -> None:
         """New classes of terms `use(operands)`, one a row of class ids, with their fingerprints."""
-        made: list[int] = []
         for row, print_ in zip(operands.tolist(), prints.tolist(), strict=True):
-            inside = set().union(*(self.inside[c] for c in row))
             mask = self.mark(use)
             for c in row:
                 mask |= self.masks[c]
-            made.append(self._add(PoolNode(use, tuple(row)), kind, tuple(sorted(inside)), mask, print_))
-        for start in range(0, len(made), CHUNK):
+            self._add(Node(use, tuple(row)), kind, mask, print_)
+        for start in range(0, len(operands), CHUNK):
             self._store(kind, self.evaluate(use, operands[start : start + CHUNK]))
-        return made
 
-    def mark(self, use: Use) -> int:
+    def mark(self, use: RowUse) -> int:
         """The bit of the masks that tells whether there is an operator in a term that rules are about."""
         return ABOUT if use.op in self.about else 0
 
-    def _add(self, node: PoolNode, kind: SymbolicType, inside: tuple[int, ...], mask: int, print_: int) -> int:
+    def _add(self, node: Node[RowUse], kind: SymbolicType, mask: int, print_: int) -> None:
         number, shelf = len(self.nodes), self.shelves.setdefault(kind, Shelf())
         self.nodes.append(node._replace(number=number))
         self.kinds.append(kind)
-        self.inside.append((*inside, number) if node.use else ())
         self.masks.append(mask)
         self.rows.append(sum(map(len, shelf.ids)))
-        ops = len(self.inside[-1])
+        ops = len(self.inside(number))
         while len(shelf.ids) <= ops:
             shelf.ids.append([])
         shelf.ids[ops].append(number)
         self.known.setdefault(kind, {})[print_] = number
-        return number
 
     def _store(self, kind: SymbolicType, values: Sequence[Parts]) -> None:
         shelf = self.shelves[kind]
-        if not shelf.values:
-            shelf.values = list(values)
-            return
-        joined: list[Parts] = []
-        for old, new in zip(shelf.values, values, strict=True):
-            joined.append(tuple(np.concatenate(pair) for pair in zip(old, new, strict=True)))
-        shelf.values = joined
+        old = shelf.values or [tuple(part[:0] for part in parts) for parts in values]
+        pairs = (zip(before, after, strict=True) for before, after in zip(old, values, strict=True))
+        shelf.values = [tuple(map(np.concatenate, parts)) for parts in pairs]
 
     # ---- evaluation ----
 
-    def evaluate(self, use: Use, operands: Array) -> list[Parts]:
+    def evaluate(self, use: RowUse, operands: Array) -> list[Parts]:
         """The tensors of `use` on each row of classes, at every instance."""
         rows = np.asarray(self.rows)[operands]
         shelves = [self.shelves[self.kinds[c]] for c in operands[0].tolist()]
@@ -118,9 +99,9 @@ class Pool:
             results.append(self.computed(use, taken, at))
         return results
 
-    def computed(self, use: Use, operands: Sequence[Parts], at: int) -> Parts:
+    def computed(self, use: RowUse, operands: Sequence[Parts], at: int) -> Parts:
         """The tensor of `use` on the operands' tensors, at one instance."""
-        key = (id(use), at)
+        key = (use.number, at)
         if key not in self._attrs:
             self._attrs[key] = {name: value.evaluate(self.instances[at].sizes) for name, value in use.attrs}
         return self.field.evaluate(use.op, operands, self._attrs[key])
@@ -130,7 +111,7 @@ class Pool:
         row = self.rows[number]
         return tuple(part[row : row + 1] for part in self.shelves[self.kinds[number]].values[at])
 
-    def prints(self, use: Use, operands: Array) -> Array:
+    def prints(self, use: RowUse, operands: Array) -> Array:
         """The fingerprints of `use` on each row of classes."""
         chunks = [operands[i : i + CHUNK] for i in range(0, len(operands), CHUNK)]
         return np.concatenate([self.fingerprints(self.evaluate(use, chunk)) for chunk in chunks])
@@ -162,7 +143,7 @@ class Pool:
             shared = sets.shape[1] + ops - total
             if not len(others) or not len(ids) or not 0 <= shared <= min(sets.shape[1], ops):
                 continue
-            theirs = np.asarray([self.inside[c] for c in others.tolist()], np.int64).reshape(len(others), ops)
+            theirs = np.asarray([self.inside(c) for c in others.tolist()], np.int64).reshape(len(others), ops)
             for left, right in _pairs(sets, theirs, shared):
                 union = _union(sets[left], theirs[right], total)
                 found.append((np.column_stack([ids[left], others[right]]), union))

@@ -1,20 +1,22 @@
-"""Rules as text: one line for a list, and sections with both graphs for `shardwright rules show`."""
+"""Rules: a list with a line for each, and one with both graphs and its proof."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from shardwright.reports.sections import Explanation, Section, Table
-from shardwright.substitutions.equations import Equation
+from shardwright.reports.report import Paragraph, Report
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule, kind_of
-from shardwright.substitutions.steps import Move, StepRule
+from shardwright.substitutions.steps import StepRule, SymbolicStep
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier.catalogue import SHIPPED
-from shardwright.verifier.rulefile import Entry, read_rules
+from shardwright.verifier.rulefile import Entry, RuleFile, read_rules
 
-TypeOf = Callable[[Term], str]
+if TYPE_CHECKING:
+    from shardwright.verifier.describe import TermTypes
 
 
 def operators(rule: Rule) -> frozenset[str]:
@@ -27,21 +29,60 @@ def operators(rule: Rule) -> frozenset[str]:
     return frozenset(term.op for term in terms if isinstance(term, Apply))
 
 
-def explain_rule(entry: Entry, rule: Rule) -> Explanation:
+@dataclass(frozen=True)
+class RuleListReport(Report):
+    """Some rules of a file, one a line."""
+
+    file: RuleFile
+    chosen: Sequence[tuple[Entry, Rule]]
+
+    def paragraphs(self) -> list[Paragraph]:
+        rows = [(rule.name, kind_of(rule), _mark(entry), rule.equation) for entry, rule in self.chosen]
+        title = f"{self.file.path}: {len(rows)} of {len(self.file.entries)} rules"
+        return [Paragraph(title, [], ("name", "form", "proof", "equation"), rows)]
+
+    def data(self) -> list[dict[str, Any]]:
+        return [RuleReport(entry, rule).data() for entry, rule in self.chosen]
+
+
+def _mark(entry: Entry) -> str:
+    if entry.note.implied_by:
+        return "implied"
+    return "certified" if entry.certificate else "-"
+
+
+@dataclass(frozen=True)
+class RuleReport(Report):
     """Everything there is to say of a rule."""
-    title = f"{rule.name}: {_KINDS[kind_of(rule)]}"
-    facts = [f"equation  {rule.equation}", f"guard     {', '.join(map(str, rule.guard)) or 'none'}"]
-    facts += [f"{key:<9} {value}" for key, value in _facts(rule).items()]
-    sections = [Section(title, tuple(facts))]
-    if isinstance(rule, Equation):
-        type_of = types(rule)
-        sections += [Section(side, tuple(_forest(roots, type_of))) for side, roots in _sides(rule)]
-    elif isinstance(rule, StepRule):
-        sections += [Section(side, tuple(_chain(rule, moves))) for side, moves in _chains(rule)]
-    else:
-        sections.append(Section("layouts along the axis", (), _layouts(rule)))
-    sections.append(Section("proof", tuple(_proof(entry))))
-    return Explanation(tuple(sections))
+
+    entry: Entry
+    rule: Rule
+
+    def paragraphs(self) -> list[Paragraph]:
+        rule = self.rule
+        facts = [f"equation  {rule.equation}", f"guard     {', '.join(map(str, rule.guard)) or 'none'}"]
+        facts += [f"{key:<9} {value}" for key, value in _facts(rule).items()]
+        head = Paragraph(f"{rule.name}: {_KINDS[kind_of(rule)]}", facts)
+        return [head, *_sides(rule), Paragraph("proof", list(_proof(self.entry)))]
+
+    def data(self) -> dict[str, Any]:
+        entry, rule, certificate = self.entry, self.rule, self.entry.certificate
+        return {
+            **rule.to_json(),
+            "name": rule.name,
+            "kind": kind_of(rule),
+            "equation": rule.equation,
+            "guard": list(map(str, rule.guard)),
+            "hash": rule.hash,
+            "operators": sorted(operators(rule)),
+            "certificate": None if certificate is None else {
+                "proofs": list(certificate.proofs),
+                "axioms": list(certificate.axioms), "statements": _statements(certificate.axioms),
+                "solver": certificate.solver, "scope": certificate.scope,
+            },
+            "implied_by": list(entry.note.implied_by),
+            "search": entry.note.search,
+        }  # fmt: skip
 
 
 _KINDS = {
@@ -50,27 +91,6 @@ _KINDS = {
     "serial": "serial terms (equation)",
     "placement": "placements of terms on mesh axes (equation)",
 }
-
-
-def describe(entry: Entry, rule: Rule) -> dict[str, Any]:
-    """The same as plain data."""
-    certificate = entry.certificate
-    return {
-        **rule.to_json(),
-        "name": rule.name,
-        "kind": kind_of(rule),
-        "equation": rule.equation,
-        "guard": list(map(str, rule.guard)),
-        "hash": rule.hash,
-        "operators": sorted(operators(rule)),
-        "certificate": None if certificate is None else {
-            "proofs": list(certificate.proofs),
-            "axioms": list(certificate.axioms), "statements": _statements(certificate.axioms),
-            "solver": certificate.solver, "scope": certificate.scope,
-        },
-        "implied_by": list(entry.note.implied_by),
-        "search": entry.note.search,
-    }  # fmt: skip
 
 
 def _facts(rule: Rule) -> Mapping[str, str]:
@@ -128,17 +148,20 @@ def _axioms(axioms: Sequence[str]) -> Iterator[str]:
         yield f"and on the row rule {shipped.get(row, row)}"
 
 
-def _sides(rule: Equation) -> Iterator[tuple[str, Sequence[Term]]]:
-    yield "left", rule.left
-    yield "right", rule.right
+def _sides(rule: Rule) -> list[Paragraph]:
+    """Both sides: as graphs, as chains of steps, or the layouts of a row."""
+    if isinstance(rule, RowRule):
+        return [_layouts(rule)]
+    if isinstance(rule, StepRule):
+        chains = {"left": rule.left, "right": rule.right}
+        return [Paragraph(side, list(_chain(rule, moves))) for side, moves in chains.items()]
+    from shardwright.verifier.describe import TermTypes
+
+    types, graphs = TermTypes(rule), {"left": rule.left, "right": rule.right}
+    return [Paragraph(side, list(_forest(roots, types))) for side, roots in graphs.items()]
 
 
-def _chains(rule: StepRule) -> Iterator[tuple[str, Sequence[Move]]]:
-    yield "left", rule.left
-    yield "right", rule.right
-
-
-def _chain(rule: StepRule, moves: Sequence[Move]) -> Iterator[str]:
+def _chain(rule: StepRule, moves: Sequence[SymbolicStep]) -> Iterator[str]:
     """The layouts at the start and after every step."""
     yield "start".ljust(28) + _places(rule.end(()))
     for i, move in enumerate(moves):
@@ -149,27 +172,23 @@ def _places(places: Mapping[str, object]) -> str:
     return ", ".join(f"{axis}: {place}" for axis, place in places.items())
 
 
-def _layouts(rule: RowRule) -> Table:
-    columns = (("", False), ("dims", False), ("layout", False), ("its gradient", False))
+def _layouts(rule: RowRule) -> Paragraph:
     dims = [side.strip() for side in rule.pattern.replace("->", ",").split(",")]
     rows = [(f"x{i}", side, str(p), str(p.dual)) for i, (side, p) in enumerate(zip(dims, rule.operands, strict=False))]
-    return Table(columns, (*rows, ("result", dims[-1], str(rule.result), str(rule.result.dual))))
+    rows.append(("result", dims[-1], str(rule.result), str(rule.result.dual)))
+    return Paragraph("layouts along the axis", [], ("", "dims", "layout", "its gradient"), rows)
 
 
-def _forest(roots: Sequence[Term], type_of: TypeOf) -> Iterator[str]:
+def _forest(roots: Sequence[Term], types: TermTypes) -> Iterator[str]:
     """Graphs as indented trees; what was drawn before is referred to by its number."""
-    uses: dict[Term, int] = {}
-    for root in roots:
-        for term in _nodes(root):
-            uses[term] = uses.get(term, 0) + 1
-    numbers: dict[Term, int] = {
-        term: i + 1 for i, term in enumerate(t for t, n in uses.items() if n > 1 and isinstance(t, Apply))
-    }
+    uses = Counter(term for root in roots for term in _nodes(root))
+    shared = [term for term, times in uses.items() if times > 1 and isinstance(term, Apply)]
+    numbers: dict[Term, int] = {term: number for number, term in enumerate(shared, start=1)}
     drawn: set[Term] = set()
     lines = [item for root in roots for item in _tree(root, "", "", numbers, drawn)]
     width = max(len(text) for text, _ in lines) + 2
     for text, term in lines:
-        yield (text.ljust(width) + type_of(term)).rstrip()
+        yield (text.ljust(width) + types(term)).rstrip()
 
 
 def _nodes(term: Term) -> Iterator[Term]:
@@ -196,10 +215,3 @@ def _tree(
         yield from _tree(
             operand, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "), numbers, drawn
         )
-
-
-def types(rule: Equation) -> TypeOf:
-    """The dims and layouts of each term, as far as the verifier's semantics reach; "" beyond."""
-    from shardwright.verifier.describe import TermTypes
-
-    return TermTypes(rule)

@@ -1,28 +1,28 @@
-"""Enumerates the typed graphs over one context, grouped by what they denote.
+"""Enumerates the typed terms of a placement context, grouped by what they denote.
 
-All parallel operators denote the identity, so two well-typed graphs are equal exactly when their variables have the
-same types, their results do, and their erasures are equal serially. A graph is therefore three numbers: the types of
-the variables that it uses, its own type, and the value of its erasure, found by fingerprint. Graphs are enumerated by
-number of operators; operands are representatives, the smallest graphs of their class. A graph that falls into a class
+All parallel operators denote the identity, so two well-typed terms are equal exactly when their variables have the
+same types, their results do, and their erasures are equal serially. A term is therefore three numbers: the types of
+the variables that it uses, its own type, and the value of its erasure, found by fingerprint. Terms are enumerated by
+number of operators; operands are representatives, the smallest terms of their class. A term that falls into a class
 that exists already is a rule: it equals the representative.
 
-Graphs of the full number of operators are only made if they hold a parallel operator: the others are serial terms.
+Terms of the full number of operators are only made if they hold a parallel operator: the others are serial terms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 
 import numpy as np
 
-from shardwright.substitutions.generator.field import Field, Parts
-from shardwright.substitutions.generator.primesizes import PlacementContext
-from shardwright.substitutions.generator.typed import Shape, Template, TypedOperator, TypeTable
-from shardwright.substitutions.terms import Dims
+from shardwright.substitutions.generator.context import PlacementContext
+from shardwright.substitutions.generator.nodes import Classes, Node
+from shardwright.substitutions.generator.residues import Field, Parts
+from shardwright.substitutions.generator.typetable import Template, TensorShape, TypedOperator, TypeTable
 
 _BATCH = 16
-_VARIABLE = -1
-Level = dict[int, dict[int, list[int]]]
+ClassesByType = dict[int, dict[int, list[int]]]
 """type -> variables that are used -> classes"""
 Head = tuple[int, tuple[int, ...], bool]
 """The first operands: the variables that they use, their classes, whether they are serial."""
@@ -39,12 +39,12 @@ class Values:
 
     def variable(self, name: str) -> int:
         sizes, context = self._typing.sizes.small, self._typing.context
-        limit = sizes[dict(context.indices)[name]] if name in dict(context.indices) else None
-        return self._number(self._draw(Dims.parse(dict(context.variables)[name]).shape(sizes), limit))
+        limit = sizes[context.limits[name]] if name in context.limits else None
+        return self._number(self._draw(context.dims[name].shape(sizes), limit))
 
     def another(self, number: int, index: bool) -> Parts:
         """A random tensor of the shape of this one."""
-        limits = [self._typing.sizes.small[size] for _, size in self._typing.context.indices]
+        limits = [self._typing.sizes.small[size] for size in self._typing.context.limits.values()]
         return self._draw(self.data[number][0].shape[1:], min(limits) if index else None)
 
     def _draw(self, shape: tuple[int, ...], limit: int | None) -> Parts:
@@ -78,18 +78,18 @@ class Values:
         return repr(first.shape).encode() + first.tobytes()
 
 
-class TypedGraphs:
-    """The classes of typed graphs of one context, up to a number of operators.
+class PlacedTerms(Classes[TypedOperator]):
+    """The classes of typed terms of one context, up to a number of operators.
 
-    terms     of every class: (operator, operand classes); a variable is (-1, its number, its type)
-    pairs     graphs that fell into a class that existed: (operator, operand classes, that class)
+    nodes     of every class: its first term, with its `value` and its type, `kind`
+    pairs     terms that fell into a class that existed, and that class
     """
 
     def __init__(self, context: PlacementContext, seed: int) -> None:
+        super().__init__()
         self.context, self.typing = context, TypeTable(context)
         self.values = Values(self.typing, seed)
-        self.terms: list[tuple[int, ...]] = []
-        self.pairs: list[tuple[tuple[int, ...], int]] = []
+        self.pairs: list[tuple[Node[TypedOperator], int]] = []
         self.num_graphs, self._top = 0, 0
         self._serial: list[bool] = []
         self._uses: list[tuple[int, ...]] = []
@@ -98,9 +98,8 @@ class TypedGraphs:
         self._classes: dict[tuple[int, int, int], int] = {}
         self.value: list[int] = []
         self.kind: list[int] = []
-        self._buckets: list[Level] = []
-        self._applied: set[tuple[int, tuple[Shape, ...]]] = set()
-        self.dims = {name: Dims.parse(dims) for name, dims in context.variables}
+        self._buckets: list[ClassesByType] = []
+        self._applied: set[tuple[int, tuple[TensorShape, ...]]] = set()
         self._templates = [t for text in context.operators for t in Template.parse(text)]
         self._operators: list[TypedOperator] = []
 
@@ -110,7 +109,7 @@ class TypedGraphs:
         self._add_variables()
         for size in range(1, max_ops + 1):
             self._learn_shapes()
-            level: Level = {}
+            level: ClassesByType = {}
             self._buckets.append(level)
             self._parallel(size, level)
             for step in self._operators:
@@ -118,15 +117,15 @@ class TypedGraphs:
                 tick()
 
     def _add_variables(self) -> None:
-        level: Level = {}
+        level: ClassesByType = {}
         self._buckets.append(level)
-        for number, (name, _) in enumerate(self.context.variables):
+        for number, name in enumerate(self.context.variables):
             types = self.typing.variable(name)
             value = self.values.variable(name)
             for kind in types:
                 use = [-1] * len(self.context.variables)
                 use[number] = kind
-                self._found((_VARIABLE, number, kind), self._use(tuple(use)), kind, value, level)
+                self._found(Node(None, (), name), self._use(tuple(use)), kind, value, level)
 
     def _use(self, use: tuple[int, ...]) -> int:
         if use not in self._use_numbers:
@@ -143,42 +142,41 @@ class TypedGraphs:
             self._merged[key] = -1 if clash else self._use(tuple(max(a, b) for a, b in pairs))
         return self._merged[key]
 
-    def _found(self, term: tuple[int, ...], use: int, kind: int, value: int,
-               level: Level) -> None:  # fmt: skip
-        """A graph: the representative of a new class, or equal to the one of its class."""
+    def _found(self, term: Node[TypedOperator], use: int, kind: int, value: int, level: ClassesByType) -> None:
+        """A term: the representative of a new class, or equal to the one of its class."""
         self.num_graphs += 1
-        number = len(self.terms)
+        number = len(self.nodes)
         same = self._classes.setdefault((use, kind, value), number)
         if same != number:
             self.pairs.append((term, same))
             return
-        self.terms.append(term)
+        self.nodes.append(term._replace(number=number))
         self.value.append(value)
         self.kind.append(kind)
         serial = self._serial
-        serial.append(term[0] < 0 or (not self.typing.steps[term[0]].parallel and all(serial[c] for c in term[1:])))
+        serial.append(term.use is None or (not term.use.parallel and all(serial[c] for c in term.operands)))
         level.setdefault(kind, {}).setdefault(use, []).append(number)
 
     def _learn_shapes(self) -> None:
         """Instantiate the operators on the shapes that exist by now."""
         shapes = list(dict.fromkeys(self.typing.types[t].shape for level in self._buckets for t in level))
         for number, template in enumerate(self._templates):
-            for operands in _tuples(shapes, template.arity):
+            for operands in product(shapes, repeat=template.arity):
                 if (number, operands) in self._applied:
                     continue
                 self._applied.add((number, operands))
                 if (made := self.typing.apply(template, operands)) is not None:
                     self._operators.append(made[0])
 
-    def _parallel(self, size: int, level: Level) -> None:
+    def _parallel(self, size: int, level: ClassesByType) -> None:
         found, value = self._found, self.value
         for kind, uses in list(self._buckets[size - 1].items()):
             for step, after in self.typing.moves(kind):
                 for use, classes in uses.items():
                     for number in classes:
-                        found((step, number), use, after, value[number], level)
+                        found(Node(step, (number,)), use, after, value[number], level)
 
-    def _apply(self, step: TypedOperator, size: int, level: Level) -> None:
+    def _apply(self, step: TypedOperator, size: int, level: ClassesByType) -> None:
         for needs, result in step.rows:
             for sizes in _compositions(size - 1, len(needs)):
                 heads: list[Head] = [(-1, (), True)]
@@ -203,7 +201,7 @@ class TypedGraphs:
         heads: Sequence[Head],
         uses: Mapping[int, list[int]],
         result: int,
-        level: Level,
+        level: ClassesByType,
         top: bool,
     ) -> None:
         """The inner loop: the last operand. Among the largest graphs, serial ones are left out."""
@@ -217,17 +215,8 @@ class TypedGraphs:
                 for number in classes:
                     if (commutes and number < operands[0]) or (skip and serial[number]):
                         continue
-                    term = (step.number, *operands, number)
+                    term = Node(step, (*operands, number))
                     found(term, merged, result, known(step, (*values, value[number])), level)
-
-
-def _tuples(items: Sequence[Shape], length: int) -> Iterator[tuple[Shape, ...]]:
-    if length == 0:
-        yield ()
-        return
-    for head in items:
-        for rest in _tuples(items, length - 1):
-            yield (head, *rest)
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:

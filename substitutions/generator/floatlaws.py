@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.substitutions.generator.field import OPERATORS, Field, aligned
-from shardwright.substitutions.generator.rings import Array
+from shardwright.substitutions.generator.modular import Array
+from shardwright.substitutions.generator.residues import OPERATORS, Field, aligned
 
-_MOVEMENT = ("reshape", "permute", "expand", "slice", "concat", "contiguous")
-_FUNCTIONS = ("exp", "log", "sigmoid", "tanh", "silu", "gelu", "sqrt", "rsqrt", "reciprocal")
+_MOVEMENT = ("reshape", "permute", "slice", "concat")
+_FUNCTIONS = ("exp", "sigmoid", "tanh", "silu", "gelu")
 _FIELD = Field()
 _BATCH = 16
 
@@ -64,7 +64,6 @@ BITS: Mapping[str, Callable[..., Array]] = {
     "div": _div,
     "neg": np.negative,
     "relu": lambda x: np.maximum(x, 0),
-    "abs": np.abs,
     **{name: _function(name) for name in _FUNCTIONS},
 }
 """What is exact in floating point: f(*arrays, **attrs)."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.errors import GraphError
-from shardwright.substitutions.generator.rings import Array, Ring, ring
+from shardwright.substitutions.generator.modular import Array, Ring, ring
 
 Parts = tuple[Array, ...]
 CHAINS = ((2029439, 1014719, 507359), (2297759, 1148879, 574439))
@@ -35,7 +35,8 @@ class Constant:
     parts: tuple[int, ...]
 
 
-Number = Constant | int | float | None
+RealAttribute = Constant | int | float
+_REALS = ("eps", "scale", "label_smoothing")
 
 
 class Field:
@@ -56,32 +57,42 @@ class Field:
         """A tensor of integers."""
         return tuple(r.reduce(np.asarray(values, np.int64)) for r in self.rings[:parts])
 
-    def number(self, value: Number, part: int) -> int:
+    def number(self, value: RealAttribute, part: int) -> int:
         """A real attribute in one ring."""
         if isinstance(value, Constant):
             return value.parts[part]
-        fraction = Fraction(0 if value is None else value).limit_denominator(10**6)
+        fraction = Fraction(value).limit_denominator(10**6)
         return self.rings[part].number(fraction.numerator, fraction.denominator)
+
+    def numbers(self, attrs: Mapping[str, Any], part: int) -> dict[str, Any]:
+        """The attributes, real ones in one ring."""
+        return {
+            key: self.number(value, part) if key in _REALS and value is not None else value
+            for key, value in attrs.items()
+        }
 
     def evaluate(self, op: str, operands: Sequence[Parts], attrs: Mapping[str, Any]) -> Parts:
         """The operator on a batch. Raises `KeyError` for an operator without stand-in."""
         return OPERATORS[op](self, *operands, **attrs)
 
 
-Operator = Callable[..., Parts]
+ResidueOperator = Callable[..., Parts]
 
 
-def _each(function: Callable[..., Array]) -> Operator:
-    """An operator that acts on each part: function(ring, *arrays, **attrs)."""
+def _each(function: Callable[..., Array]) -> ResidueOperator:
+    """An operator that acts on each part: function(ring, *arrays, **attrs), real attributes in that ring."""
 
     def operator(field: Field, *operands: Parts, **attrs: Any) -> Parts:
         known = min(map(len, operands))
-        return tuple(function(field.rings[i], *(x[i] for x in operands), **attrs) for i in range(known))
+        return tuple(
+            function(field.rings[i], *(x[i] for x in operands), **(field.numbers(attrs, i) if attrs else {}))
+            for i in range(known)
+        )
 
     return operator
 
 
-def _moved(function: Callable[..., Array]) -> Operator:
+def _moved(function: Callable[..., Array]) -> ResidueOperator:
     """An operator that only moves elements: of index tensors too."""
     return _each(lambda ring, *arrays, **attrs: function(*arrays, **attrs))
 
@@ -114,10 +125,6 @@ def _div(ring: Ring, x: Array, y: Array) -> Array:
     return _mul(ring, x, ring.inverse(y))
 
 
-def _maximum(ring: Ring, x: Array, y: Array) -> Array:
-    return ring.maximum(*np.broadcast_arrays(*aligned(x, y)))
-
-
 def _neg(ring: Ring, x: Array) -> Array:
     return ring.reduce(-x)
 
@@ -135,27 +142,22 @@ def _log(field: Field, x: Parts) -> Parts:
 
 def _sigmoid(field: Field, x: Parts) -> Parts:
     """1 / (1 + exp(-x))"""
-    e = _exp(field, _each(_neg)(field, x))
-    return tuple(field.rings[i].inverse(field.rings[i].reduce(part + 1)) for i, part in enumerate(e))
+    return _each(lambda ring, e: ring.inverse(ring.reduce(e + 1)))(field, _exp(field, _each(_neg)(field, x)))
 
 
 def _tanh(field: Field, x: Parts) -> Parts:
     """2 / (1 + exp(-2x)) - 1"""
     s = _sigmoid(field, _each(_add)(field, x, x))
-    return tuple(field.rings[i].reduce(2 * part - 1) for i, part in enumerate(s))
+    return _each(lambda ring, part: ring.reduce(2 * part - 1))(field, s)
 
 
 def _silu(field: Field, x: Parts) -> Parts:
     return _each(_mul)(field, x, _sigmoid(field, x))
 
 
-def _gelu(field: Field, x: Parts, approximate: str = "none") -> Parts:
+def _gelu(ring: Ring, x: Array, approximate: str = "none") -> Array:
     """x (1 + f(x)) / 2 with a fixed odd f."""
-
-    def part(ring: Ring, x: Array) -> Array:
-        return ring.reduce(ring.reduce(x * (1 + ring.odd(x, 3 if approximate == "none" else 4))) * ring.number(1, 2))
-
-    return _each(part)(field, x)
+    return ring.reduce(ring.reduce(x * (1 + ring.odd(x, 3 if approximate == "none" else 4))) * ring.number(1, 2))
 
 
 # ---- reductions and norms ----
@@ -169,21 +171,13 @@ def _sum(ring: Ring, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
     return ring.reduce(x.sum(_after_batch(dims), keepdims=keepdim))
 
 
-def _amax(ring: Ring, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
-    """A symmetric function of the elements."""
-    return ring.hashed(ring.reduce(ring.hashed(x, 5).sum(_after_batch(dims), keepdims=keepdim)), 6)
-
-
 def _mean(ring: Ring, x: Array, dims: Sequence[int]) -> Array:
     count = int(np.prod([x.shape[d + 1] for d in dims]))
     return ring.reduce(_sum(ring, x, dims, True) * ring.number(1, count))
 
 
 def _softmax(field: Field, x: Parts, dim: int) -> Parts:
-    def part(ring: Ring, e: Array) -> Array:
-        return ring.reduce(e * ring.inverse(_sum(ring, e, (dim,), True)))
-
-    return _each(part)(field, _exp(field, x))
+    return _each(lambda ring, e: _div(ring, e, _sum(ring, e, (dim,), True)))(field, _exp(field, x))
 
 
 def _log_softmax(field: Field, x: Parts, dim: int) -> Parts:
@@ -191,35 +185,22 @@ def _log_softmax(field: Field, x: Parts, dim: int) -> Parts:
     return _each(_sub)(field, x, _log(field, total))
 
 
-def _trailing(x: Parts, normalized_dims: int) -> tuple[int, ...]:
-    rank = x[0].ndim - 1
-    return tuple(range(rank - normalized_dims, rank))
+def _trailing(x: Array, normalized_dims: int) -> range:
+    return range(x.ndim - 1 - normalized_dims, x.ndim - 1)
 
 
-def _normalized(field: Field, x: Parts, dims: tuple[int, ...], eps: Number) -> Parts:
-    """x / sqrt(mean(x²) + ε)"""
-    scaled: list[Array] = []
-    for i, part in enumerate(x):
-        ring = field.rings[i]
-        square = _mean(ring, ring.reduce(part * part), dims)
-        scaled.append(ring.reduce(part * ring.inverse(ring.root(ring.reduce(square + field.number(eps, i))))))
-    return tuple(scaled)
-
-
-def _affine(field: Field, y: Parts, affine: Sequence[Parts]) -> Parts:
+def _rms_norm(ring: Ring, x: Array, *affine: Array, normalized_dims: int, eps: int) -> Array:
+    """x / sqrt(mean(x²) + ε), then times and plus the affine operands."""
+    square = _mean(ring, ring.reduce(x * x), _trailing(x, normalized_dims))
+    y = _div(ring, x, ring.root(ring.reduce(square + eps)))
     for op, operand in zip((_mul, _add), affine, strict=False):
-        y = _each(op)(field, y, operand)
+        y = op(ring, y, operand)
     return y
 
 
-def _layer_norm(field: Field, x: Parts, *affine: Parts, normalized_dims: int, eps: Number) -> Parts:
-    dims = _trailing(x, normalized_dims)
-    centred = tuple(r.reduce(part - _mean(r, part, dims)) for r, part in zip(field.rings, x, strict=False))
-    return _affine(field, _normalized(field, centred, dims, eps), affine)
-
-
-def _rms_norm(field: Field, x: Parts, *affine: Parts, normalized_dims: int, eps: Number) -> Parts:
-    return _affine(field, _normalized(field, x, _trailing(x, normalized_dims), eps), affine)
+def _layer_norm(ring: Ring, x: Array, *affine: Array, normalized_dims: int, eps: int) -> Array:
+    centred = ring.reduce(x - _mean(ring, x, _trailing(x, normalized_dims)))
+    return _rms_norm(ring, centred, *affine, normalized_dims=normalized_dims, eps=eps)
 
 
 # ---- contractions ----
@@ -254,29 +235,26 @@ def _conv2d(
     )
 
 
-def _sdpa(field: Field, q: Parts, k: Parts, v: Parts, *mask: Parts, causal: bool, scale: Number) -> Parts:
+def _scores(ring: Ring, q: Array, k: Array, scale: int | None) -> Array:
+    """q kᵀ · scale, by default over the root of the size of a head."""
+    factor = int(ring.inverse(ring.root(np.array(q.shape[-1])))) if scale is None else scale
+    return ring.reduce(ring.matmul(q, k.swapaxes(-1, -2)) * factor)
+
+
+def _sdpa(field: Field, q: Parts, k: Parts, v: Parts, *mask: Parts, causal: bool, scale: RealAttribute | None) -> Parts:
     """softmax(q kᵀ · scale + mask) v; query heads share key heads in equal groups."""
     if min(q[0].ndim, k[0].ndim, v[0].ndim) < 4:
         raise GraphError("sdpa needs a dimension of heads")
     repeat = q[0].shape[-3] // k[0].shape[-3]
     keys, values = (tuple(np.repeat(part, repeat, -3) for part in parts) for parts in (k, v))
-    scores = _each(lambda r, q, k: r.matmul(q, k.swapaxes(-1, -2)))(field, q, keys)
-    scaled: list[Array] = []
-    for i, score in enumerate(scores):
-        ring = field.rings[i]
-        factor = int(ring.inverse(ring.root(np.array(q[0].shape[-1])))) if scale is None else field.number(scale, i)
-        scaled.append(ring.reduce(score * factor))
-    scores = tuple(scaled)
+    scores = _each(_scores)(field, q, keys, scale=scale)
     for m in mask:
         scores = _each(_add)(field, scores, m)
     weights = _exp(field, scores)
     if causal:
         weights = tuple(map(np.tril, weights))
-
-    def part(ring: Ring, e: Array, v: Array) -> Array:
-        return ring.matmul(ring.reduce(e * ring.inverse(ring.reduce(e.sum(-1, keepdims=True)))), v)
-
-    return _each(part)(field, weights, values)
+    shares = _each(lambda ring, e: _div(ring, e, ring.reduce(e.sum(-1, keepdims=True))))(field, weights)
+    return _each(Ring.matmul)(field, shares, values)
 
 
 # ---- lookups ----
@@ -310,19 +288,19 @@ def _gather(field: Field, x: Parts, index: Parts, dim: int) -> Parts:
 
 
 def _cross_entropy_sum(
-    field: Field, logits: Parts, target: Parts, ignore_index: Number, label_smoothing: Number
+    field: Field, logits: Parts, target: Parts, ignore_index: object, label_smoothing: RealAttribute
 ) -> Parts:
     """Σ log Σ exp(x) - (1 - s) x[target] - s mean(x); no target is the ignored one."""
     dim = 1 if target[0].ndim > 1 else 0
     logp = _log_softmax(field, logits, dim)
-    picked = _each(lambda r, x: x)(field, _gather(field, logp, (np.expand_dims(target[0], dim + 1),), dim))
-    sums: list[Array] = []
-    for i, (one, every) in enumerate(zip(picked, logp, strict=True)):
-        ring, s = field.rings[i], field.number(label_smoothing, i)
+    picked = _gather(field, logp, (np.expand_dims(target[0], dim + 1),), dim)
+
+    def loss(ring: Ring, one: Array, every: Array, label_smoothing: int) -> Array:
         mean = _mean(ring, every, (dim,))
-        loss = ring.reduce(-(1 - s) * one) - ring.reduce(s * mean)
-        sums.append(ring.reduce(loss.reshape(len(loss), -1).sum(1)))
-    return tuple(sums)
+        lost = ring.reduce(-(1 - label_smoothing) * one) - ring.reduce(label_smoothing * mean)
+        return ring.reduce(lost.reshape(len(lost), -1).sum(1))
+
+    return _each(loss)(field, picked, logp, label_smoothing=label_smoothing)
 
 
 # ---- movement ----
@@ -337,20 +315,13 @@ def _concat(*arrays: Array, dim: int) -> Array:
     return np.concatenate([np.broadcast_to(x, (n, *x.shape[1:])) for x in arrays], dim + 1)
 
 
-def _expand(x: Array, shape: Sequence[int]) -> Array:
-    (x, _) = aligned(x, np.empty((1, *(1 for _ in shape))))
-    return np.broadcast_to(x, (len(x), *shape))
-
-
-OPERATORS: Mapping[str, Operator] = {
+OPERATORS: Mapping[str, ResidueOperator] = {
     "add": _each(_add),
     "sub": _each(_sub),
     "mul": _each(_mul),
     "div": _each(_div),
-    "maximum": _each(_maximum),
     "neg": _each(_neg),
     "abs": _each(Ring.absolute),
-    "sign": _each(lambda ring, x: ring.reduce(ring.sign(x))),
     "relu": _each(Ring.relu),
     "sqrt": _each(Ring.root),
     "rsqrt": _each(lambda ring, x: ring.inverse(ring.root(x))),
@@ -360,13 +331,12 @@ OPERATORS: Mapping[str, Operator] = {
     "sigmoid": _sigmoid,
     "tanh": _tanh,
     "silu": _silu,
-    "gelu": _gelu,
+    "gelu": _each(_gelu),
     "sum": _each(_sum),
-    "amax": _each(_amax),
     "softmax": _softmax,
     "log_softmax": _log_softmax,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
+    "layer_norm": _each(_layer_norm),
+    "rms_norm": _each(_rms_norm),
     "linear": _each(_linear),
     "matmul": _each(_matmul),
     "conv2d": _each(_conv2d),
@@ -376,9 +346,7 @@ OPERATORS: Mapping[str, Operator] = {
     "cross_entropy_sum": _cross_entropy_sum,
     "reshape": _moved(lambda x, shape: x.reshape(len(x), *shape)),
     "permute": _moved(lambda x, dims: x.transpose(0, *_after_batch(dims))),
-    "expand": _moved(_expand),
     "slice": _moved(_slice),
     "concat": _moved(_concat),
-    "contiguous": _moved(lambda x: x),
 }
 """The operators that fingerprints know: f(field, *operands, **attrs). Dimensions count without the batch axis."""

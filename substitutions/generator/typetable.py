@@ -1,4 +1,4 @@
-"""Typing of the graphs that `typedgraphs.py` enumerates: operators as tables over small integers.
+"""Typing of the terms that `placedterms.py` enumerates: operators as tables over small integers.
 
 A *type* is a shape with one layout per mesh axis. Whether an operator may be applied to operands of given types, and
 what it then gives, is what its row offers along each axis (`required_layouts`, as `derive` reads it); the four parallel
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 from shardwright.pcg.errors import GraphError, RuleError
@@ -20,8 +20,9 @@ from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.generator.canonical import COMMUTATIVE
-from shardwright.substitutions.generator.primesizes import PlacementContext, PrimeSizes
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Dims, parse_term
+from shardwright.substitutions.generator.context import PlacementContext
+from shardwright.substitutions.generator.primesizes import PrimeSizes
+from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, parse_term
 
 _ARITIES: Mapping[str, tuple[int, ...]] = {
     "concat": (2,), "layer_norm": (1, 3), "rms_norm": (1, 2), "sdpa": (3,), "cross_entropy_sum": (2,), "conv2d": (2,),
@@ -30,7 +31,7 @@ _ARITIES: Mapping[str, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TensorShape:
     """The extents of a value, and whether it holds indices."""
 
     extents: tuple[int, ...]
@@ -41,7 +42,7 @@ class Shape:
 class PlacedType:
     """A shape in one layout per mesh axis."""
 
-    shape: Shape
+    shape: TensorShape
     layouts: Layouts
 
 
@@ -69,6 +70,7 @@ class TypedOperator:
     """An operator on operands of one shape each, and every way in which it may be run.
 
     values  the attributes where fingerprints are taken
+    axes    the axis along which a parallel operator moves; none of other operators
     rows    (the types of the operands, the type of the result), one per choice of splits
     """
 
@@ -76,8 +78,12 @@ class TypedOperator:
     op: str
     attrs: tuple[tuple[str, Expression], ...]
     values: Mapping[str, Any]
-    parallel: bool
+    axes: tuple[str, ...]
     rows: tuple[tuple[tuple[int, ...], int], ...]
+
+    @property
+    def parallel(self) -> bool:
+        return bool(self.axes)
 
     @property
     def commutes(self) -> bool:
@@ -90,11 +96,11 @@ class TypeTable:
     def __init__(self, context: PlacementContext) -> None:
         self.context, self.sizes = context, PrimeSizes(context)
         self.types: list[PlacedType] = []
-        self.steps: list[TypedOperator] = []
+        self._operator_numbers = count()
         self._numbers: dict[PlacedType, int] = {}
-        self._moves: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._moves: dict[int, tuple[tuple[TypedOperator, int], ...]] = {}
         self._whole = {self.sizes.of[name] for name in context.whole}
-        self._limits = {name: self.sizes.of[size] for name, size in context.indices}
+        self._limits = {name: self.sizes.of[size] for name, size in context.limits.items()}
 
     def number(self, kind: PlacedType) -> int:
         if kind not in self._numbers:
@@ -104,28 +110,28 @@ class TypeTable:
 
     def variable(self, name: str) -> list[int]:
         """Every type that a variable may have."""
-        dims, index = Dims.parse(dict(self.context.variables)[name]), name in self._limits
+        dims, index = self.context.dims[name], name in self._limits
         for entry in dims.entries:
             self.sizes.learn([self.sizes.of[n] for n in entry])
-        shape = Shape(dims.shape(self.sizes.of), index)
+        shape = TensorShape(dims.shape(self.sizes.of), index)
         plain = (R, C) if index else (R, C, P)
         options = product(*[(*plain, *self._shards(shape)) for _ in self.context.axes])
         return [self.number(PlacedType(shape, layouts)) for layouts in options if _apart(layouts)]
 
-    def _shards(self, shape: Shape) -> Iterator[Layout]:
+    def _shards(self, shape: TensorShape) -> Iterator[Layout]:
         for dim, extent in enumerate(shape.extents):
             if extent > 1 and extent not in self._whole:
                 yield from (S(dim, blocks) for blocks in self.sizes.prefixes(extent))
 
     # ---- parallel operators ----
 
-    def moves(self, number: int) -> tuple[tuple[int, int], ...]:
+    def moves(self, number: int) -> tuple[tuple[TypedOperator, int], ...]:
         """The parallel operators that step from a type: (operator, type after)."""
         if number not in self._moves:
             self._moves[number] = tuple(self._steps_from(number))
         return self._moves[number]
 
-    def _steps_from(self, number: int) -> Iterator[tuple[int, int]]:
+    def _steps_from(self, number: int) -> Iterator[tuple[TypedOperator, int]]:
         kind = self.types[number]
         for axis, (name, layout) in enumerate(zip(self.context.axes, kind.layouts, strict=True)):
             for op, after, attrs in self._single(kind.shape, layout):
@@ -133,10 +139,10 @@ class TypeTable:
                 if _apart(layouts):
                     result = self.number(PlacedType(kind.shape, layouts))
                     texts = tuple(sorted((k, expression(v)) for k, v in {"axis": name, **attrs}.items()))
-                    self.steps.append(TypedOperator(len(self.steps), op, texts, {}, True, (((number,), result),)))
-                    yield self.steps[-1].number, result
+                    rows = (((number,), result),)
+                    yield TypedOperator(next(self._operator_numbers), op, texts, {}, (name,), rows), result
 
-    def _single(self, shape: Shape, before: Layout) -> Iterator[tuple[str, Layout, dict[str, str]]]:
+    def _single(self, shape: TensorShape, before: Layout) -> Iterator[tuple[str, Layout, dict[str, str]]]:
         if before == R:
             for after in self._shards(shape):
                 blocks = {} if after.blocks == 1 else {"blocks": self.sizes.text(after.blocks)}
@@ -149,7 +155,7 @@ class TypeTable:
 
     # ---- operators with a row ----
 
-    def apply(self, template: Template, shapes: Sequence[Shape]) -> tuple[TypedOperator, Shape] | None:
+    def apply(self, template: Template, shapes: Sequence[TensorShape]) -> tuple[TypedOperator, TensorShape] | None:
         """The operator on operands of these shapes with the shape of its result; None where it does not fit."""
         row, extents = ROWS[template.op], [shape.extents for shape in shapes]
         if not self._indices_fit(template.op, shapes):
@@ -167,14 +173,12 @@ class TypeTable:
             or not self._symbolic(template, extents, signature)
         ):
             return None
-        shape = Shape(result)
+        shape = TensorShape(result)
         rows = tuple(self._rows(template.op, signature, shapes, shape))
         values = {key: value.evaluate(self.sizes.small) for key, value in template.attrs}
-        step = TypedOperator(len(self.steps), template.op, template.attrs, values, False, rows)
-        self.steps.append(step)
-        return step, shape
+        return TypedOperator(next(self._operator_numbers), template.op, template.attrs, values, (), rows), shape
 
-    def _indices_fit(self, op: str, shapes: Sequence[Shape]) -> bool:
+    def _indices_fit(self, op: str, shapes: Sequence[TensorShape]) -> bool:
         """Index variables stand at index operands, and count up to the dimension that they index into."""
         places = INDEX_OPERANDS.get(op, {})
         if [shape.index for shape in shapes] != [i in places for i in range(len(shapes))]:
@@ -209,7 +213,7 @@ class TypeTable:
             self._whole.update(result[2:])
             yield from zip(result[2:], "yx", strict=True)
 
-    def _rows(self, op: str, signature: Signature, shapes: Sequence[Shape], result: Shape
+    def _rows(self, op: str, signature: Signature, shapes: Sequence[TensorShape], result: TensorShape
               ) -> Iterator[tuple[tuple[int, ...], int]]:  # fmt: skip
         """Every way to run the operator: one of the row's choices per axis."""
         row, num_operands = ROWS[op], len(shapes)

@@ -10,30 +10,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import product
+from itertools import count, product
 from typing import NamedTuple
 
 import numpy as np
 
 from shardwright.substitutions.generator.canonical import COMMUTATIVE
-from shardwright.substitutions.generator.field import Field
-from shardwright.substitutions.generator.pools import ABOUT, Pool, PoolNode
-from shardwright.substitutions.generator.rings import Array
-from shardwright.substitutions.generator.universe import SerialContext, instances
-from shardwright.substitutions.generator.vocabulary import Operator, SymbolicType, Use
+from shardwright.substitutions.generator.context import SerialContext
+from shardwright.substitutions.generator.instances import instances
+from shardwright.substitutions.generator.modular import Array
+from shardwright.substitutions.generator.nodes import Node
+from shardwright.substitutions.generator.residues import Field
+from shardwright.substitutions.generator.termpool import ABOUT, TermPool
+from shardwright.substitutions.generator.vocabulary import RowUse, SymbolicType, Way
 
 
 class Pair(NamedTuple):
     """Two terms of one type and fingerprint; the left one was met first."""
 
-    left: PoolNode
-    right: PoolNode
+    left: Node[RowUse]
+    right: Node[RowUse]
 
 
 class _Block(NamedTuple):
     """Terms that are one use of an operator, a row of classes each."""
 
-    use: Use
+    use: RowUse
     operands: Array
     prints: Array
 
@@ -49,9 +51,10 @@ class SerialTerms:
         self.context, self.counts = context, Counter[str]()
         ranks = (1,) * context.samples
         self.field = field or Field()
-        self.pool = Pool(self.field, list(instances(context, self.field, seed, ranks)), context.part, context.about)
+        self.pool = TermPool(self.field, list(instances(context, self.field, seed, ranks)), context.part, context.about)
         self.pool.variables(context.types)
-        self._uses: dict[tuple[str, tuple[SymbolicType, ...]], tuple[Use, ...]] = {}
+        self._uses: dict[tuple[int, tuple[SymbolicType, ...]], tuple[RowUse, ...]] = {}
+        self._numbers = count()
 
     def pairs(self, max_ops: int) -> Iterator[Pair]:
         """The pairs, smaller terms first."""
@@ -67,9 +70,9 @@ class SerialTerms:
         """
         blocks: dict[SymbolicType, list[_Block]] = {}
         kinds = list(self.pool.shelves)
-        for way in self.context.ways:
+        for number, way in enumerate(self.context.ways):
             for operands in product(kinds, repeat=way.arity):
-                uses = self._uses_of(way, operands)
+                uses = self._uses_of(number, way, operands)
                 if not uses:
                     continue
                 if ops > 1 and way.name in COMMUTATIVE and len(operands[0].dims) < len(operands[1].dims):
@@ -84,7 +87,7 @@ class SerialTerms:
                         self.counts["graphs"] += len(chosen)
         return blocks
 
-    def _about(self, use: Use, rows: Array) -> Array:
+    def _about(self, use: RowUse, rows: Array) -> Array:
         """The rows of operands that make a term that a rule may have as its larger side."""
         if not self.context.about or use.op in self.context.about:
             return rows
@@ -94,11 +97,11 @@ class SerialTerms:
         """The variables of each term, and whether it has an operator that rules are about."""
         return np.bitwise_or.reduce(np.asarray(self.pool.masks)[block.operands], 1) | self.pool.mark(block.use)
 
-    def _uses_of(self, way: Operator, operands: tuple[SymbolicType, ...]) -> tuple[Use, ...]:
-        key = (str(id(way)), operands)
-        if key not in self._uses:
-            self._uses[key] = tuple(way.uses(operands, self.context.reach))
-        return self._uses[key]
+    def _uses_of(self, number: int, way: Way, operands: tuple[SymbolicType, ...]) -> tuple[RowUse, ...]:
+        if (number, operands) not in self._uses:
+            found = way.uses(operands, self.context.reach)
+            self._uses[number, operands] = tuple(use._replace(number=next(self._numbers)) for use in found)
+        return self._uses[number, operands]
 
     def _classified(self, kind: SymbolicType, blocks: list[_Block], grow: bool) -> Iterator[Pair]:
         """Pairs of each term with its class's representative; terms of new classes join the pool if it may `grow`."""
@@ -124,9 +127,9 @@ class SerialTerms:
         if self.context.about:
             bound &= (theirs[inverse] | masks) >= ABOUT
 
-        def node(row: int) -> PoolNode:
+        def node(row: int) -> Node[RowUse]:
             block = int(np.searchsorted(starts, row, "right")) - 1
-            return PoolNode(blocks[block].use, tuple(blocks[block].operands[row - starts[block]].tolist()))
+            return Node(blocks[block].use, tuple(blocks[block].operands[row - starts[block]].tolist()))
 
         for row in np.flatnonzero(bound).tolist():
             group = inverse[row]

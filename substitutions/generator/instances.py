@@ -1,119 +1,24 @@
-"""What terms are made of: a context is a small pool of typed variables and the operators enumerated over it."""
+"""Serial contexts at certain sizes, with random tensors for their variables."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.generator.extents import monomials, size, times
-from shardwright.substitutions.generator.field import Field, Parts
-from shardwright.substitutions.generator.vocabulary import VOCABULARY, Operator, Reach, SymbolicType
-from shardwright.substitutions.terms import Dims
+from shardwright.substitutions.generator.context import SerialContext
+from shardwright.substitutions.generator.residues import Field, Parts
+from shardwright.substitutions.generator.symbolicdims import size
+from shardwright.substitutions.generator.vocabulary import SymbolicType
 
 TRIES = 100
 REALS = ("eps", "scale", "smoothing")
 """Free real attributes."""
-RING = ("add", "sub", "mul", "neg")
-Cuts = Mapping[str, tuple[tuple[str, str], ...]]
-"""dimension -> the (start, stop) of slices"""
-
-
-def cut(dim: str, *pairs: str) -> Cuts:
-    """`cut("n", "s:t")`: slices of dimension n from s to t."""
-    return {dim: tuple((a.strip(), b.strip()) for a, b in (pair.split(":") for pair in pairs))}
-
-
-@dataclass(frozen=True)
-class SerialContext:
-    """A pool of variables and the operators over it.
-
-    name       what progress calls it
-    variables  name -> dims, as in rules; `m -> v` is an index tensor of dims m whose values are below v
-    operators  names in the vocabulary
-    about      operators of which a rule has to have one; empty: any (other contexts hold the rules without)
-    cuts       dimension -> the (start, stop) that slices take
-    extents    dimensions of results besides those of variables
-    parts      how many parts a number has: one, and one more for every exponential inside another
-    part       the part that fingerprints read: 0, or 1 where logarithms matter
-    samples    how many assignments of sizes fingerprints read
-    max_rank   the most dimensions that a reshape may make
-    """
-
-    name: str
-    variables: Mapping[str, str]
-    operators: tuple[str, ...]
-    cuts: Cuts = field(default_factory=dict)
-    extents: tuple[str, ...] = ()
-    parts: int = 1
-    part: int = 0
-    samples: int = 2
-    max_rank: int = 4
-    about: tuple[str, ...] = ()
-
-    @cached_property
-    def dims(self) -> Mapping[str, Dims]:
-        """The dims of every variable."""
-        return {name: Dims.parse(text.partition("->")[0]) for name, text in self.variables.items()}
-
-    @cached_property
-    def types(self) -> Mapping[str, SymbolicType]:
-        """The type of every variable."""
-        return {
-            name: SymbolicType(tuple(map(_extent, self.dims[name].entries)), text.partition("->")[2].strip())
-            for name, text in self.variables.items()
-        }
-
-    @cached_property
-    def ways(self) -> tuple[Operator, ...]:
-        return tuple(VOCABULARY[name] for name in self.operators)
-
-    @cached_property
-    def reach(self) -> Reach:
-        """What structural operators may do here: products among the dims of variables may be split."""
-        used = {d for t in self.types.values() for d in t.dims}
-        splits: dict[str, tuple[tuple[str, str], ...]] = {}
-        for dims in self.dims.values():
-            for entry in dims.entries:
-                if len(entry) == 2:
-                    splits[_extent(entry)] = ((entry[0], entry[1]),)
-        return Reach(self.cuts, splits, frozenset(used | set(self.extents)), self.max_rank)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The sizes, and the bounds of slices, that an instance fixes."""
-        texts = [d for d in self.reach.extents if not d.startswith("*")]
-        texts += [t.into for t in self.types.values() if t.into] + [b for c in self.cuts.values() for p in c for b in p]
-        return tuple(sorted({name for text in texts for names, _ in monomials(text) for name in names}))
-
-    @cached_property
-    def dimensions(self) -> tuple[str, ...]:
-        """The sizes that variables have."""
-        names = (name for dims in self.dims.values() for name in dims.names if name[0] != "*")
-        limits = (
-            name for kind in self.types.values() if kind.into for names, _ in monomials(kind.into) for name in names
-        )
-        return tuple(sorted({*names, *limits}))
-
-    @cached_property
-    def splices(self) -> tuple[str, ...]:
-        return tuple(sorted({d[1:] for t in self.types.values() for d in t.dims if d.startswith("*")}))
-
-
-def _extent(entry: Sequence[str]) -> str:
-    """The dimension that an entry of dims is."""
-    if len(entry) == 1:
-        return entry[0]
-    text = "1"
-    for name in entry:
-        text = times(text, name)
-    return text
 
 
 @dataclass(frozen=True)

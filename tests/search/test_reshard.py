@@ -1,0 +1,135 @@
+"""Resharding paths against a search over states that knows only what single moves are allowed and cost."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import product
+
+import pytest
+
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass
+from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, innermost, shard_order
+from shardwright.pcg.parallel import step
+from shardwright.search.reshard import Closure, close, replicated, valid_states
+from tests.search.graphs import cluster
+
+SIZES = (2, 4)
+SHAPE = (16, 24)
+PER_AXIS: tuple[tuple[Layout, ...], ...] = ((R, C, P, S(0), S(1), S(0, 4)), (R, C, P, S(0), S(1), S(1, 2)))
+STATES = valid_states(SHAPE, PER_AXIS, SIZES)
+CLASSES = [
+    TensorClass(SHAPE, "float32", grad, stored, view)
+    for grad, stored, view in ((True, False, False), (False, False, False), (True, True, False), (True, False, True))
+]
+
+
+def costs() -> MoveCosts:
+    return MoveCosts(cluster(8, link_bytes_per_s=1e8), SIZES)
+
+
+def steps(state: Layouts, axis: int) -> dict[Layout, tuple[str, ...]]:
+    """Where one parallel operator, or two through R, lead from a state along an axis."""
+    found: dict[Layout, tuple[str, ...]] = {}
+    one = {"S": [("combine", R)], "P": [("reduce", R)], "R": [("replicate", C)], "C": []}
+    ends = {x for x in PER_AXIS[axis] if x.is_shard}
+    first: list[tuple[str, Layout]] = one[state[axis].kind]
+    for op, after in [*first, *((("partition", x) for x in ends) if state[axis] == R else ())]:
+        found[after] = (op,)
+        if after == R:
+            found.update({C: (op, "replicate")} | {x: (op, "partition") for x in ends})
+    return found
+
+
+def cheapest(tensor: TensorClass, start: Layouts) -> dict[Layouts, float]:
+    """Dijkstra's paths. Without a gradient, R and C are one thing."""
+    priced, done = costs(), dict[Layouts, float]()
+    heap: list[tuple[float, int, Layouts]] = [(0.0, 0, start)]
+    while heap:
+        cost, _, state = heapq.heappop(heap)
+        if state in done:
+            continue
+        done[state] = cost
+        for axis, before in enumerate(state):
+            edges: dict[Layout, float] = {}
+            for after in steps(state, axis):
+                new = (*state[:axis], after, *state[axis + 1 :])
+                nested = all(not s[axis].is_shard or innermost(s, axis) for s in (state, new))
+                if nested and after != before and new in STATES:
+                    edges[after] = priced.move_s(tensor, state, _move(axis, before, after))
+            if not tensor.grad and before in (R, C):
+                edges[C if before == R else R] = 0.0
+            for after, seconds in edges.items():
+                new = (*state[:axis], after, *state[axis + 1 :])
+                if seconds < float("inf") and new in STATES:
+                    heapq.heappush(heap, (cost + seconds, len(heap) + len(done), new))
+    return done
+
+
+def _move(axis: int, before: Layout, after: Layout):  # noqa: ANN202  # the closure's own type of moves
+    from shardwright.cost.collectives.moves import Move
+
+    return Move(axis, before, after)
+
+
+@pytest.fixture(scope="module", params=CLASSES, ids=["grad", "no-grad", "stored", "view"])
+def closed(request: pytest.FixtureRequest) -> tuple[TensorClass, Closure]:
+    return request.param, close(request.param, STATES, costs())
+
+
+def test_states_are_the_layouts_that_the_shape_can_have() -> None:
+    expected = [s for s in product(*PER_AXIS) if not isinstance(shard_order(SHAPE, s, SIZES), str)]
+    assert list(STATES) == expected
+    assert (S(0, 4), S(0)) in STATES
+    assert (S(1), S(1)) in STATES
+    assert valid_states((6, 24), PER_AXIS, SIZES) == tuple(
+        s for s in STATES if not any(x.is_shard and x.dim == 0 for x in (s[1],)) and s[0] != S(0, 4)
+    )
+    assert valid_states((3,), ((R, S(0)),), (2,)) == ((R,),)
+    assert replicated(2) == (R, R)
+
+
+def test_every_cost_is_that_of_the_cheapest_path(closed: tuple[TensorClass, Closure]) -> None:
+    tensor, closure = closed
+    assert closure.states == STATES
+    assert closure.grad == tensor.grad
+    for i, start in enumerate(STATES):
+        found = cheapest(tensor, start)
+        for j, end in enumerate(STATES):
+            assert closure.cost[i, j] == pytest.approx(found.get(end, float("inf")), rel=1e-9), f"{start} to {end}"
+
+
+def test_every_path_leads_there_by_moves_that_cost_what_it_costs(closed: tuple[TensorClass, Closure]) -> None:
+    tensor, closure = closed
+    priced, plain = costs(), [s for s in STATES if closure.plain(s) == s]
+    for start, end in product(plain, repeat=2):
+        cost = closure.cost[closure.index[start], closure.index[end]]
+        if cost == float("inf"):
+            continue
+        state, total = start, 0.0
+        for move in closure.path(start, end):
+            assert state[move.axis] == move.before
+            assert steps(state, move.axis)[move.after] == move.operators
+            total += priced.move_s(tensor, state, move)
+            state = (*state[: move.axis], move.after, *state[move.axis + 1 :])
+        assert closure.plain(state) == end, f"{start} to {end}"
+        assert total == pytest.approx(cost, rel=1e-9)
+
+
+def test_without_a_gradient_copies_are_replicas() -> None:
+    with_grad, without = (close(tensor, STATES, costs()) for tensor in CLASSES[:2])
+    state = (C, S(0))
+    assert with_grad.plain(state) == state
+    assert without.plain(state) == (R, S(0))
+    assert without.plain((P, C)) == (P, R)
+    free = without.cost[without.index[C, R], without.index[R, C]]
+    assert free == 0.0
+    assert with_grad.cost[with_grad.index[C, R], with_grad.index[R, R]] == float("inf")
+
+
+def test_states_that_are_left_out_are_not_passed_through() -> None:
+    """From P to a shard there is one move; from one shard to another through neither of them there is one, too."""
+    states = ((P,), (S(0),), (S(1),))
+    closure = close(CLASSES[0], states, MoveCosts(cluster(2), (2,)))
+    assert [(m.before, m.after) for m in closure.path((P,), (S(1),))] in ([(P, S(1))], [(P, S(0)), (S(0), S(1))])
+    assert closure.cost[1, 0] == float("inf")
+    assert step("reduce", 0, P).after == R
