@@ -14,6 +14,7 @@ from math import isqrt
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.factors import Shape
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.attributes import types
 from shardwright.substitutions.equations import Equation
@@ -27,7 +28,6 @@ from shardwright.verifier.falsifiers.mismatch import ERRORS
 from shardwright.verifier.proof import Failure
 from shardwright.verifier.solver import is_satisfiable
 
-Shape = tuple[int, ...]
 _TRIES, _ENOUGH = 600, 12
 _MAX_RANK = 64
 

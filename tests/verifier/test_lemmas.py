@@ -19,7 +19,7 @@ def test_no_lemma_holds_because_its_hypotheses_contradict_each_other(name: str) 
         assert is_satisfiable([*given, goal])
 
 
-def _wrong_digits() -> list[lemmas.Claim]:
+def _wrong_digits() -> list[lemmas.Obligation]:
     k, c, p, r = z3.Ints("k c p r")
     return [([p >= 0, p < k, r >= 0, r < c], p * k + r < k * c)]
 

@@ -147,7 +147,7 @@ def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
 
 def _degree(rule: Equation, axis: str, least: int) -> int:
     """A multiple of the least degree that satisfies what the guard says of the axis alone."""
-    own = [g for g in rule.guard if g.names == {axis}]
+    own = [g for g in rule.guard if g.names and g.names <= {axis}]
     tried = range(least, least * _MAX_DEGREES, least)
     return next((n for n in tried if all(g.evaluate({axis: n}) is True for g in own)), least)
 

@@ -19,7 +19,7 @@ Need = tuple[str, Number]
 
 
 @dataclass
-class Numbers(Sums):
+class RealNumbers(Sums):
     """The sums and functions of one proof.
 
     needs   what must exist for the numbers that were made so far to exist

@@ -19,8 +19,8 @@ from shardwright.verifier.algebra.elements_rows import evaluator
 from shardwright.verifier.algebra.serialproof import solved
 from shardwright.verifier.logic import Formula, Number, Solver, z3
 from shardwright.verifier.proof import BEYOND, UnprovenError
-from shardwright.verifier.reals.numbers import Need, Numbers
-from shardwright.verifier.reals.reals import Cuts, Place, Reals, pieces
+from shardwright.verifier.reals.numbers import Need, RealNumbers
+from shardwright.verifier.reals.reals import Place, Reals, Segments, pieces
 from shardwright.verifier.reals.reals_moves import MOVES
 from shardwright.verifier.reals.reals_sums import SUMS
 
@@ -70,7 +70,7 @@ def _equal(run: Evaluator, left: Term, right: Term, ours: Sequence[Dim], theirs:
     return all(_agree(Reals(run, {**MOVES, **SUMS}), left, right, cuts, dims) for cuts in pieces(run, dims))
 
 
-def _agree(reals: Reals, left: Term, right: Term, cuts: Sequence[Cuts], dims: Sequence[Dim]) -> bool:
+def _agree(reals: Reals, left: Term, right: Term, cuts: Sequence[Segments], dims: Sequence[Dim]) -> bool:
     index: list[Place] = []
     for at, (dim, cut) in enumerate(zip(dims, cuts, strict=True)):
         place: list[Number] = []
@@ -88,7 +88,7 @@ def _agree(reals: Reals, left: Term, right: Term, cuts: Sequence[Cuts], dims: Se
     return ours.eq(theirs) or _follows(ours == theirs, [*given, *numbers.facts])
 
 
-def _exists(numbers: Numbers, exists: Sequence[Need], given: Sequence[Formula]) -> bool:
+def _exists(numbers: RealNumbers, exists: Sequence[Need], given: Sequence[Formula]) -> bool:
     """Whether what the right side needs follows from what the left side needs; its own facts count only then."""
     known = [(name, numbers.closed(argument)) for name, argument in exists]
     asked = [
@@ -101,7 +101,7 @@ def _exists(numbers: Numbers, exists: Sequence[Need], given: Sequence[Formula]) 
     return not asked or _follows(z3.And([argument != 0 for _, argument in asked]), given)
 
 
-def _bound(numbers: Numbers, number: Number) -> bool:
+def _bound(numbers: RealNumbers, number: Number) -> bool:
     return any(name[0] != "@" for name in numbers.depends(number))
 
 

@@ -14,7 +14,7 @@ from shardwright.verifier.logic import Formula, z3
 from shardwright.verifier.proof import Failure, Proof
 from shardwright.verifier.rows.attributes import attribute_claims
 from shardwright.verifier.rows.claims import Claim, Encoding, K, body_claim, sum_claim, tensor_claims
-from shardwright.verifier.rows.semantics import BODIES, Term, adjoint, forward
+from shardwright.verifier.rows.semantics import BODIES, IndexTerm, adjoint, forward
 from shardwright.verifier.solver import is_valid, premises, refute
 
 INDEX_LEMMAS = ("cancel", "digits", "euclid", "exact", "range")
@@ -71,7 +71,7 @@ def _unguarded(rule: RowRule, pattern: Pattern) -> Failure | None:
     return None
 
 
-def _failed_term(rule: RowRule, term: Term, used: set[str]) -> Failure | None:
+def _failed_term(rule: RowRule, term: IndexTerm, used: set[str]) -> Failure | None:
     if (failure := _linearity(rule, term, used)) is not None:
         return failure
     if term.title != "forward":
@@ -86,7 +86,7 @@ def _failed_term(rule: RowRule, term: Term, used: set[str]) -> Failure | None:
 
 
 @lru_cache(maxsize=65536)
-def _broken_claim(term: Term, factor: str | None, told: bool, localizing: str, localized: bool) -> Failure | None:
+def _broken_claim(term: IndexTerm, factor: str | None, told: bool, localizing: str, localized: bool) -> Failure | None:
     """The first claim that does not hold. Rows with equal patterns and bodies share the answer."""
     encoding = Encoding(term.pattern, factor)
     with premises(encoding.given) as known:
@@ -96,7 +96,7 @@ def _broken_claim(term: Term, factor: str | None, told: bool, localizing: str, l
     return None
 
 
-def _claims(term: Term, encoding: Encoding, told: bool, localizing: str, localized: bool) -> Iterator[Claim]:
+def _claims(term: IndexTerm, encoding: Encoding, told: bool, localizing: str, localized: bool) -> Iterator[Claim]:
     if localizing:
         yield from attribute_claims(localizing, encoding, localized)
     for number, (dims, placement) in enumerate(zip(term.pattern.operands, term.operands, strict=True)):
@@ -106,7 +106,7 @@ def _claims(term: Term, encoding: Encoding, told: bool, localizing: str, localiz
     yield body_claim(encoding, term, told)
 
 
-def _linearity(rule: RowRule, term: Term, used: set[str]) -> Failure | None:
+def _linearity(rule: RowRule, term: IndexTerm, used: set[str]) -> Failure | None:
     """Partial operands need a body that is jointly linear in exactly them."""
     partial = frozenset(i for i, p in enumerate(term.operands) if p.kind == "P") - term.body.ignores
     if not partial:
