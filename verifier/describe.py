@@ -9,8 +9,7 @@ from shardwright.pcg.layout import Layout
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term, Variable, erase
 from shardwright.verifier.algebra.elements import Dim, Evaluator, extent, spliced
-from shardwright.verifier.algebra.elements_rows import evaluator
-from shardwright.verifier.algebra.serialproof import known
+from shardwright.verifier.algebra.shapes import evaluator, known
 from shardwright.verifier.placement.typing import Typing
 from shardwright.verifier.proof import BEYOND
 

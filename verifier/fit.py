@@ -142,8 +142,7 @@ def _general(rule: Equation, sizes: Mapping[str, Any]) -> bool:
 
 def _equated(rule: Equation) -> bool:
     """Whether the left side fits where it makes sizes of different names equal, as a sum over both does."""
-    from shardwright.verifier.algebra.elements_rows import evaluator
-    from shardwright.verifier.algebra.serialproof import known
+    from shardwright.verifier.algebra.shapes import evaluator, known
 
     try:
         run = evaluator(rule, known(rule))

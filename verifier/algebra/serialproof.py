@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term
 from shardwright.verifier.algebra import polys
@@ -20,13 +19,10 @@ from shardwright.verifier.algebra.elements import (
     extent,
     spliced,
 )
-from shardwright.verifier.algebra.elements_rows import evaluator
 from shardwright.verifier.algebra.lawbook import rested_on
 from shardwright.verifier.algebra.polys import poly
-from shardwright.verifier.algebra.symbols import Symbols
+from shardwright.verifier.algebra.shapes import evaluator, solved
 from shardwright.verifier.proof import Failure, Proof, attempted
-
-MAX_ROUNDS = 6
 
 
 def prove_equation(rule: Equation) -> Failure | None:
@@ -50,40 +46,6 @@ def _proof(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> Proof
         run = replace(evaluator(rule, symbols), cuts=run.cuts, use_cuts=True)
         failure = _failure(run, left, right)
     return Proof(failure=failure) if failure else Proof(rested_on({"index-semantics", *run.forms.used}))
-
-
-def known(rule: Equation) -> Symbols:
-    """What the rule's guard says about its sizes."""
-    if bound := rule.bound & set(rule.parameters):  # an attribute may be negative, a parameter may not
-        raise RuleError(f"{min(bound)!r} is bound by the left side, and no parameter")
-    symbols = Symbols(set(rule.sizes))
-    for condition in rule.guard:
-        if not condition.names & set(rule.axes):  # what degrees divide says nothing about logical tensors
-            symbols.assume(condition)
-    return symbols
-
-
-def solved(rule: Equation, left: Sequence[Term]) -> Symbols:
-    """As `known`, with the equations that make the left side well-formed used as substitutions."""
-    symbols = known(rule)
-    for _ in range(MAX_ROUNDS):
-        run = evaluator(rule, symbols)
-        for root in left:
-            run.tensor(root)
-        before = dict(symbols.solved)
-        for a, b in run.equations:
-            _equate(symbols, a, b)
-        if symbols.solved == before:
-            return symbols
-    raise RuleError("the sizes of the left side do not settle")
-
-
-def _equate(symbols: Symbols, left: Dim, right: Dim) -> None:
-    for one, other in ((left, right), (right, left)):
-        if extent(one).name is not None:
-            symbols.equal(extent(one), extent(other), tuple(d.size for d in other))
-            return
-    symbols.equal(extent(left), extent(right))
 
 
 def _failure(run: Evaluator, left: Sequence[Term], right: Sequence[Term]) -> Failure | None:

@@ -30,9 +30,9 @@ from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.rowrules import RowRule, choices, derive
 from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, erase, subterms
 from shardwright.verifier.algebra.elements import Evaluator, extent, spliced
-from shardwright.verifier.algebra.elements_rows import evaluator
 from shardwright.verifier.algebra.polys import Poly, poly, product
-from shardwright.verifier.algebra.serialproof import known, prove_terms
+from shardwright.verifier.algebra.serialproof import prove_terms
+from shardwright.verifier.algebra.shapes import evaluator, known
 from shardwright.verifier.proof import Failure, Proof, attempted
 from shardwright.verifier.rows.rowproof import proven
 

@@ -15,8 +15,7 @@ from shardwright.pcg.errors import ShardwrightError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term
 from shardwright.verifier.algebra.elements import Dim, Evaluator, spliced
-from shardwright.verifier.algebra.elements_rows import evaluator
-from shardwright.verifier.algebra.serialproof import solved
+from shardwright.verifier.algebra.shapes import evaluator, solved
 from shardwright.verifier.logic import Formula, Number, Solver, z3
 from shardwright.verifier.proof import BEYOND, UnprovenError
 from shardwright.verifier.reals.numbers import Need, RealNumbers
