@@ -29,7 +29,7 @@ from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.search.blocks import blocked_choices
-from shardwright.search.domain import Certified, Domain, node_domain, storage_domain
+from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
 from shardwright.search.reshard import Closure, close, replicated, valid_states
 
 Restrict = Callable[[Node, int, str], bool]
@@ -96,7 +96,7 @@ class Problem:
 class ProblemBuilder:
     """Builds problems for one cluster; tables are shared among all graphs and restrictions of one mesh."""
 
-    def __init__(self, cluster: Cluster, mesh: Mesh, certified: Certified) -> None:
+    def __init__(self, cluster: Cluster, mesh: Mesh, certified: CertifiedSplits) -> None:
         self.mesh, self.certified = mesh, certified
         self.costs = MoveCosts(cluster, mesh.sizes)
         self.compute = Compute(cluster.device)

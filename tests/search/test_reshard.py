@@ -36,7 +36,7 @@ def steps(state: Layouts, axis: int) -> dict[Layout, tuple[str, ...]]:
     for op, after in [*first, *((("partition", x) for x in ends) if state[axis] == R else ())]:
         found[after] = (op,)
         if after == R:
-            found.update({C: (op, "replicate")} | {x: (op, "partition") for x in ends})
+            found.update({C: (op, "replicate")} | dict.fromkeys(ends, (op, "partition")))
     return found
 
 

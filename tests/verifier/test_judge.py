@@ -19,7 +19,7 @@ from shardwright.substitutions.steps import STEP_RULES, steps
 from shardwright.verifier import judge as module
 from shardwright.verifier.falsifiers.exactness import inexact
 from shardwright.verifier.falsifiers.mismatch import Mismatch
-from shardwright.verifier.judge import Verdict, judge
+from shardwright.verifier.judge import RuleVerdict, judge
 
 LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
 PLACED = equation(
@@ -116,7 +116,7 @@ def test_a_false_equation_that_a_guard_mends_says_so() -> None:
 
 def test_a_row_rule_of_a_pattern_that_its_row_never_has_is_not_certified() -> None:
     found = judge(RowRule("softmax", "a b -> a b", "b", LINEAR.operands[:1], LINEAR.operands[0], ("k | b",)))
-    assert found == Verdict("unknown", None, "no softmax is known to have the pattern 'a b -> a b'")
+    assert found == RuleVerdict("unknown", None, "no softmax is known to have the pattern 'a b -> a b'")
 
 
 def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_a_prover_that_stumbles_certifies_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_other_threads_judge_without_a_limit() -> None:
-    found: list[Verdict] = []
+    found: list[RuleVerdict] = []
     thread = threading.Thread(target=lambda: found.append(judge(STEP_RULES["reduce_scatter"])))
     thread.start()
     thread.join()

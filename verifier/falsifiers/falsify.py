@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.graph import NOT_DIFFERENTIABLE
-from shardwright.pcg.interpret import scatter
+from shardwright.pcg.interpret import Array, scatter
 from shardwright.pcg.layout import Layout, local_shape
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, LocalShapes
@@ -25,7 +25,6 @@ from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, offset_factor
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _STEP = 1e-6
 _MAX_ELEMENTS = 200_000
 

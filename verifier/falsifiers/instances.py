@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.graph import Graph, Node, leaf
+from shardwright.pcg.interpret import Array
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS
 from shardwright.substitutions.attributes import values
@@ -26,7 +27,6 @@ from shardwright.substitutions.match import Match
 from shardwright.substitutions.terms import INDEX_OPERANDS, Term, Variable, applied, subterms
 from shardwright.verifier.falsifiers.mismatch import ERRORS
 
-Array = np.ndarray[Any, np.dtype[Any]]
 SIZES = (2, 3, 4, 5, 6, 7)
 ONES_SHARE = 0.2
 """How many of the instances may have sizes of 1, which broadcast."""

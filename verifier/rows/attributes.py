@@ -101,25 +101,25 @@ def _expr(value: int) -> Number:
     return value._plain() if isinstance(value, Sym) else z3.IntVal(value)
 
 
-Sizes = Mapping[str, Number]
+FactorSizes = Mapping[str, Number]
 
 
-def _extents(dims: tuple[tuple[str, ...], ...], sizes: Sizes, path: Path) -> tuple[Sym, ...]:
+def _extents(dims: tuple[tuple[str, ...], ...], sizes: FactorSizes, path: Path) -> tuple[Sym, ...]:
     return tuple(Sym(z3.Product([z3.IntVal(1), *(sizes[name] for name in dim)]), path) for dim in dims)
 
 
-def _result_shape(pattern: Pattern, sizes: Sizes, path: Path) -> dict[str, Any]:
+def _result_shape(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
     return {"shape": _extents(pattern.result, sizes, path)}
 
 
-def _groups(pattern: Pattern, sizes: Sizes, path: Path) -> dict[str, Any]:
+def _groups(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
     """The factors that the channels of the input and of the result begin with together."""
     pairs = zip(pattern.operands[0][1], pattern.operands[1][0], strict=False)
     common = tuple(before for before, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return {"groups": _extents((common,), sizes, path)[0]}
 
 
-def _slice(pattern: Pattern, sizes: Sizes, path: Path) -> dict[str, Any]:
+def _slice(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
     """Block number q of equal blocks `(q! o) -> o`, or any fixed slice `x! -> y!`."""
     pairs = zip(pattern.operands[0], pattern.result, strict=True)
     dim = next((d for d, (before, after) in enumerate(pairs) if before != after), 0)
@@ -129,7 +129,7 @@ def _slice(pattern: Pattern, sizes: Sizes, path: Path) -> dict[str, Any]:
     return {"dim": dim, "start": Sym(z3.Int("start"), path), "stop": Sym(z3.Int("stop"), path)}
 
 
-BY_SIZE: Mapping[str, Callable[[Pattern, Sizes, Path], dict[str, Any]]] = {
+BY_SIZE: Mapping[str, Callable[[Pattern, FactorSizes, Path], dict[str, Any]]] = {
     "reshape": _result_shape,
     "expand": _result_shape,
     "full": _result_shape,

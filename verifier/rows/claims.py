@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from shardwright.substitutions.pattern import FactorDims, Pattern
 from shardwright.substitutions.placement import Placement
 from shardwright.verifier.logic import Formula, Number, z3
-from shardwright.verifier.rows.semantics import Term
+from shardwright.verifier.rows.semantics import IndexTerm
 
 K, CHUNK, DEVICE, LOCAL = z3.Int("k"), z3.Int("c"), z3.Int("p"), z3.Int("r")
 Claim = tuple[str, Formula]
@@ -138,7 +138,7 @@ def tensor_claims(encoding: Encoding, title: str, dims: FactorDims, placement: P
         yield f"{title} is {placement}: index along dimension {dim}", index == encoding.index(members)
 
 
-def sum_claim(encoding: Encoding, term: Term) -> Claim:
+def sum_claim(encoding: Encoding, term: IndexTerm) -> Claim:
     """Both sides sum over equally many terms; that they correspond is the lemma `split-sum`."""
     partial = any(p.kind == "P" and i not in term.body.ignores for i, p in enumerate(term.operands))
     summed = term.pattern.summed
@@ -147,7 +147,7 @@ def sum_claim(encoding: Encoding, term: Term) -> Claim:
     return f"terms summed for a result in {term.result}", local == whole * (K if partial else 1)
 
 
-def body_claim(encoding: Encoding, term: Term, told: bool) -> Claim:
+def body_claim(encoding: Encoding, term: IndexTerm, told: bool) -> Claim:
     """The local body and the global one see equal cells and positions; congruence of an uninterpreted function.
 
     A `P` operand's cell is one summand on both sides: the sum is taken out of the body by the lemma `additive-sum`.
