@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from shardwright.cost.clusters import checks
+from shardwright.cost import checks
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective
 from shardwright.cost.collectives import nccl
 from shardwright.cost.collectives.communication import Communication

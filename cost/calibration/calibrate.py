@@ -21,8 +21,8 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+from shardwright.cost import checks
 from shardwright.cost.calibration.calibrated import cluster_of, noise_warning
-from shardwright.cost.calibration.local import cache_path, device_name, memory_per_rank_bytes
 from shardwright.cost.calibration.probes import GPU_SIZES
 from shardwright.cost.calibration.workload import (
     VISITS,
@@ -33,8 +33,8 @@ from shardwright.cost.calibration.workload import (
     read_visits,
     write_workload,
 )
-from shardwright.cost.clusters import checks
 from shardwright.cost.clusters.cluster import Cluster, threads_per_rank
+from shardwright.cost.clusters.local import cache_path, device_name, memory_per_rank_bytes
 from shardwright.pcg.errors import ClusterError
 
 Tell = Callable[[str], None]

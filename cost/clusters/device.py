@@ -11,11 +11,11 @@ Constants that no datasheet has are assumed until calibrated, and say so here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
-from shardwright.cost.clusters import checks
+from shardwright.cost import checks
 from shardwright.cost.compute.kernels import Kernel, checked_kernels
 from shardwright.pcg.errors import ClusterError
 
@@ -125,6 +125,42 @@ class Device:
         if precision == "fp8" or (precision == "fp16" and self.kind == "cuda" and "bf16" in self.flops_per_s):
             return self.peak_flops_per_s("bf16")
         return self.flops_per_s["fp32"] * (0.5 if precision == "fp64" else 1.0)
+
+
+_LEAST = ("memory_bytes", "memory_bytes_per_s", "matmul_efficiency", "attention_efficiency",
+          "attention_backward_efficiency")  # fmt: skip
+_MOST = ("op_overhead_s", "kernel_s", "update_overhead_s", "step_overhead_s")
+
+
+def slowest_device(devices: Sequence[Device]) -> Device:
+    """The device whose every rate is the least of `devices`; itself where all are one kind.
+
+    Its context leaves as much of its memory as the fullest kind has free. Its multiprocessors are those of the slowest
+    kind; what was measured on one kind alone (kernels, operators, paces, first uses) is left out.
+    """
+    first, *others = dict.fromkeys(devices)
+    if not others:
+        return first
+    every = (first, *others)
+    binding: dict[str, Any] = {}
+    for entry in fields(Device):
+        if entry.name in (*_LEAST, *_MOST):
+            choose = min if entry.name in _LEAST else max
+            binding[entry.name] = choose(getattr(device, entry.name) for device in every)
+    free_bytes = min(device.memory_bytes - device.context_bytes for device in every)
+    precisions = dict.fromkeys(precision for device in every for precision in device.flops_per_s)
+    reached = {
+        precision: min(device.peak_flops_per_s(precision) * device.matmul_efficiency for device in every)
+        for precision in precisions
+    }
+    return Device(
+        name=" + ".join(dict.fromkeys(device.name for device in every)),
+        flops_per_s={precision: rate / binding["matmul_efficiency"] for precision, rate in reached.items()},
+        kind="cpu" if any(device.kind == "cpu" for device in every) else "cuda",
+        num_units=min(every, key=lambda device: device.peak_flops_per_s("fp16") * device.matmul_efficiency).num_units,
+        context_bytes=binding["memory_bytes"] - free_bytes,
+        **binding,
+    )
 
 
 _NOT_NEGATIVE = {

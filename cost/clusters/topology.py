@@ -16,11 +16,12 @@ A slow link between sites is a level like any other: kind "network", a small ban
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from shardwright.cost.clusters import checks
+from shardwright.cost import checks
 
 LinkKind = Literal["nvlink", "pcie", "network", "host"]
 Topology = Literal["switch", "ring", "mesh", "pcie", "rail", "torus", "fat-tree"]
@@ -88,6 +89,12 @@ class Level:
         if self.topology == "mesh" and 1 < size < self.size:
             bandwidth *= (size - 1) / (self.size - 1)
         return replace(self, size=size, bandwidth_bytes_per_s=bandwidth)
+
+
+def slowest_level(levels: Sequence[Level], size: int) -> Level:
+    """`size` units at the least bandwidth and the longest latency of `levels`, with the links of the slowest."""
+    slowest = min(levels, key=lambda level: level.shared_bytes_per_s).resized(size)
+    return replace(slowest, latency_s=max(level.latency_s for level in levels))
 
 
 def _last_dims(dims: tuple[int, ...], size: int) -> tuple[int, ...]:

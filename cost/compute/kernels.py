@@ -24,7 +24,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.clusters import checks
+from shardwright.cost import checks
 from shardwright.cost.compute.work import WORK_KINDS, Work, WorkKind
 
 _LEAST_S = 1e-9

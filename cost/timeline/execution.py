@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from shardwright.cost.clusters import checks
+from shardwright.cost import checks
 from shardwright.pcg.types import is_float
 
 Precision = Literal["fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8"]

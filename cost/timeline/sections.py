@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from shardwright.cost.clusters.checks import positive_int
+from shardwright.cost.checks import positive_int
 from shardwright.cost.timeline.steps import Step, Steps
 from shardwright.pcg.errors import PlanError
 

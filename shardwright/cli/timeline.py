@@ -81,7 +81,7 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
 
 def _execution(ways: Mapping[str, Any]) -> Execution:
     """The execution that the options ask for; what does not go together is told by their names."""
-    from shardwright.cost.clusters.checks import FieldError
+    from shardwright.cost.checks import FieldError
     from shardwright.cost.timeline.execution import Execution
 
     try:

@@ -17,7 +17,6 @@ from shardwright.cost.calibration import calibrate as module
 from shardwright.cost.calibration import measure
 from shardwright.cost.calibration.calibrate import calibrate
 from shardwright.cost.calibration.calibrated import cluster_of, fit_errors, noise_warning
-from shardwright.cost.calibration.local import cache_path
 from shardwright.cost.calibration.probes import (
     CPU_SIZES,
     GPU_SIZES,
@@ -41,6 +40,7 @@ from shardwright.cost.calibration.workload import (
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.clusters.detect import detect_cluster
 from shardwright.cost.clusters.device import Device
+from shardwright.cost.clusters.local import cache_path
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.kernels import measured

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardwright.cost
-from shardwright.cost.clusters import checks
+from shardwright.cost import checks
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, CollectiveLine, threads_per_rank
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.clusters.topology import Level

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cost.clusters.cluster import Cluster, Part
-from shardwright.cost.clusters.device import Device
-from shardwright.cost.clusters.parts import _LEAST, _MOST, slowest_device
+from shardwright.cost.clusters.device import _LEAST, _MOST, Device, slowest_device
 from shardwright.cost.clusters.presets import GPUS, gpu_device
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives.communication import Communication

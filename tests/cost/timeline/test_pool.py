@@ -9,7 +9,7 @@ import torch
 
 from bench.plans import CERTIFIED
 from examples.zoo import ZOO
-from shardwright.cost.calibration.local import default_cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.pool import LARGE_BYTES
 from shardwright.cost.timeline.program import Program, program

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from shardwright.cost.clusters import checks
+from shardwright.cost import checks
 from shardwright.cost.clusters.cluster import Cluster, Collective, CollectiveLine, Level, threads_per_rank
 from shardwright.cost.clusters.device import Device
 from shardwright.pcg.errors import ClusterError
