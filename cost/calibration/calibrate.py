@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -31,7 +32,6 @@ from shardwright.cost.calibration.workload import (
     Workload,
     points_of,
     read_visits,
-    write_workload,
 )
 from shardwright.cost.clusters.cluster import Cluster, threads_per_rank
 from shardwright.cost.clusters.local import cache_path, device_name, memory_per_rank_bytes
@@ -141,7 +141,7 @@ def _folder(target: Path | None, workload: Workload) -> Generator[Path]:
     """A folder with the workload and the visits known so far; they are kept beside `target` however this ends."""
     with tempfile.TemporaryDirectory(prefix="shardwright-calibrate-") as name:
         folder = Path(name)
-        (folder / WORKLOAD).write_text(write_workload(workload), encoding="utf-8")
+        (folder / WORKLOAD).write_bytes(pickle.dumps(workload))
         if target is None:
             yield folder
             return
@@ -155,8 +155,9 @@ def _folder(target: Path | None, workload: Workload) -> Generator[Path]:
 
 def _header(workload: Workload) -> str:
     """Visits under another header are of another machine, torch, workload or day, and are not used."""
-    spec = json.loads(write_workload(workload)) | {"timeout_s": None}
-    return json.dumps([spec, device_name(), version("torch"), date.today().isoformat()])
+    return json.dumps(
+        [repr(replace(workload, timeout_s=0.0)), device_name(), version("torch"), date.today().isoformat()]
+    )
 
 
 def _restore(kept: Path, header: str, visits: Path) -> None:

@@ -65,14 +65,14 @@ class CollectiveLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ClusterPart:
     """Consecutive ranks of a mixed cluster: equal devices and the links between them, innermost first."""
 
     device: Device
     levels: tuple[Level, ...]
 
     def __post_init__(self) -> None:
-        _check_devices_and_links(self, "Part")
+        _check_devices_and_links(self, "ClusterPart")
 
     @property
     def num_devices(self) -> int:
@@ -97,7 +97,7 @@ class Cluster:
     backend: Backend
     provenance: str
     collectives: tuple[CollectiveLine, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ClusterPart, ...] = ()
 
     preset: ClassVar[_Preset]
     mixed: ClassVar[Callable[[Sequence[tuple[str, int]]], Cluster]]
@@ -114,7 +114,7 @@ class Cluster:
         _check_devices_and_links(self, "Cluster")
         lines = _checked_tuple(self.collectives, "Cluster", "collectives", CollectiveLine)
         object.__setattr__(self, "collectives", lines)
-        object.__setattr__(self, "parts", _checked_tuple(self.parts, "Cluster", "parts", Part))
+        object.__setattr__(self, "parts", _checked_tuple(self.parts, "Cluster", "parts", ClusterPart))
         checks.choice(self.backend, "Cluster", "backend", BACKENDS)
         if self.backend == "nccl" and self.device.kind == "cpu":
             problem = "expected 'gloo' for a device of kind 'cpu', got 'nccl'; NCCL moves data between GPUs only"
@@ -144,9 +144,9 @@ class Cluster:
         return prod(level.size for level in self.levels)
 
     @property
-    def _own_parts(self) -> tuple[Part, ...]:
+    def _own_parts(self) -> tuple[ClusterPart, ...]:
         """The parts, of which a cluster of equal devices is one."""
-        return self.parts or (Part(self.device, self.levels),)
+        return self.parts or (ClusterPart(self.device, self.levels),)
 
     def summary(self) -> str:
         """One line for people: size, device, links, provenance."""
@@ -167,7 +167,7 @@ class Cluster:
             raise ClusterError(f"cluster {self.name!r}: a part needs ranks of it, got {given}; {advice}")
         if len(ranks) == self.num_devices:
             return self
-        parts = [Part(part.device, _cut(part.levels, inside)) for part, inside in _touched(self, ranks)]
+        parts = [ClusterPart(part.device, _cut(part.levels, inside)) for part, inside in _touched(self, ranks)]
         mixed = len(parts) > 1
         return replace(
             self,
@@ -241,7 +241,7 @@ def threads_per_rank(num_ranks: int) -> int:
     return max(1, (os.cpu_count() or 1) // num_ranks)
 
 
-def _check_devices_and_links(owner: Part | Cluster, name: str) -> None:
+def _check_devices_and_links(owner: ClusterPart | Cluster, name: str) -> None:
     if not isinstance(owner.device, Device):
         raise checks.FieldError(name, "device", f"expected a Device, got {owner.device!r}; construct one")
     object.__setattr__(owner, "levels", _checked_tuple(owner.levels, name, "levels", Level))
@@ -301,7 +301,7 @@ def _levels_of(cluster: Cluster, unit: int) -> tuple[Level, ...] | None:
     return None
 
 
-def _touched(cluster: Cluster, ranks: range) -> Iterator[tuple[Part, range]]:
+def _touched(cluster: Cluster, ranks: range) -> Iterator[tuple[ClusterPart, range]]:
     """The parts that hold some of `ranks`, each with these as its own ranks."""
     start = 0
     for part in cluster._own_parts:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardwright.cost import checks
-from shardwright.cost.clusters.cluster import FORMAT, VERSION, Cluster, CollectiveLine, Part
+from shardwright.cost.clusters.cluster import FORMAT, VERSION, Cluster, ClusterPart, CollectiveLine
 from shardwright.cost.clusters.device import Device, slowest_device
 from shardwright.cost.clusters.topology import LINK_KINDS, Level
 from shardwright.pcg.errors import ClusterError
@@ -91,12 +91,12 @@ def _with_kinds(levels: object) -> object:
     ]
 
 
-def _read_part(value: object, place: str) -> Part:
+def _read_part(value: object, place: str) -> ClusterPart:
     fields_of_part: dict[str, Any] = checks.json_object(value, place, ("device", "levels"))
     device = _read(Device, fields_of_part["device"], f"{place}.device")
     levels = _read_each(Level, fields_of_part["levels"], f"{place}.levels")
     with checks.located(f"{place}."):
-        return Part(device, levels)
+        return ClusterPart(device, levels)
 
 
 def _read_each(kind: type[_Kind], value: object, place: str) -> tuple[_Kind, ...]:
