@@ -27,7 +27,7 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.verifier.catalogue import Catalogue, Note
 from shardwright.verifier.choices import Certified
-from shardwright.verifier.judge import LIMIT_S
+from shardwright.verifier.judge import LIMIT_S, RuleVerdict
 from shardwright.workers import TELL_EVERY_S, Call, CallEvent, Workers, workers
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.collectives.buffers import axes_bytes, stages_bytes
 from shardwright.cost.collectives.groups import between
-from shardwright.cost.collectives.resharding import Placed, resharding_s
+from shardwright.cost.collectives.resharding import StageLayout, resharding_s
 from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
 from shardwright.cost.timeline.pool import BufferKind, joined, pool_bytes
 from shardwright.cost.timeline.pricing import is_bucketed, price_backward, price_forward
@@ -198,7 +198,7 @@ def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Steps, cluster: C
         total = 0.0
         for name in names:
             layouts = tuple(layout.dual if back else layout for layout in types[name].layouts)
-            here, there = (Placed(mesh.sizes, layouts, stage * mesh.num_devices) for stage in (source, target))
+            here, there = (StageLayout(mesh.sizes, layouts, stage * mesh.num_devices) for stage in (source, target))
             num_bytes = steps.num_bytes[name] * here.num_parts
             total += float(resharding_s(cluster, types[name].shape, num_bytes, here, there)[0])
         return total

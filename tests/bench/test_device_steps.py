@@ -16,8 +16,8 @@ from bench import device_operators, device_steps
 from bench.device_models import MODELS
 from bench.device_operators import Measured, Operator
 from bench.device_page import Result, Row, data_name, page
-from shardwright.cost.calibration.local import default_cluster
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.analysis import written

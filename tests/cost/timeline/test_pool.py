@@ -9,7 +9,7 @@ import torch
 
 from bench.plans import CERTIFIED
 from examples.zoo import ZOO
-from shardwright.cost.calibration.local import default_cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.timeline.program import StepProgram, program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.launch import run_ranks
