@@ -158,6 +158,6 @@ def last_readers(graph: Graph, name: str) -> set[str]:
                 continue
             found.add(user)
             node = graph.by_name[user]
-            if node.is_parallel or (node.op in ROWS and (ROWS[node.op].view or node.op in ("cast", "contiguous"))):
+            if node.is_parallel or (node.op in ROWS and ROWS[node.op].aliases):
                 pending.append(user)
     return found

@@ -25,7 +25,7 @@ from shardwright.pcg.parallel import PARALLEL_OPS, REPLICATE
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.primesizes import CONSTANTS
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 
 DEGREES = (2, 3)
 _CHUNK = 2000
@@ -185,7 +185,7 @@ def _limits(rule: Equation) -> dict[str, tuple[str, int] | None]:
     found: dict[str, tuple[str, int] | None] = {}
     for term in (t for root in (*rule.left, *rule.right) for t in subterms(root)):
         if isinstance(term, Apply):
-            for position, (operand, dim) in INDEX_OPERANDS.get(term.op, {}).items():
+            for position, (operand, dim) in term.indexes.items():
                 index, target = (_inner(term.operands[i], rule) for i in (position, operand))
                 if isinstance(index, Variable):
                     found[index.name] = (target.name, dim) if isinstance(target, Variable) else None

@@ -25,12 +25,9 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.generator.canonical import ROOTS
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.terms import Apply, Dims, Term, Variable, subterms
+from shardwright.substitutions.terms import Apply, Dims, Term, Variable, free_attributes, subterms
 
 AXES = ("a", "b")
-_FREE: Mapping[str, Any] = {"padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0),
-                            "dilation": (1, 1), "ignore_index": -100, "label_smoothing": 0.25}  # fmt: skip
-"""Attributes that rules leave free: no shape depends on their values."""
 
 
 class GroundType(NamedTuple):
@@ -75,11 +72,13 @@ class GroundSizes:
             for name in dims.names:
                 env[name.lstrip("*")] = self._number(name)
         applied = [t for side in (*rule.left, *rule.right) for t in subterms(side) if isinstance(t, Apply)]
-        for key in ("stop", "start", *_FREE):
+        for key in ("stop", "start"):
             for term in applied:
                 for name in dict(term.attrs)[key].names if key in dict(term.attrs) else ():
                     if name not in env:
-                        env[name] = _FREE[key] if key in _FREE else self._number(f"{key} {name}")
+                        env[name] = self._number(f"{key} {name}")
+        for name, value in free_attributes(applied):
+            env.setdefault(name, value)
         for term in applied:
             for key, value in term.attrs:
                 for name in value.names if key != "axis" else ():
