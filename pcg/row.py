@@ -58,11 +58,11 @@ class Row:
     random        draws from the generator; the local operator draws the global mask and takes its `shard`
     view          moves no data
     passes_on     gives its operand itself where there is nothing to do
-    moves         elements of the result are elements of the operands, as they are
+    fresh         its result is memory of its own that no backward reads: partial sums may be summed up in place
+    moves         its result is elements of its operands, from places that no value decides; so are its gradients
     commutative   its operands can be exchanged
     differentiable  gradients go through it to its operands of floats
-    partial       is not defined for all numbers
-    rounds        gives no integers for integers
+    rounds        does not give integers for integers
     saves         what backward keeps: operand indices, "result" or "mask" (one byte an element)
     joint         backward is one kernel that takes all of `saves`, whichever operand gets a gradient
     contraction   multiply-adds over the iteration space: 2 FLOPs a point and pass (else `flops_per_element` each)
@@ -86,10 +86,10 @@ class Row:
     random: bool = False
     view: bool = False
     passes_on: bool = False
+    fresh: bool = False
     moves: bool = False
     commutative: bool = False
     differentiable: bool = True
-    partial: bool = False
     rounds: bool = False
     saves: tuple[int | str, ...] = ()
     joint: bool = False
@@ -110,11 +110,6 @@ class Row:
     def aliases(self) -> bool:
         """Whether its result may be its operand's own memory."""
         return self.view or self.passes_on
-
-    @property
-    def fresh(self) -> bool:
-        """Whether its result is memory of its own that backward does not read: it may be overwritten."""
-        return not self.aliases and "result" not in self.saves
 
     @property
     def fresh_gradients(self) -> bool:

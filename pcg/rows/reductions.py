@@ -86,7 +86,8 @@ def _reduction(reduce: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 _int64, _bool = no_grad_dtype("int64"), no_grad_dtype("bool")
 _SORT = "{0}.sort(dim={dim}, descending={descending}, stable=True)"
 ROWS = [
-    Row("sum", _reduced(""), _reduction(np.sum), "{0}.sum({dims}, {keepdim})", dtype=count_dtype, linear_in=((0,),)),
+    Row("sum", _reduced(""), _reduction(np.sum), "{0}.sum({dims}, {keepdim})", dtype=count_dtype, linear_in=((0,),),
+        fresh=True),
     Row("amax", _reduced("!"), _reduction(np.max), "{0}.amax({dims}, {keepdim})", saves=(0, "result")),
     Row("amin", _reduced("!"), _reduction(np.min), "{0}.amin({dims}, {keepdim})", saves=(0, "result")),
     Row("any", _reduced("!"), _reduction(np.any), "{0}.any(dim={dims}, keepdim={keepdim})", dtype=_bool),
@@ -96,7 +97,8 @@ ROWS = [
         rounds=True, flops_per_element=12),
     Row("log_softmax", along(), _np_log_softmax, "{0}.log_softmax({dim})", dtype=float_dtype, saves=("result",),
         rounds=True, flops_per_element=12),
-    Row("cumsum", along(), _cumsum, "{0}.cumsum({dim}, dtype=torch.{dtype})", dtype=attr_dtype, linear_in=((0,),)),
+    Row("cumsum", along(), _cumsum, "{0}.cumsum({dim}, dtype=torch.{dtype})", dtype=attr_dtype, linear_in=((0,),),
+        fresh=True),
     Row("sort_values", along(), _sort_values, f"{_SORT}[0]", saves=("result",)),
     Row("sort_indices", along(), _sort_indices, f"{_SORT}[1]", dtype=_int64),
     Row("topk_values", along("k"), _topk_values, "{0}.topk({k}, dim={dim})[0]", saves=("result",)),

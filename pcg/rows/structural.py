@@ -136,7 +136,7 @@ ROWS = [
     Row("contiguous", "... -> ...", lambda x: x, "{0}.contiguous()", linear_in=((0,),), passes_on=True, moves=True),
     Row("concat", _concat, lambda *xs, dim: np.concatenate(xs, dim), "torch.cat([{*}], dim={dim})", moves=True),
     Row("pad", _pad, _np_pad, "rt.pad({0}, {pads}, {value})", free={"value": 1.0}),
-    Row("flip", _flip, lambda x, dims: np.flip(x, dims), "{0}.flip({dims})", linear_in=((0,),), moves=True),  # noqa: PLW0108
+    Row("flip", _flip, lambda x, dims: np.flip(x, dims), "{0}.flip({dims})", linear_in=((0,),), fresh=True, moves=True),  # noqa: PLW0108
     Row("full", _full, _np_full, "torch.full({shape}, {value}, dtype=torch.{dtype}, device=rt.device())",
         dtype=attr_dtype, localize=local_result_shape, free={"value": 1.0}, differentiable=False),
     Row("arange", _arange, _np_arange, "torch.arange({start}, {stop}, {step}, dtype=torch.{dtype}, device=rt.device())",
