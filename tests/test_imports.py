@@ -33,7 +33,7 @@ def imported(source: str, known: Mapping[str, object]) -> Iterator[str]:
                 yield node.module
 
 
-def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Groups of modules that lead to each other."""
     found = nx.strongly_connected_components(nx.DiGraph(graph))
     return sorted(sorted(group) for group in found if len(group) > 1)

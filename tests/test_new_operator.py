@@ -1,4 +1,4 @@
-"""What a new operator takes: a row and a handler, put into the public tables. Every part of the product knows it then."""
+"""What a new operator takes: a row and a handler in the public tables. Every part of the product knows it then."""
 
 from __future__ import annotations
 
