@@ -107,7 +107,7 @@ class ParallelModule(nn.Module):
         for group in shared.values():
             used = next((n for n in group if n in layouts), group[0])
             self._keep(hold_buffer(values[group[0]], tuple(group), layouts.get(used, whole), self.ranks), used)
-        _mirror(self, model, self._held)
+        mirror(self, model, {name: held.outside for name, held in self._held.items()})
 
     def _keep(self, held: Held, leaf: str) -> None:
         self._held.update(dict.fromkeys(held.names, held))
@@ -268,23 +268,16 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_buffers(remove_duplicate=False))
 
 
-def _mirror(target: nn.Module, model: nn.Module, held: Mapping[str, Held]) -> None:
-    """Give `target` the model's tree of names, with plain modules that hold the DTensors."""
+def mirror(target: nn.Module, model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give `target` the model's tree of names, with plain modules that hold these tensors."""
     for path, module in model.named_modules(remove_duplicate=False):
-        here = _descend(target, path)
-        for name, parameter in module._parameters.items():
-            value = held[f"{path}.{name}" if path else name].outside if parameter is not None else None
-            here._parameters[name] = value  # pyright: ignore[reportArgumentType]
-        for name, buffer in module._buffers.items():
-            here._buffers[name] = held[f"{path}.{name}" if path else name].outside if buffer is not None else None
+        here = target
+        for part in path.split(".") if path else []:
+            if part not in here._modules:
+                here._modules[part] = nn.Module().train(target.training)
+            here = here.get_submodule(part)
+        prefix = f"{path}." if path else ""
+        for kept, own in ((here._parameters, module._parameters), (here._buffers, module._buffers)):
+            for name, value in own.items():
+                kept[name] = None if value is None else values[prefix + name]  # pyright: ignore[reportArgumentType]
         here._non_persistent_buffers_set |= module._non_persistent_buffers_set
-
-
-def _descend(module: nn.Module, path: str) -> nn.Module:
-    for part in path.split(".") if path else []:
-        if part not in module._modules:
-            child = nn.Module()
-            child.training = module.training
-            module._modules[part] = child
-        module = module._modules[part]  # pyright: ignore[reportAssignmentType]
-    return module

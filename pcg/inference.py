@@ -16,8 +16,6 @@ from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARTITION, applicable, step
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
-NOT_DIFFERENTIABLE = frozenset({"detach", "floor", "ceil", "sign", "full", "arange", "histc"})
-
 
 def required_layouts(signature: Signature, choice: str, num_operands: int, row: Row) -> tuple[Layouts, Layout]:
     """The operand layouts that a split choice asks for along one axis, and the result's layout."""
@@ -87,7 +85,7 @@ def _row_type(
     except (ValueError, IndexError, TypeError, ZeroDivisionError) as error:
         shapes = [list(t.shape) for t in operands]
         raise GraphError(f"operands of shapes {shapes} and attributes {attrs} do not fit: {error}") from error
-    grad = is_float(dtype) and op not in NOT_DIFFERENTIABLE and any(t.grad for t in operands)
+    grad = is_float(dtype) and row.differentiable and any(t.grad for t in operands)
     if len(split) != len(mesh):
         raise LayoutError(f"{len(split)} split choices for the {len(mesh)} axes of {mesh}; give one per axis")
     if (factor := signature.indivisible(split, mesh.sizes)) is not None:

@@ -20,6 +20,7 @@ from typing import Any
 import shardwright
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.wellformed import equation_from_json
 from shardwright.verifier.catalogue import write_text
 from shardwright.verifier.certificates import Certificate
 from shardwright.verifier.judge import RuleVerdict
@@ -43,7 +44,7 @@ class Unfinished:
         """A context that was finished before; None where there is none, or the file was damaged."""
         data = _read(self._file(name))
         try:
-            return Found([(Equation.from_json(e["rule"]), _verdict(e)) for e in data["rules"]], dict(data["counts"]))
+            return Found([(equation_from_json(e["rule"]), _verdict(e)) for e in data["rules"]], dict(data["counts"]))
         except (TypeError, KeyError, RuleError):
             return None
 

@@ -19,21 +19,18 @@ Attributes are those of the logical operator; what a device computes with follow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS, PARTITION, REDUCE
 from shardwright.substitutions import fields
 from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.terms import Apply, Dims, Term, Variable, applied, erase, parse_term, variables_in
-from shardwright.substitutions.wellformed import check_equation
-
-_MOVING = frozenset({"concat", "contiguous", "expand", "flip", "permute", "reshape", "slice", *PARALLEL_OPS} - {REDUCE})
-"""Operators that compute nothing."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,8 @@ class Equation:
     @cached_property
     def any_kind(self) -> bool:
         """Whether variables may be bools: neither side computes, and bools are no numbers."""
-        return all(term.op in _MOVING for term in applied((*self.left, *self.right)))
+        ops = {term.op for term in applied((*self.left, *self.right))}
+        return all(op != REDUCE if op in PARALLEL_OPS else ROWS[op].moves for op in ops)
 
     @cached_property
     def dims(self) -> Mapping[str, Dims]:
@@ -183,26 +181,6 @@ class Equation:
             data["parameters"] = list(self.parameters)
         return data
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Equation:
-        """Read the JSON form; a `RuleError` names the rule, the field and what is wrong."""
-        with fields.located(f"rule {fields.name_of(data)!r}"):
-            found = fields.record(data, _REQUIRED, _OPTIONAL)
-            layouts = fields.texts_map(found, "layouts")
-            rule = cls(
-                fields.text(found, "name"),
-                tuple(zip(found["variables"], _dims(fields.text_map(found, "variables")), strict=True)),
-                fields.each(fields.texts(found, "left"), "left", parse_term),
-                fields.each(fields.texts(found, "right"), "right", parse_term),
-                fields.each(fields.texts(found, "guard"), "guard", expression),
-                fields.flag(found, "moves"),
-                fields.texts(found, "axes"),
-                tuple((v, fields.each(places, f"layouts.{v}", Placement.parse)) for v, places in layouts.items()),
-                fields.texts(found, "parameters"),
-            )
-            check_equation(rule)
-        return rule
-
     @cached_property
     def hash(self) -> str:
         """Names the rule: SHA-256 over its JSON form without its name."""
@@ -211,16 +189,6 @@ class Equation:
     def converse(self, name: str) -> Equation:
         """The rule from right to left."""
         return replace(self, name=name, left=self.right, right=self.left)
-
-
-_REQUIRED = ("name", "variables", "left", "right")
-_OPTIONAL = ("form", "guard", "moves", "axes", "layouts", "parameters")
-
-
-def _dims(variables: Mapping[str, str]) -> Iterator[Dims]:
-    for name, text in variables.items():
-        with fields.located(f"field 'variables.{name}'"):
-            yield Dims.parse(text)
 
 
 def equation(

@@ -45,6 +45,14 @@ class Apply:
     operands: tuple[Term, ...]
     attrs: tuple[tuple[str, Expression], ...] = ()
 
+    @property
+    def indexes(self) -> Mapping[int, tuple[int, int]]:
+        """`Row.indexes`: variables at these operands hold integers below the size of the dimension they point into.
+
+        Logits without a batch have their classes in dimension 0.
+        """
+        return ROWS[self.op].indexes if self.op in ROWS else {}
+
     @cached_property
     def inside(self) -> tuple[Term, ...]:
         """Everything inside it and itself, operands first."""
@@ -58,19 +66,11 @@ class Apply:
 Term = Variable | Apply
 
 
-INDEX_OPERANDS: Mapping[str, Mapping[int, tuple[int, int]]] = {
-    "embedding": {1: (0, 0)},
-    "pick": {1: (0, -1)},
-    "cross_entropy_sum": {1: (0, 1)},
-    "gather": {1: (0, -1)},
-    "index": {1: (0, -1)},
-}
-"""op -> operand -> (operand, dimension) that it indexes into; dimension -1 is the one that the attribute `dim` names,
-or the last where there is no such attribute.
-
-A variable at an index operand holds integers in [0, size of that dimension). Logits without a batch have their classes
-in dimension 0.
-"""
+def free_attributes(applied: Iterable[Apply]) -> Iterator[tuple[str, Any]]:
+    """The names that stand for attributes on which no shape depends, each with a value."""
+    for term in applied:
+        free = ROWS[term.op].free if term.op in ROWS else {}
+        yield from ((name, free[key]) for key, value in term.attrs if key in free for name in sorted(value.names))
 
 
 def erase(term: Term) -> Term:

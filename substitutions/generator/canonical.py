@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import product
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
@@ -22,7 +23,6 @@ from shardwright.substitutions.generator.symbolicdims import extent
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.terms import Apply, Dims, Term, Variable, applied, subterms
 
-COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
 ROOTS = "roots"
 """What holds several roots together where a side is asked for as one term."""
 _VARIABLES = ("x", "y", "z", "w", "v", "u", "t", "s", "r", "q")
@@ -30,6 +30,11 @@ _SPLICES = ("b", "a", "c", "e")
 _SIZES = ("i", "o", "k", "n", "m", "h", "d", "j", "l", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
 _AXES = ("a", "b", "c")
 TermPair = tuple[Term, Term]
+
+
+def commutes(op: str) -> bool:
+    """Whether operands of the operator, which may be a parallel one or several rows together, can be exchanged."""
+    return op in ROWS and ROWS[op].commutative
 
 
 def canonical(rule: Equation) -> Equation:
@@ -128,7 +133,7 @@ def _orders(term: Term) -> tuple[Term, ...]:
 
 
 def _sorted(op: str, operands: tuple[Term, ...]) -> list[tuple[Term, ...]]:
-    if op not in COMMUTATIVE or operands[0] == operands[1]:
+    if not commutes(op) or operands[0] == operands[1]:
         return [operands]
     first, second = map(_structure, operands)
     if first == second:

@@ -27,12 +27,9 @@ from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.generator.canonical import ROOTS
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.primes import primes
-from shardwright.substitutions.terms import Dims, Term, Variable, applied, subterms
+from shardwright.substitutions.terms import Dims, Term, Variable, applied, free_attributes, subterms
 
 AXES = ("a", "b")
-_FREE: Mapping[str, Any] = {"padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0),
-                            "dilation": (1, 1), "ignore_index": -100, "label_smoothing": 0.25}  # fmt: skip
-"""Attributes that rules leave free: no shape depends on their values."""
 
 
 class GroundType(NamedTuple):
@@ -69,11 +66,13 @@ class GroundSizes:
             for name in dims.names:
                 env[name.lstrip("*")] = self._number(name)
         terms = list(applied((*rule.left, *rule.right)))
-        for key in ("stop", "start", *_FREE):
+        for key in ("stop", "start"):
             for term in terms:
                 for name in dict(term.attrs)[key].names if key in dict(term.attrs) else ():
                     if name not in env:
-                        env[name] = _FREE[key] if key in _FREE else self._number(f"{key} {name}")
+                        env[name] = self._number(f"{key} {name}")
+        for name, value in free_attributes(terms):
+            env.setdefault(name, value)
         for term in terms:
             for key, value in term.attrs:
                 for name in value.names if key != "axis" else ():

@@ -19,10 +19,10 @@ from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.substitutions.expressions import Expression, expression
-from shardwright.substitutions.generator.canonical import COMMUTATIVE
+from shardwright.substitutions.generator.canonical import commutes
 from shardwright.substitutions.generator.context import PlacementContext
 from shardwright.substitutions.generator.primesizes import PrimeSizes
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, parse_term
+from shardwright.substitutions.terms import Apply, parse_term
 
 _ARITIES: Mapping[str, tuple[int, ...]] = {
     "concat": (2,), "layer_norm": (1, 3), "rms_norm": (1, 2), "sdpa": (3,), "cross_entropy_sum": (2,), "conv2d": (2,),
@@ -87,7 +87,7 @@ class TypedOperator:
 
     @property
     def commutes(self) -> bool:
-        return self.op in COMMUTATIVE
+        return commutes(self.op)
 
 
 class TypeTable:
@@ -180,7 +180,7 @@ class TypeTable:
 
     def _indices_fit(self, op: str, shapes: Sequence[TensorShape]) -> bool:
         """Index variables stand at index operands, and count up to the dimension that they index into."""
-        places = INDEX_OPERANDS.get(op, {})
+        places = ROWS[op].indexes
         if [shape.index for shape in shapes] != [i in places for i in range(len(shapes))]:
             return False
         limits = set(self._limits.values())

@@ -41,7 +41,7 @@ def test_an_unknown_operator_keeps_what_it_reads_and_gives() -> None:
     candidate = Planner(cluster(1), every_choice).solve(with_opaque(), Mesh.of(x=1), ("free",), "test")
     problem, solution, _ = candidate.solved
     kept = problem.kept_bytes[problem.index["node", next(n.name for n in problem.graph.nodes if n.op == "opaque")]]
-    assert kept[solution.choices[0]] == 2 * 8 * 4 * 4
+    assert kept.value[solution.choices[0]] == 2 * 8 * 4 * 4
     assert predict(candidate.graph, cluster(1)).memory.activations_bytes == 2 * 8 * 4 * 4
 
 

@@ -16,6 +16,7 @@ from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES, steps
+from shardwright.substitutions.wellformed import equation_from_json
 from shardwright.verifier import judge as module
 from shardwright.verifier.falsifiers.exactness import inexact
 from shardwright.verifier.falsifiers.mismatch import Mismatch
@@ -61,7 +62,7 @@ def test_counterexamples_are_small_tensors() -> None:
 
 
 def test_a_rule_that_sums_in_another_order_does_not_only_move_data() -> None:
-    found = judge(Equation.from_json({**CATALOGUE["linear_of_sum"].to_json(), "moves": True}))
+    found = judge(equation_from_json({**CATALOGUE["linear_of_sum"].to_json(), "moves": True}))
     assert found.outcome == "refuted"
     assert found.reason.startswith("field 'moves': not bit for bit: linear_of_sum is false for ")
 
@@ -107,11 +108,11 @@ def test_large_tensors_are_cut_to_one_line() -> None:
 
 def test_a_false_equation_that_a_guard_mends_says_so() -> None:
     data = CATALOGUE["rows_of_concat"].to_json()
-    found = judge(Equation.from_json({**data, "guard": ["s <= t"]}))
+    found = judge(equation_from_json({**data, "guard": ["s <= t"]}))
     assert (found.outcome, found.hint) == ("refuted", "t <= i")
-    assert judge(Equation.from_json({**data, "guard": ["s <= t"]}), explain=False).hint == ""
+    assert judge(equation_from_json({**data, "guard": ["s <= t"]}), explain=False).hint == ""
     assert judge(WRONG[0][0]).hint == ""
-    assert judge(Equation.from_json({**PLACED.to_json(), "guard": []})).hint == "i % a == 0"
+    assert judge(equation_from_json({**PLACED.to_json(), "guard": []})).hint == "i % a == 0"
 
 
 def test_a_row_rule_of_a_pattern_that_its_row_never_has_is_not_certified() -> None:

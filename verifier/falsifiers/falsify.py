@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.errors import GraphError, RuleError
-from shardwright.pcg.graph import NOT_DIFFERENTIABLE
 from shardwright.pcg.interpret import Array, scatter
 from shardwright.pcg.layout import Layout, local_shape
 from shardwright.pcg.mesh import Mesh
@@ -155,7 +154,7 @@ def _differences(trial: _Trial, sizes: Mapping[str, int]) -> Iterator[str]:
     attrs = trial.local_attrs(sizes, whole, layout)
     results = [trial.run([p[d] for p in parts], attrs[d]) for d in range(trial.degree)]
     yield from _disagreement(results, whole, layout, trial)
-    if whole.dtype.kind == "f" and rule.row not in NOT_DIFFERENTIABLE:
+    if whole.dtype.kind == "f" and ROWS[rule.row].differentiable:
         for j, array in enumerate(trial.arrays):
             if array.dtype.kind == "f":
                 yield from _gradient(trial, sizes, j, parts, attrs, whole)

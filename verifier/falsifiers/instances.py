@@ -24,7 +24,7 @@ from shardwright.substitutions.attributes import values
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.match import Match
-from shardwright.substitutions.terms import INDEX_OPERANDS, Term, Variable, applied, subterms
+from shardwright.substitutions.terms import Term, Variable, applied, subterms
 from shardwright.verifier.falsifiers.mismatch import ERRORS
 
 SIZES = (2, 3, 4, 5, 6, 7)
@@ -33,11 +33,6 @@ ONES_SHARE = 0.2
 RANKS = (0, 1, 2, 3)
 DEGREES = (1, 2, 3)
 ATTEMPTS, MAX_ELEMENTS = 4000, 200_000
-PARTIAL = frozenset({"log", "sqrt", "rsqrt", "reciprocal", "div", "pow", "layer_norm", "rms_norm", "log1p"})
-"""Rows that do not exist for all numbers."""
-_ROUGH = frozenset({*PARTIAL, "exp", "tanh", "sigmoid", "silu", "gelu", "softmax", "log_softmax", "sdpa", "sin", "cos",
-                    "erf", "softplus", "cross_entropy_sum"})  # fmt: skip
-"""Rows that round: their operands are small decimals, others are integers, which sums and products keep exact."""
 IGNORED_SHARE = 0.25
 """How many of the targets of a loss are ignored."""
 
@@ -180,7 +175,7 @@ def index_ranges(rule: Equation) -> dict[str, list[tuple[Term, int]]]:
     """The variables that hold indices, each with the terms that it indexes into and their dimensions."""
     found: dict[str, list[tuple[Term, int]]] = {}
     for term in applied((*rule.left, *rule.right)):
-        for operand, (into, dim) in INDEX_OPERANDS.get(term.op, {}).items():
+        for operand, (into, dim) in term.indexes.items():
             if operand < len(term.operands) and into < len(term.operands):
                 at = _constant(dict(term.attrs)["dim"]) if dim < 0 and "dim" in dict(term.attrs) else dim
                 for inner in subterms(term.operands[operand]):
@@ -204,14 +199,14 @@ def drawn(
 ) -> dict[str, Array]:
     """Values of the variables: integers where all rows are exact, else decimals, with `positive` greater than 0."""
     rng = np.random.default_rng(seed)
-    ops = {t.op for t in applied((*rule.left, *rule.right))}
+    rows = [ROWS[t.op] for t in applied((*rule.left, *rule.right)) if t.op in ROWS]
     indices, found, ignored = index_ranges(rule), dict[str, Array](), _ignored(rule, sizes)
     for name, shape in shapes.items():
         if name in indices:
             found[name] = rng.integers(0, max(index_limit(indices[name], shapes, sizes), 1), shape)
             for value in ignored:
                 found[name] = np.where(rng.random(shape) < IGNORED_SHARE, value, found[name])
-        elif not ops & _ROUGH:
+        elif not any(row.rounds for row in rows):
             found[name] = rng.integers(-4, 5, shape).astype(float)
         elif positive:
             found[name] = rng.uniform(0.5, 2.0, shape)

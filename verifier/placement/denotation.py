@@ -17,7 +17,7 @@ arithmetic: the second proof of serial rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, product
@@ -30,7 +30,7 @@ from shardwright.pcg.layout import Layout
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import COMBINE, PARALLEL_OPS, PARTITION, REDUCE
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, erase, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, erase, free_attributes, subterms
 from shardwright.verifier.logic import Formula, Number, Solver, z3
 from shardwright.verifier.proof import BEYOND
 from shardwright.verifier.reals.realproof import equal_in_reals
@@ -39,10 +39,6 @@ TIMEOUT_MS = 1000
 _PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313, 317)
 _DEGREES = (6, 10)  # products: what half a degree divides need not be a multiple of the degree
 _MAX_INSTANCES, _MAX_DEGREES = 8, 100
-_FREE: Mapping[str, Any] = {
-    "padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
-    "ignore_index": -100, "label_smoothing": 0.25, "value": 1.0,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -163,11 +159,9 @@ class _Encoding:
     def __post_init__(self) -> None:
         rule = self.rule
         applied = [t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)]
-        for term in applied:
-            for key, value in term.attrs:
-                if value.name is not None and key in _FREE:
-                    self.sizes.setdefault(value.name, _FREE[key])
-        inner = (t.operands[i] for t in applied for i in INDEX_OPERANDS.get(t.op, ()) if i < len(t.operands))
+        for name, value in free_attributes(applied):
+            self.sizes.setdefault(name, value)
+        inner = (t.operands[i] for t in applied for i in t.indexes if i < len(t.operands))
         self._indices = frozenset(v.name for t in inner for v in subterms(t) if isinstance(v, Variable))
 
     # ---- terms ----

@@ -28,7 +28,7 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.rowrules import RowRule, choices, derive
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, erase, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, erase, free_attributes, subterms
 from shardwright.verifier.algebra.elements import Evaluator, extent, spliced
 from shardwright.verifier.algebra.polys import Poly, poly, product
 from shardwright.verifier.algebra.serialproof import prove_terms
@@ -39,11 +39,6 @@ from shardwright.verifier.rows.rowproof import proven
 Divides = tuple[str, Poly]
 """An axis, and a size that its degree divides."""
 _FIRST_PRIME = 101
-_SAMPLES: Mapping[str, Any] = {
-    "padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
-    "ignore_index": -100, "label_smoothing": 0.25, "value": 1.0,
-}  # fmt: skip
-"""Values of attributes that a rule leaves free; no factor string depends on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +115,8 @@ class Typing:
         self.sizes = dict(zip(names, _primes(), strict=False))
         for name, digits in symbols.solved.items():
             self.sizes[name] = self._value(product(digits))
-        for term in (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)):
-            for key, value in term.attrs:
-                if value.name is not None and value.name not in self.sizes and key in _SAMPLES:
-                    self.sizes[value.name] = _SAMPLES[key]
+        applied = (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply))
+        self.sizes = {**dict(free_attributes(applied)), **self.sizes}
         self._indices = frozenset(_index_variables(rule))
 
     def _value(self, size: Poly) -> int:
@@ -358,6 +351,6 @@ def _rules(op: str, signature: Signature, blocks: frozenset[int]) -> Iterator[tu
 def _index_variables(rule: Equation) -> Iterator[str]:
     """Variables that hold indices."""
     for term in (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)):
-        for operand in INDEX_OPERANDS.get(term.op, ()):
+        for operand in term.indexes:
             if operand < len(term.operands):
                 yield from (t.name for t in subterms(term.operands[operand]) if isinstance(t, Variable))

@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any
 
+from shardwright.pcg.attrs import Attrs
 from shardwright.pcg.errors import RuleError
-from shardwright.pcg.optable import ROWS, LocalShapes, keep_attrs
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.row import LocalShapes, keep_attrs, local_result_shape
+from shardwright.pcg.rows.contractions import local_groups
+from shardwright.pcg.rows.structural import local_slice
 from shardwright.substitutions.pattern import Pattern
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.rows.claims import Claim, Encoding
@@ -129,14 +133,13 @@ def _slice(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
     return {"dim": dim, "start": Sym(z3.Int("start"), path), "stop": Sym(z3.Int("stop"), path)}
 
 
-BY_SIZE: Mapping[str, Callable[[Pattern, FactorSizes, Path], dict[str, Any]]] = {
-    "reshape": _result_shape,
-    "expand": _result_shape,
-    "full": _result_shape,
-    "conv2d": _groups,
-    "slice": _slice,
+Localize = Callable[[Attrs, LocalShapes], Attrs]
+BY_SIZE: Mapping[Localize, Callable[[Pattern, FactorSizes, Path], dict[str, Any]]] = {
+    local_result_shape: _result_shape,
+    local_groups: _groups,
+    local_slice: _slice,
 }
-"""Per row, the attributes that follow from sizes."""
+"""Per `Row.localize`, the attributes that follow from sizes."""
 
 
 def attribute_claims(row_name: str, encoding: Encoding, localized: bool) -> Iterator[Claim]:
@@ -144,7 +147,7 @@ def attribute_claims(row_name: str, encoding: Encoding, localized: bool) -> Iter
     row = ROWS[row_name]
     if row.localize is keep_attrs:
         return
-    if row_name not in BY_SIZE:
+    if row.localize not in BY_SIZE:
         raise RuleError(
             f"{row_name} localizes its attributes; say how they follow from sizes in verifier/rows/attributes.py"
         )
@@ -158,7 +161,7 @@ def attribute_claims(row_name: str, encoding: Encoding, localized: bool) -> Iter
 
 
 def _one_path(row_name: str, encoding: Encoding, localized: bool, path: Path) -> Iterator[Claim]:
-    pattern, follow = encoding.pattern, BY_SIZE[row_name]
+    pattern, follow = encoding.pattern, BY_SIZE[ROWS[row_name].localize]
     attrs, wanted = (follow(pattern, sizes, path) for sizes in (encoding.whole, encoding.part))
     whole, part = ([_extents(d, n, path) for d in pattern.tensors] for n in (encoding.whole, encoding.part))
     shapes = LocalShapes(tuple(whole[:-1]), whole[-1], tuple(part[:-1]), part[-1])
