@@ -9,6 +9,7 @@ import torch
 
 from shardwright.pcg.analysis import computed_once, copies_data, cut_with, kept_constants, saved_by, written
 from shardwright.pcg.builder import GraphBuilder
+from tests.each import each
 
 
 @pytest.mark.parametrize(
@@ -142,8 +143,8 @@ BILINEAR = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("grads", [(True, True), (True, False), (False, True)], ids=str)
-@pytest.mark.parametrize(("op", "function", "first", "second", "attrs"), BILINEAR, ids=[b[0] for b in BILINEAR])
+@each("grads", [(True, True), (True, False), (False, True)], ids=str)
+@each(("op", "function", "first", "second", "attrs"), BILINEAR, ids=[b[0] for b in BILINEAR])
 def test_of_a_product_torch_keeps_what_the_other_operand_needs(
     op: str, function: Any, first: tuple[int, ...], second: tuple[int, ...], attrs: dict[str, Any],
     grads: tuple[bool, bool],

@@ -17,6 +17,7 @@ from shardwright.pcg.capture import Captured, capture, find_loss
 from shardwright.pcg.errors import CaptureError, UnsupportedOperatorError
 from shardwright.pcg.graph import OPAQUE
 from shardwright.pcg.interpret import run_serial
+from tests.each import each
 from tests.pcg.run_torch import run_torch
 
 
@@ -50,7 +51,7 @@ def numpy_loss(model: nn.Module, batch: Mapping[str, Any]) -> float:
     return float(run_serial(captured.graph, leaves)[dict(captured.graph.outputs)["loss"]])
 
 
-@pytest.mark.parametrize("name", ZOO)
+@each("name", ZOO)
 def test_every_model_is_captured_with_its_loss_and_without_opaque_operators(name: str) -> None:
     model, batch = ZOO[name]()
     captured = capture(model, batch, strict=True)

@@ -13,6 +13,7 @@ from shardwright.pcg.layout import C, Layout, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.text import parse_graph
 from shardwright.pcg.types import TensorType
+from tests.each import each
 from tests.pcg.typed import leaf_node
 
 X = "%x = input() {dtype='float32', grad=True, layouts=(), shape=(8, 12), target='x'}"
@@ -33,7 +34,7 @@ def type_of(*lines: str, mesh: str = "dp=2, tp=2") -> str:
 # ---- types ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "expected"),
     [
         ([X], "float32[8, 12]{R,R}"),
@@ -88,7 +89,7 @@ def test_fits(have: Layout, need: Layout, grad: bool, answer: bool) -> None:
 LEAF = "{dtype='float32', grad=True, layouts=(), shape=(8, 12), target='w'}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "message"),
     [
         # leaves

@@ -22,6 +22,7 @@ from shardwright.pcg.parallel import (
     applicable,
     step,
 )
+from tests.each import each
 from tests.pcg.strategies import examples, layouts_for, meshes, shapes
 from tests.pcg.typed import operand_in
 
@@ -49,7 +50,7 @@ def test_the_adjoint_leads_back_in_dual_layouts(move: Step) -> None:
     assert back.adjoint == move
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "before", "expected"),
     [
         *((PARTITION, before, "R") for before in (C, P, S(0))),
@@ -65,7 +66,7 @@ def test_steps_that_do_not_exist(op: str, before: Layout, expected: str) -> None
         step(op, 0, before, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("layouts", "move", "answer"),
     [
         ((R, R), step(PARTITION, 0, R, 0), True),

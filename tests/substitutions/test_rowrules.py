@@ -9,6 +9,7 @@ from shardwright.substitutions.pattern import Pattern, letter, pattern_of
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, choices, derive
 from shardwright.substitutions.rules import rule_from_json
+from tests.each import each
 from tests.samples import SAMPLES
 
 LINEAR = Pattern.parse("a b, c b -> a c", 2)
@@ -40,7 +41,7 @@ def test_a_pattern_forgets_sizes_and_names(
     assert str(Pattern.parse(found, len(shapes))) == found
 
 
-@pytest.mark.parametrize("row", SAMPLES)
+@each("row", SAMPLES)
 def test_every_pattern_prints_and_parses(row: str) -> None:
     for given in SAMPLES[row]:
         signature = ROWS[row].signature(given.shapes, dict(given.attrs))
@@ -108,7 +109,7 @@ def test_blocks_are_products_of_factors_not_numbers() -> None:
     assert [str(p) for p in (*rule.operands, rule.result)] == ["S(0, a*b)", "S(2)"]
 
 
-@pytest.mark.parametrize("row", SAMPLES)
+@each("row", SAMPLES)
 def test_rules_are_what_split_layouts_derives_at_every_size(row: str) -> None:
     for given in SAMPLES[row]:
         signature = ROWS[row].signature(given.shapes, dict(given.attrs))
@@ -129,7 +130,7 @@ def test_what_the_local_operator_is_told() -> None:
     assert derive("reshape", Pattern.parse("(a b) -> a b", 1), "R").local == ()
 
 
-@pytest.mark.parametrize("row", SAMPLES)
+@each("row", SAMPLES)
 def test_every_rule_has_a_json_form_that_reads_back(row: str) -> None:
     for given in SAMPLES[row]:
         found, _ = pattern_of(ROWS[row].signature(given.shapes, dict(given.attrs)))

@@ -9,9 +9,10 @@ from shardwright.substitutions.expressions import expression
 from shardwright.substitutions.rules import rule_from_json
 from shardwright.substitutions.steps import STEP_RULES, steps
 from shardwright.substitutions.terms import Dims, parse_term
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [
         ("o // 3 + 1", 3),
@@ -68,7 +69,7 @@ def test_what_is_not_a_term_is_an_error(text: str, message: str) -> None:
         parse_term(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("dims", "shape", "sizes"),
     [
         ("*b i", (4, 5, 6), {"b": (4, 5), "i": 6}),
@@ -89,7 +90,7 @@ def test_dims_bind_sizes(dims: str, shape: tuple[int, ...], sizes: dict[str, obj
     assert Dims.parse(dims).bind(shape) == sizes
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("*a *b", "at most one splice"),
@@ -155,7 +156,7 @@ def test_attributes_bind_the_names_they_hold(text: str, value: object, names: di
 # ---- equations ----
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@each("name", CATALOGUE)
 def test_every_equation_has_a_json_form_that_reads_back(name: str) -> None:
     rule = CATALOGUE[name]
     assert rule_from_json(rule.to_json()) == rule
@@ -174,7 +175,7 @@ def test_an_equation_reads_as_one() -> None:
     assert CATALOGUE["permute_of_none"].equation.endswith("for x: *b where p == iota(len(b))")
 
 
-@pytest.mark.parametrize(
+@each(
     ("variables", "left", "right", "guard", "message"),
     [
         ({"x": "n"}, "x", "x", (), "field 'left\\[0\\]': the bare variable x would match anything"),
@@ -202,7 +203,7 @@ def test_a_missing_field_of_an_equation_is_an_error() -> None:
 # ---- steps ----
 
 
-@pytest.mark.parametrize("name", STEP_RULES)
+@each("name", STEP_RULES)
 def test_every_chain_has_a_json_form_that_reads_back(name: str) -> None:
     rule = STEP_RULES[name]
     assert rule_from_json(rule.to_json()) == rule

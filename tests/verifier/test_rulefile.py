@@ -20,6 +20,7 @@ from shardwright.substitutions.rules import rule_from_json
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier.certificates import prover_digest
 from shardwright.verifier.rulefile import RuleFile, read_rules
+from tests.each import each
 
 ROW = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b").to_json()
 STEPS = STEP_RULES["all_to_all"].to_json()
@@ -45,7 +46,7 @@ def problem(tmp_path: Path, rule: object) -> str:
     return f"{found.entries[1].where}: {found.entries[1].problem}"
 
 
-@pytest.mark.parametrize("rule", CATALOGUE.values(), ids=lambda rule: rule.name)
+@each("rule", CATALOGUE.values(), ids=lambda rule: rule.name)
 def test_every_hand_named_rule_survives_its_json_form(rule: Equation) -> None:
     assert rule_from_json(json.loads(json.dumps(rule.to_json()))) == rule
 

@@ -17,6 +17,7 @@ from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.errors import ClusterError
 from shardwright.search.planner import Planner
+from tests.each import each
 from tests.search.graphs import every_choice, mlp
 
 H100, A100 = Cluster.preset("dgx-h100", nodes=4), Cluster.preset("dgx-a100-40", nodes=4)
@@ -71,8 +72,8 @@ def test_plans_for_all_ranks_are_those_for_the_slower_kind() -> None:
 # ---------------------------------------------------------------------------------------------------------- devices
 
 
-@pytest.mark.parametrize("one", GPUS)
-@pytest.mark.parametrize("other", GPUS)
+@each("one", GPUS)
+@each("other", GPUS)
 def test_the_binding_device_is_never_faster(one: str, other: str) -> None:
     kinds = [gpu_device(one), gpu_device(other)]
     binding = slowest_device(kinds)

@@ -6,9 +6,10 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.presets import CONTEXT_BYTES, GPUS, LINKS, PRESETS, Gpu, Link, Machine, gpu_device
 from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@each("name", PRESETS)
 def test_every_preset_constructs(name: str) -> None:
     cluster = Cluster.preset(name, nodes=64)
     assert cluster.num_devices == 64 * PRESETS[name].gpus
@@ -80,7 +81,7 @@ def test_generations(figure: str, expected: float) -> None:
     assert gpu_device(figure).peak_flops_per_s("float16") == expected * 1e12
 
 
-@pytest.mark.parametrize("name", GPUS)
+@each("name", GPUS)
 def test_every_gpu_constructs(name: str) -> None:
     device = gpu_device(name)
     assert device.peak_flops_per_s("fp8") >= device.peak_flops_per_s("bf16") >= device.peak_flops_per_s("fp32")

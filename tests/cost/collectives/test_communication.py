@@ -18,6 +18,7 @@ from shardwright.cost.collectives.curve import Line
 from shardwright.cost.collectives.groups import links_of
 from shardwright.cost.collectives.tuning import Tuning
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 DEVICE = Device("H100-SXM", 10**9, 1e12, {"fp32": 1e12}, 0.8, 0, "cuda")
 FAST, SLOW = 1e11, 1e10
@@ -59,10 +60,8 @@ CLUSTERS = [
 MESHES = [(2,), (24,), (32,), (2, 3), (3, 4), (4, 6), (2, 2, 6), (1, 8), (8, 1, 2)]
 sizes = st.floats(0, 1e12)
 CASES = [(cluster, mesh) for cluster in CLUSTERS for mesh in MESHES if prod(mesh) <= cluster.num_devices]
-each_case = pytest.mark.parametrize(
-    ("cluster", "mesh"), CASES, ids=[f"{cluster.name}{mesh}" for cluster, mesh in CASES]
-)
-each_cluster = pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
+each_case = each(("cluster", "mesh"), CASES, ids=[f"{cluster.name}{mesh}" for cluster, mesh in CASES])
+each_cluster = each("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
 
 
 # ------------------------------------------------------------------------------------------------------------ promises
@@ -110,7 +109,7 @@ def test_leaving_the_node_takes_longer() -> None:
         assert model.time_s(collective, 0, 1e9) > model.time_s(collective, 1, 1e9)
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@each("collective", COLLECTIVES)
 def test_groups_that_are_alike_cost_alike(collective: Collective) -> None:
     """Axes can change places, and more devices elsewhere change nothing."""
     one = machine(8)
@@ -189,7 +188,7 @@ def test_formulas() -> None:
 
 
 @each_cluster
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@each("collective", COLLECTIVES)
 def test_everything_that_is_chosen_has_a_formula(cluster: Cluster, collective: Collective) -> None:
     model = Communication(cluster, (24,))
     for piece in model.curve(collective, 0).pieces:
@@ -245,7 +244,7 @@ def test_sending_takes_the_level_where_two_ranks_meet() -> None:
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
-@pytest.mark.parametrize("axis", [-1, 2, 100])
+@each("axis", [-1, 2, 100])
 def test_axes_that_are_none(axis: int) -> None:
     with pytest.raises(ClusterError, match=rf"mesh \[4, 8\] has no axis {axis}; choose 0 to 1"):
         Communication(machine(8, 4), (4, 8)).all_reduce_s(axis, 1.0)
@@ -256,7 +255,7 @@ def test_a_mesh_without_axes() -> None:
         Communication(machine(8, 4), ()).all_reduce_s(0, 1.0)
 
 
-@pytest.mark.parametrize("num_bytes", [-1.0, float("nan"), float("inf"), np.array([1.0, -1.0]), np.array([np.nan])])
+@each("num_bytes", [-1.0, float("nan"), float("inf"), np.array([1.0, -1.0]), np.array([np.nan])])
 def test_bytes_that_are_none(num_bytes: Any) -> None:
     for model in (Communication(machine(8, 4), (8, 4)), Communication(LOCAL, (2, 1))):
         times = [partial(model.time_s, collective, axis) for collective in COLLECTIVES for axis in range(2)]
@@ -277,7 +276,7 @@ def test_collectives_that_are_none() -> None:
         Communication(machine(8), (8,)).time_s("scatter", 0, 1.0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rank", [-1, 32])
+@each("rank", [-1, 32])
 def test_ranks_that_are_none(rank: int) -> None:
     with pytest.raises(ClusterError, match=rf"cluster 'toy' has no rank {rank}; choose 0 to 31"):
         Communication(machine(8, 4), (4, 8)).send_s(0, rank, 1.0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shardwright.cost.clusters.topology import TOPOLOGIES, Level, LinkKind, Topology
 from shardwright.cost.collectives.groups import Group, Link, between, check_mesh, group_of, links_of
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 HOP, BYTES = 1e-6, 1e9
 
@@ -149,7 +150,7 @@ def crossings(k: int, closed: bool) -> float:
     return max(load.values())
 
 
-@pytest.mark.parametrize("k", range(2, 10))
+@each("k", range(2, 10))
 def test_an_exchange_on_a_ring_takes_what_its_busiest_link_takes(k: int) -> None:
     per_link = BYTES / 2  # both directions together are the device's bandwidth
     ring = link("ring", k)

@@ -14,6 +14,7 @@ from shardwright.cost.timeline.memory import (
     update_bytes,
     verdict,
 )
+from tests.each import each
 
 
 def test_total_and_sum() -> None:
@@ -32,7 +33,7 @@ def test_total_and_sum() -> None:
 STORED = Stored(1000, "float32", True, False)
 
 
-@pytest.mark.parametrize("run", [Execution(p, optimizer=o) for p in (None, *PRECISIONS) for o in OPTIMIZERS])
+@each("run", [Execution(p, optimizer=o) for p in (None, *PRECISIONS) for o in OPTIMIZERS])
 def test_what_is_kept_is_the_state_and_the_gradient(run: Execution) -> None:
     assert kept_bytes(STORED, run) == sum(state_bytes(STORED, run).values()) + gradient_bytes(STORED, run)
     frozen = STORED._replace(grad=False)

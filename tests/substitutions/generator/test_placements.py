@@ -23,6 +23,7 @@ from shardwright.substitutions.generator.primesizes import PlacementContext, Pri
 from shardwright.substitutions.generator.typed import PlacedType, Shape, Template, TypeTable
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.placement.typing import prove_placement, required_guard
+from tests.each import each
 
 DENSE = PlacementContext(
     "d", (("x", "m i"), ("w", "o i")), ("linear", "relu", "softmax(dim=1)", "permute(dims=(1, 0))")
@@ -42,7 +43,7 @@ def found() -> Mapping[str, list[Equation]]:
     return {context.name: generate_placements(context, 3, 0) for context in SMALL}
 
 
-@pytest.mark.parametrize(
+@each(
     ("context", "text"),
     [
         ("d", ("linear(combine(x, axis=a), combine(y, axis=a)) = reduce(linear(x, y), axis=a)"

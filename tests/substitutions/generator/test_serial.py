@@ -17,6 +17,7 @@ from shardwright.substitutions.generator.universe import SerialContext, instance
 from shardwright.substitutions.generator.vocabulary import VOCABULARY, Reach, SymbolicType
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.judge import judge
+from tests.each import each
 
 LINEAR = SerialContext("t", {"x": "*b i", "w": "o i", "v": "o i", "c": ""}, ("linear", "add", "mul"), {})
 PIECES = SerialContext(
@@ -56,7 +57,7 @@ def test_every_operator_of_the_vocabulary_is_enumerated() -> None:
     assert len({context.name for context in SERIAL_CONTEXTS}) == len(SERIAL_CONTEXTS)
 
 
-@pytest.mark.parametrize("context", SERIAL_CONTEXTS, ids=lambda context: context.name)
+@each("context", SERIAL_CONTEXTS, ids=lambda context: context.name)
 def test_instances_differ_in_all_sizes_where_that_is_possible(context: SerialContext) -> None:
     first, second = instances(context, SerialTerms(context, 0).field, 0)
     dims = context.dimensions

@@ -24,6 +24,7 @@ from shardwright.verifier.mutations.mutation import Mutant, adjoint_mutants, jud
 from shardwright.verifier.mutations.termtwins import guard_twins
 from shardwright.verifier.mutations.twins import placement_twins, row_twins
 from shardwright.verifier.placement.derivation import AXIOMS
+from tests.each import each
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import MORE, admits, cases, pattern_for
 
@@ -163,7 +164,7 @@ def twins_of(rule: Equation) -> dict[str, str]:
     return {twin.equation: what for what, twin in placement_twins(rule)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "what"),
     [
         ("add(linear(x, w), c)", "right: reduce dropped"),
@@ -227,7 +228,7 @@ def test_the_guard_of_a_row_rule_is_mutated() -> None:
 # ---- lemmas ----
 
 
-@pytest.mark.parametrize("name", LEMMAS)
+@each("name", LEMMAS)
 def test_every_mutated_lemma_fails_or_is_true(name: str) -> None:
     outcomes = [judge_lemma(twin)[0] for twin in lemma_twins(LEMMAS[name])]
     assert outcomes

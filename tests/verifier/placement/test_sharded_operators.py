@@ -15,6 +15,7 @@ from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.verifier.falsifiers.falsify import falsify
 from shardwright.verifier.rows.rowproof import prove
+from tests.each import each
 from tests.samples import Sample, below, flags, real, sample, targets
 
 
@@ -78,7 +79,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.title)
+@each("case", CASES, ids=lambda c: c.title)
 def test_it_is_a_proven_rule_with_these_layouts(case: Sharding) -> None:
     rule = case.rule()
     assert (rule.operands, rule.result) == case.layouts()
