@@ -22,12 +22,12 @@ from torch.nn import functional as F
 from shardwright.cost.calibration.measure import Clock
 from shardwright.cost.calibration.workload import trimmed_mean
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering import kernels
 from shardwright.lowering.expressions import Expressions
 from shardwright.pcg.analysis import written
 from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import TensorType, is_float
 
 NUM_WARMUP, NUM_SAMPLES = 3, 12

@@ -14,8 +14,8 @@ from bench.device_operators import Operator
 from bench.rounds import noise
 from shardwright.cost.calibration.workload import trimmed_mean
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.timeline.execution import Precision
 from shardwright.cost.timeline.memory import Memory
+from shardwright.pcg.step.execution import Precision
 
 
 @dataclass(frozen=True)

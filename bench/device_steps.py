@@ -41,11 +41,11 @@ from examples.zoo import Example
 from shardwright.cost.calibration.calibrate import calibrate
 from shardwright.cost.calibration.measure import Clock
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.timeline.execution import Execution, Precision
 from shardwright.cost.timeline.program import Programs
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.capture import capture, find_loss
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import Execution, Precision
 from shardwright.search.planner import Planner
 
 ROOT = Path(__file__).parents[1]

@@ -10,11 +10,11 @@ from typing import Any
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule
 from shardwright.verifier.lemmas import LEMMAS
-from shardwright.verifier.mutations.lemmatwins import judge_lemma, lemma_twins
-from shardwright.verifier.mutations.mutation import Mutant, Sweep, adjoint_mutants, judged, mutants
 from shardwright.workers import Task, workers
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import MORE, admits, cases, pattern_for
+from tests.verifier.mutations.lemmatwins import judge_lemma, lemma_twins
+from tests.verifier.mutations.mutation import Mutant, Sweep, adjoint_mutants, judged, mutants
 
 CHUNK = 64
 

@@ -15,7 +15,7 @@ from bench.published_plans import Planned, all_planned
 from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.search.units import percent, size
+from shardwright.reports.units import percent, size
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ import torch
 from bench.decoders import BLOCK, DECODERS, Decoder, captured
 from bench.published import Run
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.timeline.execution import Execution
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import CONTEXT, DATA, TENSOR, ZERO
 from shardwright.verifier.choices import Certified

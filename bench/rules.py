@@ -30,18 +30,18 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.generation import Generated, Settings, generate
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
-from shardwright.rules import Report, verify
-from shardwright.search.coverage import Coverage
+from shardwright.reports.coverage import Coverage
+from shardwright.rules import Judgement, verify
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rules import KINDS
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier.choices import Certified
-from shardwright.verifier.mutations.mutation import OUTCOMES, Sweep
-from shardwright.verifier.placement.derivation import AXIOMS
 from shardwright.verifier.rulefile import read_rules
 from shardwright.verifier.solver import version
 from shardwright.workers import num_cpus
+from tests.verifier.mutations.mutation import OUTCOMES, Sweep
+from tests.verifier.placement.derivation import AXIOMS
 
 DOCS = Path(__file__).parents[1] / "docs"
 DEFAULT_OPS = 3
@@ -58,7 +58,7 @@ class Figures:
     generated: Generated
     rules: Sequence[Equation]
     peak_bytes: int
-    report: Report
+    report: Judgement
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     sweep_s: float = 0.0
     lemmas: Counter[str] = field(default_factory=Counter)
@@ -231,7 +231,7 @@ def _proof(figures: Figures) -> list[str]:
         f"in {report.time_s:.0f} s: {report.counts['certified']:,} certified, {report.counts['refuted']} refuted, "
         f"{report.counts['unknown']} unknown.\n"
     )
-    seconds = "".join(f"* {what}: {number:,} of {of:,}\n" for what, number, of in report.second_proofs())
+    seconds = "".join(f"* {what}\n" for what in report.proofs())
     return ["## Proven anew\n", text, seconds]
 
 

@@ -25,16 +25,16 @@ from torch import Tensor, nn
 from bench.search import fake_llama
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import node_costs
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.program import Programs, program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.cost.timeline.trace import trace
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
+from shardwright.reports.units import percent, seconds, size
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, TENSOR
-from shardwright.search.units import percent, seconds, size
 from shardwright.verifier.choices import Certified
 
 BLOCK, NUM_BLOCKS = "model.layers.0", 126

@@ -45,13 +45,13 @@ from shardwright.cost.calibration.calibrate import measured_cluster
 from shardwright.cost.calibration.measure import Rank
 from shardwright.cost.calibration.workload import Visit, Workload, points_of, read_visits, trimmed_mean
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import Captured, capture
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, TENSOR, ZERO

@@ -11,15 +11,16 @@ from dataclasses import asdict, dataclass, fields
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
-from shardwright.cost.collectives.moves import MoveCosts, TensorClass, fused_moves
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass, collectives_of
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
-from shardwright.cost.timeline.execution import DEFAULT, Execution
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.analysis import computed_once, constant_nodes, stored_nodes, written
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.moves import fused_moves
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.types import ITEM_BYTES
 
 
@@ -96,11 +97,7 @@ def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
         forward, backward = move.collectives()
         num_bytes = kind.local_bytes(graph.mesh) * (graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         size = graph.mesh.sizes[move.axis]
-        sent = collective_bytes(forward, num_bytes, size)
-        if tensor.grad:
-            sent += collective_bytes(backward, num_bytes, size) + (
-                collective_bytes(forward, num_bytes, size) if tensor.stored and forward == "all_gather" else 0
-            )
+        sent = sum(collective_bytes(name, num_bytes, size) for name in collectives_of(tensor, move))
         free = node.name in constants
         seconds = (
             costs.collective_s("slice", move.axis, num_bytes) if free else costs.move_s(tensor, kind.layouts, move)

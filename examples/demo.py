@@ -31,7 +31,7 @@ import shardwright as sw
 from shardwright.cli.run import environment
 from shardwright.cli.terminal import progress, show
 from shardwright.cost.clusters.cluster import threads_per_rank
-from shardwright.search.units import seconds
+from shardwright.reports.units import seconds
 
 HERE = Path(__file__).resolve().parent
 TOLERANCE = 1e-4
@@ -71,7 +71,7 @@ def make_plan(cluster: sw.Cluster, folder: Path) -> sw.Plan:
     import torch
     from demo_model import batches, model
 
-    from shardwright.search.explain import explain
+    from shardwright.reports.plan import PlanReport
     from shardwright.view.page import write_page
 
     torch.manual_seed(0)
@@ -79,7 +79,7 @@ def make_plan(cluster: sw.Cluster, folder: Path) -> sw.Plan:
         plan = sw.plan(model(), cluster, kwargs=next(batches(1)), progress=tell)
     plan.save(folder / "plan.json")
     write_page(plan, folder / "plan.html")
-    show(explain(plan))
+    show(PlanReport(plan))
     return plan
 
 

@@ -1,15 +1,6 @@
 """The parallel operators of a lowered program: autograd functions in which each one's backward is its adjoint.
 
-    operator                    forward            backward
-    replicate(x, axis)          nothing            all-reduce
-    reduce(x, axis)             all-reduce         nothing
-    partition(x, axis, d)       my slice           all-gather
-    combine(x, axis, d)         all-gather         my slice
-    reduce_scatter(x, axis, d)  reduce-scatter     all-gather       partition ∘ reduce
-    gather_copy(x, axis, d)     all-gather         reduce-scatter   replicate ∘ combine
-    reduce_copy(x, axis)        all-reduce         all-reduce       replicate ∘ reduce
-    all_to_all(x, axis, d, e)   d → e              e → d            partition(e) ∘ combine(d)
-
+They are the functions of `pcg.moves.MOVES`, which says what each one's forward and backward do.
 The backward that torch gives its functional all-reduce sums once more and is wrong here; hence our own pairs.
 `blocks` is as in `pcg.layout`. `inplace` lets the memory that is summed be overwritten: the operand of `reduce`, the
 gradient of `replicate`. The lowering sets it where nobody else can read that memory.
@@ -164,5 +155,5 @@ def gather_copy(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
 
 
 def all_to_all(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """S(d, blocks) → R → S(e, blocks) with `old` = (d, blocks) and `new` = (e, blocks), d ≠ e."""
+    """S(d, m) → R → S(e, n) with `old` = (d, m) and `new` = (e, n); where d = e, as `pcg.moves` says."""
     return _AllToAll.apply(x, axis, old, new)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shardwright.lowering.fusions import FUSIONS, Context, Fused, at, split_of
+from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
 from shardwright.lowering.pieces import attribute, identifiers, literal, opaque_call
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
@@ -35,7 +35,7 @@ class Expressions:
         self, graph: Graph, aliases: Mapping[str, str], elsewhere: Collection[str], reserved: Collection[str]
     ) -> None:
         self.graph, self.aliases = graph, aliases
-        self.context = Context(graph)
+        self.context = GraphView(graph)
         self.names = identifiers([n.name for n in graph.nodes], {*reserved, *graph.mesh.names})
         self.fused: dict[str, Fused] = {}
         self.skipped: set[str] = {*aliases, *elsewhere}
@@ -56,7 +56,7 @@ class Expressions:
         for node in reversed(self.graph.nodes):
             if node.name in self.skipped:
                 continue
-            found = next((f for fusion in FUSIONS if (f := fusion(self.context, node))), None)
+            found = next((f for peephole in PEEPHOLES if (f := peephole(self.context, node))), None)
             if found is not None and not self.skipped.intersection(found.absorbed):
                 self.fused[node.name] = found
                 self.skipped.update(found.absorbed)

@@ -1,6 +1,6 @@
-"""Peepholes of the emitter: a few nodes written as one torch call. Each is a named function in `FUSIONS`.
+"""Peepholes of the emitter: a few nodes written as one torch call. Each is a named function in `PEEPHOLES`.
 
-A fusion looks at the node it ends at and either declines or says which nodes it absorbs, what it reads and the
+A peephole looks at the node it ends at and either declines or says which nodes it absorbs, what it reads and the
 expression. Absorbed nodes have no other reader, so nothing is computed twice.
 """
 
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from shardwright.pcg.analysis import cut_with
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.layout import shard_order
-from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
+from shardwright.pcg.layout import local_blocks
+from shardwright.pcg.moves import absorbed
+from shardwright.pcg.parallel import COMBINE, PARTITION
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Fused:
     absorbed: tuple[str, ...]
 
 
-class Context:
-    """What fusions ask about a graph: who alone reads what, and how parallel operators lie."""
+class GraphView:
+    """What peepholes ask about a graph: who alone reads what, and how parallel operators lie."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -43,14 +44,9 @@ class Context:
 
     def place(self, node: Node) -> tuple[int, int]:
         """The (dim, blocks) that a partition makes or a combine removes, in blocks of what is left locally."""
-        whole = node if node.op == PARTITION else self.graph.by_name[node.inputs[0]]
-        kind = self.graph.types[whole.name]
+        layouts = self.graph.types[node.name if node.op == PARTITION else node.inputs[0]].layouts
         axis = self.graph.mesh.index(str(node.attr("axis")))
-        order = shard_order(kind.shape, kind.layouts, self.graph.mesh.sizes)
-        return next((dim, blocks) for a, dim, blocks in order if a == axis)  # type: ignore[misc]
-
-    def same_axis(self, a: Node, b: Node) -> bool:
-        return a.attr("axis") == b.attr("axis")
+        return layouts[axis].dim, local_blocks(layouts, axis, self.graph.mesh.sizes)
 
 
 def at(place: tuple[int, int]) -> str:
@@ -58,10 +54,10 @@ def at(place: tuple[int, int]) -> str:
     return f"{place[0]}" if place[1] == 1 else f"{place[0]}, blocks={place[1]}"
 
 
-Fusion = Callable[[Context, Node], Fused | None]
+Peephole = Callable[[GraphView, Node], Fused | None]
 
 
-def _biased(c: Context, node: Node, op: str) -> tuple[Node, str] | None:
+def _biased(c: GraphView, node: Node, op: str) -> tuple[Node, str] | None:
     """(product, bias) where `node` adds a bias to the product `op` computes and nothing is partial."""
     if node.op != "add" or c.partial(node.name):
         return None
@@ -72,7 +68,7 @@ def _biased(c: Context, node: Node, op: str) -> tuple[Node, str] | None:
     return None
 
 
-def linear_bias(c: Context, node: Node) -> Fused | None:
+def linear_bias(c: GraphView, node: Node) -> Fused | None:
     """linear + bias."""
     found = _biased(c, node, "linear")
     if found is None or c.graph.types[found[1]].shape != c.graph.types[node.name].shape[-1:]:
@@ -81,7 +77,7 @@ def linear_bias(c: Context, node: Node) -> Fused | None:
     return Fused("F.linear({0}, {1}, {2})", (*product.inputs, bias), (product.name,))
 
 
-def addmm(c: Context, node: Node) -> Fused | None:
+def addmm(c: GraphView, node: Node) -> Fused | None:
     """matmul of two matrices + bias."""
     found = _biased(c, node, "matmul")
     if found is None or len(c.graph.types[node.name].shape) != 2:
@@ -92,7 +88,7 @@ def addmm(c: Context, node: Node) -> Fused | None:
     return Fused("torch.addmm({2}, {0}, {1})", (*product.inputs, bias), (product.name,))
 
 
-def conv2d_bias(c: Context, node: Node) -> Fused | None:
+def conv2d_bias(c: GraphView, node: Node) -> Fused | None:
     """conv2d + a bias that was reshaped to [1, channels, 1, 1]."""
     found = _biased(c, node, "conv2d")
     wide = None if found is None else c.only(found[1], "reshape", node)
@@ -110,40 +106,19 @@ def conv2d_bias(c: Context, node: Node) -> Fused | None:
     )
 
 
-def reduce_scatter(c: Context, node: Node) -> Fused | None:
-    """reduce, then partition along the same axis."""
-    inner = c.only(node.inputs[0], REDUCE, node) if node.op == PARTITION else None
-    if inner is None or not c.same_axis(inner, node):
+def move(c: GraphView, node: Node) -> Fused | None:
+    """Two parallel operators along one axis that one function carries out."""
+    found = absorbed(c.graph, node) if node.is_parallel else None
+    if found is None:
         return None
-    return Fused(f"reduce_scatter({{0}}, {node.attr('axis')}, {at(c.place(node))})", inner.inputs, (inner.name,))
+    inner, change = found
+    places = [c.place(n) for n in (inner, node) if n.op in (COMBINE, PARTITION)]
+    where = [at(place) for place in places] if len(places) == 1 else map(str, places)
+    text = ", ".join(["{0}", str(node.attr("axis")), *where])
+    return Fused(f"{change.kind.function}({text})", inner.inputs, (inner.name,))
 
 
-def gather_copy(c: Context, node: Node) -> Fused | None:
-    """combine, then replicate along the same axis: ZeRO-3's all-gather."""
-    inner = c.only(node.inputs[0], COMBINE, node) if node.op == REPLICATE else None
-    if inner is None or not c.same_axis(inner, node):
-        return None
-    return Fused(f"gather_copy({{0}}, {node.attr('axis')}, {at(c.place(inner))})", inner.inputs, (inner.name,))
-
-
-def reduce_copy(c: Context, node: Node) -> Fused | None:
-    """reduce, then replicate along the same axis."""
-    inner = c.only(node.inputs[0], REDUCE, node) if node.op == REPLICATE else None
-    if inner is None or not c.same_axis(inner, node):
-        return None
-    return Fused(f"reduce_copy({{0}}, {node.attr('axis')})", inner.inputs, (inner.name,))
-
-
-def all_to_all(c: Context, node: Node) -> Fused | None:
-    """combine one dimension, then partition another along the same axis."""
-    inner = c.only(node.inputs[0], COMBINE, node) if node.op == PARTITION else None
-    if inner is None or not c.same_axis(inner, node) or c.place(inner)[0] == c.place(node)[0]:
-        return None
-    where = f"{node.attr('axis')}, {c.place(inner)}, {c.place(node)}"
-    return Fused(f"all_to_all({{0}}, {where})", inner.inputs, (inner.name,))
-
-
-def split_of(c: Context, node: Node) -> str | None:
+def split_of(c: GraphView, node: Node) -> str | None:
     """A slice that is one of several that cut up a dimension, as an element of one `split`; else None.
 
     The gradient of a split is one concatenation, that of separate slices a sum of zero-padded ones.
@@ -156,6 +131,4 @@ def split_of(c: Context, node: Node) -> str | None:
     return f"{{0}}.split({sizes}, {dim})[{alike.index(node)}]"
 
 
-FUSIONS: tuple[Fusion, ...] = (
-    linear_bias, addmm, conv2d_bias, reduce_scatter, gather_copy, reduce_copy, all_to_all,
-)  # fmt: skip
+PEEPHOLES: tuple[Peephole, ...] = (linear_bias, addmm, conv2d_bias, move)

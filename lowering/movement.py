@@ -74,11 +74,17 @@ def sum_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
 
 
 def exchange(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """From a shard of one dimension to a shard of another; `old` and `new` are their (dim, blocks)."""
+    """From one shard to another; `old` and `new` are their (dim, blocks).
+
+    Of one dimension, the more blocks are a multiple of the fewer times the ranks: in a rank's slice of the fewer lie as
+    many of them as the ranks go into them, and these are what it divides among the ranks, or puts together.
+    """
     if axis.size == 1:
         return x
     if x.dtype == torch.bool:
         return exchange(x.view(torch.uint8), axis, old, new).view(torch.bool)
+    if old[0] == new[0]:
+        old, new = ((d, n // axis.size if n > min(old[1], new[1]) else n) for d, n in (old, new))
     pieces = _divide(x, axis, *new)
     received = torch.empty_like(pieces)
     dist.all_to_all_single(received.flatten(), pieces.flatten(), group=axis.group)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from shardwright.lowering.fusions import Context
+from shardwright.lowering.fusions import GraphView
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, REPLICATE
@@ -82,7 +82,7 @@ class _Walk:
 
     def __init__(self, graph: Graph, leaf: Node) -> None:
         self.graph = graph
-        self.context = Context(graph)
+        self.context = GraphView(graph)
         self.sizes = dict(zip(graph.mesh.names, graph.mesh.sizes, strict=True))
         self.aliases: dict[str, str] = {}
         self.summed: set[str] = set()

@@ -108,22 +108,28 @@ def shard_order(
         axes = sorted((x.blocks, axis) for axis, x in enumerate(layouts) if x.is_shard and x.dim == dim)
         left = extent
         for blocks, axis in axes:
-            outer = prod(sizes[other] for other_blocks, other in axes if other_blocks < blocks)
             last = max((other_blocks for other_blocks, _ in axes if other_blocks < blocks), default=1)
             prefix = last * prod(sizes[other] for other_blocks, other in axes if other_blocks == last < blocks)
             if blocks % prefix:
                 return f"dimension {dim} cannot hold {blocks} blocks inside the {prefix} parts of outer axes"
-            local_blocks = blocks // outer
-            if left % (local_blocks * sizes[axis]):
+            inside = local_blocks(layouts, axis, sizes)
+            if left % (inside * sizes[axis]):
                 return (
                     f"dimension {dim} has size {extent}"
                     + (f" ({left} after outer shards)" if left != extent else "")
-                    + (f" in {local_blocks} blocks" if local_blocks > 1 else "")
+                    + (f" in {inside} blocks" if inside > 1 else "")
                     + f", not divisible by {sizes[axis]}"
                 )
             left //= sizes[axis]
-            steps.append((axis, dim, local_blocks))
+            steps.append((axis, dim, inside))
     return tuple(steps)
+
+
+def local_blocks(layouts: Sequence[Layout], axis: int, sizes: tuple[int, ...]) -> int:
+    """The blocks that the shard on `axis` sees in what the axes outside it leave."""
+    mine = layouts[axis]
+    outer = (a for a, x in enumerate(layouts) if x.is_shard and x.dim == mine.dim and x.blocks < mine.blocks)
+    return mine.blocks // prod(sizes[a] for a in outer)
 
 
 def local_shape(shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]) -> tuple[int, ...]:

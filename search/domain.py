@@ -15,13 +15,13 @@ import numpy as np
 
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost, local_bytes
-from shardwright.cost.timeline.execution import DEFAULT
 from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts
 from shardwright.pcg.layout import Layout, Layouts, R, S, shard_order
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 

@@ -6,13 +6,14 @@ a node is the same node of sliced operands wherever its factor string allows, do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.pcg.analysis import constant_nodes
-from shardwright.pcg.graph import OPAQUE, Graph, Node, infer, make_attrs
-from shardwright.pcg.layout import C, Layout, Layouts, R, innermost, shard_order
+from shardwright.pcg.graph import OPAQUE, Graph, Node, infer
+from shardwright.pcg.layout import C, Layouts, R, innermost, shard_order
+from shardwright.pcg.moves import Move, Operator, steps_of
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.parallel import PARTITION
 from shardwright.pcg.types import TensorType
 from shardwright.search.domain import Certified
 from shardwright.search.eliminate import Solution
@@ -107,22 +108,21 @@ class _Materializer:
 
     def _walk(self, name: str, closure: Closure, start: Layouts, end: Layouts) -> str:
         state, current = start, self.made[name, start]
-        for move in closure.path(start, end):
+        path = closure.path(start, end)
+        for move, steps in zip(path, steps_of(path, self.mesh), strict=True):
             state = (*state[: move.axis], move.after, *state[move.axis + 1 :])
             if (name, state) in self.made:
                 current = self.made[name, state]
                 continue
-            for op in move.operators:
-                current = self._step(current, op, move.axis, move.after)
+            current = self._run(current, steps)
             self.made[name, state] = current
         return current
 
-    def _step(self, operand: str, op: str, axis: int, after: Layout) -> str:
-        attrs = make_attrs(axis=self.mesh.names[axis])
-        if op == PARTITION:
-            attrs = make_attrs(axis=self.mesh.names[axis], dim=after.dim, blocks=after.blocks)
-        name = f"{operand}.{op}_{self.mesh.names[axis]}"
-        return self._append(Node(name, op, (operand,), attrs, (), self.nodes[operand].source))
+    def _run(self, operand: str, steps: Sequence[Operator]) -> str:
+        for op, attrs in steps:
+            name = f"{operand}.{op}_{dict(attrs)['axis']}"
+            operand = self._append(Node(name, op, (operand,), attrs, (), self.nodes[operand].source))
+        return operand
 
     # ---- constants ----
 
@@ -184,8 +184,9 @@ class _Materializer:
     def _sliced(self, operand: str, have: Layouts, need: Layouts) -> str:
         """Take slices along the axes that are still whole, outermost shard first."""
         axes = [a for a in range(len(need)) if have[a] != need[a]]
-        for axis in sorted(axes, key=lambda a: (need[a].dim, need[a].blocks, a)):
-            operand = self._step(operand, PARTITION, axis, need[axis])
+        path = [Move(axis, R, need[axis]) for axis in sorted(axes, key=lambda a: (need[a].dim, need[a].blocks, a))]
+        for steps in steps_of(path, self.mesh):
+            operand = self._run(operand, steps)
         return operand
 
 

@@ -11,9 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.collectives.moves import INFINITY
 from shardwright.cost.predict import Prediction, predict
 from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.pcg.analysis import constant_nodes
@@ -76,7 +76,7 @@ def _degrees(n: int) -> list[int]:
 class Planner:
     """Searches plans for serial graphs on one cluster. Only certified choices and certified `rules` enter.
 
-    `places` counts, by rule, the places that backtracking found: what the coverage report (`search.coverage`) asks for.
+    `places` counts, by rule, the places that backtracking found: what `reports.coverage` asks for.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Planner:
         self._builders: dict[tuple[int, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._blocked: dict[int, tuple[Graph, Mapping[str, tuple[str, ...]]]] = {}
 
-    def solve(self, graph: Graph, mesh: Mesh, roles: Sequence[str], name: str, cutoff_s: float = INFINITY) -> Candidate:
+    def solve(self, graph: Graph, mesh: Mesh, roles: Sequence[str], name: str, cutoff_s: float = inf) -> Candidate:
         """The best plan on one mesh whose axes keep to their roles, within memory if any choice found fits.
 
         What provably takes `cutoff_s` or longer is not pursued further; the result may then not fit, or not be the
@@ -175,7 +175,7 @@ class Planner:
         for candidate_mesh in tried:
             known = [c.prediction.serial_s for c in [*found, *alternatives] if c.fits and mesh is None]
             own_roles, name = roles or (FREE,) * len(candidate_mesh), f"search on {candidate_mesh}"
-            found.append(self.solve(graph, candidate_mesh, own_roles, name, min(known, default=INFINITY)))
+            found.append(self.solve(graph, candidate_mesh, own_roles, name, min(known, default=inf)))
             self.progress(f"mesh {candidate_mesh}: {found[-1].prediction.step_s * 1e3:.1f} ms")
         pool = found if roles is not None or mesh is not None else [*found, *alternatives]
         plain = min(pool, key=_rank)

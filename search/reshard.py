@@ -2,18 +2,20 @@
 
 A *state* is one layout per mesh axis. Single-axis moves have a cost for the value on the way forward and for its
 gradient on the way back; their min-plus closure gives the cheapest path between any two states of a tensor.
-`cost/collectives/moves.py` has the moves and their prices.
+`pcg/moves.py` has the moves, `cost/collectives/moves.py` their prices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
-from shardwright.cost.collectives.moves import INFINITY, MOVES, Move, MoveCosts, TensorClass
-from shardwright.pcg.layout import Layout, Layouts, R, innermost, shard_order
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass
+from shardwright.pcg.layout import Layout, Layouts, R, shard_order
+from shardwright.pcg.moves import Move, move_between
 
 
 @dataclass(frozen=True)
@@ -52,23 +54,19 @@ def valid_states(
     return tuple(s for s in states if not isinstance(shard_order(shape, s, sizes), str))
 
 
-def _allowed(state: Layouts, after: Layouts, axis: int) -> bool:
-    return (not state[axis].is_shard or innermost(state, axis)) and (not after[axis].is_shard or innermost(after, axis))
-
-
 def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) -> Closure:
     """Floyd and Warshall over the single-axis moves."""
     index = {state: i for i, state in enumerate(states)}
-    cost = np.full((len(states), len(states)), INFINITY)
+    cost = np.full((len(states), len(states)), inf)
     np.fill_diagonal(cost, 0.0)
     for i, state in enumerate(states):
         for axis, before in enumerate(state):
-            for j, after_state in _neighbours(state, axis, states, index):
-                after = after_state[axis]
-                if not tensor.grad and {before.kind, after.kind} == {"R", "C"}:
-                    cost[i, j] = 0.0
-                elif (before.kind, after.kind) in MOVES and _allowed(state, after_state, axis):
-                    cost[i, j] = costs.move_s(tensor, state, Move(axis, before, after))
+            for j, after in _neighbours(state, axis, states, index):
+                kinds = {before.kind, after[axis].kind}
+                if not tensor.grad and "C" in kinds:  # the same as R
+                    cost[i, j] = 0.0 if "R" in kinds else inf
+                elif (move := move_between(state, after, axis, costs.sizes)) is not None:
+                    cost[i, j] = costs.move_s(tensor, state, move)
     following = np.where(np.isfinite(cost), np.arange(len(states))[None, :], -1)
     for k in range(len(states)):
         through = cost[:, k, None] + cost[None, k, :]

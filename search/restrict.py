@@ -21,13 +21,18 @@ DATA, ZERO, CONTEXT, TENSOR, FREE = "data", "zero", "context", "tensor", "free"
 ROLES = (DATA, ZERO, CONTEXT, TENSOR, FREE)
 
 
-def batch_factors(graph: Graph, dim: int = 0) -> Mapping[str, str]:
+def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) -> Mapping[str, str]:
     """For every node that carries the batch dimension, the factor that splits it.
 
     The batch is dimension 0 of the inputs, the sequence their dimension 1; `dim` says which one is followed through
-    factor strings, so that `(b s)` after a reshape and the sum over it in a loss are found too.
+    factor strings, so that `(b s)` after a reshape and the sum over it in a loss are found too. With `integers_only`,
+    only that of integers, such as tokens, is followed.
     """
-    where: dict[str, Layout] = {n.name: S(dim) for n in graph.leaves("input") if len(graph.types[n.name].shape) > dim}
+    inputs = [(n.name, graph.types[n.name]) for n in graph.leaves("input")]
+    where: dict[str, Layout] = {
+        name: S(dim) for name, kind in inputs
+        if len(kind.shape) > dim and (kind.dtype.startswith("int") or not integers_only)
+    }  # fmt: skip
     found: dict[str, str] = {}
     for node in graph.nodes:
         if node.is_leaf or node.op == OPAQUE:

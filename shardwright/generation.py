@@ -19,12 +19,12 @@ from typing import Any
 
 import shardwright
 from shardwright.pcg.errors import RuleError
+from shardwright.reports.report import Paragraph, Report
+from shardwright.reports.rules import operators
 from shardwright.resuming import Found, Unfinished, unfinished
 from shardwright.rules import OUTCOMES, Progress, judging, verdicts_of
-from shardwright.search.sections import Section, Table
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.sources import ContextSource, sources
-from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.catalogue import Catalogue, Note
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.judge import LIMIT_S, Verdict
@@ -66,44 +66,38 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Generated:
+class Generated(Report):
     """A catalogue, how it came about, and the candidates that are not in it."""
 
+    path: Path
     catalogue: Catalogue
     counts: Mapping[str, int]
     rejected: tuple[tuple[Equation, Verdict], ...]
     time_s: float
 
-    def report(self, path: Path) -> Section:
+    def paragraphs(self) -> list[Paragraph]:
         """The counts, and what was not certified and why, most frequent first."""
-        rows = tuple((key, f"{number:,}", _MEANING[key]) for key, number in self.counts.items())
+        rows = [(key, f"{number:,}", _MEANING[key]) for key, number in self.counts.items()]
         told = sorted(self.reasons().items(), key=lambda item: (item[0][0], -item[1]))  # refuted ones first
         lines = [f"{outcome} ({number}): {reason}" for (outcome, reason), number in told[:_MOST_REASONS]]
-        lines += (
-            [f"… and {len(told) - len(lines)} more reasons; --format json lists all"] if len(told) > len(lines) else []
-        )
-        columns = (("", False), ("number", True), ("", False))
-        return Section(
-            f"{path}: {len(self.catalogue)} rules in {self.time_s:.1f} s", tuple(lines), Table(columns, rows)
-        )
+        if len(told) > len(lines):
+            lines.append(f"… and {len(told) - len(lines)} more reasons; --format json lists all")
+        title = f"{self.path}: {len(self.catalogue)} rules in {self.time_s:.1f} s"
+        return [Paragraph(title, lines, ("", ">number", ""), rows)]
 
     def reasons(self) -> Counter[tuple[str, str]]:
         """How often candidates had an outcome for a reason. Every counterexample is another: by operators, then."""
-        return Counter(
-            (v.outcome, _about(rule) if v.outcome == "refuted" else v.reason.splitlines()[0])
-            for rule, v in self.rejected
-        )
 
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain data."""
+        def reason(rule: Equation, verdict: Verdict) -> str:
+            if verdict.outcome == "refuted":
+                return f"a counterexample to a rule of {', '.join(sorted(operators(rule)))}"
+            return verdict.reason.splitlines()[0]
+
+        return Counter((verdict.outcome, reason(rule, verdict)) for rule, verdict in self.rejected)
+
+    def data(self) -> dict[str, Any]:
         rejected = [{"equation": r.equation, "outcome": v.outcome, "reason": v.reason} for r, v in self.rejected]
         return {"counts": dict(self.counts), "time_s": round(self.time_s, 3), "rejected": rejected}
-
-
-def _about(rule: Equation) -> str:
-    terms = (term for root in (*rule.left, *rule.right) for term in subterms(root))
-    operators = sorted({term.op for term in terms if isinstance(term, Apply)})
-    return f"a counterexample to a rule of {', '.join(operators)}"
 
 
 def generate(
@@ -121,7 +115,7 @@ def generate(
         progress("finding out which rules imply which")
         catalogue, counts, rejected = _catalogue(found, settings, todo)
         catalogue.save(path)
-    return Generated(catalogue, counts, rejected, time.perf_counter() - start)
+    return Generated(path, catalogue, counts, rejected, time.perf_counter() - start)
 
 
 def _arguments(settings: Settings, todo: Sequence[ContextSource]) -> dict[str, Any]:

@@ -104,7 +104,5 @@ def _read(path: Path) -> Any:  # noqa: ANN401 - JSON
 
 def _verdict(data: Mapping[str, Any]) -> Verdict:
     kept = data["certificate"]
-    certificate = kept and Certificate(
-        kept["rule"], kept["name"], tuple(kept["axioms"]), tuple(kept["guard"]), kept["solver"], kept["scope"]
-    )
+    certificate = kept and Certificate(**{key: tuple(v) if isinstance(v, list) else v for key, v in kept.items()})
     return Verdict(data["outcome"], certificate, data["reason"], data["hint"], data["time_s"])

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardwright.substitutions.equations import Equation
+from shardwright.reports.report import Paragraph, Report
 from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.verifier.catalogue import SHIPPED
+from shardwright.verifier.certificates import PROOFS
 from shardwright.verifier.judge import LIMIT_S, Verdict, judge
 from shardwright.verifier.rulefile import Entry, RuleFile, read_rules
 from shardwright.workers import Event, Task, Workers, workers
@@ -33,25 +34,34 @@ class Judged:
     def outcome(self) -> str:
         return self.verdict.outcome if self.verdict else "malformed"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, for `--format json`."""
+    def told(self) -> list[str]:
+        """Where the rule stands, and what became of it."""
+        if self.verdict is None:
+            return [f"rules[{self.entry.position}]: {self.entry.problem}"]
+        equation = self.entry.rule.equation if self.entry.rule else ""
+        lines = [f"rules[{self.entry.position}]: {equation}", *self.verdict.reason.splitlines()]
+        return [*lines, f"it is true where {self.verdict.hint}"] if self.verdict.hint else lines
+
+    def data(self) -> dict[str, Any]:
+        """For programs."""
         data: dict[str, Any] = {"position": self.entry.position, "name": self.entry.name, "outcome": self.outcome}
         if self.verdict is None:
             return {**data, "reason": self.entry.problem}
         found = {"equation": self.entry.rule.equation if self.entry.rule else "", "reason": self.verdict.reason,
                  "true_under": self.verdict.hint}  # fmt: skip
-        axioms = list(self.verdict.certificate.axioms) if self.verdict.certificate else []
-        found["second_proof"] = self.verdict.second
+        certificate = self.verdict.certificate
+        proofs, axioms = (certificate.proofs, certificate.axioms) if certificate else ((), ())
         return {
             **data,
             **{k: v for k, v in found.items() if v},
-            "axioms": axioms,
+            "proofs": list(proofs),
+            "axioms": list(axioms),
             "time_s": round(self.verdict.time_s, 4),
         }
 
 
 @dataclass(frozen=True)
-class Report:
+class Judgement(Report):
     """The judgement of a file, of the shipped rules that its proofs rest on, and of the lemmas under both."""
 
     path: Path
@@ -71,23 +81,35 @@ class Report:
         bad = {"refuted", "malformed"} & {judged.outcome for judged in (*self.rules, *self.base)}
         return not bad and not any(self.lemmas.values())
 
-    def second_proofs(self) -> list[tuple[str, int, int]]:
-        """How many certified equations have a second proof: in words, the number, and of how many."""
-        certified = [
-            (judged.entry.rule, judged.verdict.second)
-            for judged in self.rules
-            if judged.verdict is not None and judged.outcome == "certified" and isinstance(judged.entry.rule, Equation)
+    def proofs(self) -> list[str]:
+        """How many rules of each kind are certified, and by which proofs, in words."""
+        certified = [j for j in self.rules if j.verdict is not None and j.verdict.certificate is not None]
+        counts = Counter(kind_of(judged.entry.rule) for judged in certified if judged.entry.rule is not None)
+        return [
+            f"{kind} rules certified: {counts[kind]:,}, by {' and by '.join(proofs)}"
+            for kind, proofs in PROOFS.items()
+            if counts[kind]
         ]
-        kinds = {"placement": "by what typed terms denote", "serial": "in real arithmetic"}
-        found: list[tuple[str, int, int]] = []
-        for kind, how in kinds.items():
-            seconds = [second for rule, second in certified if kind_of(rule) == kind]
-            if seconds:
-                found.append((f"{kind} rules proven a second time, {how}", sum(map(bool, seconds)), len(seconds)))
-        return found
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, for `--format json`."""
+    def paragraphs(self) -> list[Paragraph]:
+        worst = [
+            Paragraph(f"{outcome.upper()}: {judged.entry.name}", judged.told())
+            for outcome in ("unknown", "malformed", "refuted")
+            for judged in (*self.rules, *self.base)
+            if judged.outcome == outcome
+        ]
+        broken = [f"lemma {name}: {problem}" for name, problem in self.lemmas.items() if problem]
+        lines = [outcomes(self.counts), *self.proofs()]
+        if self.base:
+            lines.append(f"shipped rules that proofs rest on: {outcomes(count(self.base))}")
+        if self.lemmas:
+            lines.append(f"lemmas: {len(self.lemmas) - len(broken)} of {len(self.lemmas)} proven")
+        if self.counts["unknown"]:
+            lines.append(f"{self.counts['unknown']} UNKNOWN: neither proven nor refuted, and never used; reasons above")
+        title = f"{'PASSED' if self.passed else 'FAILED'}: {self.path}, {len(self.rules)} rules in {self.time_s:.1f} s"
+        return [*worst, Paragraph(title, [*lines, *broken])]
+
+    def data(self) -> dict[str, Any]:
         return {
             "file": str(self.path),
             "passed": self.passed,
@@ -95,8 +117,8 @@ class Report:
             "base_counts": count(self.base),
             "lemmas": {name: problem or "certified" for name, problem in self.lemmas.items()},
             "time_s": round(self.time_s, 3),
-            "rules": [judged.to_json() for judged in self.rules],
-            "base": [judged.to_json() for judged in self.base if judged.outcome != "certified"],
+            "rules": [judged.data() for judged in self.rules],
+            "base": [judged.data() for judged in self.base if judged.outcome != "certified"],
         }
 
 
@@ -106,7 +128,9 @@ def count(rules: Iterable[Judged]) -> dict[str, int]:
     return {outcome: counts[outcome] for outcome in OUTCOMES}
 
 
-def verify(file: RuleFile, num_jobs: int, progress: Progress, *, base: bool = True, limit_s: float = LIMIT_S) -> Report:
+def verify(
+    file: RuleFile, num_jobs: int, progress: Progress, *, base: bool = True, limit_s: float = LIMIT_S
+) -> Judgement:
     """Judge every rule of a file, and with `base` the shipped rules and lemmas that proofs rest on.
 
     Raises `RuleError` where the shipped rules cannot be read.
@@ -124,7 +148,7 @@ def verify(file: RuleFile, num_jobs: int, progress: Progress, *, base: bool = Tr
     by_place = dict(zip([e.position for e in entries], verdicts, strict=False))
     judged = tuple(Judged(entry, by_place.get(entry.position)) for entry in file.entries)
     rest = tuple(Judged(e, v) for e, v in zip(foundations, verdicts[len(entries) :], strict=True))
-    return Report(file.path, judged, rest, lemmas, time.perf_counter() - start)
+    return Judgement(file.path, judged, rest, lemmas, time.perf_counter() - start)
 
 
 def _judged(

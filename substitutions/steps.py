@@ -22,23 +22,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.moves import MOVES
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.substitutions import fields
 
-FUSED = {
-    "reduce_scatter": ("P", "S"),
-    "gather_copy": ("S", "C"),
-    "reduce_copy": ("P", "C"),
-    "all_to_all": ("S", "S"),
-}
-PLAIN = {PARTITION: ("R", "S"), COMBINE: ("S", "R"), REPLICATE: ("R", "C"), REDUCE: ("P", "R")}
-_NEEDS_DIM = (PARTITION, "reduce_scatter", "all_to_all")
+_ENDS = {kind.function: ends for ends, kind in MOVES.items()}
+_NEEDS_DIM = [function for function, (_, after) in _ENDS.items() if after == "S"]
 _STEP = re.compile(r"(\w+)\((?:(\w+), (\w+), )?([ab])\)")
 _LAYOUT = re.compile(r"R|C|P|S\((\w+), (\w+)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SymbolicLayout:
     """A symbolic layout on one axis: a kind and, for `S`, the names of its dimension and of its number of blocks."""
 
     kind: str
@@ -49,7 +44,7 @@ class Place:
         return f"S({self.dim}, {self.blocks})" if self.kind == "S" else self.kind
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> SymbolicLayout:
         match = _LAYOUT.fullmatch(text)
         if not match:
             raise RuleError(f"layout {text!r} is not one of R, C, P or S(d, n)")
@@ -57,7 +52,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class SymbolicStep:
     """One operator of a chain along one axis; `dim` and `blocks` where it makes a shard."""
 
     op: str
@@ -69,23 +64,21 @@ class Move:
         return f"{self.op}({self.dim}, {self.blocks}, {self.axis})" if self.dim else f"{self.op}({self.axis})"
 
     @classmethod
-    def parse(cls, text: str) -> Move:
+    def parse(cls, text: str) -> SymbolicStep:
         """Read a step; a `RuleError` for an operator that is none or that lacks or has a dimension."""
         match = _STEP.fullmatch(text)
-        if not match or match[1] not in PLAIN | FUSED:
-            raise RuleError(
-                f"step {text!r}: expected one of {sorted(PLAIN | FUSED)} as in 'partition(d, n, a)' or 'reduce(a)'"
-            )
+        if not match or match[1] not in _ENDS:
+            raise RuleError(f"step {text!r}: expected one of {sorted(_ENDS)} as in 'partition(d, n, a)' or 'reduce(a)'")
         if (match[1] in _NEEDS_DIM) != bool(match[2]):
             raise RuleError(f"step {text!r}: {match[1]} is given {'no' if match[2] else 'a'} dimension")
         return cls(match[1], match[4], match[2] or "", match[3] or "")
 
-    def after(self, before: Place) -> Place:
+    def after(self, before: SymbolicLayout) -> SymbolicLayout:
         """Where the step leads from `before`; a `RuleError` where it is not defined there."""
-        start, end = (PLAIN | FUSED)[self.op]
+        start, end = _ENDS[self.op]
         if before.kind != start:
             raise RuleError(f"{self} steps from {start}, got {before}")
-        return Place(end, self.dim, self.blocks) if end == "S" else Place(end)
+        return SymbolicLayout(end, self.dim, self.blocks) if end == "S" else SymbolicLayout(end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +86,9 @@ class StepRule:
     """left = right for a tensor that starts in these layouts, axis by axis; steps are listed in order of execution."""
 
     name: str
-    start: tuple[tuple[str, Place], ...]
-    left: tuple[Move, ...]
-    right: tuple[Move, ...]
+    start: tuple[tuple[str, SymbolicLayout], ...]
+    left: tuple[SymbolicStep, ...]
+    right: tuple[SymbolicStep, ...]
 
     @property
     def equation(self) -> str:
@@ -111,7 +104,7 @@ class StepRule:
         made |= {(axis, p.dim, p.blocks) for axis, p in self.start if p.kind == "S"}
         return tuple(f"{n}*{'k' if axis == 'a' else 'l'} | {d}" for axis, d, n in sorted(made))
 
-    def end(self, moves: tuple[Move, ...]) -> dict[str, Place]:
+    def end(self, moves: tuple[SymbolicStep, ...]) -> dict[str, SymbolicLayout]:
         """The layouts after a chain; a `RuleError` where it is ill-typed."""
         places = dict(self.start)
         for move in moves:
@@ -143,8 +136,12 @@ class StepRule:
             start = fields.text_map(found, "start")
             if not start or set(start) - {"a", "b"}:
                 raise RuleError(f"field 'start': expected layouts on the axes a and b, got {sorted(start)}")
-            places = tuple((axis, fields.one(text, f"start.{axis}", Place.parse)) for axis, text in start.items())
-            left, right = (fields.each(fields.texts(found, side), side, Move.parse) for side in ("left", "right"))
+            places = tuple(
+                (axis, fields.one(text, f"start.{axis}", SymbolicLayout.parse)) for axis, text in start.items()
+            )
+            left, right = (
+                fields.each(fields.texts(found, side), side, SymbolicStep.parse) for side in ("left", "right")
+            )
             if not left:
                 raise RuleError("field 'left': no steps; an empty chain would match anything")
             rule = cls(fields.text(found, "name"), places, left, right)
@@ -162,8 +159,8 @@ class StepRule:
 def steps(name: str, start: Mapping[str, str], left: str, right: str) -> StepRule:
     """A rule from its text; steps are separated by `;`, in order of execution."""
     try:
-        places = tuple((axis, Place.parse(text)) for axis, text in start.items())
-        sides = [tuple(Move.parse(s.strip()) for s in side.split(";") if s.strip()) for side in (left, right)]
+        places = tuple((axis, SymbolicLayout.parse(text)) for axis, text in start.items())
+        sides = [tuple(SymbolicStep.parse(s.strip()) for s in side.split(";") if s.strip()) for side in (left, right)]
     except RuleError as error:
         raise RuleError(f"rule {name!r}: {error}") from None
     return StepRule(name, places, sides[0], sides[1])
@@ -185,23 +182,21 @@ COLLECTIVES = (
     steps("all_to_all_chain", {"a": "S(d, n)"}, "all_to_all(e, m, a); all_to_all(f, o, a)", "all_to_all(f, o, a)"),
 )
 
-_ON_A = {
-    PARTITION: ("R", "partition(d, n, a)"),
-    COMBINE: ("S(d, n)", "combine(a)"),
-    REPLICATE: ("R", "replicate(a)"),
-    REDUCE: ("P", "reduce(a)"),
-}
-_ON_B = {
-    PARTITION: ("R", "partition(e, m, b)"),
-    COMBINE: ("S(e, m)", "combine(b)"),
-    REPLICATE: ("R", "replicate(b)"),
-    REDUCE: ("P", "reduce(b)"),
-}
+
+def _plain(axis: str, dim: str, blocks: str) -> dict[str, tuple[str, str]]:
+    """Each parallel operator along an axis: the layout that it starts from, and its step."""
+    return {
+        PARTITION: ("R", f"partition({dim}, {blocks}, {axis})"),
+        COMBINE: (f"S({dim}, {blocks})", f"combine({axis})"),
+        REPLICATE: ("R", f"replicate({axis})"),
+        REDUCE: ("P", f"reduce({axis})"),
+    }
+
 
 COMMUTATIONS = tuple(
     steps(f"{first}_then_{second}", {"a": start_a, "b": start_b}, f"{on_a}; {on_b}", f"{on_b}; {on_a}")
-    for first, (start_a, on_a) in _ON_A.items()
-    for second, (start_b, on_b) in _ON_B.items()
+    for first, (start_a, on_a) in _plain("a", "d", "n").items()
+    for second, (start_b, on_b) in _plain("b", "e", "m").items()
 )
 
 STEP_RULES: Mapping[str, StepRule] = {rule.name: rule for rule in (*CANCELLATIONS, *COLLECTIVES, *COMMUTATIONS)}

@@ -3,12 +3,11 @@
 Here belong the semantics that rules are proven against, the proofs, the falsifiers with their counterexamples, and the
 store of certificates. docs/proofs.md says what is claimed and trusted. Where a line belongs:
 
-    rows/          row rules and steps of the parallel operators: semantics, claims ▶ rowproof; sums ▶ stepproof
+    rows/          row rules and steps of the parallel operators: semantics, claims ▶ rowproof; stepproof
     algebra/       serial rules, first proof: elements*, normal forms, laws (stated in lawbook) ▶ serialproof
     reals/         serial rules, second proof ▶ realproof
-    placement/     placement rules ▶ typing; second proof: denotation; third, of named rules: derivation
+    placement/     placement rules ▶ typing; second proof: denotation
     falsifiers/    of row, serial and placement rules and steps, exactness; they print a mismatch
-    mutations/     wrong twins of rules and lemmas ▶ mutation
     lemmas         what every proof stands on: integers, digits, finite sums, laws
     judgement      certificates (prove one), judge (never fails), fit (rules of no tensors), guards (what mends a rule),
                    describe

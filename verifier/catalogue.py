@@ -24,8 +24,8 @@ from typing import Any
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.fields import shown
-from shardwright.substitutions.rules import Rule, rule_from_json
-from shardwright.verifier.certificates import SCOPE, Certificate, prover_digest
+from shardwright.substitutions.rules import Rule, kind_of, rule_from_json
+from shardwright.verifier.certificates import PROOFS, SCOPE, Certificate, prover_digest
 
 VERSION = 1
 SHIPPED = Path(__file__).with_name("rules.json")
@@ -109,10 +109,7 @@ class Catalogue:
 
     def _is_serial(self, key: str) -> bool:
         """Whether a rule is an equation without mesh axes; without parsing it."""
-        if key in self._rules:
-            rule = self._rules[key]
-            return isinstance(rule, Equation) and not rule.axes
-        return self._data[key].get("form") == "equation" and not self._data[key].get("axes")
+        return (kind_of(self._rules[key]) if key in self._rules else _kind(self._data[key])) == "serial"
 
     def forms(self) -> frozenset[str]:
         """The forms of rules that it holds."""
@@ -125,7 +122,7 @@ class Catalogue:
     def save(self, path: Path) -> None:
         """Write the catalogue, one rule a line."""
         solvers = {c.solver for c in self.certificates.values()}
-        prover = {"digest": prover_digest(), "solver": ", ".join(sorted(solvers)), "scope": SCOPE}
+        prover = {"digest": prover_digest(), "solver": ", ".join(sorted(solvers)), "scope": SCOPE, "proofs": PROOFS}
         lines = [json.dumps(self._entry(key, prover), ensure_ascii=False) for key in self.sorted()]
         head = {"version": VERSION, "prover": prover, "generator": self.generator}
         text = json.dumps(head, ensure_ascii=False)[:-1] + ', "rules": [\n' + ",\n".join(lines) + "\n]}\n"
@@ -141,7 +138,7 @@ class Catalogue:
 
         return sorted(self, key=place)
 
-    def _entry(self, key: str, prover: Mapping[str, str]) -> dict[str, Any]:
+    def _entry(self, key: str, prover: Mapping[str, object]) -> dict[str, Any]:
         entry, note = dict(self.json(key)), self.note(key)
         found = self.certificates.get(key)
         if found is not None:
@@ -173,10 +170,10 @@ class Catalogue:
             key = found._take(entry)
             if "certificate" in entry:
                 told = {**prover, **entry["certificate"]}
-                guard = tuple(told.get("guard", entry.get("guard", ())))
-                found.certificates[key] = Certificate(
-                    key, _name(entry), tuple(told["axioms"]), guard, str(told.get("solver")), str(told.get("scope"))
-                )
+                axioms, guard = tuple(told["axioms"]), tuple(told.get("guard", entry.get("guard", ())))
+                solver, scope = str(told.get("solver")), str(told.get("scope"))
+                proofs = PROOFS[_kind(entry)]
+                found.certificates[key] = Certificate(key, _name(entry), axioms, guard, solver, proofs, scope)
         return found
 
     def _take(self, entry: Mapping[str, Any]) -> str:
@@ -191,6 +188,12 @@ class Catalogue:
 def _name(data: Mapping[str, Any]) -> str:
     """The name of a rule from its JSON form; row rules have no such field."""
     return str(data.get("name") or f"{data['row']} [{data['pattern']}] by {data['choice']}")
+
+
+def _kind(data: Mapping[str, Any]) -> str:
+    """What `kind_of` says of the rule, from its JSON form."""
+    form = str(data["form"])
+    return form if form != "equation" else "placement" if data.get("axes") else "serial"
 
 
 def hash_of(data: Mapping[str, Any]) -> str:

@@ -1,13 +1,14 @@
 """Certificates: which rules are proven, from what, and with what. The search asks here and nowhere else.
 
-Certificates are kept in a `Catalogue`, in memory and in files.
+Equations have two proofs that share no algebra (docs/proofs.md). A certificate takes both: what only one of them proves
+is unknown. Certificates are kept in a `Catalogue`, in memory and in files.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,28 +17,43 @@ from typing import TYPE_CHECKING
 from shardwright.pcg.optable import ROWS, keep_attrs
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.rules import Rule, kind_of
 
 if TYPE_CHECKING:
     from shardwright.verifier.solver import Failure
 
+PROOFS: Mapping[str, tuple[str, ...]] = {
+    "row": ("index semantics",),
+    "steps": ("simulation of devices",),
+    "serial": ("normal forms", "real arithmetic"),
+    "placement": ("typing and erasure", "typed denotation"),
+}
+"""The proofs that there are of every kind of rule, the first one being that of the axioms. A certificate needs all."""
 SCOPE = "over the reals; all sizes that satisfy the guard; every degree k ≥ 1; forward and all gradients"
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A proven rule. `rule` is its hash, `axioms` the lemmas and declared facts that the proof uses."""
+    """A proven rule. `rule` is its hash, `axioms` the lemmas and declared facts that the first of its `proofs` uses."""
 
     rule: str
     name: str
     axioms: tuple[str, ...]
     guard: tuple[str, ...]
     solver: str
+    proofs: tuple[str, ...]
     scope: str = SCOPE
 
+    @classmethod
+    def of(cls, rule: Rule, axioms: tuple[str, ...]) -> Certificate:
+        """The certificate of a rule that this prover proved just now."""
+        from shardwright.verifier.solver import version
 
-_PROVER = ("rows", "algebra", "placement/typing.py", "fit.py", "lemmas.py", "solver.py")  # folders and files
-_TYPES = ("factors", "inference", "layout", "parallel")
+        return cls(rule.hash, rule.name, axioms, rule_guard(rule), version(), PROOFS[kind_of(rule)])
+
+
+_PROVER = ("rows", "algebra", "reals", "placement", "certificates.py", "fit.py", "lemmas.py", "solver.py")
+_TYPES = ("factors", "inference", "layout", "moves", "parallel")
 _FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
 
 
@@ -66,21 +82,34 @@ def certify(rule: Rule) -> Certificate | str:
     certificate is about operators of that pattern, if there are any. The search derives patterns from operators, and
     `judge` calls those unknown that were not seen in one.
     """
-    from shardwright.verifier.solver import version
-
     axioms, failure = prove(rule)
-    return str(failure) if failure else Certificate(rule.hash, rule.name, axioms, rule_guard(rule), version())
+    return str(failure) if failure else Certificate.of(rule, axioms)
 
 
 def prove(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
-    """The axioms of a proof, or what broke. Z3 is only loaded here."""
+    """The axioms of the first proof, or what broke, in it or in the second one. Z3 is only loaded here."""
     from shardwright.verifier.fit import checked
 
-    axioms, failure = _prove(rule)
-    return axioms, checked(rule, failure)
+    axioms, failure = _first_proof(rule)
+    failure = checked(rule, failure)
+    if failure is None and isinstance(rule, Equation):
+        failure = _unconfirmed(rule)
+    return axioms, failure
 
 
-def _prove(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
+def _unconfirmed(rule: Equation) -> Failure | None:
+    """What is said of an equation that its first proof proves, and its second one does not."""
+    from shardwright.verifier.placement.denotation import denotes_equal
+    from shardwright.verifier.reals.realproof import equal_in_reals
+    from shardwright.verifier.solver import Failure
+
+    if denotes_equal(rule) if rule.axes else equal_in_reals(rule, rule.left, rule.right):
+        return None
+    one, other = PROOFS[kind_of(rule)]
+    return Failure(f"proven by {one}, by {other}")
+
+
+def _first_proof(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
     if isinstance(rule, RowRule):
         from shardwright.verifier.rows import rowproof
 
@@ -104,8 +133,3 @@ def _prove(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
 def rule_guard(rule: Rule) -> tuple[str, ...]:
     """The conditions of a rule as text."""
     return tuple(map(str, rule.guard))
-
-
-def reprove(rules: Iterable[Rule]) -> Iterator[tuple[Rule, Certificate | str]]:
-    """Prove every rule anew."""
-    return ((rule, certify(rule)) for rule in rules)

@@ -6,19 +6,20 @@ Whatever a rule looks like, judging it ends: with a verdict, within a time limit
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeVar
 
-from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule
 from shardwright.verifier.catalogue import SHIPPED, read_head
-from shardwright.verifier.certificates import Certificate, prove, rule_guard
+from shardwright.verifier.certificates import Certificate, prove
 from shardwright.verifier.limits import Late, limit
 
+T = TypeVar("T")
 LIMIT_S = 20.0
 """Seconds for one rule; what takes longer is unknown."""
 _HINT_S = 3.0
@@ -31,7 +32,6 @@ class Verdict:
 
     reason    what broke, where it is not certified: a counterexample as small tensors where one was found
     hint      a guard under which a refuted rule is true, if one was found
-    second    the second proof that the rule has: "den" (`denotation`) or "reals" (`realproof`)
     """
 
     outcome: Outcome
@@ -39,14 +39,10 @@ class Verdict:
     reason: str = ""
     hint: str = ""
     time_s: float = 0.0
-    second: str = ""
 
 
 def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Verdict:
-    """Prove the rule, or find out what is wrong with it.
-
-    Without `explain`, no guard is looked for that mends it, and no second proof.
-    """
+    """Prove the rule, or find out what is wrong with it. Without `explain`, no guard is looked for that mends it."""
     start = time.perf_counter()
     if isinstance(rule, RowRule) and not _occurs(rule):
         return Verdict("unknown", None, f"no {rule.row} is known to have the pattern {rule.pattern!r}")
@@ -54,29 +50,21 @@ def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Verd
     if found.outcome == "certified" and isinstance(rule, Equation) and rule.moves:
         found = _exact(rule, found, limit_s)
     elif found.outcome in ("refuted", "unknown"):
-        counterexample = _counterexample(rule, limit_s)
-        if counterexample is not None:
+        counterexample = _within(limit_s, lambda: _counterexample(rule))
+        if counterexample:
             found = Verdict("refuted", None, counterexample)
-        hint = _weakest_guard(rule, limit_s) if explain and found.outcome == "refuted" else ""
-        found = Verdict(found.outcome, None, found.reason, hint)
-    second = _second_proof(rule, limit_s) if explain and found.outcome == "certified" else ""
-    return replace(found, time_s=time.perf_counter() - start, second=second)
+        if explain and found.outcome == "refuted":
+            found = replace(found, hint=_within(min(limit_s, _HINT_S), lambda: _weakest_guard(rule)) or "")
+    return replace(found, time_s=time.perf_counter() - start)
 
 
-def _second_proof(rule: Rule, limit_s: float) -> str:
-    """The other proof, if it is found."""
-    if not isinstance(rule, Equation):
-        return ""
-    from shardwright.verifier.placement.denotation import denotes_equal
-    from shardwright.verifier.reals.realproof import equal_in_reals
-
+def _within(limit_s: float, answer: Callable[[], T]) -> T | None:
+    """The answer; None where it takes too long, or where a rule cannot be run, as our errors or NumPy's say."""
     try:
         with limit(limit_s):
-            if rule.axes:
-                return "den" if denotes_equal(rule) else ""
-            return "reals" if equal_in_reals(rule) else ""
-    except Exception:  # noqa: BLE001 - no second proof, and no more
-        return ""
+            return answer()
+    except Exception:  # noqa: BLE001 - `Late` is one
+        return None
 
 
 def _occurs(rule: RowRule) -> bool:
@@ -92,8 +80,6 @@ def _seen() -> frozenset[tuple[str, str]]:
 
 
 def _prove(rule: Rule, limit_s: float) -> Verdict:
-    from shardwright.verifier.solver import version
-
     try:
         with limit(limit_s):
             axioms, failure = prove(rule)
@@ -102,7 +88,7 @@ def _prove(rule: Rule, limit_s: float) -> Verdict:
     except Exception as error:  # noqa: BLE001 - a rule that the prover stumbles over is not proven
         return Verdict("unknown", None, f"the prover failed: {type(error).__name__}: {error}")
     if failure is None:
-        return Verdict("certified", Certificate(rule.hash, rule.name, axioms, rule_guard(rule), version()))
+        return Verdict("certified", Certificate.of(rule, axioms))
     if failure.malformed:
         return Verdict("malformed", None, str(failure))
     return Verdict("refuted" if failure.refuted else "unknown", None, str(failure))
@@ -117,28 +103,12 @@ def _exact(rule: Equation, found: Verdict, limit_s: float) -> Verdict:
     serial = rule.erased if rule.axes else rule
     if serial is None:  # one serial term on both sides
         return found
-    try:
-        with limit(limit_s):
-            differs = inexact(serial)
-    except Exception:  # noqa: BLE001 - no instance that runs on real numbers: nothing is known against it
-        return found
+    differs = _within(limit_s, lambda: inexact(serial))
     return found if differs is None else Verdict("refuted", None, f"field 'moves': not bit for bit: {differs}")
 
 
-def _counterexample(rule: Rule, limit_s: float) -> str | None:
+def _counterexample(rule: Rule) -> str:
     """Small tensors for which the rule is false, as text, if the falsifiers find any."""
-    try:
-        with limit(limit_s):
-            return _falsify(rule)
-    except Late:
-        return None
-    except ShardwrightError:  # no sizes that fit, or operators that the falsifier cannot run
-        return None
-    except Exception:  # noqa: BLE001 - the same, said by NumPy
-        return None
-
-
-def _falsify(rule: Rule) -> str | None:
     if isinstance(rule, RowRule):
         from shardwright.verifier.falsifiers.falsify import falsify_row
 
@@ -151,19 +121,13 @@ def _falsify(rule: Rule) -> str | None:
         from shardwright.verifier.falsifiers.falsify_steps import falsify_steps
 
         found = falsify_steps(rule)
-    return None if found is None else str(found)
+    return str(found or "")
 
 
-def _weakest_guard(rule: Rule, limit_s: float) -> str:
+def _weakest_guard(rule: Rule) -> str:
     """Conditions under which an equation is true after all, as text; "" where none are found."""
     if not isinstance(rule, Equation):
         return ""
     from shardwright.verifier.guards import weakest_guard
 
-    try:
-        with limit(min(limit_s, _HINT_S)):
-            return ", ".join(map(str, weakest_guard(rule) or ()))
-    except Late:
-        return ""
-    except Exception:  # noqa: BLE001 - a hint, and no more
-        return ""
+    return ", ".join(map(str, weakest_guard(rule) or ()))

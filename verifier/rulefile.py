@@ -12,9 +12,9 @@ from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions import fields
-from shardwright.substitutions.rules import Rule, rule_from_json
+from shardwright.substitutions.rules import Rule, kind_of, rule_from_json
 from shardwright.verifier.catalogue import NOTES, Catalogue, Note, read_head
-from shardwright.verifier.certificates import SCOPE, Certificate, prover_digest, rule_guard
+from shardwright.verifier.certificates import PROOFS, SCOPE, Certificate, prover_digest, rule_guard
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _certificate(rule: Rule, data: object, prover: Mapping[str, Any]) -> Certifi
         guard = fields.texts(given, "guard") if "guard" in given else rule_guard(rule)
     if digest != prover_digest() or guard != rule_guard(rule):
         return None
-    return Certificate(rule.hash, rule.name, axioms, guard, str(solver), str(scope))
+    return Certificate(rule.hash, rule.name, axioms, guard, str(solver), PROOFS[kind_of(rule)], str(scope))
 
 
 def _distinct(entries: Iterable[Entry]) -> Iterator[Entry]:

@@ -33,8 +33,8 @@ from shardwright.cost.calibration.workload import (
     read_visits,
     write_workload,
 )
-from shardwright.cost.clusters import checks
 from shardwright.cost.clusters.cluster import Cluster, threads_per_rank
+from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
 
 Tell = Callable[[str], None]

@@ -10,9 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from shardwright.cost.clusters import checks
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.clusters.topology import Level
+from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
 
 FORMAT = "shardwright-cluster"

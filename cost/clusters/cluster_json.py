@@ -11,11 +11,11 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardwright.cost.clusters import checks
 from shardwright.cost.clusters.cluster import FORMAT, VERSION, Cluster, CollectiveLine, Part
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.clusters.parts import slowest_device
 from shardwright.cost.clusters.topology import LINK_KINDS, Level
+from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
 
 _Kind = TypeVar("_Kind", Device, Level, CollectiveLine)

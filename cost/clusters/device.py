@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from shardwright.cost.clusters import checks
 from shardwright.cost.compute.kernels import Kernel, checked_kernels
+from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
 
 DeviceKind = Literal["cuda", "cpu"]

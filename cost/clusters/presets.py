@@ -15,11 +15,11 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from shardwright.cost.clusters import checks
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.clusters.parts import join_clusters, slowest_level
 from shardwright.cost.clusters.topology import Level, LinkKind, Topology
+from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
 
 

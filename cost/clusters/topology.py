@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from shardwright.cost.clusters import checks
+from shardwright.pcg import checks
 
 LinkKind = Literal["nvlink", "pcie", "network", "host"]
 Topology = Literal["switch", "ring", "mesh", "pcie", "rail", "torus", "fat-tree"]

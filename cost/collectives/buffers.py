@@ -35,10 +35,10 @@ from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective
 from shardwright.cost.collectives import nccl
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.groups import Link
-from shardwright.cost.collectives.moves import fused_moves
 from shardwright.cost.collectives.nccl import Generation
 from shardwright.cost.collectives.tuning import UNTUNED
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.moves import fused_moves
 
 _PAGE_BYTES = 1 << 21
 _STEPS = 8

@@ -24,8 +24,8 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.clusters import checks
 from shardwright.cost.compute.work import WORK_KINDS, Work, WorkKind
+from shardwright.pcg import checks
 
 _LEAST_S = 1e-9
 _LEAST_BOUND_S = 1e-15  # has a logarithm

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
-from shardwright.cost.timeline.execution import Execution, Optimizer
+from shardwright.pcg.step.execution import Execution, Optimizer
 from shardwright.pcg.types import ITEM_BYTES
 
 

@@ -20,7 +20,6 @@ from shardwright.cost.collectives.buffers import axes_bytes, stages_bytes
 from shardwright.cost.collectives.groups import between
 from shardwright.cost.collectives.resharding import Placed, resharding_s
 from shardwright.cost.timeline.backward import bucketed, build_backward
-from shardwright.cost.timeline.execution import DEFAULT, Execution
 from shardwright.cost.timeline.forward import build_forward, held_groups
 from shardwright.cost.timeline.lines import Chunk, Part
 from shardwright.cost.timeline.memory import gradient_bytes, state_bytes, update_bytes
@@ -31,6 +30,7 @@ from shardwright.cost.timeline.tasks import Recorder, Segment
 from shardwright.pcg.analysis import kept_constants, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import DEFAULT, Execution
 
 
 @dataclass(frozen=True, slots=True, eq=False)

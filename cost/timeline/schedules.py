@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from shardwright.cost.timeline.execution import Execution, Schedule
+from shardwright.pcg.step.execution import Execution, Schedule
 
 Direction = Literal["forward", "backward", "weights"]
 """Where backward is in two parts, "backward" is the first and "weights" the second."""

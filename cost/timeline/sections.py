@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from shardwright.cost.clusters.checks import positive_int
 from shardwright.cost.timeline.steps import Step, Steps
+from shardwright.pcg.checks import positive_int
 from shardwright.pcg.errors import PlanError
 
 

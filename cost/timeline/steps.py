@@ -13,18 +13,19 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.collectives.moves import Move, MoveCosts, fused_moves
+from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.fusion import ALONE, Fusion, fuse, fusions
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import Work
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.memory import Stored
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written, block_of, computed_once, saved_by, stored_nodes, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.moves import Move, fused_moves
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
 

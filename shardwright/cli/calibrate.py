@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import format_option, output_option
-
-if TYPE_CHECKING:
-    from shardwright.cost.clusters.cluster import Cluster
 
 
 @click.command(
@@ -41,31 +37,8 @@ def calibrate(
         )
     if output is not None:
         cluster.save(output)
-    if form == "json":
-        terminal.show_json(cluster.to_json())
-    else:
-        for line in _lines(cluster):
-            click.echo(line)
+    from shardwright.reports.calibration import CalibrationReport
+
+    terminal.show(CalibrationReport(cluster), form)
     for warning in warnings:
         terminal.note(f"warning: {warning}")
-
-
-def _lines(cluster: Cluster) -> list[str]:
-    from shardwright.cost.calibration.calibrated import fit_errors
-
-    device = cluster.device
-    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {precision}" for precision, rate in device.flops_per_s.items())
-    dispatch = (
-        f"{device.op_overhead_s * 1e6:.1f} µs for an operator, {device.update_overhead_s * 1e6:.1f} µs for the update "
-        f"of a parameter, {device.step_overhead_s * 1e6:.0f} µs for a step"
-    )
-    lines = [cluster.summary(), f"  device: {rates}, memory {device.memory_bytes_per_s / 1e9:.1f} GB/s"]
-    lines.append(f"  dispatch: {dispatch}")
-    for kind, error in fit_errors(device).items():
-        num_kernels = sum(kernel.kind == kind for kernel in device.kernels)
-        lines.append(f"  {kind}: {num_kernels} kernels, each {error:.0%} from what the others say")
-    for line in cluster.collectives:
-        speed = f"{1e-9 / line.s_per_byte:.2f} GB/s + {line.latency_s * 1e6:.0f} µs"
-        error = "" if line.fit_error is None else f", fitted to {line.fit_error:.0%}"
-        lines.append(f"  {line.collective} over {line.group_size} ranks: {speed}{error}")
-    return lines

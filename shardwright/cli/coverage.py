@@ -13,6 +13,7 @@ from shardwright.cli.options import CLUSTER_HELP, format_option, parse_cluster
 
 if TYPE_CHECKING:
     from shardwright.pcg.graph import Graph
+    from shardwright.search.planner import Progress
 
 _EPILOG = """\
 \b
@@ -38,7 +39,7 @@ def coverage(file: Path | None, specs: tuple[str, ...], clusters: tuple[str, ...
     Every model is planned for every cluster, with the rules of the file; nothing is run.
     """
     places = list(map(parse_cluster, clusters))
-    from shardwright.search.coverage import Coverage
+    from shardwright.reports.coverage import Coverage, CoverageReport
     from shardwright.verifier.choices import Certified
 
     with terminal.progress("coverage") as progress:
@@ -49,13 +50,10 @@ def coverage(file: Path | None, specs: tuple[str, ...], clusters: tuple[str, ...
             for cluster in places:
                 progress(f"planning {name} for {cluster.name}")
                 found.plan(name, graph, cluster, certified, rules)
-    if form == "json":
-        terminal.show_json(found.to_json())
-        return
-    terminal.show(found.report(most))
+    terminal.show(CoverageReport(found, most), form)
 
 
-def _graphs(specs: tuple[str, ...], progress: terminal.Progress) -> Iterator[tuple[str, Graph]]:
+def _graphs(specs: tuple[str, ...], progress: Progress) -> Iterator[tuple[str, Graph]]:
     """The captured graph of every model that was asked for."""
     from shardwright.cli.models import functions, load_model
     from shardwright.pcg.capture import capture

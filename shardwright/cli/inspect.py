@@ -23,17 +23,10 @@ def explain(plan_file: Path, depth: int | None, form: str) -> None:
     What each mesh axis splits, how weights are stored, what is communicated, memory by category, the comparison with
     data parallelism, ZeRO and tensor parallelism, and what stays whole and why.
     """
+    from shardwright.reports.plan import PlanReport
     from shardwright.search.plan import Plan
 
-    plan = Plan.load(plan_file)
-    if form == "json":
-        from shardwright.search.describe import describe
-
-        terminal.show_json(describe(plan))
-        return
-    from shardwright.search.explain import explain as explain_plan
-
-    terminal.show(explain_plan(plan, depth))
+    terminal.show(PlanReport(Plan.load(plan_file), depth), form)
 
 
 @click.command(epilog="\b\nExample:\n  shardwright compare plan.json other-plan.json\n")
@@ -44,15 +37,10 @@ def compare(plan_files: tuple[Path, ...], form: str) -> None:
 
     One plan: beside the baselines and the best plans of other meshes. Several: beside each other.
     """
-    from shardwright.search.explain import compare as compare_plan
-    from shardwright.search.explain import compare_plans
+    from shardwright.reports.comparison import ComparisonReport
     from shardwright.search.plan import Plan
 
-    plans = {str(path): Plan.load(path) for path in plan_files}
-    if form == "json":
-        terminal.show_json({name: plan.prediction.to_json() for name, plan in plans.items()})
-        return
-    terminal.show(compare_plan(next(iter(plans.values()))) if len(plans) == 1 else compare_plans(plans))
+    terminal.show(ComparisonReport({str(path): Plan.load(path) for path in plan_files}), form)
 
 
 @click.command(epilog="\b\nExample:\n  shardwright view plan.json --output plan.html --open\n")

@@ -24,6 +24,7 @@ from shardwright.cli.models import Loaded
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.pcg.capture import Captured, bind_arguments, capture, find_loss
+from shardwright.reports.report import Paragraph, Report
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 
@@ -37,7 +38,7 @@ NORMS = (
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """One training step: the loss, the gradients, and the buffers after it, as whole tensors."""
 
     loss: float
@@ -60,14 +61,60 @@ class Errors:
         """The gradient that is farthest off."""
         return max(self.gradients.items(), key=lambda item: item[1], default=("", 0.0))
 
-    def passes(self, loss_tolerance: float, gradient_tolerance: float) -> bool:
-        """Whether everything is within the tolerances; buffers are held to that of the gradients."""
-        others = [*self.gradients.values(), *self.buffers.values()]
+
+@dataclass(frozen=True)
+class NumericCheck(Report):
+    """The errors of `what`, beside what they may be; buffers are held to the tolerance of gradients."""
+
+    what: str
+    errors: Errors
+    loss_tolerance: float
+    gradient_tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything is within the tolerances."""
+        others = [*self.errors.gradients.values(), *self.errors.buffers.values()]
         return (
-            self.loss_error <= loss_tolerance
-            and all(e <= gradient_tolerance for e in others)
-            and self.same_random_state
+            self.errors.loss_error <= self.loss_tolerance
+            and all(e <= self.gradient_tolerance for e in others)
+            and self.errors.same_random_state
         )
+
+    def paragraphs(self) -> list[Paragraph]:
+        errors, same = self.errors, self.errors.same_random_state
+        everything = {**{f"grad of {n}": e for n, e in errors.gradients.items()}, **errors.buffers}
+        worst = sorted(everything.items(), key=lambda item: -item[1])
+        shown = [item for item in worst if item[1] > self.gradient_tolerance][:20] or worst[:5]
+        rows = [
+            _row("loss", errors.loss_error, self.loss_tolerance),
+            *(_row(name, error, self.gradient_tolerance) for name, error in shown),
+            ("random generator", "equal" if same else "differs", "equal", _mark(same)),
+        ]
+        title = f"{'PASSED' if self.passed else 'FAILED'}: {self.what}, {len(errors.gradients)} gradients, "
+        line = f"loss {errors.loss:.7g}, single process {errors.reference_loss:.7g}; errors are {NORMS}"
+        columns = ("worst of all ranks", ">error", ">at most", "")
+        return [Paragraph(f"{title}{len(errors.buffers)} buffers", [line], columns, rows)]
+
+    def data(self) -> dict[str, object]:
+        return {
+            "passed": self.passed,
+            "loss": self.errors.loss,
+            "reference_loss": self.errors.reference_loss,
+            "loss_error": self.errors.loss_error,
+            "gradient_errors": dict(self.errors.gradients),
+            "buffer_errors": dict(self.errors.buffers),
+            "same_random_state": self.errors.same_random_state,
+            "norms": NORMS,
+        }
+
+
+def _row(name: str, error: float, tolerance: float) -> tuple[str, ...]:
+    return name, f"{error:.1e}", f"{tolerance:.0e}", _mark(error <= tolerance)
+
+
+def _mark(good: bool) -> str:
+    return "ok" if good else "OFF"
 
 
 def measure(plan: Plan, loaded: Loaded, timeout_s: float) -> Errors:
@@ -81,7 +128,7 @@ def measure(plan: Plan, loaded: Loaded, timeout_s: float) -> Errors:
     return _worst_of(run_ranks(_parallel, plan.mesh.num_devices, timeout_s, args=arguments))
 
 
-def _single(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Step, Tensor]:
+def _single(model: nn.Module, batch: Mapping[str, Any]) -> tuple[TrainingStep, Tensor]:
     torch.manual_seed(STEP_SEED)
     loss = find_loss(model(**batch))
     assert loss is not None
@@ -89,7 +136,7 @@ def _single(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Step, Tensor]:
     return _taken(model, loss), torch.get_rng_state()
 
 
-def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[str, Any], reference: Step,
+def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[str, Any], reference: TrainingStep,
               state: Tensor) -> Errors:  # fmt: skip
     parallel = lower(plan.graph, model, constants=captured.constants, options=captured.options)
     torch.manual_seed(STEP_SEED)
@@ -97,16 +144,16 @@ def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[s
     return compare(_taken(parallel, loss), reference, torch.equal(torch.get_rng_state(), state))
 
 
-def _taken(model: nn.Module, loss: Tensor) -> Step:
+def _taken(model: nn.Module, loss: Tensor) -> TrainingStep:
     gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-    return Step(loss.item(), gradients, {name: _whole(b) for name, b in model.named_buffers()})
+    return TrainingStep(loss.item(), gradients, {name: _whole(b) for name, b in model.named_buffers()})
 
 
 def _whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def compare(step: Step, reference: Step, same_random_state: bool) -> Errors:
+def compare(step: TrainingStep, reference: TrainingStep, same_random_state: bool) -> Errors:
     """The errors of a step. What only one of the two has is infinitely far off; so is a NaN."""
     whole = math.sqrt(sum(float(g.double().norm()) ** 2 for g in reference.gradients.values()))
     return Errors(

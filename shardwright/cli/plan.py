@@ -77,6 +77,6 @@ def plan(
     if form == "json":
         terminal.show_json(found.to_json())
         return
-    from shardwright.search.explain import explain
+    from shardwright.reports.plan import PlanReport
 
-    terminal.show(explain(found))
+    terminal.show(PlanReport(found))

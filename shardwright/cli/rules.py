@@ -13,9 +13,7 @@ from shardwright.cli.coverage import coverage
 from shardwright.cli.options import format_option
 
 if TYPE_CHECKING:
-    from shardwright.rules import Judged, Report
-    from shardwright.search.sections import Explanation
-    from shardwright.verifier.rulefile import Entry, RuleFile
+    from shardwright.verifier.rulefile import RuleFile
 
 _EPILOG = """\
 \b
@@ -81,10 +79,7 @@ def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, f
         progress("loading the generator")
         chosen = tuple(sorted({op.strip() for op in operators.split(",") if op.strip()}))
         found = run(output, Settings(max_ops, seed, chosen, whole=not chosen), jobs, progress)
-    if form == "json":
-        terminal.show_json(found.to_json())
-    else:
-        terminal.show(found.report(output))
+    terminal.show(found, form)
 
 
 _VERIFY_EPILOG = """\
@@ -115,45 +110,8 @@ def verify(file: Path | None, base: bool, limit: float, jobs: int, form: str) ->
     with terminal.progress("verify") as progress:
         progress("reading the rules")
         found = run(_read(file), jobs, progress, base=base, limit_s=limit)
-    if form == "json":
-        terminal.show_json(found.to_json())
-    else:
-        terminal.show(_report(found))
+    terminal.show(found, form)
     return 0 if found.passed else 1
-
-
-def _report(found: Report) -> Explanation:
-    from shardwright.rules import count, outcomes
-    from shardwright.search.sections import Explanation, Section
-
-    sections = [
-        Section(f"{_TITLES[outcome]}: {judged.entry.name}", tuple(_told(judged)))
-        for outcome in ("unknown", "malformed", "refuted")
-        for judged in (*found.rules, *found.base)
-        if judged.outcome == outcome
-    ]
-    broken = [f"lemma {name}: {problem}" for name, problem in found.lemmas.items() if problem]
-    lines = [outcomes(found.counts), *(f"{text}: {number} of {of}" for text, number, of in found.second_proofs())]
-    if found.base:
-        lines.append(f"shipped rules that proofs rest on: {outcomes(count(found.base))}")
-    if found.lemmas:
-        lines.append(f"lemmas: {len(found.lemmas) - len(broken)} of {len(found.lemmas)} proven")
-    if found.counts["unknown"]:
-        lines.append(f"{found.counts['unknown']} UNKNOWN: neither proven nor refuted, and never used; reasons above")
-    verdict = "PASSED" if found.passed else "FAILED"
-    title = f"{verdict}: {found.path}, {len(found.rules)} rules in {found.time_s:.1f} s"
-    return Explanation((*sections, Section(title, (*lines, *broken))))
-
-
-_TITLES = {"refuted": "REFUTED", "unknown": "UNKNOWN", "malformed": "MALFORMED"}
-
-
-def _told(judged: Judged) -> list[str]:
-    entry, verdict = judged.entry, judged.verdict
-    if verdict is None:
-        return [f"rules[{entry.position}]: {entry.problem}"]
-    lines = [f"rules[{entry.position}]: {entry.rule.equation if entry.rule else ''}", *verdict.reason.splitlines()]
-    return [*lines, f"it is true where {verdict.hint}"] if verdict.hint else lines
 
 
 _LIST_EPILOG = """\
@@ -174,8 +132,7 @@ Examples:
 @format_option
 def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minimal: bool, text: str, form: str) -> None:
     """List the rules of a file, one a line."""
-    from shardwright.cli.ruletext import describe, operators
-    from shardwright.search.sections import Section, Table
+    from shardwright.reports.rules import RuleListReport, operators
     from shardwright.substitutions.rules import kind_of
 
     found = _read(file)
@@ -188,18 +145,7 @@ def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minim
         and not (minimal and entry.note.implied_by)
         and text.lower() in f"{rule.name} {rule.equation}".lower()
     ]
-    if form == "json":
-        terminal.show_json([describe(entry, rule) for entry, rule in chosen])
-        return
-    rows = tuple((rule.name, kind_of(rule), _mark(entry), rule.equation) for entry, rule in chosen)
-    columns = (("name", False), ("form", False), ("proof", False), ("equation", False))
-    terminal.show(Section(f"{found.path}: {len(rows)} of {len(found.entries)} rules", (), Table(columns, rows)))
-
-
-def _mark(entry: Entry) -> str:
-    if entry.note.implied_by:
-        return "implied"
-    return "certified" if entry.certificate else "-"
+    terminal.show(RuleListReport(found, chosen), form)
 
 
 _SHOW_EPILOG = """\
@@ -220,17 +166,14 @@ def show(name: str, file: Path | None, form: str) -> None:
 
     NAME may be a part of the name that only one rule has.
     """
-    from shardwright.cli.ruletext import describe, explain_rule
     from shardwright.pcg.errors import RuleError
+    from shardwright.reports.rules import RuleReport
 
     found = _read(file)
     entry = found.named(name)
     if entry.rule is None:
         raise RuleError(f"{found.path}: {entry.where}: {entry.problem}")
-    if form == "json":
-        terminal.show_json(describe(entry, entry.rule))
-    else:
-        terminal.show(explain_rule(entry, entry.rule))
+    terminal.show(RuleReport(entry, entry.rule), form)
 
 
 def _read(file: Path | None) -> RuleFile:

@@ -5,45 +5,47 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.search.sections import Explanation, Section
-
 if TYPE_CHECKING:
     from rich.console import Console
 
-Progress = Callable[[str], None]
+    from shardwright.reports.report import Paragraph, Report
+    from shardwright.search.planner import Progress
 
 
-def show(explanation: Explanation | Section) -> None:
-    """Print an explanation: set by rich on a terminal, plain text elsewhere."""
-    if not sys.stdout.isatty():
-        click.echo(str(explanation).rstrip("\n"))
-        return
-    from rich.console import Console
+def show(report: Report, form: str = "text") -> None:
+    """Print a report in the form that `--format` asks for: text is set by rich on a terminal, and plain elsewhere."""
+    if form == "json":
+        show_json(report.data())
+    elif not sys.stdout.isatty():
+        click.echo(str(report), nl=False)
+    else:
+        from rich.console import Console
 
-    console = Console(highlight=False)
-    for section in explanation.sections if isinstance(explanation, Explanation) else (explanation,):
-        _show_section(console, section)
+        console = Console(highlight=False)
+        for paragraph in report.paragraphs():
+            _show_paragraph(console, paragraph)
 
 
-def _show_section(console: Console, section: Section) -> None:
+def _show_paragraph(console: Console, paragraph: Paragraph) -> None:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text(section.title, style="bold cyan"))
-    for line in section.lines:
+    console.print(Text(paragraph.title, style="bold cyan"))
+    for line in paragraph.lines:
         console.print(Padding(Text(line), (0, 0, 0, 2)))
-    if section.table:
+    if paragraph.columns:
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-        for title, right in section.table.columns:
-            table.add_column(Text(title), justify="right" if right else "left", no_wrap=right)
-        for row in section.table.rows:
+        for column in paragraph.columns:
+            right = column.startswith(">")
+            table.add_column(Text(column.removeprefix(">")), justify="right" if right else "left", no_wrap=right)
+        for row in paragraph.rows:
             table.add_row(*map(Text, row), style="green" if row[0] == "this plan" else "")
         console.print(Padding(table, (0, 0, 0, 2)))
     console.print()

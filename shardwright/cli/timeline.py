@@ -11,12 +11,12 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import CLUSTER_FORMS, format_option, parse_cluster
-from shardwright.cost.timeline.execution import OPTIMIZERS, PRECISIONS, RECOMPUTES, SCHEDULES
+from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, RECOMPUTES, SCHEDULES
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
-    from shardwright.cost.timeline.execution import Execution
     from shardwright.cost.timeline.timeline import Timeline
+    from shardwright.pcg.step.execution import Execution
 
 _EPILOG = """\
 \b
@@ -64,8 +64,8 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
     How busy compute and communication are, what communication is exposed, and when memory is at its peak. The options
     cost ways to run a plan that `run` does not offer yet. The plan's batch is one microbatch.
     """
+    from shardwright.reports.timeline import TimelineReport, moved, plan_timeline
     from shardwright.search.plan import Plan
-    from shardwright.search.timeline import describe_timeline, explain_timeline, moved, plan_timeline
 
     run, plan = _execution(ways), Plan.load(plan_file)
     if cluster is not None:
@@ -73,16 +73,13 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
     found = plan_timeline(plan, run)
     if trace_file is not None:
         _write(trace_file, found)
-    if form == "json":
-        terminal.show_json(describe_timeline(found))
-    else:
-        terminal.show(explain_timeline(plan, found))
+    terminal.show(TimelineReport(plan, found), form)
 
 
 def _execution(ways: Mapping[str, Any]) -> Execution:
     """The execution that the options ask for; what does not go together is told by their names."""
-    from shardwright.cost.clusters.checks import FieldError
-    from shardwright.cost.timeline.execution import Execution
+    from shardwright.pcg.checks import FieldError
+    from shardwright.pcg.step.execution import Execution
 
     try:
         return Execution(**ways)

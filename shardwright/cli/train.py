@@ -19,8 +19,8 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.pcg.capture import bind_arguments
 from shardwright.pcg.errors import ShardwrightError
+from shardwright.reports.units import seconds
 from shardwright.search.plan import Plan
-from shardwright.search.units import seconds
 
 
 def train(settings: dict[str, Any]) -> None:

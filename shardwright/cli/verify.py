@@ -14,7 +14,6 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.cli.numeric import Errors
     from shardwright.cost.clusters.cluster import Cluster
 
 _EPILOG = """\
@@ -66,7 +65,7 @@ def verify(
         progress("loading torch and the model")
         loaded = load(Request(model, hf_config, batch_size, seq_len, dtype, seed))
         from shardwright.api import plan as search
-        from shardwright.cli.numeric import measure
+        from shardwright.cli.numeric import NumericCheck, measure
         from shardwright.search.plan import Plan
 
         if plan_file is not None and (mesh is not None or roles is not None):
@@ -79,45 +78,6 @@ def verify(
         )  # fmt: skip
         progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
         errors = measure(plan, loaded, timeout)
-    passed = errors.passes(loss_tolerance, gradient_tolerance)
-    if form == "json":
-        terminal.show_json(_json(errors, passed))
-    else:
-        _show(errors, f"{plan.model} on mesh {plan.mesh}", passed, loss_tolerance, gradient_tolerance)
-    return 0 if passed else 1
-
-
-def _json(errors: Errors, passed: bool) -> dict[str, object]:
-    from shardwright.cli.numeric import NORMS
-
-    return {
-        "passed": passed,
-        "loss": errors.loss,
-        "reference_loss": errors.reference_loss,
-        "loss_error": errors.loss_error,
-        "gradient_errors": dict(errors.gradients),
-        "buffer_errors": dict(errors.buffers),
-        "same_random_state": errors.same_random_state,
-        "norms": NORMS,
-    }
-
-
-def _show(errors: Errors, what: str, passed: bool, loss_tolerance: float, gradient_tolerance: float) -> None:
-    from shardwright.cli.numeric import NORMS
-    from shardwright.search.sections import Section, Table
-
-    everything = {**{f"grad of {n}": e for n, e in errors.gradients.items()}, **errors.buffers}
-    worst = sorted(everything.items(), key=lambda item: -item[1])
-    shown = [item for item in worst if item[1] > gradient_tolerance][:20] or worst[:5]
-    rows = [("loss", f"{errors.loss_error:.1e}", f"{loss_tolerance:.0e}", _mark(errors.loss_error <= loss_tolerance))]
-    rows += [(name, f"{e:.1e}", f"{gradient_tolerance:.0e}", _mark(e <= gradient_tolerance)) for name, e in shown]
-    rows.append(("random generator", "equal" if errors.same_random_state else "differs", "equal",
-                 _mark(errors.same_random_state)))  # fmt: skip
-    columns = (("worst of all ranks", False), ("error", True), ("at most", True), ("", False))
-    line = f"loss {errors.loss:.7g}, single process {errors.reference_loss:.7g}; errors are {NORMS}"
-    terminal.show(Section(f"{'PASSED' if passed else 'FAILED'}: {what}, {len(errors.gradients)} gradients, "
-                          f"{len(errors.buffers)} buffers", (line,), Table(columns, tuple(rows))))  # fmt: skip
-
-
-def _mark(good: bool) -> str:
-    return "ok" if good else "OFF"
+    check = NumericCheck(f"{plan.model} on mesh {plan.mesh}", errors, loss_tolerance, gradient_tolerance)
+    terminal.show(check, form)
+    return 0 if check.passed else 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardwright import __version__
 from shardwright.pcg.errors import PlanError
-from shardwright.search.describe import describe
+from shardwright.reports.plan import PlanReport
 from shardwright.search.plan import Plan
 
 _SCRIPTS = ("helpers.js", "charts.js", "modules.js", "page.js")
@@ -19,7 +19,7 @@ _SCRIPTS = ("helpers.js", "charts.js", "modules.js", "page.js")
 
 def page(plan: Plan) -> str:
     """The whole page as text. It loads nothing: no scripts, fonts or images from elsewhere."""
-    data = json.dumps({**describe(plan), "version": __version__}, separators=(",", ":"), ensure_ascii=False)
+    data = json.dumps({**PlanReport(plan).data(), "version": __version__}, separators=(",", ":"), ensure_ascii=False)
     parts = {
         "title": html.escape(f"{plan.model} on {plan.cluster.name}"),
         "style": _asset("page.css"),

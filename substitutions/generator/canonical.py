@@ -17,8 +17,8 @@ from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
-from shardwright.substitutions.generator.extents import extent
 from shardwright.substitutions.generator.primesizes import CONSTANTS
+from shardwright.substitutions.generator.symbolicdims import extent
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.terms import Apply, Dims, Term, Variable, subterms
 

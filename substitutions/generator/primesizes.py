@@ -1,4 +1,4 @@
-"""Contexts of placement rules, and the numbers that stand for their symbolic sizes.
+"""The numbers that stand for the symbolic sizes of placement contexts.
 
 Every size of a context is a prime, so that a number says which sizes it is the product of. Extents that are no products
 (i + j of a concatenation) are remembered with their expression.
@@ -7,13 +7,12 @@ Every size of a context is a prime, so that a number says which sizes it is the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.expressions import expression
-from shardwright.substitutions.terms import Dims
+from shardwright.substitutions.generator.context import PlacementContext
 
 CONSTANTS: Mapping[str, Any] = {
     "eps": 1e-5, "scale": 0.5, "smoothing": 0.25, "ignore": -100, "pad": None,
@@ -25,47 +24,15 @@ _BLOCKS_OF_CONCAT = (2, 3)
 _SMALLEST = 4  # adding m equal terms must not look like a sum over m
 
 
-@dataclass(frozen=True)
-class PlacementContext:
-    """What placement rules are made of: variables, and operators to apply to them along the axes.
-
-    name        of the context
-    variables   the dims of every variable
-    operators   operators with their attributes, as `softmax(dim=1)` or `linear`; each is applied wherever it fits
-    indices     integer variables, each with the size that they count up to
-    axes        the mesh axes
-    whole       sizes that are never sharded
-    sizes       the prime that a size stands for, where the choice matters
-    small       the size at which fingerprints are taken, where the choice matters
-    parts       of the numbers that fingerprints are made of: one, and one more for exponentials
-    """
-
-    name: str
-    variables: tuple[tuple[str, str], ...]
-    operators: tuple[str, ...]
-    indices: tuple[tuple[str, str], ...] = ()
-    axes: tuple[str, ...] = ("a",)
-    whole: tuple[str, ...] = ()
-    sizes: tuple[tuple[str, int], ...] = ()
-    small: tuple[tuple[str, int], ...] = ()
-    parts: int = 2
-
-    def __post_init__(self) -> None:
-        sizes = {name for _, dims in self.variables for name in Dims.parse(dims).names}
-        if sizes & set(self.axes):
-            raise RuleError(f"context {self.name!r}: {min(sizes & set(self.axes))!r} names a size and an axis")
-
-
 class PrimeSizes:
     """The numbers that stand for symbolic sizes, and back."""
 
     def __init__(self, context: PlacementContext) -> None:
-        named = [n for _, dims in context.variables for n in Dims.parse(dims).names]
-        given = dict(context.sizes)
-        free = iter(p for p in _PRIMES if p not in given.values())
-        self.of: dict[str, Any] = {name: given.get(name) or next(free) for name in dict.fromkeys(named)}
+        named = [name for dims in context.dims.values() for name in dims.names]
+        free = iter(p for p in _PRIMES if p not in context.sizes.values())
+        self.of: dict[str, Any] = {name: context.sizes.get(name) or next(free) for name in dict.fromkeys(named)}
         self._names = {value: name for name, value in self.of.items()} | {n: str(n) for n in _BLOCKS_OF_CONCAT}
-        small = dict(zip(self.of, range(_SMALLEST, 99), strict=False)) | dict(context.small)
+        small = {**dict(zip(self.of, range(_SMALLEST, 99), strict=False)), **context.small}
         self.of.update(CONSTANTS)
         self.small: dict[str, Any] = {**small, **CONSTANTS}
         self._texts: dict[int, str] = {1: "1"}

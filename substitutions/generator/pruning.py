@@ -14,11 +14,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shardwright.substitutions.generator.field import Parts
-from shardwright.substitutions.generator.pools import Pool, PoolNode
-from shardwright.substitutions.generator.rings import Array
-from shardwright.substitutions.generator.serial import Pair
-from shardwright.substitutions.generator.vocabulary import SymbolicType
+from shardwright.substitutions.generator.modular import Array
+from shardwright.substitutions.generator.nodes import Node, Valuation
+from shardwright.substitutions.generator.residues import Parts
+from shardwright.substitutions.generator.serialterms import Pair
+from shardwright.substitutions.generator.termpool import TermPool
+from shardwright.substitutions.generator.vocabulary import RowUse, SymbolicType
 
 SAMPLES, SPLIT_SAMPLES = 4, 2
 MAX_OCCURRENCES = 4
@@ -28,13 +29,12 @@ _Key = tuple[tuple[object, ...], ...]
 class Pruner:
     """Remembers what it has seen of one pool."""
 
-    def __init__(self, pool: Pool, seed: int) -> None:
+    def __init__(self, pool: TermPool, seed: int) -> None:
         self.pool = pool
         self._rng = np.random.default_rng([seed, 1])
         self._seen: set[_Key] = set()
         self._general: dict[_Key, bool] = {}
         self._fresh: dict[tuple[int, int], Parts] = {}
-        self._known_leaves: dict[int, tuple[int, ...]] = {}
         self._kinds: dict[SymbolicType, int] = {}
 
     def keeps(self, pair: Pair) -> bool:
@@ -51,10 +51,9 @@ class Pruner:
             or any(self._generalizes(pair, hole) for hole in sorted(left ^ right, reverse=True))
         )
 
-    def _inside(self, node: PoolNode) -> set[int]:
+    def _inside(self, node: Node[RowUse]) -> set[int]:
         """The classes of the operators in a term; of itself only where it is a class."""
-        inside = set().union(*(self.pool.inside[c] for c in node.operands))
-        return inside | {node.number} if node.number >= 0 and node.use else inside
+        return self.pool.within(node).union([node.number] if node.number >= 0 and node.use else [])
 
     def _key(self, pair: Pair, hole: int = -1) -> _Key:
         """The pair, variables and the hole known by their types and order of occurrence only."""
@@ -71,8 +70,9 @@ class Pruner:
                 entries.append(entry)
             return numbers[c]
 
-        def applied(node: PoolNode) -> tuple[object, ...]:
-            return (id(node.use), *[visit(c) for c in node.operands])
+        def applied(node: Node[RowUse]) -> tuple[object, ...]:
+            assert node.use is not None
+            return (node.use.number, *[visit(c) for c in node.operands])
 
         for root in pair:
             entries.append((visit(root.number),) if root.number >= 0 else applied(root))
@@ -96,27 +96,16 @@ class Pruner:
 
     def _repeats(self, pair: Pair) -> bool:
         """Whether a variable occurs so often that the pair is about multiples and powers of it."""
-        return any(max(Counter(self._leaves(root)).values()) > MAX_OCCURRENCES for root in pair)
+        return any(max(Counter(self.pool.leaves(root)).values()) > MAX_OCCURRENCES for root in pair)
 
     def _variables(self, pair: Pair) -> list[int]:
         """The variables that occur more than twice, or twice on one side."""
-        left, right = (Counter(self._leaves(root)) for root in pair)
+        left, right = (Counter(self.pool.leaves(root)) for root in pair)
         return [v for v, count in (left + right).items() if count > 2 or 2 in (left[v], right[v])]
-
-    def _leaves(self, root: PoolNode) -> tuple[int, ...]:
-        """The variables of a term in order, shared subterms as often as they are used."""
-        if root.use is None:
-            return (root.number,)
-        return tuple(leaf for c in root.operands for leaf in self._leaves_of(c))
-
-    def _leaves_of(self, c: int) -> tuple[int, ...]:
-        if c not in self._known_leaves:
-            self._known_leaves[c] = self._leaves(self.pool.nodes[c])
-        return self._known_leaves[c]
 
     def _splits(self, pair: Pair, variable: int) -> bool:
         """Whether some of the variable's occurrences may be another tensor, decided for all choices at once."""
-        count = sum(self._leaves(root).count(variable) for root in pair)
+        count = sum(self.pool.leaves(root).count(variable) for root in pair)
         choices = np.arange(1, 1 << (count - 1))
         chosen = np.repeat((choices[:, None] >> np.arange(count)) & 1, SPLIT_SAMPLES, 0).astype(bool)
         for at in range(len(self.pool.instances)):
@@ -130,11 +119,11 @@ class Pruner:
             chosen = chosen[np.repeat(passed, SPLIT_SAMPLES)]
         return True
 
-    def _spread(self, root: PoolNode, variable: int, tensors: Iterator[Parts], at: int) -> Parts:
+    def _spread(self, root: Node[RowUse], variable: int, tensors: Iterator[Parts], at: int) -> Parts:
         """The tensor of a term when each occurrence of the variable is the next tensor, a batch of choices."""
         if root.number == variable:
             return next(tensors)
-        if root.number >= 0 and variable not in self._leaves_of(root.number):
+        if root.number >= 0 and variable not in self.pool.leaves(root):
             return self.pool.stored(root.number, at)
         assert root.use is not None
         operands = [self._spread(self.pool.nodes[c], variable, tensors, at) for c in root.operands]
@@ -142,20 +131,16 @@ class Pruner:
 
     # ---- data ----
 
-    def _value(self, root: PoolNode, hole: int, at: int) -> Parts:
+    def _value(self, root: Node[RowUse], hole: int, at: int) -> Parts:
         """The tensor of a term when the class `hole` is any tensor of its type."""
-        made: dict[int, Parts] = {hole: self._any(hole, at)}
-
-        def value(c: int) -> Parts:
-            if c not in made:
-                made[c] = applied(self.pool.nodes[c]) if hole in self.pool.inside[c] else self.pool.stored(c, at)
-            return made[c]
-
-        def applied(node: PoolNode) -> Parts:
-            assert node.use is not None
-            return self.pool.computed(node.use, [value(c) for c in node.operands], at)
-
-        return value(root.number) if root.number >= 0 else applied(root)
+        pool = self.pool
+        known: dict[int, Parts | None] = {hole: self._any(hole, at)}
+        known |= {c: pool.stored(c, at) for c in self._inside(root) if hole not in pool.inside(c)}
+        value = Valuation(
+            pool.nodes, lambda leaf: pool.stored(leaf.number, at), lambda use, xs: pool.computed(use, xs, at), known
+        ).of(root)
+        assert value is not None
+        return value
 
     def _any(self, hole: int, at: int) -> Parts:
         """A batch of random tensors of the type of a class."""

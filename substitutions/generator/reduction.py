@@ -11,14 +11,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice, permutations, product
+from itertools import chain, islice, permutations, product
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.generator.candidates import size_of
 from shardwright.substitutions.generator.canonical import joined
-from shardwright.substitutions.generator.ground import (
+from shardwright.substitutions.generator.groundterms import (
     AXES,
     Asked,
     Direction,
@@ -49,7 +48,13 @@ def _rank(rule: Equation) -> tuple[object, ...]:
     entries = [entry for _, dims in rule.variables for entry in dims.entries]
     plain = sum(1 + 2 * (len(entry) > 1) for entry in entries if not is_splice(entry))
     fixed = sum(not any(map(is_splice, dims.entries)) for _, dims in rule.variables)
-    return (len(rule.axes), size_of(rule), plain, fixed, len(rule.guard), rule.name)
+    return (len(rule.axes), _size(rule), plain, fixed, len(rule.guard), rule.name)
+
+
+def _size(rule: Equation) -> int:
+    """The distinct operators of either side, together."""
+    sides = (chain.from_iterable(map(subterms, side)) for side in (rule.left, rule.right))
+    return sum(len({term for term in side if isinstance(term, Apply)}) for side in sides)
 
 
 class Reduction:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.generator.candidates import generate_context
-from shardwright.substitutions.generator.contexts import PLACEMENT_CONTEXTS, SERIAL_CONTEXTS
-from shardwright.substitutions.generator.placements import generate_placements
+from shardwright.substitutions.generator.candidates import candidates
+from shardwright.substitutions.generator.contexts.placement import PLACEMENT_CONTEXTS
+from shardwright.substitutions.generator.contexts.serial import SERIAL_CONTEXTS
 from shardwright.substitutions.generator.vocabulary import VOCABULARY
 
 
@@ -31,13 +31,10 @@ def sources(operators: Sequence[str] = ()) -> list[ContextSource]:
 
     Raises `RuleError` for an operator that no context has.
     """
-    serial = [ContextSource("serial", _path(generate_context), context) for context in SERIAL_CONTEXTS]
-    placed = [ContextSource("placement", _path(generate_placements), context) for context in PLACEMENT_CONTEXTS]
-    return restricted([*serial, *placed], operators)
-
-
-def _path(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}:{function.__name__}"
+    function = f"{candidates.__module__}:{candidates.__name__}"
+    found = [ContextSource("serial", function, context) for context in SERIAL_CONTEXTS]
+    found += [ContextSource("placement", function, context) for context in PLACEMENT_CONTEXTS]
+    return restricted(found, operators)
 
 
 def restricted(found: Sequence[ContextSource], operators: Sequence[str]) -> list[ContextSource]:

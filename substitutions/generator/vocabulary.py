@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwright.substitutions.expressions import Expression, expression
-from shardwright.substitutions.generator.extents import minus, plus, times
+from shardwright.substitutions.generator.symbolicdims import minus, plus, times
 
+_MAX_RANK = 4
+"""The most dimensions that a reshape makes."""
 SymbolicDims = tuple[str, ...]
-Attrs = tuple[tuple[str, Expression], ...]
+Attributes = tuple[tuple[str, Expression], ...]
 
 
 class SymbolicType(NamedTuple):
@@ -25,12 +27,13 @@ class SymbolicType(NamedTuple):
     into: str = ""
 
 
-class Use(NamedTuple):
-    """An operator with its attributes, on operands of certain types."""
+class RowUse(NamedTuple):
+    """A row with its attributes, on operands of certain types. `number` is its own in an enumeration."""
 
     op: str
-    attrs: Attrs
+    attrs: Attributes
     result: SymbolicType
+    number: int = -1
 
 
 @dataclass(frozen=True)
@@ -40,25 +43,23 @@ class Reach:
     cuts     dimension -> the (start, stop) that slices take of it
     splits   dimension -> the pairs of factors that a reshape splits it into, major first
     extents  the dimensions that results may have
-    max_rank the most dimensions that a result may have
     """
 
     cuts: Mapping[str, tuple[tuple[str, str], ...]]
     splits: Mapping[str, tuple[tuple[str, str], ...]]
     extents: frozenset[str]
-    max_rank: int = 4
 
 
 @dataclass(frozen=True)
-class Operator:
+class Way:
     """One way of applying a row: how many operands, and its uses on operands of given types."""
 
     name: str
     arity: int
-    uses: Callable[[Sequence[SymbolicType], Reach], Iterator[Use]]
+    uses: Callable[[Sequence[SymbolicType], Reach], Iterator[RowUse]]
 
 
-def attributes(**attrs: str) -> Attrs:
+def attributes(**attrs: str) -> Attributes:
     """Attributes from texts, in the order of terms."""
     return tuple((key, expression(attrs[key])) for key in sorted(attrs))
 
@@ -82,14 +83,14 @@ def _real(types: Sequence[SymbolicType]) -> bool:
 # ---- pointwise ----
 
 
-def pointwise(name: str, **attrs: str) -> Operator:
+def pointwise(name: str, **attrs: str) -> Way:
     """A function of each element."""
 
-    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
         if _real(types):
-            yield Use(name, attributes(**attrs), types[0])
+            yield RowUse(name, attributes(**attrs), types[0])
 
-    return Operator(name, 1, uses)
+    return Way(name, 1, uses)
 
 
 def broadcast(long: SymbolicDims, short: SymbolicDims) -> SymbolicDims | None:
@@ -102,129 +103,131 @@ def broadcast(long: SymbolicDims, short: SymbolicDims) -> SymbolicDims | None:
     return lead + tuple(b if a == "1" else a for a, b in zip(tail, short, strict=True))
 
 
-def binary(name: str) -> Operator:
+def binary(name: str) -> Way:
     """A function of two elements, with broadcasting."""
 
-    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
         (x, _), (y, _) = types
         dims = broadcast(x, y) if len(x) >= len(y) else broadcast(y, x)
         if dims is not None and _real(types):
-            yield Use(name, (), SymbolicType(dims))
+            yield RowUse(name, (), SymbolicType(dims))
 
-    return Operator(name, 2, uses)
+    return Way(name, 2, uses)
 
 
 # ---- contractions ----
 
 
-def _linear(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _linear(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     (x, _), (w, _) = types
     if x and len(w) == 2 and x[-1] == w[1] and len(plain(w)) == 2 and _real(types):
-        yield Use("linear", (), SymbolicType((*x[:-1], w[0])))
+        yield RowUse("linear", (), SymbolicType((*x[:-1], w[0])))
 
 
-def _matmul(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _matmul(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     """Of a splice and a dimension with a matrix too: the re-check finds that the splice may not be empty."""
     (x, _), (y, _) = types
     fits = len(x) >= 2 and len(plain(y[-2:])) == 2 and x[-1] == y[-2] and _real(types)
     if fits and (len(y) == 2 or (x[:-2] == y[:-2] and len(plain(x[-2:])) == 2)):
-        yield Use("matmul", (), SymbolicType((*x[:-1], y[-1])))
+        yield RowUse("matmul", (), SymbolicType((*x[:-1], y[-1])))
 
 
-def _conv2d(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _conv2d(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     """Strides, padding and dilation are free; the spatial sizes of the result are `y` and `x`, known to nobody else."""
     (x, _), (w, _) = types
     if len(x) == len(w) == 4 and x[1] == w[1] and x[2:] == ("h", "w") and w[2:] == ("p", "q"):
         attrs = attributes(stride="stride", padding="padding", dilation="dilation", groups="1")
-        yield Use("conv2d", attrs, SymbolicType((x[0], w[0], "y", "x")))
+        yield RowUse("conv2d", attrs, SymbolicType((x[0], w[0], "y", "x")))
 
 
-def _sdpa(causal: str) -> Operator:
-    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _sdpa(causal: str) -> Way:
+    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
         q, k, v = (t.dims for t in types)
         plains = all(len(d) >= 3 and len(plain(d[-2:])) == 2 for d in (q, k, v))
         if plains and q[:-2] == k[:-2] == v[:-2] and q[-1] == k[-1] and k[-2] == v[-2] and _real(types):
-            yield Use("sdpa", attributes(causal=causal, scale="scale"), SymbolicType((*q[:-1], v[-1])))
+            yield RowUse("sdpa", attributes(causal=causal, scale="scale"), SymbolicType((*q[:-1], v[-1])))
 
-    return Operator("sdpa", 3, uses)
+    return Way("sdpa", 3, uses)
 
 
 # ---- reductions and norms ----
 
 
-def _sum(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _sum(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     x = types[0].dims
     for i in plain(x) if _real(types) else ():
-        yield Use("sum", attributes(dims=f"({position(x, i)},)", keepdim="False"), SymbolicType(x[:i] + x[i + 1 :]))
+        yield RowUse("sum", attributes(dims=f"({position(x, i)},)", keepdim="False"), SymbolicType(x[:i] + x[i + 1 :]))
 
 
-def _sum_keep(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _sum_keep(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     x = types[0].dims
     if x and plain(x[-1:]) and x[-1] != "1" and _real(types):
         at = position(x, len(x) - 1)
-        yield Use("sum", attributes(dims=f"({at},)", keepdim="True"), SymbolicType((*x[:-1], "1")))
+        yield RowUse("sum", attributes(dims=f"({at},)", keepdim="True"), SymbolicType((*x[:-1], "1")))
 
 
-def along(name: str) -> Operator:
+def along(name: str) -> Way:
     """An operator along one plain dimension."""
 
-    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
         x = types[0].dims
         for i in plain(x) if _real(types) else ():
             if x[i] != "1":
-                yield Use(name, attributes(dim=position(x, i)), types[0])
+                yield RowUse(name, attributes(dim=position(x, i)), types[0])
 
-    return Operator(name, 1, uses)
+    return Way(name, 1, uses)
 
 
-def norm(name: str, arity: int) -> Operator:
+def norm(name: str, arity: int) -> Way:
     """A norm over the last dimension, with up to two affine operands."""
 
-    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
         x = types[0].dims
         if x and plain(x[-1:]) and x[-1] != "1" and all(t.dims == x[-1:] for t in types[1:]) and _real(types):
-            yield Use(name, attributes(eps="eps", normalized_dims="1"), types[0])
+            yield RowUse(name, attributes(eps="eps", normalized_dims="1"), types[0])
 
-    return Operator(name, arity, uses)
+    return Way(name, arity, uses)
 
 
-def _cross_entropy(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _cross_entropy(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     (logits, _), target = types
     if len(plain(logits)) == len(logits) == 2 and target == SymbolicType(logits[:1], logits[1]):
-        yield Use("cross_entropy_sum", attributes(ignore_index="ignore", label_smoothing="smoothing"), SymbolicType(()))
+        yield RowUse(
+            "cross_entropy_sum", attributes(ignore_index="ignore", label_smoothing="smoothing"), SymbolicType(())
+        )
 
 
 # ---- lookups ----
 
 
-def _embedding(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _embedding(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     (w, _), (ids, into) = types
     if len(plain(w)) == len(w) == 2 and into == w[0] and not types[0].into:
-        yield Use("embedding", attributes(padding_idx="padding"), SymbolicType((*ids, w[1])))
+        yield RowUse("embedding", attributes(padding_idx="padding"), SymbolicType((*ids, w[1])))
 
 
 # ---- movement ----
 
 
-def _transpose(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _transpose(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     """Neighbouring plain dimensions swapped."""
     x = types[0].dims
     for i in range(len(x) - 1):
         if len(plain(x[i : i + 2])) == 2:
             order = [*range(i), i + 1, i, *range(i + 2, len(x))]
             result = SymbolicType(tuple(x[j] for j in order), types[0].into)
-            yield Use("permute", attributes(dims=f"({', '.join(_places(x, order))},)"), result)
+            yield RowUse("permute", attributes(dims=f"({', '.join(_places(x, order))},)"), result)
 
 
 def _places(dims: SymbolicDims, order: Sequence[int]) -> list[str]:
     return [f"*iota({dims[i].replace('*', 'len(')}))" if dims[i].startswith("*") else position(dims, i) for i in order]
 
 
-def _reshaped(x: SymbolicType, dims: SymbolicDims) -> Use:
-    return Use("reshape", attributes(shape=f"({', '.join(dims)},)" if dims else "()"), SymbolicType(dims, x.into))
+def _reshaped(x: SymbolicType, dims: SymbolicDims) -> RowUse:
+    return RowUse("reshape", attributes(shape=f"({', '.join(dims)},)" if dims else "()"), SymbolicType(dims, x.into))
 
 
-def _merge(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _merge(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     """Neighbouring plain dimensions made one."""
     x = types[0].dims
     for i in range(len(x) - 1):
@@ -234,23 +237,23 @@ def _merge(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
                 yield _reshaped(types[0], (*x[:i], merged, *x[i + 2 :]))
 
 
-def _split(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _split(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     """A dimension made two."""
     x = types[0].dims
-    for i in plain(x) if len(x) < reach.max_rank else ():
+    for i in plain(x) if len(x) < _MAX_RANK else ():
         for major, minor in reach.splits.get(x[i], ()):
             yield _reshaped(types[0], (*x[:i], major, minor, *x[i + 1 :]))
 
 
-def _slice(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _slice(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     x = types[0].dims
     for i in plain(x):
         for start, stop in reach.cuts.get(x[i], ()):
             attrs = attributes(dim=position(x, i), start=start, stop=stop, step="1")
-            yield Use("slice", attrs, SymbolicType((*x[:i], minus(stop, start), *x[i + 1 :]), types[0].into))
+            yield RowUse("slice", attrs, SymbolicType((*x[:i], minus(stop, start), *x[i + 1 :]), types[0].into))
 
 
-def _concat(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
+def _concat(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
     (x, into), (y, other) = types
     if len(x) != len(y) or into != other:
         return
@@ -258,20 +261,22 @@ def _concat(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
         if len(plain(y[i : i + 1])) == 1 and x[:i] == y[:i] and x[i + 1 :] == y[i + 1 :]:
             joined = plus(x[i], y[i])
             if joined in reach.extents:
-                yield Use("concat", attributes(dim=position(x, i)), SymbolicType((*x[:i], joined, *x[i + 1 :]), into))
+                yield RowUse(
+                    "concat", attributes(dim=position(x, i)), SymbolicType((*x[:i], joined, *x[i + 1 :]), into)
+                )
 
 
-VOCABULARY: Mapping[str, Operator] = {
+VOCABULARY: Mapping[str, Way] = {
     **{name: pointwise(name) for name in ("neg", "relu", "exp", "sigmoid", "tanh", "silu")},
     "gelu": pointwise("gelu", approximate="'none'"),
     **{name: binary(name) for name in ("add", "sub", "mul", "div")},
-    "linear": Operator("linear", 2, _linear),
-    "matmul": Operator("matmul", 2, _matmul),
-    "conv2d": Operator("conv2d", 2, _conv2d),
+    "linear": Way("linear", 2, _linear),
+    "matmul": Way("matmul", 2, _matmul),
+    "conv2d": Way("conv2d", 2, _conv2d),
     "sdpa": _sdpa("False"),
     "causal_sdpa": _sdpa("True"),
-    "sum": Operator("sum", 1, _sum),
-    "sum_keep": Operator("sum", 1, _sum_keep),
+    "sum": Way("sum", 1, _sum),
+    "sum_keep": Way("sum", 1, _sum_keep),
     "softmax": along("softmax"),
     "log_softmax": along("log_softmax"),
     "layer_norm": norm("layer_norm", 1),
@@ -279,12 +284,12 @@ VOCABULARY: Mapping[str, Operator] = {
     "layer_norm_affine": norm("layer_norm", 3),
     "rms_norm": norm("rms_norm", 1),
     "rms_norm_scaled": norm("rms_norm", 2),
-    "cross_entropy": Operator("cross_entropy_sum", 2, _cross_entropy),
-    "embedding": Operator("embedding", 2, _embedding),
-    "transpose": Operator("permute", 1, _transpose),
-    "merge": Operator("reshape", 1, _merge),
-    "split": Operator("reshape", 1, _split),
-    "slice": Operator("slice", 1, _slice),
-    "concat": Operator("concat", 2, _concat),
+    "cross_entropy": Way("cross_entropy_sum", 2, _cross_entropy),
+    "embedding": Way("embedding", 2, _embedding),
+    "transpose": Way("permute", 1, _transpose),
+    "merge": Way("reshape", 1, _merge),
+    "split": Way("reshape", 1, _split),
+    "slice": Way("slice", 1, _slice),
+    "concat": Way("concat", 2, _concat),
 }
 """Every way of applying a row, by the name that contexts use."""

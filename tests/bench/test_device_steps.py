@@ -18,13 +18,13 @@ from bench.device_operators import Measured, Operator
 from bench.device_page import Result, Row, data_name, page
 from shardwright.cost.calibration.local import default_cluster
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.timeline.execution import Execution, Precision
 from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.analysis import written
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.step.execution import Execution, Precision
 
 LLAMA_BLOCK = 2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 8192 * 2048 + 2 * 2048
 NUM_PARAMETERS = {

@@ -9,8 +9,8 @@ import pytest
 from bench.fitting import Constants, fit, fit_each, predicted, timeline
 from bench.published import Run, fitted, llm_foundry, megatron_bridge
 from bench.published_plans import Planned, cluster, execution, mesh_and_roles, planned
-from shardwright.cost.timeline.execution import Execution
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.verifier.choices import Certified
 
 SMALL = Run("llm-foundry", "125m", "a100-80", 8, 512, 8, 1, "amp_bf16", False, "FULL_SHARD", (1e5,))

@@ -7,14 +7,14 @@ import pytest
 from bench import mutations
 from bench.rules import Figures, page
 from shardwright.generation import Settings, generate
+from shardwright.reports.coverage import Coverage
 from shardwright.rules import verify
-from shardwright.search.coverage import Coverage
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.sources import sources
 from shardwright.substitutions.steps import STEP_RULES
-from shardwright.verifier.mutations.mutation import Mutant
 from shardwright.verifier.rulefile import read_rules
+from tests.verifier.mutations.mutation import Mutant
 
 
 def quiet(message: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 from shardwright.cost.clusters.device import Device
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.program import Piece, Program, Stage
 from shardwright.cost.timeline.tasks import COMPUTE, Buffer, Segment, Task
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.search.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
 

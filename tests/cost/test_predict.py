@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from shardwright.cost.predict import node_costs, predict
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.text import parse_graph
 from shardwright.search.planner import Planner
 from tests.search.graphs import cluster, every_choice

@@ -14,8 +14,10 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.reports.facts import fits
+from shardwright.reports.plan import PlanReport
+from shardwright.reports.wording import quality
 from shardwright.search.check import check_plan
-from shardwright.search.explain import explain, fits, quality
 from shardwright.search.planner import Planner, _within_memory, meshes
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp
@@ -100,7 +102,7 @@ def test_where_nothing_fits_the_smallest_plan_is_returned_and_says_so(memory_byt
     assert plan.prediction.memory.total_bytes <= planner(2).plan(graph).prediction.memory.total_bytes
     assert not any(a.fits for a in plan.alternatives)
     assert not fits(plan)
-    assert "DOES NOT FIT" in str(explain(plan))
+    assert "DOES NOT FIT" in str(PlanReport(plan))
 
 
 @pytest.mark.parametrize("left", [-1, 0, 1])

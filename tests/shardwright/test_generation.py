@@ -162,10 +162,10 @@ def test_what_is_not_proven_is_left_out_and_listed(tmp_path: Path, monkeypatch: 
     written = Catalogue.load(path)
     assert not len(written)
     assert {"equation": CATALOGUE["neg_of_neg"].equation, "reason": "too hard"} in written.generator["unknown"]
-    report = str(found.report(path))
+    report = str(found)
     assert report.startswith(f"{path}: 0 rules in ")
     assert "unknown (4): too hard" in report
-    assert len(found.to_json()["rejected"]) == 4
+    assert len(found.data()["rejected"]) == 4
 
 
 def test_counterexamples_are_counted_by_the_operators_of_their_rules(tmp_path: Path) -> None:

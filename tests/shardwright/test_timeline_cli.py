@@ -12,9 +12,9 @@ import pytest
 from shardwright.cli.timeline import timeline as command
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
-from shardwright.cost.timeline.execution import Execution
+from shardwright.pcg.step.execution import Execution
+from shardwright.reports.timeline import TimelineReport, moved, plan_timeline
 from shardwright.search.plan import Plan, SearchReport
-from shardwright.search.timeline import describe_timeline, moved, plan_timeline
 from tests.cost.programs import planned
 from tests.each import each
 from tests.shardwright.command import Run
@@ -60,7 +60,7 @@ WAYS: list[tuple[tuple[str, ...], Execution]] = [
 def test_an_option_is_a_field(run: Run, plan: Plan, options: tuple[str, ...], execution: Execution) -> None:
     expected = plan_timeline(moved(plan, Cluster.preset("dgx-h100", 2)), execution)
     found = json.loads(shown(run, *options, "--cluster", GPUS, "--format", "json"))
-    assert found == json.loads(json.dumps(describe_timeline(expected)))
+    assert found == json.loads(json.dumps(TimelineReport(plan, expected).data()))
     assert len(found["stages"]) == execution.num_stages
 
 

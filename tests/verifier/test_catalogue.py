@@ -13,11 +13,11 @@ from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.equations import equation
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import derive
-from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier import catalogue
 from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note, hash_of
-from shardwright.verifier.certificates import Certificate, certify
+from shardwright.verifier.certificates import PROOFS, Certificate, certify, rule_guard
 
 LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
 PLACED = equation(
@@ -28,7 +28,9 @@ EVERY_FORM = [LINEAR, CATALOGUE["fuse_two_linears"], STEP_RULES["all_to_all"], P
 
 
 def made_up(rule: Rule) -> Certificate:
-    return Certificate(rule.hash, rule.name, ("an axiom",), tuple(map(str, rule.guard)), "z3 0", "everywhere")
+    return Certificate(
+        rule.hash, rule.name, ("an axiom",), rule_guard(rule), "z3 0", PROOFS[kind_of(rule)], "everywhere"
+    )
 
 
 @pytest.mark.parametrize("rule", EVERY_FORM, ids=lambda r: r.name)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,24 @@ import pytest
 from shardwright.pcg.graph import Node, make_attrs
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
+from shardwright.substitutions.equations import equation
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import derive
+from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.substitutions.steps import STEP_RULES
+from shardwright.substitutions.terms import parse_term
 from shardwright.verifier import choices
 from shardwright.verifier.catalogue import Catalogue
-from shardwright.verifier.certificates import SCOPE, Certificate, certify, reprove
+from shardwright.verifier.certificates import PROOFS, SCOPE, Certificate, certify
 from shardwright.verifier.choices import Certified, rule_of
+from shardwright.verifier.judge import judge
 from shardwright.verifier.solver import version
 
 LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
+PLACED = equation(
+    "split_the_sum", {"x": "m i", "w": "o i"}, "linear(combine(x, axis=a), combine(w, axis=a))",
+    "reduce(linear(x, w), axis=a)", guard=("i % a == 0",), axes=("a",), layouts={"x": ("S(1)",), "w": ("S(1)",)},
+)  # fmt: skip
 
 
 def tensor(*shape: int, dtype: str = "float32") -> TensorType:
@@ -46,9 +55,52 @@ def test_a_certificate_names_rule_axioms_guard_scope_and_solver() -> None:
     assert (found.scope, found.solver) == (SCOPE, version())
 
 
-def test_certificates_can_be_proven_again() -> None:
-    outcomes = dict(reprove([CATALOGUE["linear_of_sum"], STEP_RULES["reduce_scatter"]]))
-    assert all(isinstance(outcome, Certificate) for outcome in outcomes.values())
+@pytest.mark.parametrize(
+    ("rule", "proofs"),
+    [(LINEAR, 1), (STEP_RULES["reduce_scatter"], 1), (CATALOGUE["linear_of_sum"], 2), (PLACED, 2)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_certificate_names_every_proof_that_there_is_for_rules_of_its_kind(rule: Rule, proofs: int) -> None:
+    found = certify(rule)
+    assert isinstance(found, Certificate)
+    assert found.proofs == PROOFS[kind_of(rule)]
+    assert len(found.proofs) == proofs
+
+
+@pytest.mark.parametrize(
+    ("rule", "second", "message"),
+    [
+        (
+            CATALOGUE["linear_of_sum"],
+            "reals.realproof.equal_in_reals",
+            "proven by normal forms, by real arithmetic: not proven",
+        ),
+        (
+            PLACED,
+            "placement.denotation.denotes_equal",
+            "proven by typing and erasure, by typed denotation: not proven",
+        ),
+    ],
+    ids=["serial", "placement"],
+)
+def test_what_one_proof_alone_proves_is_unknown(
+    rule: Rule, second: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two it is."""
+    monkeypatch.setattr(f"shardwright.verifier.{second}", lambda *given: False)
+    assert message in str(certify(rule))
+    found = judge(rule)
+    assert (found.outcome, found.certificate) == ("unknown", None)
+    assert found.reason == message
+
+
+def test_erasures_that_only_normal_forms_prove_equal_make_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second proof of a placement rule rests on that of the serial rule that is its erasure."""
+    monkeypatch.setattr("shardwright.verifier.placement.denotation.equal_in_reals", lambda *given: False)
+    merged = replace(PLACED, name="merged", right=(parse_term("reduce(matmul(x, permute(w, dims=(1, 0))), axis=a)"),))
+    assert "by typed denotation: not proven" in str(certify(merged))
+    monkeypatch.undo()
+    assert isinstance(certify(merged), Certificate)
 
 
 def test_a_warm_store_answers_without_loading_z3_or_torch() -> None:

@@ -17,7 +17,7 @@ from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES, steps
 from shardwright.verifier import judge as module
-from shardwright.verifier.falsifiers.exactness import as_it_is, inexact
+from shardwright.verifier.falsifiers.exactness import inexact
 from shardwright.verifier.falsifiers.mismatch import Mismatch
 from shardwright.verifier.judge import Verdict, judge
 from tests.each import each
@@ -54,23 +54,6 @@ def test_false_rules_are_refuted(rule: Rule, message: str) -> None:
     assert found.outcome == "refuted"
     assert found.certificate is None
     assert message in found.reason
-
-
-@pytest.mark.parametrize(
-    ("rule", "second"),
-    [
-        (CATALOGUE["neg_of_neg"], "reals"),
-        (CATALOGUE["fuse_two_linears"], "reals"),
-        (equation("split_the_sum", {"x": "m i", "w": "o i"}, "linear(combine(x, axis=a), combine(w, axis=a))",
-                  "reduce(linear(x, w), axis=a)", guard=("i % a == 0",), axes=("a",),
-                  layouts={"x": ["S(1)"], "w": ["S(1)"]}), "den"),
-        (CATALOGUE["softmax_in_parts"], "reals"),
-        (CATALOGUE["maximum_in_blocks"], ""),
-    ],
-)  # fmt: skip
-def test_second_proofs(rule: Equation, second: str) -> None:
-    assert judge(rule).second == second
-    assert not judge(rule, explain=False).second
 
 
 def test_counterexamples_are_small_tensors() -> None:
@@ -110,12 +93,10 @@ def test_a_placement_rule_that_regroups_sums_is_held_to_what_it_says() -> None:
 @each("rule", [r for r in CATALOGUE.values() if r.moves], ids=lambda rule: rule.name)
 def test_rules_that_only_move_data_are_exact(rule: Equation) -> None:
     assert inexact(rule) is None
-    assert as_it_is(rule) is rule
 
 
-def test_a_generated_rule_that_does_not_only_move_data_says_so() -> None:
-    rule = CATALOGUE["linear_of_sum"]
-    assert as_it_is(replace(rule, moves=True)) == rule
+def test_a_rule_that_sums_does_not_only_move_data() -> None:
+    assert inexact(CATALOGUE["linear_of_sum"]) is not None
 
 
 def test_large_tensors_are_cut_to_one_line() -> None:
@@ -145,7 +126,7 @@ def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.01)
 
     monkeypatch.setattr(module, "prove", slow)
-    monkeypatch.setattr(module, "_falsify", slow)
+    monkeypatch.setattr(module, "_counterexample", slow)
     start = time.perf_counter()
     found = judge(LINEAR, limit_s=0.2)
     assert (found.outcome, found.reason) == ("unknown", "no proof within 0.2 s")
@@ -157,7 +138,7 @@ def test_a_prover_that_stumbles_certifies_nothing(monkeypatch: pytest.MonkeyPatc
         raise KeyError("x")
 
     monkeypatch.setattr(module, "prove", stumble)
-    monkeypatch.setattr(module, "_falsify", stumble)
+    monkeypatch.setattr(module, "_counterexample", stumble)
     found = judge(LINEAR)
     assert (found.outcome, found.reason) == ("unknown", "the prover failed: KeyError: 'x'")
 

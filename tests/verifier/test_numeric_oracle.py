@@ -26,11 +26,11 @@ from shardwright.pcg.parallel import ADJOINT, COMBINE, PARALLEL_OPS, PARTITION, 
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
-from shardwright.substitutions.generator.devices import Devices
 from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.substitutions.match import Match, replacement
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.certificates import prove
+from shardwright.verifier.falsifiers.devices import Devices
 from shardwright.verifier.falsifiers.instances import instance as made_instance
 from tests.each import each
 from tests.pcg.run_torch import run_torch

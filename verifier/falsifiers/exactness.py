@@ -7,11 +7,9 @@ sums and products then differ in their last bits. A test, not a proof; it decide
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 
-from shardwright.pcg.errors import RuleError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import run_serial
 from shardwright.pcg.parallel import REDUCE
@@ -19,7 +17,7 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import replacement
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.falsifiers.instances import instances
-from shardwright.verifier.falsifiers.mismatch import ERRORS, Mismatch
+from shardwright.verifier.falsifiers.mismatch import Mismatch
 
 TRIALS = 4
 
@@ -48,13 +46,3 @@ def inexact(rule: Equation, seed: int = 0) -> Mismatch | None:
                 shown = {name.removeprefix("v_"): array for name, array in tensors.items()}
                 return Mismatch(rule.name, match.sizes, shown, left[root], got[results[root]])
     return None
-
-
-def as_it_is(rule: Equation) -> Equation:
-    """The rule, with `moves` only where its sides are equal bit for bit."""
-    if not rule.moves or rule.axes:
-        return rule
-    try:
-        return rule if inexact(rule) is None else replace(rule, moves=False)
-    except (RuleError, *ERRORS):  # no instance that runs on real numbers
-        return rule

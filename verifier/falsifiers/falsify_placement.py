@@ -21,7 +21,7 @@ from shardwright.pcg.layout import Layout, Layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.generator.devices import Devices
+from shardwright.verifier.falsifiers.devices import Devices
 from shardwright.verifier.falsifiers.mismatch import ERRORS, Mismatch, largest_of, same
 
 DEGREES = (2, 3)

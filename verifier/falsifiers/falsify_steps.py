@@ -14,7 +14,7 @@ from shardwright.pcg.errors import RuleError
 from shardwright.pcg.interpret import scatter
 from shardwright.pcg.layout import Layout, Layouts, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.substitutions.steps import Move, Place, StepRule
+from shardwright.substitutions.steps import StepRule, SymbolicLayout, SymbolicStep
 from shardwright.verifier.falsifiers.mismatch import Mismatch
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -74,18 +74,18 @@ class _Run:
         extents = {dim: prod({self.blocks[n] for d, n in self.places if d == dim}) for dim in self.dims}
         return tuple(extents[dim] * prod(self.degrees.values()) * (2 + i) for i, dim in enumerate(self.dims))
 
-    def shard(self, place: Place | Move) -> tuple[int, int]:
+    def shard(self, place: SymbolicLayout | SymbolicStep) -> tuple[int, int]:
         """Dimension and number of blocks."""
         return self.dims.index(place.dim), self.blocks[place.blocks]
 
-    def layout(self, place: Place) -> Layout:
+    def layout(self, place: SymbolicLayout) -> Layout:
         return S(*self.shard(place)) if place.kind == "S" else Layout.parse(place.kind)
 
     def scattered(self, logical: Array) -> list[Array]:
         layouts: Layouts = tuple(self.layout(place) for _, place in self.rule.start)
         return scatter(logical, layouts, self.mesh, seed=3)
 
-    def chain(self, arrays: list[Array], moves: Sequence[Move]) -> list[Array]:
+    def chain(self, arrays: list[Array], moves: Sequence[SymbolicStep]) -> list[Array]:
         places = dict(self.rule.start)
         for move in moves:
             before = places[move.axis]
@@ -93,7 +93,7 @@ class _Run:
             arrays = self.step(arrays, move, before)
         return arrays
 
-    def step(self, arrays: list[Array], move: Move, before: Place) -> list[Array]:
+    def step(self, arrays: list[Array], move: SymbolicStep, before: SymbolicLayout) -> list[Array]:
         axis, size = self.mesh.names.index(move.axis), self.degrees[move.axis]
         result = list(arrays)
         for group in self.groups(axis):
@@ -110,7 +110,7 @@ class _Run:
             found.setdefault((*at[:axis], *at[axis + 1 :]), []).append(rank)
         yield from found.values()
 
-    def exchange(self, held: list[Array], move: Move, before: Place, size: int) -> list[Array]:
+    def exchange(self, held: list[Array], move: SymbolicStep, before: SymbolicLayout, size: int) -> list[Array]:
         """What a group of devices holds after a step, written for each operator on its own."""
         if move.op in ("reduce", "reduce_copy"):
             return [sum(held[1:], held[0])] * size
@@ -124,12 +124,12 @@ class _Run:
             return [self.join([self.cut(array, move, p, size) for array in held], before) for p in range(size)]
         return held
 
-    def cut(self, array: Array, move: Move, device: int, size: int) -> Array:
+    def cut(self, array: Array, move: SymbolicStep, device: int, size: int) -> Array:
         dim, blocks = self.shard(move)
         pieces = np.split(array, blocks, axis=dim)
         return np.concatenate([np.split(piece, size, axis=dim)[device] for piece in pieces], axis=dim)
 
-    def join(self, held: Sequence[Array], place: Place) -> Array:
+    def join(self, held: Sequence[Array], place: SymbolicLayout) -> Array:
         dim, blocks = self.shard(place)
         pieces = [np.split(array, blocks, axis=dim) for array in held]
         return np.concatenate([piece[block] for block in range(blocks) for piece in pieces], axis=dim)

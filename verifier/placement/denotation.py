@@ -11,8 +11,8 @@ A rule holds if den(left) = den(right) follows, its roots being of one sort. Not
 rows: steps between layouts are written down here once more, what an operator gives is read off its row's factor
 string, and divisibility is checked at instances of sizes that satisfy the guard and no more.
 
-Where both erasures differ, the serial rule that they are is assumed as one more axiom, proven by index semantics or by
-`derivation`; the question here is only whether typing and erasing lead to it.
+Where both erasures differ, the serial rule that they are is assumed as one more axiom, if it is proven in real
+arithmetic: the second proof of serial rules.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import COMBINE, PARALLEL_OPS, PARTITION, REDUCE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, erase, subterms
-from shardwright.verifier.algebra.serialproof import prove_terms
 from shardwright.verifier.logic import Formula, Number, Solver, z3
+from shardwright.verifier.reals.realproof import equal_in_reals
 
 TIMEOUT_MS = 1000
 _PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313, 317)
@@ -238,7 +238,7 @@ class _Encoding:
         """The serial equations of the roots whose erasures differ, as facts about logical tensors, if proven."""
         pairs = [(erase(a), erase(b)) for a, b in zip(self.rule.left, self.rule.right, strict=True)]
         pairs = [(a, b) for a, b in pairs if a != b]
-        if not pairs or prove_terms(self.rule, *zip(*pairs, strict=True)).failure is not None:
+        if not pairs or not equal_in_reals(self.rule, *zip(*pairs, strict=True)):
             return []
         return [self._erased(a) == self._erased(b) for a, b in pairs]
 

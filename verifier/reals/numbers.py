@@ -2,6 +2,8 @@
 
 exp(u + v) = exp u · exp v      exp(k·u) = (exp u)^k, k whole      exp u > 0      u · inverse(u) = 1
 log(u · v) = log u + log v and exp(log u) = u, u positive          log(exp u) = u      f(-u) = -f(u), f odd
+√u > 0 and √u · √u = u          √(u · v) = √u · √v, u positive     [c] · [c] = [c]
+exp(u) = [c] · exp(u where c) + (1 - [c]) · exp(u where not c)
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shardwright.pcg.errors import RuleError
 from shardwright.verifier.logic import Formula, Number, z3
-from shardwright.verifier.reals.numbersums import Sums, is_function, multiplied, total_of
+from shardwright.verifier.reals.numbersums import Sums, is_function, is_indicator, multiplied, total_of
 
 Need = tuple[str, Number]
 """What exists: a function of an argument, or the "inverse" of what is not 0."""
@@ -40,10 +42,34 @@ class Numbers(Sums):
         flat, other = self.flat(number), self.flat(-number)
         return -self.function(name, other) if other.sexpr() < flat.sexpr() else self.function(name, flat)
 
+    def root(self, number: Number) -> Number:
+        """A root, of each positive factor for itself: it has a value and a slope where the number is positive."""
+        (coefficient, factors), *more = self.monomials(number)
+        if more or coefficient != 1:
+            return self._root(number)
+        rest = [f for f in factors if not self._surely(f)]
+        apart = [f for f in factors if self._surely(f)] + ([z3.Product(rest)] if rest else [])
+        return z3.Product([z3.RealVal(1), *map(self._root, apart)])
+
+    def _root(self, number: Number) -> Number:
+        flat = self.flat(number)
+        found = self.function("sqrt", flat, partial=not self._surely(flat))
+        self._fact(found, z3.And(found > 0, found * found == flat))
+        return found
+
+    def indicator(self, condition: str, number: Number) -> Number:
+        """1 where a condition on a number holds, else 0."""
+        return self.function(f"[{condition}]", number)
+
     def exp(self, number: Number) -> Number:
-        """exp, of each summand for itself."""
-        found = z3.RealVal(1)
-        for coefficient, factors in self.monomials(number):
+        """exp, of each summand for itself, where the conditions in it hold and where they do not."""
+        found, monomials = z3.RealVal(1), self.monomials(number)
+        condition = next((f for _, factors in monomials for f in factors if is_indicator(f)), None)
+        if condition is not None:
+            free = [(c, factors) for c, factors in monomials if not any(f.eq(condition) for f in factors)]
+            held = [(c, [f for f in factors if not f.eq(condition)]) for c, factors in monomials]
+            return condition * self.exp(total_of(held)) + (1 - condition) * self.exp(total_of(free))
+        for coefficient, factors in monomials:
             if not factors and not coefficient:
                 continue
             times = coefficient.numerator if factors and coefficient.denominator == 1 and abs(coefficient) < 5 else 1
@@ -57,27 +83,25 @@ class Numbers(Sums):
         if is_function(flat, "log") and self.is_positive(flat.arg(0)):
             return flat.arg(0)
         found = self.function("exp", flat)
-        self._fact(found, found > 0)
+        self._fact(found, found == flat.arg(0) if is_function(flat, "log") else found > 0)
         return found
 
     def log(self, number: Number) -> Number:
         """log of a product of exponentials and of one other factor, which is its sum."""
-        monomials = self.monomials(number)
-        if len(monomials) != 1 or monomials[0][0] != 1:
+        (coefficient, factors), *more = self.monomials(number)
+        if more or coefficient != 1 or sum(not self._surely(f) for f in factors) > 1:
             return self.function("log", number, partial=True)
-        terms: list[Number] = []
-        for f in monomials[0][1]:
-            if is_function(f, "exp"):
-                terms.append(f.arg(0))
-            elif is_function(f, "inverse") and self.is_positive(f.arg(0)):
-                terms.append(-self.log(f.arg(0)))
-            else:
-                terms.append(self.function("log", f, partial=not self.is_positive(f)))
-        partial = [t for t in monomials[0][1] if not is_function(t, "exp") and not self._surely(t)]
-        return z3.Sum(terms) if len(partial) < 2 else self.function("log", number, partial=True)
+        return z3.Sum([z3.RealVal(0), *map(self._log, factors)])
 
-    def _surely(self, number: Number) -> bool:
-        return self.is_positive(number.arg(0) if is_function(number, "inverse") else number)
+    def _log(self, factor: Number) -> Number:
+        if is_function(factor, "exp"):
+            return factor.arg(0)
+        if is_function(factor, "inverse"):
+            return -self._log(factor.arg(0))
+        return self.function("log", factor, partial=not self.is_positive(factor))
+
+    def _surely(self, factor: Number) -> bool:
+        return self.is_positive(factor.arg(0) if is_function(factor, "inverse") else factor)
 
     def inverse(self, number: Number) -> Number:
         """1/u, of each factor for itself."""

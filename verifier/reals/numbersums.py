@@ -47,10 +47,15 @@ class _Seen(NamedTuple):
 
 @dataclass
 class Sums:
-    """The sums of one proof. `is_size` says what is at least 1."""
+    """The sums of one proof.
+
+    is_size   says what is at least 1
+    implied   (variable, one, other): where the indicator `one` of an element of a variable is 1, `other` of it is 1
+    """
 
     is_size: Callable[[Atom], bool]
     facts: list[Formula] = field(default_factory=list)
+    implied: set[tuple[str, str, str]] = field(default_factory=set)
     _sums: dict[str, Sum] = field(default_factory=dict)
     _named: dict[tuple[str, tuple[str, ...], str], Number] = field(default_factory=dict)
     _met: dict[int, _Seen] = field(default_factory=dict)
@@ -59,7 +64,7 @@ class Sums:
     # ---- products ----
 
     def monomials(self, number: Number) -> list[Monomial]:
-        """The number multiplied out: coefficients and factors; u · inverse(u) is left out."""
+        """The number multiplied out: coefficients and factors, without u · inverse(u) and what indicators imply."""
         return self._multiplied(number)[1]
 
     def flat(self, number: Number) -> Number:
@@ -70,9 +75,21 @@ class Sums:
         """The number multiplied out, and its monomials."""
         flat = multiplied(number)
         found = [_factors(term) for term in (flat.children() if _kind(flat) == z3.Z3_OP_ADD else [flat])]
-        if any(_cancel(factors) for _, factors in found):
-            return self._multiplied(total_of(found))
-        return flat, found
+        changed = [_cancel(factors) or self._masked(factors) for _, factors in found]
+        return self._multiplied(total_of(found)) if any(changed) else (flat, found)
+
+    def _masked(self, factors: list[Number]) -> bool:
+        """Drop an indicator that another one of the list implies: [c] · [c] = [c]."""
+        for at, f in enumerate(factors):
+            others = (*factors[:at], *factors[at + 1 :]) if is_indicator(f) else ()
+            if any(g.eq(f) or self._implies(g, f) for g in others):
+                del factors[at]
+                return True
+        return False
+
+    def _implies(self, one: Number, other: Number) -> bool:
+        argument = other.arg(0)
+        return (name_of(argument), name_of(one), name_of(other)) in self.implied and argument.eq(one.arg(0))
 
     def size(self, value: Poly) -> Number:
         """A size as a real number."""
@@ -134,7 +151,14 @@ class Sums:
             (outside if free else inside).append((c, factors))
         if not inside:
             return number
+        if len(inside) == 1 and inside[0][0] == 1 and (inner := self._maximum(inside[0][1])) is not None:
+            opened, (body,) = self._opened(inner)
+            return total_of(outside) + self.greatest([*bounds, *opened], body)
         return total_of(outside) + self._name("max", list(bounds), [multiplied(total_of(inside))])
+
+    def _maximum(self, factors: Sequence[Number]) -> Sum | None:
+        found = self._sum(factors[0]) if len(factors) == 1 else None
+        return found if found is not None and found.kind == "max" else None
 
     def _name(self, kind: str, bounds: Sequence[Bound], factors: Sequence[Number]) -> Number:
         """The constant that stands for a sum, whatever the order and names of its indices."""
@@ -215,10 +239,14 @@ class Sums:
         return None if number.num_args() else self._sums.get(number.decl().name())
 
     def is_positive(self, number: Number) -> bool:
-        """Whether a number is a size, an exponential, or a sum of one or more."""
+        """Whether a number is a size, an exponential, a root that exists, or a sum of one or more exponentials."""
         found = self._sum(number)
         if found is None:
-            return is_function(number, "exp") or (z3.is_const(number) and number.decl().name().startswith("size "))
+            return (
+                is_function(number, "exp")
+                or is_function(number, "sqrt")
+                or (z3.is_const(number) and number.decl().name().startswith("size "))
+            )
         return (
             found.kind == "sum"
             and all(is_function(f, "exp") for f in found.factors)
@@ -234,6 +262,11 @@ def multiplied(number: Number) -> Number:
 def is_function(number: Number, name: str) -> bool:
     """Whether the number is this function of another."""
     return number.num_args() == 1 and number.decl().name() == name
+
+
+def is_indicator(number: Number) -> bool:
+    """Whether the number is 1 or 0, by a condition."""
+    return number.num_args() > 0 and name_of(number).startswith("[")
 
 
 def name_of(number: Number) -> str:

@@ -33,21 +33,24 @@ def _solver() -> Solver:
     return solver
 
 
-def equal_in_reals(rule: Equation) -> bool:
-    """Whether both sides are equal, the right one existing wherever the left does. False also for unknown."""
+def equal_in_reals(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> bool:
+    """Whether terms over the rule's variables are equal, the right ones existing wherever the left do.
+
+    False also for unknown.
+    """
     try:
-        symbols = solved(rule, rule.left)
-        run = evaluator(rule, symbols)
-        ours = [run.tensor(root).dims for root in rule.left]
+        run = evaluator(rule, solved(rule, left))
+        ours = [run.tensor(root).dims for root in left]
         run.assuming = False
-        theirs = [run.tensor(root).dims for root in rule.right]
+        theirs = [run.tensor(root).dims for root in right]
         run.use_cuts = True
         if not all(_alike(run, a, b) for a, b in zip(ours, theirs, strict=True)):
             return False
-        sides = zip(rule.left, rule.right, ours, theirs, strict=True)
-        return all(_equal(run, left, right, a, b) for left, right, a, b in sides)
+        return all(_equal(run, *pair) for pair in zip(left, right, ours, theirs, strict=True))
     except (RuleError, UnprovenError, z3.Z3Exception):
         return False
+    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RecursionError):
+        return False  # beyond these proofs
 
 
 def _alike(run: Evaluator, left: Sequence[Dim], right: Sequence[Dim]) -> bool:
@@ -78,7 +81,7 @@ def _agree(reals: Reals, left: Term, right: Term, cuts: Sequence[Cuts], dims: Se
         index.append(tuple(place))
     numbers = reals.numbers
     ours = numbers.flat(reals.element(left, tuple(index)))
-    exists, numbers.needs = numbers.needs, []
+    exists, numbers.needs, reals.given = numbers.needs, [], False
     given = [*(argument != 0 for name, argument in exists if name == "inverse"), *numbers.facts]
     theirs = numbers.flat(reals.element(right, tuple(index)))
     if not _exists(numbers, exists, given):

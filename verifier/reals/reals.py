@@ -45,11 +45,13 @@ class Reals:
     run      knows the dims of terms
     rows     what every operator computes
     sizes    below what every index is
+    given    the terms are of the left side, which is well-formed
     """
 
     run: Evaluator
     rows: Mapping[str, Row]
     numbers: Numbers = field(init=False)
+    given: bool = True
     sizes: dict[str, Poly] = field(default_factory=dict)
     _made: dict[tuple[Term, tuple[tuple[int, ...], ...]], tuple[Index, Number]] = field(default_factory=dict)
 
@@ -96,7 +98,7 @@ class Reals:
 
     def constant(self, value: Expression) -> Number:
         """A number that an attribute is: a literal, a size, or an attribute by its name."""
-        if value.names & set(self.run.rule.sizes):
+        if value.names & {*self.run.rule.sizes, *self.run.symbols.solved}:
             return self.numbers.size(self.run.symbols.number(value))
         number = None if value.names else value.evaluate({})
         return (

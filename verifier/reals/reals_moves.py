@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 
-from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.terms import Apply
 from shardwright.verifier.algebra import polys
-from shardwright.verifier.algebra.elements import extent, spliced
+from shardwright.verifier.algebra.elements import Dim, extent, spliced
 from shardwright.verifier.algebra.polys import Poly
 from shardwright.verifier.algebra.symbols import translated
 from shardwright.verifier.logic import Number, z3
 from shardwright.verifier.reals.numbers import Numbers
+from shardwright.verifier.reals.numbersums import is_indicator
 from shardwright.verifier.reals.reals import Index, Place, Reals, Row, expect
 
 # ---- element by element ----
@@ -38,8 +38,9 @@ _POINTWISE: Mapping[str, Callable[..., Number]] = {
     "reciprocal": Numbers.inverse,
     "exp": Numbers.exp,
     "log": Numbers.log,
-    "sqrt": lambda numbers, x: numbers.function("sqrt", x, partial=True),
-    "rsqrt": lambda numbers, x: numbers.function("rsqrt", x, partial=True),
+    "sqrt": Numbers.root,
+    "rsqrt": lambda numbers, x: numbers.inverse(numbers.root(x)),
+    "le": lambda numbers, x, y: numbers.indicator("at least 0", y - x),
     "sigmoid": _sigmoid,
     "silu": lambda numbers, x: x * _sigmoid(numbers, x),
     "tanh": lambda numbers, x: numbers.odd("tanh", x),
@@ -60,6 +61,15 @@ def _detach(reals: Reals, term: Apply, index: Index) -> Number:
     """Any number, where the operand exists: its gradient is 0 whatever it is."""
     reals.element(term.operands[0], index)
     return reals.cell(f"any {term}", index)
+
+
+def _where(reals: Reals, term: Apply, index: Index) -> Number:
+    """c·x + (1 - c)·y, where both exist: what is not chosen need not, which the product would ask for."""
+    condition, needs = reals.read(term.operands[0], index), len(reals.numbers.needs)
+    chosen, other = (reals.read(x, index) for x in term.operands[1:])
+    ((coefficient, factors),) = reals.numbers.monomials(condition)
+    expect(term, coefficient == 1 and all(map(is_indicator, factors)) and len(reals.numbers.needs) == needs)
+    return condition * chosen + (1 - condition) * other
 
 
 # ---- moves ----
@@ -89,7 +99,14 @@ def _concat(reals: Reals, term: Apply, index: Index) -> Number:
             if known is False:
                 return piece(number + 1, start + sizes[number])
             if known is None:
-                raise RuleError(f"{term}: an index that may be in several pieces")
+                numbers, needs = reals.numbers, len(reals.numbers.needs)
+                is_here = numbers.indicator(f"below {sizes[number]}", z3.ToReal(place))
+                here, later = read(number, place), piece(number + 1, start + sizes[number])
+                expect(term, len(numbers.needs) == needs)  # what is not chosen need not exist
+                return z3.If(is_here == 1, here, later)
+        return read(number, place)
+
+    def read(number: int, place: Number) -> Number:
         moved = (place, *index[at][1:]) if dims[number][at] else ()
         return reals.element(term.operands[number], (*index[:at], moved, *index[at + 1 :]))
 
@@ -159,12 +176,77 @@ def _expand(reals: Reals, term: Apply, index: Index) -> Number:
 def _embedding(reals: Reals, term: Apply, index: Index) -> Number:
     """w[ids]; a row that is padding has no gradient, it is another row."""
     (w, ids), attrs = term.operands, dict(term.attrs)
-    expect(term, str(attrs.get("offset", "0")) == "0" and len(reals.dims(w)[0]) == 1)
-    row = z3.Function(f"row unless {attrs.get('padding_idx', 'None')}", z3.RealSort(), z3.IntSort())
-    return reals.element(w, ((row(reals.element(ids, index[:-1])),), index[-1]))
+    expect(term, str(attrs.get("offset", "0")) == "0")
+    row = _row(reals, term, 0, reals.element(ids, index[:-1]), attrs.get("padding_idx"))
+    return reals.element(w, (row, index[-1]))
+
+
+def _row(reals: Reals, term: Apply, at: int, value: Number, padding: Expression | None = None) -> Place:
+    """The place that an index names along a dimension of the first operand."""
+    expect(term, len(reals.dims(term.operands[0])[at]) == 1)
+    return (z3.Function(f"row unless {padding}", z3.RealSort(), z3.IntSort())(value),)
+
+
+def _gather(reals: Reals, term: Apply, index: Index) -> Number:
+    """x[…, ids[…], …], the indices having the rank of x."""
+    x, ids = term.operands
+    at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
+    row = _row(reals, term, at, reals.element(ids, index))
+    return reals.element(x, (*index[:at], row, *index[at + 1 :]))
+
+
+def _index(reals: Reals, term: Apply, index: Index) -> Number:
+    """x indexed along one dimension, by indices of any rank."""
+    x, ids = term.operands
+    at, rank = reals.run.position(reals.dims(x), dict(term.attrs)["dim"]), len(reals.dims(ids))
+    row = _row(reals, term, at, reals.element(ids, index[at : at + rank]))
+    return reals.element(x, (*index[:at], row, *index[at + rank :]))
+
+
+def inside(reals: Reals, dim: Dim, value: Number) -> Number:
+    """1 where an index is one of a dimension's."""
+    return reals.numbers.indicator(f"below {extent(dim)}", value)
+
+
+def chosen(dim: Dim, value: Number) -> Place:
+    """The place along a dimension that an index names."""
+    sizes = " ".join(str(digit.size) for digit in dim)
+    digits = (z3.Function(f"digit {i} of {sizes}", z3.RealSort(), z3.IntSort()) for i in range(len(dim)))
+    return tuple(digit(value) for digit in digits)
+
+
+def kept(reals: Reals, ignored: Expression, value: Number) -> Number:
+    """1 where an index is not the ignored one."""
+    return reals.numbers.indicator(f"kept unless {ignored}", value)
+
+
+def _pick(reals: Reals, term: Apply, index: Index) -> Number:
+    """x[…, ids], 0 where an index is outside."""
+    (x, ids), dim = term.operands, reals.dims(term.operands[0])[-1]
+    value = reals.element(ids, index)
+    return inside(reals, dim, value) * reals.element(x, (*index, chosen(dim, value)))
+
+
+def _ne(reals: Reals, term: Apply, index: Index) -> Number:
+    """Which indices are not a constant."""
+    constant, ids = sorted(term.operands, key=lambda x: not (isinstance(x, Apply) and x.op == "full"))
+    expect(term, isinstance(constant, Apply))
+    return kept(reals, dict(constant.attrs)["value"], reals.read(ids, index))  # type: ignore[union-attr]
 
 
 # ---- constants ----
+
+
+def _arange(reals: Reals, term: Apply, index: Index) -> Number:
+    return number_of(reals.dims(term)[0], index[0])
+
+
+def number_of(dim: Dim, place: Place) -> Number:
+    """A position along a dimension as one real number."""
+    value = z3.IntVal(0)
+    for digit, at in zip(dim, place, strict=True):
+        value = value * translated(digit.size) + at
+    return z3.ToReal(value)
 
 
 def _full(reals: Reals, term: Apply, index: Index) -> Number:
@@ -178,5 +260,7 @@ def _pointwise(function: Callable[..., Number]) -> Row:
 MOVES: Mapping[str, Row] = {
     **{name: _pointwise(function) for name, function in _POINTWISE.items()},
     "gelu": _gelu, "detach": _detach, "slice": _slice, "concat": _concat, "permute": _permute, "reshape": _reshape,
-    "expand": _expand, "embedding": _embedding, "full": _full,
+    "expand": _expand, "embedding": _embedding, "gather": _gather, "index": _index,
+    "full": _full,
+    "where": _where, "pick": _pick, "ne": _ne, "arange": _arange,
 }  # fmt: skip

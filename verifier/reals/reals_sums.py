@@ -10,7 +10,9 @@ from shardwright.substitutions.terms import Apply
 from shardwright.verifier.algebra import polys
 from shardwright.verifier.algebra.elements import extent, spliced
 from shardwright.verifier.logic import Number, z3
+from shardwright.verifier.reals.numbersums import name_of
 from shardwright.verifier.reals.reals import Index, Place, Reals, Row, expect
+from shardwright.verifier.reals.reals_moves import chosen, inside, kept, number_of
 
 # ---- sums ----
 
@@ -89,7 +91,7 @@ def _norm(reals: Reals, term: Apply, index: Index) -> Number:
 
     centre = numbers.flat(mean(lambda u: u)) if term.op == "layer_norm" else z3.RealVal(0)
     square = mean(lambda u: (u - centre) * (u - centre)) + reals.constant(attrs["eps"])
-    value = (reals.element(x, index) - centre) * numbers.function("rsqrt", square, partial=True)
+    value = (reals.element(x, index) - centre) * numbers.inverse(numbers.root(square))
     if affine:
         value = value * reals.read(affine[0], index)
     return value + reals.read(affine[1], index) if len(affine) > 1 else value
@@ -101,17 +103,18 @@ def _sdpa(reals: Reals, term: Apply, index: Index) -> Number:
     shared = len(reals.dims(k)[-3]) if not spliced(reals.dims(q)[-3]) else 1
     lead = (*index[:-3], index[-3][:shared])
     keys, inner = reals.dims(k)[-2], reals.dims(k)[-1]
-    scale = numbers.function("rsqrt", numbers.size(extent(inner))) if str(attrs["scale"]) == "None" else z3.Real(
-        f"attribute {attrs['scale']}"
-    )  # fmt: skip
+    scale = (
+        numbers.inverse(numbers.root(numbers.size(extent(inner))))
+        if str(attrs["scale"]) == "None"
+        else (reals.constant(attrs["scale"]))
+    )
 
     def weight(j: Place) -> Number:
         dot = reals.total([inner], lambda d: reals.element(q, (*index[:-1], d)) * reals.element(k, (*lead, j, d)))
         found = numbers.exp(z3.Sum([dot * scale, *(reals.read(mask, (*index[:-1], j)) for mask in masks)]))
         if str(attrs["causal"]) == "False":
             return found
-        seen = z3.Function(f"seen {extent(keys)}", *(n.sort() for n in (*index[-2], *j)), z3.RealSort())
-        return found * seen(*index[-2], *j)
+        return found * numbers.indicator("at least 0", number_of(reals.dims(q)[-2], index[-2]) - number_of(keys, j))
 
     top = reals.total([keys], lambda j: weight(j) * reals.element(v, (*lead, j, index[-1])))
     return top * numbers.inverse(reals.total([keys], weight))
@@ -142,18 +145,20 @@ def _cross_entropy(reals: Reals, term: Apply, index: Index) -> Number:
     (x, target), attrs, numbers = term.operands, dict(term.attrs), reals.numbers
     at = len(reals.dims(target)[:1])
     classes, smoothing = reals.dims(x)[at : at + 1], reals.constant(attrs["label_smoothing"])
-    expect(term, len(classes[0]) == 1)
 
     def loss(*places: Place) -> Number:
         def logit(j: Place) -> Number:
             return reals.element(x, (*places[:at], j, *places[at:]))
 
         value = reals.element(target, places)
-        chosen = z3.Function("class", z3.RealSort(), z3.IntSort())(value)
-        kept = z3.Function(f"kept unless {attrs['ignore_index']}", z3.RealSort(), z3.RealSort())(value)
+        counts, is_class = kept(reals, attrs["ignore_index"], value), inside(reals, classes[0], value)
+        expect(term, name_of(value) in reals.run.rule.dims)
+        if reals.given:  # targets are classes or ignored
+            numbers.implied.add((name_of(value), name_of(counts), name_of(is_class)))
         found = numbers.log(numbers.flat(reals.total(classes, lambda j: numbers.exp(logit(j)))))
         mean = reals.total(classes, logit) * numbers.inverse(numbers.size(extent(classes[0])))
-        return kept * (found - (1 - smoothing) * logit((chosen,)) - smoothing * mean)
+        own = is_class * logit(chosen(classes[0], value))
+        return counts * (found - (1 - smoothing) * own - smoothing * mean)
 
     return reals.total(reals.dims(target), loss)
 

@@ -1,35 +1,59 @@
 """Proves rules of the parallel operators: device by device, and by what they denote.
 
 A dimension that is sharded `S(d, n)` on an axis of degree k is indexed by digits (block, device, rest): by the lemma
-`digits`, d = n·k·w has exactly these indices. Device p of a shard holds the elements whose device digit is p. A value
-is a function from (device on every axis, digits of every dimension) to a normal form over the logical tensor X, or, on
-a `P` axis, over summands x with X = Σ_p x_p.
+`digits`, d = n·k·w has exactly these indices. Device p of a shard holds the elements whose device digit is p. What is
+held is a function from (device on every axis, digits of every dimension) to an element of the logical tensor X, or, on
+a `P` axis, of summands x with X = Σ_p x_p; after a reduction it is a sum of such elements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import permutations
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.steps import Move, Place, StepRule
+from shardwright.substitutions.steps import StepRule, SymbolicLayout, SymbolicStep
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, Number, z3
-from shardwright.verifier.rows.sums import Cell, Equality, Monomial, Normal, summed
-from shardwright.verifier.solver import Failure
+from shardwright.verifier.solver import Failure, is_valid
 
 Where = Mapping[str, Number]
 """Digits by name: "p:a" is the device on axis a; "d:block", "d:a", "d:rest" the digits of dimension d."""
-Element = Callable[[Where], Normal]
 DEGREE = {"a": z3.Int("k"), "b": z3.Int("l")}
 
 
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """Σ over devices of x[index]: `over` are axes, each with a number of its own for the device."""
+
+    index: tuple[Number, ...]
+    over: tuple[tuple[str, Number], ...] = ()
+
+    def equals(self, other: Summed, given: list[Formula]) -> bool:
+        """Whether the sums pair up, element by element."""
+        inside = [z3.And(p >= 0, p < DEGREE[axis]) for axis, p in self.over]
+        return len(self.over) == len(other.over) and any(
+            [axis for axis, _ in order] == [axis for axis, _ in self.over]
+            and is_valid(self._equal_index(other, order), [*given, *inside])
+            for order in permutations(other.over)
+        )
+
+    def _equal_index(self, other: Summed, order: tuple[tuple[str, Number], ...]) -> Formula:
+        """The indices are equal where the other's devices are called what ours are."""
+        swap = [(theirs, ours) for (_, theirs), (_, ours) in zip(order, self.over, strict=True)]
+        return z3.And([a == z3.substitute(b, *swap) for a, b in zip(self.index, other.index, strict=True)])
+
+
+Held = Callable[[Where], Summed]
+
+
 @dataclass(frozen=True)
-class Value:
+class State:
     """What every device holds, and in which layouts."""
 
-    places: Mapping[str, Place]
-    element: Element
+    places: Mapping[str, SymbolicLayout]
+    element: Held
 
 
 def prove_steps(rule: StepRule) -> Failure | None:
@@ -42,14 +66,13 @@ def prove_steps(rule: StepRule) -> Failure | None:
         shown = [", ".join(f"{a}: {p}" for a, p in end.items()) for end in ends]
         return Failure(f"the left side ends in {shown[0]}, the right side in {shown[1]}", ill_typed=True)
     require("digits")
-    start = Value(dict(rule.start), _start(rule, digits))
+    start = State(dict(rule.start), _start(rule, digits))
     left, right = (_run(start, moves) for moves in (rule.left, rule.right))
     where, given = _everywhere(rule, digits)
-    equality = Equality(given)
-    if not equality.holds(left.element(where), right.element(where)):
+    if not left.element(where).equals(right.element(where), given):
         return Failure("the two sides leave different values on the devices")
     for side, value in (("left", left), ("right", right)):
-        if not equality.holds(_denoted(value)(where), _denoted(start)(where)):
+        if not _denoted(value)(where).equals(_denoted(start)(where), given):
             return Failure(f"the {side} side denotes another tensor than it started from")
     return None
 
@@ -64,51 +87,49 @@ def _digits(rule: StepRule) -> dict[str, str]:
     return found
 
 
-def _start(rule: StepRule, digits: Mapping[str, str]) -> Element:
+def _start(rule: StepRule, digits: Mapping[str, str]) -> Held:
     """The logical tensor as the devices hold it; on `P` axes, one summand each."""
     places = dict(rule.start)
     partial = [axis for axis, place in rule.start if place.kind == "P"]
 
-    def element(where: Where) -> Normal:
+    def element(where: Where) -> Summed:
         index: list[Number] = [where[f"p:{axis}"] for axis in partial]
         for dim, axis in sorted(digits.items()):
             held = places[axis].kind == "S" and places[axis].dim == dim
             index += [where[f"{dim}:block"], where[f"p:{axis}" if held else f"{dim}:{axis}"], where[f"{dim}:rest"]]
-        return (Monomial(atoms=(Cell("x", tuple(index)),)),)
+        return Summed(tuple(index))
 
     return element
 
 
-def _run(start: Value, moves: tuple[Move, ...]) -> Value:
+def _run(start: State, moves: tuple[SymbolicStep, ...]) -> State:
     value = start
     for move in moves:
         before = value.places[move.axis]
-        value = Value({**value.places, move.axis: move.after(before)}, _moved(value.element, move, before))
+        value = State({**value.places, move.axis: move.after(before)}, _moved(value.element, move, before))
     return value
 
 
-_fresh = z3.FreshInt
-
-
-def _summed(element: Element, axis: str) -> Element:
-    def total(where: Where) -> Normal:
-        q = _fresh("q")
-        return summed(element({**where, f"p:{axis}": q}), q, DEGREE[axis])
+def _summed(element: Held, axis: str) -> Held:
+    def total(where: Where) -> Summed:
+        q = z3.FreshInt("q")
+        inner = element({**where, f"p:{axis}": q})
+        return Summed(inner.index, ((axis, q), *inner.over))
 
     return total
 
 
-def _sliced(element: Element, axis: str, dim: str) -> Element:
+def _sliced(element: Held, axis: str, dim: str) -> Held:
     """Device p keeps what has its digit."""
     return lambda where: element({**where, f"{dim}:{axis}": where[f"p:{axis}"]})
 
 
-def _gathered(element: Element, axis: str, dim: str) -> Element:
+def _gathered(element: Held, axis: str, dim: str) -> Held:
     """Every element comes from the device that its digit names."""
     return lambda where: element({**where, f"p:{axis}": where[f"{dim}:{axis}"]})
 
 
-def _moved(element: Element, move: Move, before: Place) -> Element:
+def _moved(element: Held, move: SymbolicStep, before: SymbolicLayout) -> Held:
     """What the devices hold after one step."""
     axis = move.axis
     match move.op:
@@ -128,12 +149,12 @@ def _moved(element: Element, move: Move, before: Place) -> Element:
             return element
 
 
-def _kept(element: Element, axis: str, dim: str, receiver: Where) -> Element:
+def _kept(element: Held, axis: str, dim: str, receiver: Where) -> Held:
     """What every device sends to the receiver: its slice number `receiver`."""
     return lambda where: element({**where, f"{dim}:{axis}": receiver[f"p:{axis}"]})
 
 
-def _denoted(value: Value) -> Element:
+def _denoted(value: State) -> Held:
     """The logical tensor: gather shards, sum partial values, take any copy."""
     element = value.element
     for axis, place in value.places.items():

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import shardwright.cost
-from shardwright.cost.clusters import checks
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, CollectiveLine, threads_per_rank
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives.communication import Communication
+from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
 from tests.each import each
 

@@ -7,13 +7,13 @@ import pytest
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.compute.fusion import ALONE, Fusion, fuse, fusions
 from shardwright.cost.compute.work import Passes, Work
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.search.planner import Planner
 from tests.search.graphs import every_choice
 

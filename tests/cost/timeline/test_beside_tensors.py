@@ -6,9 +6,9 @@ import pytest
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.buffers import axes_bytes, stages_bytes
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.program import Programs, program
 from shardwright.cost.timeline.timeline import SLACK, simulate
+from shardwright.pcg.step.execution import Execution
 from tests.cost.programs import planned
 from tests.each import each
 from tests.search.graphs import cluster

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import Execution
 
 TOKENS, WIDTH = 8192, 4096
 

@@ -4,7 +4,6 @@ from dataclasses import fields
 
 import pytest
 
-from shardwright.cost.timeline.execution import OPTIMIZERS, PRECISIONS, Execution, Optimizer, Precision
 from shardwright.cost.timeline.memory import (
     Memory,
     Stored,
@@ -14,7 +13,7 @@ from shardwright.cost.timeline.memory import (
     update_bytes,
     verdict,
 )
-from tests.each import each
+from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, Execution, Optimizer, Precision
 
 
 def test_total_and_sum() -> None:
@@ -33,7 +32,7 @@ def test_total_and_sum() -> None:
 STORED = Stored(1000, "float32", True, False)
 
 
-@each("run", [Execution(p, optimizer=o) for p in (None, *PRECISIONS) for o in OPTIMIZERS])
+@pytest.mark.parametrize("run", [Execution(p, optimizer=o) for p in (None, *PRECISIONS) for o in OPTIMIZERS])
 def test_what_is_kept_is_the_state_and_the_gradient(run: Execution) -> None:
     assert kept_bytes(STORED, run) == sum(state_bytes(STORED, run).values()) + gradient_bytes(STORED, run)
     frozen = STORED._replace(grad=False)

@@ -10,7 +10,6 @@ import torch
 from bench.plans import CERTIFIED
 from examples.zoo import ZOO
 from shardwright.cost.calibration.local import default_cluster
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.pool import LARGE_BYTES
 from shardwright.cost.timeline.program import Program, program
 from shardwright.cost.timeline.timeline import simulate
@@ -19,6 +18,7 @@ from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import capture
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, TENSOR, ZERO
 from tests.cost.programs import planned

@@ -9,13 +9,13 @@ import pytest
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.compute.compute import matmul_share
 from shardwright.cost.compute.kernels import Kernel
-from shardwright.cost.timeline.execution import DTYPES, PRECISIONS, Execution, Precision
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Step, Steps
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Execution, Precision
 from shardwright.pcg.types import ITEM_BYTES
 from tests.each import each
 from tests.search.graphs import cluster

@@ -13,7 +13,6 @@ from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.resharding import Placed, resharding_s
 from shardwright.cost.predict import predict
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.forward import HOST_BYTES_PER_S
 from shardwright.cost.timeline.program import Programs, _hop_s, program
 from shardwright.cost.timeline.streams import Sharing
@@ -24,6 +23,7 @@ from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.layout import C, Layout, P, R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import TensorType
 from shardwright.search.planner import Planner
 from tests.cost.programs import planned

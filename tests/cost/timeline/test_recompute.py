@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.program import program
 from shardwright.pcg.capture import capture
+from shardwright.pcg.step.execution import Execution
 
 
 class Block(nn.Module):

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from shardwright.cost.timeline import trace as module
-from shardwright.cost.timeline.execution import Execution
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.cost.timeline.trace import trace
+from shardwright.pcg.step.execution import Execution
 from tests.cost.programs import planned
 from tests.each import each
 from tests.search.graphs import cluster

@@ -18,15 +18,14 @@ from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier.lemmas import LEMMAS, Lemma
 from shardwright.verifier.logic import z3
-from shardwright.verifier.mutations import mutation
-from shardwright.verifier.mutations.lemmatwins import judge_lemma, lemma_twins
-from shardwright.verifier.mutations.mutation import Mutant, adjoint_mutants, judged, judgement, mutants, sweep
-from shardwright.verifier.mutations.termtwins import guard_twins
-from shardwright.verifier.mutations.twins import placement_twins, row_twins
-from shardwright.verifier.placement.derivation import AXIOMS
-from tests.each import each
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import MORE, admits, cases, pattern_for
+from tests.verifier.mutations import mutation
+from tests.verifier.mutations.lemmatwins import judge_lemma, lemma_twins
+from tests.verifier.mutations.mutation import Mutant, adjoint_mutants, judged, judgement, mutants, sweep
+from tests.verifier.mutations.termtwins import guard_twins
+from tests.verifier.mutations.twins import placement_twins, row_twins
+from tests.verifier.placement.derivation import AXIOMS
 
 
 def samples(rule: RowRule) -> Iterable[tuple[list[Any], dict[str, Any]]]:
@@ -164,7 +163,7 @@ def twins_of(rule: Equation) -> dict[str, str]:
     return {twin.equation: what for what, twin in placement_twins(rule)}
 
 
-@each(
+@pytest.mark.parametrize(
     ("wrong", "what"),
     [
         ("add(linear(x, w), c)", "right: reduce dropped"),
@@ -228,7 +227,7 @@ def test_the_guard_of_a_row_rule_is_mutated() -> None:
 # ---- lemmas ----
 
 
-@each("name", LEMMAS)
+@pytest.mark.parametrize("name", LEMMAS)
 def test_every_mutated_lemma_fails_or_is_true(name: str) -> None:
     outcomes = [judge_lemma(twin)[0] for twin in lemma_twins(LEMMAS[name])]
     assert outcomes
@@ -236,7 +235,7 @@ def test_every_mutated_lemma_fails_or_is_true(name: str) -> None:
 
 
 def test_a_lemma_that_z3_got_wrong_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardwright.verifier.mutations import lemmatwins
+    from tests.verifier.mutations import lemmatwins
 
     n, m = z3.Ints("n m")
     wrong = Lemma("wrong", "n < m", lambda: [([n >= 0, m >= 0], n <= m)])

@@ -15,7 +15,6 @@ from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.verifier.falsifiers.falsify import Counterexample, falsify
 from shardwright.verifier.logic import z3
-from shardwright.verifier.mutations.twins import fixed_twins, row_twins
 from shardwright.verifier.rows import attributes, rowproof
 from shardwright.verifier.rows.claims import Encoding, tensor_claims
 from shardwright.verifier.rows.rowproof import prove
@@ -24,6 +23,7 @@ from shardwright.verifier.solver import refute
 from tests.each import each
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import DEGREES, Case, admits, cases
+from tests.verifier.mutations.twins import fixed_twins, row_twins
 
 
 def counterexample(rule: RowRule, case: Case) -> Counterexample | None:

@@ -1,0 +1,134 @@
+"""How a step is run: everything that the layouts of a plan do not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from shardwright.pcg import checks
+from shardwright.pcg.types import is_float
+
+Precision = Literal["fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8"]
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+Optimizer = Literal["adam", "sgd"]
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8")
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
+
+
+class Dtypes(NamedTuple):
+    """What a precision makes of every float.
+
+    compute      values used, activations and their gradients
+    state        master weights, accumulated gradients and optimizer states
+    rates        kinds of work that run at the rate of another precision
+    is_scaled    whether the loss is scaled, and the gradients scaled back and checked before the update
+    """
+
+    compute: str
+    state: str
+    rates: Mapping[str, str] = {}
+    is_scaled: bool = False
+
+
+DTYPES: Mapping[Precision, Dtypes] = {
+    "fp32": Dtypes("float32", "float32"),
+    "tf32": Dtypes("float32", "float32", {"matmul": "tf32", "conv": "tf32"}),
+    "amp_bf16": Dtypes("bfloat16", "float32"),
+    "bf16": Dtypes("bfloat16", "bfloat16"),
+    "amp_fp16": Dtypes("float16", "float32", is_scaled=True),
+    "fp16": Dtypes("float16", "float16"),
+    "fp8": Dtypes("bfloat16", "float32", {"matmul": "fp8"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """A run of a plan. The defaults are what the lowering does today.
+
+    Attributes:
+        precision: None: the graph's own dtypes. "fp32", "bf16" and "fp16": every float in that dtype, optimizer
+            included. "tf32": as "fp32", with matrix multiplications and convolutions in tf32 (not attention).
+            "amp_bf16" and "amp_fp16": weights used, activations and their gradients in 16 bits; master weights,
+            gradients and optimizer states in fp32. "fp8": as "amp_bf16", with matrix multiplications in fp8. A graph
+            with 16-bit parameters keeps its own dtypes for values (only optimizer states and matrix multiplications
+            change), so a precision of other values is refused there.
+        compiled: whether chains of pointwise operators are fused (torch.compile).
+        recompute: "selective": attention is run again in backward; "full": every block is, from its input.
+        offload: kept activations wait for backward in the host's memory.
+        num_microbatches: the graph's batch is one microbatch; a step accumulates the gradients of this many.
+        num_stages: how many pipeline stages the model's blocks are spread over; the mesh is that of one stage.
+        chunks_per_stage: virtual stages of each stage; more than one with schedule "interleaved" only.
+        schedule: the order of microbatches on a stage; see `shardwright.cost.timeline.schedules`.
+        optimizer: "adam": two moments per parameter; "sgd": none.
+        shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
+        overlap: whether collectives of parameters and gradients run beside compute.
+        late_gathers: whether backward gathers a block's weights only when it is through with the block before it, not
+            beside that: BACKWARD_POST, not BACKWARD_PRE, as FSDP's documentation has them. That it needs one buffer
+            less is not counted.
+    """
+
+    precision: Precision | None = None
+    compiled: bool = False
+    recompute: Recompute = "none"
+    offload: bool = False
+    num_microbatches: int = 1
+    num_stages: int = 1
+    chunks_per_stage: int = 1
+    schedule: Schedule = "1f1b"
+    optimizer: Optimizer = "adam"
+    shard_optimizer: bool = False
+    overlap: bool = True
+    late_gathers: bool = False
+
+    def __post_init__(self) -> None:
+        owner = "Execution"
+        if self.precision is not None:
+            checks.choice(self.precision, owner, "precision", PRECISIONS)
+        checks.choice(self.recompute, owner, "recompute", RECOMPUTES)
+        checks.choice(self.schedule, owner, "schedule", SCHEDULES)
+        checks.choice(self.optimizer, owner, "optimizer", OPTIMIZERS)
+        for field in ("compiled", "offload", "shard_optimizer", "overlap", "late_gathers"):
+            if not isinstance(value := getattr(self, field), bool):
+                raise checks.FieldError(owner, field, f"expected True or False, got {value!r}; give one of them")
+        checks.positive_int(self.num_microbatches, owner, "num_microbatches", "how many microbatches make a step")
+        checks.positive_int(self.num_stages, owner, "num_stages", "over how many stages the blocks are spread")
+        checks.positive_int(self.chunks_per_stage, owner, "chunks_per_stage", "how many virtual stages a stage has")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        owner, chunks = "Execution", self.chunks_per_stage
+        if (self.schedule == "interleaved") != (chunks > 1):
+            wanted = "at least 2 with schedule 'interleaved'" if chunks == 1 else f"1 with schedule {self.schedule!r}"
+            problem = f"expected {wanted}, got {chunks}; change the one or the other"
+            raise checks.FieldError(owner, "chunks_per_stage", problem)
+        if self.schedule == "interleaved" and self.num_microbatches % self.num_stages:
+            stages = self.num_stages
+            problem = f"expected a multiple of the {stages} stages, got {self.num_microbatches}; interleaving needs it"
+            raise checks.FieldError(owner, "num_microbatches", problem)
+
+    def compute_dtype(self, dtype: str) -> str:
+        """What a value of this dtype in the graph is computed and kept in as an activation."""
+        return DTYPES[self.precision].compute if self.precision and is_float(dtype) else dtype
+
+    def state_dtype(self, dtype: str) -> str:
+        """What the optimizer's master weights, gradients and moments of a parameter of this dtype are kept in."""
+        return DTYPES[self.precision].state if self.precision and is_float(dtype) else dtype
+
+    @property
+    def rates(self) -> Mapping[str, str]:
+        """Kinds of work on floats that run at the rate of another precision, "tf32" or "fp8", if the device has it."""
+        return DTYPES[self.precision].rates if self.precision else {}
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a loss scaler passes over all gradients before the update."""
+        return self.precision is not None and DTYPES[self.precision].is_scaled
+
+
+DEFAULT = Execution()
+"""What the search plans for, and the lowering runs."""

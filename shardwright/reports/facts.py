@@ -1,0 +1,220 @@
+"""The facts of a plan, each worked out once: what each axis does, how weights are stored, what moves, what it costs.
+
+Everything is derived from the parallel graph and the cost model, so it describes any plan, however it was found.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.cost.predict import NodeCosts, Prediction, node_costs
+from shardwright.cost.timeline.memory import Verdict, verdict
+from shardwright.pcg.analysis import constant_nodes, is_whole
+from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.moves import Move, fused_moves
+from shardwright.pcg.optable import ROWS
+from shardwright.search.plan import Alternative, Plan
+from shardwright.search.restrict import batch_factors
+
+SplitAlong = str
+"""Along what an operator is split by one mesh axis: one of `SPLITS`."""
+SPLITS = ("batch", "sequence", "features", "whole")
+StoredAs = str
+"""How a parameter is kept along one mesh axis: whole, sharded as it is used, or gathered for each use (ZeRO)."""
+STORED = ("whole", "sharded", "gathered")
+
+
+@dataclass(frozen=True, slots=True)
+class AxisFacts:
+    """What one mesh axis does: how many operators it splits along what, and their share of the compute time."""
+
+    name: str
+    size: int
+    num_operators: Mapping[SplitAlong, int]
+    share_of_compute: Mapping[SplitAlong, float]
+    num_weights: Mapping[StoredAs, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Moves of one kind along one axis. `what` is "weight", "activation" or "constant"."""
+
+    what: str
+    axis: str
+    before: str
+    after: str
+    count: int
+    sent_bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unsplit:
+    """Operators that run whole along an axis, all for the same reason; `example` says where one of them is."""
+
+    axis: str
+    op: str
+    reason: str
+    count: int
+    compute_s: float
+    example: str
+
+
+def memory_verdict(plan: Plan, prediction: Prediction) -> Verdict:
+    """Whether a prediction for the plan's cluster fits its devices."""
+    return verdict(prediction.memory.total_bytes, plan.cluster.device.memory_bytes)
+
+
+def fits(plan: Plan) -> bool:
+    """Whether the plan keeps to the memory limit of its search, and out of the last tenth of the memory."""
+    safe = memory_verdict(plan, plan.prediction) == "fits"
+    return safe and plan.prediction.memory.total_bytes <= plan.report.limit_bytes
+
+
+def ranked_alternatives(plan: Plan) -> list[Alternative]:
+    """The plans that it was compared with, the fastest first."""
+    return sorted(plan.alternatives, key=lambda a: a.prediction.step_s)
+
+
+class PlanFacts:
+    """The facts of one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.graph, self.mesh = plan, plan.graph, plan.mesh
+
+    @cached_property
+    def costs(self) -> Mapping[str, NodeCosts]:
+        return node_costs(self.graph, self.plan.cluster)
+
+    @cached_property
+    def constants(self) -> frozenset[str]:
+        """Nodes that no parameter reaches: positions, masks, labels."""
+        return constant_nodes(self.graph)
+
+    def kind_of(self, node: Node) -> str:
+        """What a value is: "weight", "activation", or "constant" where no parameter reaches it."""
+        if node.op == "parameter":
+            return "weight"
+        return "constant" if node.name in self.constants else "activation"
+
+    @cached_property
+    def operators(self) -> tuple[Node, ...]:
+        """What the plan is about: operators that a parameter reaches, without single numbers."""
+        return tuple(
+            n for n in self.graph.nodes
+            if not (n.is_leaf or n.is_parallel or n.name in self.constants) and self._is_large(n)
+        )  # fmt: skip
+
+    def _is_large(self, node: Node) -> bool:
+        return any(self.graph.types[name].num_elements > 1 for name in (node.name, *node.inputs))
+
+    # ---- what each axis does ----
+
+    @cached_property
+    def axes(self) -> tuple[AxisFacts, ...]:
+        total_s = sum(self.costs[n.name].compute_s for n in self.operators) or 1.0
+        found: list[AxisFacts] = []
+        for axis, (name, size) in enumerate(zip(self.mesh.names, self.mesh.sizes, strict=True)):
+            count: dict[SplitAlong, int] = dict.fromkeys(SPLITS, 0)
+            seconds: dict[SplitAlong, float] = dict.fromkeys(SPLITS, 0.0)
+            for node in self.operators:
+                use = self.uses[node.name][axis]
+                count[use] += 1
+                seconds[use] += self.costs[node.name].compute_s
+            stored: dict[StoredAs, int] = dict.fromkeys(STORED, 0)
+            for storage in self.storage.values():
+                stored[storage[axis]] += 1
+            found.append(AxisFacts(name, size, count, {u: s / total_s for u, s in seconds.items()}, stored))
+        return tuple(found)
+
+    @cached_property
+    def uses(self) -> Mapping[str, tuple[SplitAlong, ...]]:
+        """Along what each operator is split, by mesh axis."""
+        serial = self.graph.erased()
+        batch, sequence = batch_factors(serial), batch_factors(serial, 1, integers_only=True)
+
+        def use(node: Node, choice: str) -> SplitAlong:
+            if is_whole(choice):
+                return "whole"
+            if choice == batch.get(node.name):
+                return "batch"
+            return "sequence" if choice == sequence.get(node.name) else "features"
+
+        whole = ("R",) * len(self.mesh)
+        return {n.name: tuple(use(n, choice) for choice in n.split or whole) for n in self.operators}
+
+    @cached_property
+    def storage(self) -> Mapping[str, tuple[StoredAs, ...]]:
+        """How each parameter is kept along each axis."""
+        gathered = {(origin.name, move.axis) for origin, move, _ in self.moves if move.before.is_shard}
+
+        def kept(parameter: Node) -> tuple[StoredAs, ...]:
+            return tuple(
+                "whole" if not x.is_shard else "gathered" if (parameter.name, axis) in gathered else "sharded"
+                for axis, x in enumerate(self.graph.types[parameter.name].layouts)
+            )
+
+        return {n.name: kept(n) for n in self.graph.leaves("parameter")}
+
+    # ---- what moves ----
+
+    @cached_property
+    def moves(self) -> tuple[tuple[Node, Move, NodeCosts], ...]:
+        """(the node that the value comes from, the move, what it costs)."""
+        return tuple((_origin(self.graph, start), move, self.costs[last.name])
+                     for last, start, move in fused_moves(self.graph))  # fmt: skip
+
+    @cached_property
+    def traffic(self) -> tuple[Traffic, ...]:
+        """All moves by kind, the longest first."""
+        groups: dict[tuple[str, str, str, str], list[NodeCosts]] = defaultdict(list)
+        for origin, move, cost in self.moves:
+            groups[self.kind_of(origin), self.mesh.names[move.axis], move.before.kind, move.after.kind].append(cost)
+        found = [
+            Traffic(*key, len(g), sum(c.communication_bytes for c in g), sum(c.communication_s for c in g))
+            for key, g in groups.items()
+        ]
+        return tuple(sorted(found, key=lambda t: (-t.seconds, -t.sent_bytes)))
+
+    # ---- what is not split ----
+
+    @cached_property
+    def unsplit(self) -> tuple[Unsplit, ...]:
+        """Operators that do not share their work along an axis, by reason, the most expensive first."""
+        groups: dict[tuple[str, str, str], list[Node]] = defaultdict(list)
+        for node in self.operators:
+            for axis, use in enumerate(self.uses[node.name]):
+                if use == "whole" and self.mesh.sizes[axis] > 1:
+                    name = str(node.attr("target")) if node.op == OPAQUE else node.op
+                    groups[self.mesh.names[axis], name, self._why_whole(node, axis)].append(node)
+        found = [
+            Unsplit(*key, len(nodes), sum(self.costs[n.name].compute_s for n in nodes), str(nodes[0].source))
+            for key, nodes in groups.items()
+        ]
+        return tuple(sorted(found, key=lambda u: -u.compute_s))
+
+    def _why_whole(self, node: Node, axis: int) -> str:
+        if node.op == OPAQUE:
+            return "it has no row in the op table, so nothing is known about splitting it"
+        size = self.mesh.sizes[axis]
+        factors = [f for f in self.graph.signature(node).factors if f.size > 1]
+        free = [f for f in factors if f.role != "fixed"]
+        if not free:
+            return "every dimension is needed whole"
+        if not any(f.size % size == 0 for f in free):
+            sizes = ", ".join(str(f.size) for f in sorted(free, key=lambda f: f.size))
+            return f"no splittable size ({sizes}) is divisible by {size}"
+        if ROWS[node.op].view:
+            return "it moves no data"
+        return "moving its operands would cost more than splitting it saves"
+
+
+def _origin(graph: Graph, name: str) -> Node:
+    """What made the value that a chain of parallel operators moves."""
+    node = graph.by_name[name]
+    while node.is_parallel:
+        node = graph.by_name[node.inputs[0]]
+    return node

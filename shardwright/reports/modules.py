@@ -1,0 +1,213 @@
+"""The facts of a plan by the tree of the model's modules, repeated blocks folded.
+
+Blocks fold when they are equal in everything that the tree shows: operators, types, layouts, moves and costs, all the
+way down. So a plan that treats layers differently shows as several groups of layers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardwright.pcg.graph import OPAQUE, Node
+from shardwright.reports.facts import PlanFacts
+
+CONSTANTS = "(constants)"
+"""Stands for a module that holds what no parameter reaches: the batch, positions, masks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A change of layout along one axis that follows a row, and the collectives that it takes."""
+
+    axis: str
+    before: str
+    after: str
+    forward: str
+    backward: str
+    seconds: float
+    sent_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """One operator or parameter of a module. `use` and `layouts` have one entry per mesh axis."""
+
+    kind: str
+    name: str
+    source: str
+    dtype: str
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    layouts: tuple[str, ...]
+    use: tuple[str, ...]
+    compute_s: float
+    stored_bytes: int
+    steps: tuple[Transfer, ...]
+
+
+class Totals(NamedTuple):
+    """What a module costs on one device, its inner modules included. Optimizer time is not in `compute_s`."""
+
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    sent_bytes: float = 0.0
+    stored_bytes: int = 0
+    num_operators: int = 0
+
+    @classmethod
+    def of_row(cls, row: ModuleRow) -> Totals:
+        seconds, sent_bytes = sum(step.seconds for step in row.steps), sum(step.sent_bytes for step in row.steps)
+        return cls(row.compute_s, seconds, sent_bytes, row.stored_bytes, int(row.kind == "operator"))
+
+    @classmethod
+    def of_all(cls, parts: Iterable[Totals]) -> Totals:
+        return cls._make(map(sum, zip(*parts, strict=True)))
+
+    def times(self, count: int) -> Totals:
+        return Totals._make(count * part for part in self)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module, or several equal ones: `members` are their names. `each` is what one of them costs."""
+
+    members: tuple[str, ...]
+    rows: tuple[ModuleRow, ...]
+    children: tuple[Module, ...]
+    each: Totals
+
+    @property
+    def label(self) -> str:
+        """`h.0–5`, `layers.0, 2, 4–7` or just the name."""
+        if len(self.members) == 1:
+            return self.members[0]
+        prefix = self.members[0].rpartition(".")[0]
+        return (f"{prefix}." if prefix else "") + _ranges([int(m.rpartition(".")[2]) for m in self.members])
+
+    @property
+    def total(self) -> Totals:
+        return self.each.times(len(self.members))
+
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, Module]]:
+        """This module and everything in it, with depths."""
+        yield depth, self
+        for child in self.children:
+            yield from child.walk(depth + 1)
+
+    def compute_by_use(self, axis: int) -> Mapping[str, float]:
+        """Seconds of compute by what a mesh axis splits, those of inner modules included, each fold once."""
+        seconds: dict[str, float] = defaultdict(float)
+        for _, inner in self.walk():
+            for row in inner.rows:
+                if row.kind == "operator":
+                    seconds[row.use[axis]] += row.compute_s
+        return seconds
+
+
+@dataclass
+class _Draft:
+    rows: list[ModuleRow] = field(default_factory=list)
+    children: dict[str, _Draft] = field(default_factory=dict)
+
+    def at(self, path: Sequence[str]) -> _Draft:
+        here = self
+        for part in path:
+            here = here.children.setdefault(part, _Draft())
+        return here
+
+
+def module_tree(facts: PlanFacts) -> Module:
+    """The folded tree; its root stands for the whole model."""
+    steps = _steps(facts)
+    root = _Draft()
+    shown = [n for n in facts.graph.nodes if _is_shown(n, bool(steps[n.name]))]
+    # modules come in the order in which they run
+    for node in sorted(shown, key=lambda n: (n.name in facts.constants, n.op == "parameter")):
+        path = node.source.module.split(".") if node.source.module else []
+        if node.name in facts.constants:
+            path = [CONSTANTS]  # they belong to no block: the first that needs a mask computes it for all
+        home = root.at(path[:-1] if node.op == "parameter" else path)
+        home.rows.append(_row(facts, node, steps[node.name]))
+    return _fold(facts.plan.model, root)
+
+
+def _is_shown(node: Node, moves: bool) -> bool:
+    if node.is_leaf:
+        return moves or node.op == "parameter"
+    return not node.is_parallel
+
+
+def _steps(facts: PlanFacts) -> dict[str, list[Transfer]]:
+    """The moves of each value, by the node that makes it."""
+    found: dict[str, list[Transfer]] = defaultdict(list)
+    for origin, move, cost in facts.moves:
+        where = (facts.mesh.names[move.axis], str(move.before), str(move.after))
+        found[origin.name].append(Transfer(*where, *cost.collectives, cost.communication_s, cost.communication_bytes))
+    return found
+
+
+def _row(facts: PlanFacts, node: Node, steps: Sequence[Transfer]) -> ModuleRow:
+    kind = facts.graph.types[node.name]
+    weight = node.op == "parameter"
+    name = str(node.attr("target")).rpartition(".")[2] if node.is_leaf else node.op
+    if node.op == OPAQUE:
+        name = str(node.attr("target"))
+    whole = ("whole",) * len(facts.mesh)
+    return ModuleRow(
+        facts.kind_of(node) if weight or node.name in facts.constants else "operator",
+        name,
+        node.source.line,
+        kind.dtype,
+        kind.shape,
+        kind.local_shape(facts.mesh),
+        tuple(map(str, kind.layouts)),
+        facts.storage[node.name] if weight else facts.uses.get(node.name, whole),
+        0.0 if weight else facts.costs[node.name].compute_s,
+        kind.local_bytes(facts.mesh) if weight else 0,
+        tuple(steps),
+    )
+
+
+def _fold(name: str, draft: _Draft) -> Module:
+    groups: dict[Hashable, list[Module]] = {}
+    for child_name, child in draft.children.items():
+        for module in _hoisted(_fold(child_name, child)):
+            key = (module.rows, module.children) if _number(module) is not None else object()
+            groups.setdefault(key, []).append(module)
+    children = tuple(
+        Module(tuple(m for module in group for m in module.members), group[0].rows, group[0].children, group[0].each)
+        for group in groups.values()
+    )
+    each = Totals.of_all([Totals(), *map(Totals.of_row, draft.rows), *(child.total for child in children)])
+    rows = sorted(draft.rows, key=lambda row: row.kind != "weight")
+    return Module((name,), tuple(rows), children, each)
+
+
+def _hoisted(module: Module) -> list[Module]:
+    """A list of numbered modules gives its name to them: `layers.0` in place of `layers` and `0`."""
+    if module.rows or not module.children or any(_number(child) is None for child in module.children):
+        return [module]
+    prefix = module.members[0]
+    return [
+        Module(tuple(f"{prefix}.{m}" for m in child.members), child.rows, child.children, child.each)
+        for child in module.children
+    ]
+
+
+def _number(module: Module) -> int | None:
+    last = module.members[0].rpartition(".")[2]
+    return int(last) if last.isdecimal() else None
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0–3, 5"""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)

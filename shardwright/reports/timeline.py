@@ -1,0 +1,105 @@
+"""The timeline of a plan: how busy each stream is, what is exposed, when memory is at its peak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.timeline.memory import safe_bytes
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.tasks import COMPUTE
+from shardwright.cost.timeline.timeline import StageTimeline, Timeline, simulate
+from shardwright.pcg.step.execution import Execution
+from shardwright.reports.report import Paragraph, Report
+from shardwright.reports.units import bar, percent, plural, seconds, size
+from shardwright.reports.wording import memory_rows, memory_warning
+from shardwright.search.plan import Plan
+
+
+def plan_timeline(plan: Plan, execution: Execution) -> Timeline:
+    """The simulated step of a plan that is run in some way."""
+    return simulate(program(plan.graph, plan.cluster, execution))
+
+
+def moved(plan: Plan, cluster: Cluster) -> Plan:
+    """The plan as it is costed on another cluster, whose devices may be those of several stages."""
+    limit_bytes = safe_bytes(cluster.device.memory_bytes)
+    return replace(plan, cluster=cluster, report=replace(plan.report, limit_bytes=limit_bytes))
+
+
+class TimelineReport(Report):
+    """The step, the stages where there are several, streams of the busiest and memory of the fullest one."""
+
+    def __init__(self, plan: Plan, timeline: Timeline) -> None:
+        self.plan, self.timeline = plan, timeline
+        self.is_pipeline = len(timeline.stages) > 1
+
+    def paragraphs(self) -> list[Paragraph]:
+        stages = [self._stages()] if self.is_pipeline else []
+        return [self._headline(), *stages, self._streams(), self._memory()]
+
+    def data(self) -> dict[str, Any]:
+        return {"step_s": self.timeline.step_s, "stages": list(map(_stage_data, self.timeline.stages))}
+
+    def _headline(self) -> Paragraph:
+        plan, stages, busiest, fullest = self.plan, self.timeline.stages, self.timeline.busiest, self.timeline.fullest
+        used, available = plan.mesh.num_devices * len(stages), plan.cluster.num_devices
+        title = f"Timeline of {plan.model} on {plan.cluster.name}, mesh {plan.mesh}"
+        title += f" for each of {len(stages)} stages" if self.is_pipeline else ""
+        title += f"; {used} of {plural(available, 'device')} in use" if used < available else ""
+        memory = fullest.memory.total_bytes
+        return Paragraph(title, [
+            f"step            {seconds(self.timeline.step_s)}",
+            f"compute         {self._part(busiest.compute_s)}, what communication beside it slows down included",
+            f"exposed         {self._part(busiest.exposed_s)} in which compute waits for communication or copies",
+            f"bubble          {self._part(busiest.bubble_s)} in which there is nothing to do",
+            f"memory          {size(memory)} of {size(plan.cluster.device.memory_bytes)} at the peak, after "
+            f"{seconds(fullest.peak_s)}" + memory_warning(plan, memory),
+            f"at the peak     {fullest.peak_at}",
+        ])  # fmt: skip
+
+    def _part(self, part_s: float) -> str:
+        return f"{seconds(part_s)} ({percent(self._share(part_s))})" if self.timeline.step_s else "0"
+
+    def _share(self, part_s: float) -> float:
+        return part_s / self.timeline.step_s if self.timeline.step_s else 0.0
+
+    def _of(self, stage: StageTimeline) -> str:
+        """Which stage is meant, where there are several."""
+        return f" of stage {self.timeline.stages.index(stage)}" if self.is_pipeline else ""
+
+    def _stages(self) -> Paragraph:
+        rows = [
+            (str(number), seconds(stage.compute_s), seconds(stage.exposed_s), seconds(stage.bubble_s),
+             percent(self._share(stage.bubble_s)), size(stage.memory.total_bytes), stage.peak_at)
+            for number, stage in enumerate(self.timeline.stages)
+        ]  # fmt: skip
+        columns = (">stage", ">compute", ">exposed", ">bubble", ">of the step", ">peak memory", "at the peak")
+        return Paragraph("Stages", [], columns, rows)
+
+    def _streams(self) -> Paragraph:
+        stage = self.timeline.busiest
+        rows = [
+            (name if name in (COMPUTE, "copy") else f"collectives of {name}", seconds(busy_s),
+             percent(self._share(busy_s)), bar(self._share(busy_s)))
+            for name, busy_s in sorted(stage.busy_s.items(), key=lambda item: (item[0] != COMPUTE, item[0]))
+        ]  # fmt: skip
+        return Paragraph(f"Streams{self._of(stage)}", [], ("stream", ">busy", ">share", ""), rows)
+
+    def _memory(self) -> Paragraph:
+        stage = self.timeline.fullest
+        rows = [cells[:3] for cells in memory_rows(stage.memory)]
+        return Paragraph(f"Memory{self._of(stage)} at the peak", [], ("category", ">bytes", ">share"), rows)
+
+
+def _stage_data(stage: StageTimeline) -> dict[str, Any]:
+    return {
+        "compute_s": stage.compute_s,
+        "exposed_s": stage.exposed_s,
+        "bubble_s": stage.bubble_s,
+        "busy_s": dict(stage.busy_s),
+        "memory": stage.memory.by_category(),
+        "peak_s": stage.peak_s,
+        "peak_at": stage.peak_at,
+    }

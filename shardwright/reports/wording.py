@@ -1,0 +1,116 @@
+"""What people call the facts of a plan: an axis, a move, the quality of the plan, where its figures come from."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.timeline.memory import Memory, verdict
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.moves import MOVES
+from shardwright.reports.facts import AxisFacts, SplitAlong, Traffic, fits
+from shardwright.reports.units import bar, percent, plural, seconds, size
+from shardwright.search.plan import Plan
+
+# ---- axes ----
+
+_NAMES: dict[SplitAlong, str] = {
+    "batch": "data parallel", "sequence": "sequence parallel", "features": "tensor parallel",
+}  # fmt: skip
+
+
+def axis_name(axis: AxisFacts) -> str:
+    """What people call it, by where most of the compute is split."""
+    uses = sorted(_NAMES, key=lambda use: -axis.share_of_compute[use])
+    main = [u for u in uses if axis.share_of_compute[u] >= 0.25] or uses[:1]
+    if not any(axis.num_operators[u] for u in main):
+        return "zero-redundancy storage" if axis.num_weights["gathered"] else "replication"
+    name = " and ".join(_NAMES[u] for u in main)
+    return name + (" with gathered weights (ZeRO-3)" if axis.num_weights["gathered"] else "")
+
+
+def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
+    """The levels of the network that one group of the axis crosses."""
+    index = mesh.index(axis)
+    inner = 1
+    for extent in mesh.sizes[index + 1 :]:
+        inner *= extent
+    outer, reach, names = inner * mesh.sizes[index], 1, list[str]()
+    for level in cluster.levels:
+        if outer > reach and inner < reach * level.size:
+            names.append(level.name)
+        reach *= level.size
+    return " and ".join(names) or "one device"
+
+
+# ---- moves ----
+
+
+def move_text(traffic: Traffic) -> str:
+    """What happens to a value when its layout changes, forward and backward."""
+    if traffic.what == "constant":
+        return "each device takes its slice"
+    if (traffic.what, traffic.before, traffic.after) == ("weight", "S", "C"):
+        return "all-gathered, again in backward; gradients reduce-scattered"
+    return MOVES[traffic.before, traffic.after].words
+
+
+# ---- the plan as a whole ----
+
+
+def memory_warning(plan: Plan, used_bytes: int) -> str:
+    """What has to be said about so much memory on the plan's devices; nothing where it fits."""
+    if verdict(used_bytes, plan.cluster.device.memory_bytes) == "may not fit":
+        return ": WARNING, it MAY NOT FIT: the last tenth of the memory is in use, and predictions are not that exact"
+    limit = min(plan.report.limit_bytes, plan.cluster.device.memory_bytes)
+    return "" if used_bytes <= limit else f": DOES NOT FIT, the limit is {size(limit)}"
+
+
+def memory_rows(memory: Memory) -> list[tuple[str, str, str, str]]:
+    """What is in use, by category: name, bytes, share and a bar."""
+    total = max(memory.total_bytes, 1)
+    return [
+        (name, size(num_bytes), percent(num_bytes / total), bar(num_bytes / total))
+        for name, num_bytes in memory.by_category().items()
+        if num_bytes
+    ]
+
+
+def quality(plan: Plan) -> str:
+    """How far the plan can be from the best one, as proven by the search for plans without rewrites."""
+    report = plan.report
+    meshes = plural(report.num_meshes, "mesh", "meshes")
+    searched = f"by the cost model without overlap; {meshes} searched in {seconds(report.seconds)}"
+    if not fits(plan):
+        return f"no plan within memory was found; this is the smallest, {searched}"
+    if report.bound_s <= 0:
+        return f"no bound was proven; {searched}"
+    gap = plan.prediction.serial_s / report.bound_s - 1
+    if gap < -5e-5:
+        return f"proven better than every layout of the operators as they were written, {searched}"
+    if gap < 5e-5:
+        return f"proven optimal among the layouts searched, {searched}"
+    most = "0.1 %" if gap < 1e-3 else percent(gap)
+    return f"at most {most} above the optimum of the layouts searched, {searched}"
+
+
+def rewrites(plan: Plan) -> str:
+    """The certified rules that changed the model's own operators, and how often."""
+    steps = Counter(rule for rewrite in plan.report.rewrites for rule, _ in rewrite.steps)
+    return ", ".join(f"{n} × {rule}" for rule, n in steps.items())
+
+
+def provenance(cluster: Cluster) -> str:
+    """Where the figures that predictions rest on come from, and what to do about guesses."""
+    if cluster.provenance != "default":
+        return cluster.provenance
+    return f"built-in defaults, not of this machine; measure it with `shardwright calibrate {cluster.num_devices}`"
+
+
+def faster_or_slower(step_s: float, plan_s: float) -> str:
+    """How another step time compares with the plan's."""
+    ratio = step_s / plan_s if plan_s > 0 else 1.0
+    if abs(ratio - 1) < 5e-4:
+        return "the same"
+    factor, word = (ratio, "slower") if ratio > 1 else (1 / ratio, "faster")
+    return f"{factor:.1f} × {word}" if factor >= 2 else f"{percent(factor - 1)} {word}"

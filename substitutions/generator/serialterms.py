@@ -1,0 +1,137 @@
+"""Enumerates the serial terms of a context and yields the pairs that have one fingerprint.
+
+Terms grow by one operator at a time; operands are representatives, one for each class of terms with equal fingerprints,
+so that a pair is never implied by an equal pair of operands. Operands of commutative operators stand in one order, but
+for the terms that say that they commute. All terms of one operator and one type of operands are
+computed together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count, product
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.substitutions.generator.canonical import COMMUTATIVE
+from shardwright.substitutions.generator.context import SerialContext
+from shardwright.substitutions.generator.instances import instances
+from shardwright.substitutions.generator.modular import Array
+from shardwright.substitutions.generator.nodes import Node
+from shardwright.substitutions.generator.residues import Field
+from shardwright.substitutions.generator.termpool import ABOUT, TermPool
+from shardwright.substitutions.generator.vocabulary import RowUse, SymbolicType, Way
+
+
+class Pair(NamedTuple):
+    """Two terms of one type and fingerprint; the left one was met first."""
+
+    left: Node[RowUse]
+    right: Node[RowUse]
+
+
+class _Block(NamedTuple):
+    """Terms that are one use of an operator, a row of classes each."""
+
+    use: RowUse
+    operands: Array
+    prints: Array
+
+
+class SerialTerms:
+    """All terms of a context up to a number of operators.
+
+    `counts` tells progress: "graphs" (terms looked at), "fingerprints" (classes of terms), "noise" (pairs with unbound
+    variables).
+    """
+
+    def __init__(self, context: SerialContext, seed: int, field: Field | None = None) -> None:
+        self.context, self.counts = context, Counter[str]()
+        ranks = (1,) * context.samples
+        self.field = field or Field()
+        self.pool = TermPool(self.field, list(instances(context, self.field, seed, ranks)), context.part, context.about)
+        self.pool.variables(context.types)
+        self._uses: dict[tuple[int, tuple[SymbolicType, ...]], tuple[RowUse, ...]] = {}
+        self._numbers = count()
+
+    def pairs(self, max_ops: int) -> Iterator[Pair]:
+        """The pairs, smaller terms first."""
+        for ops in range(1, max_ops + 1):
+            blocks = self._level(ops, last=ops == max_ops)
+            for kind, found in blocks.items():
+                yield from self._classified(kind, found, grow=ops < max_ops)
+
+    def _level(self, ops: int, last: bool) -> dict[SymbolicType, list[_Block]]:
+        """All terms with this many operators, by the type of their results.
+
+        The `last` terms are those with an operator that rules have to be about.
+        """
+        blocks: dict[SymbolicType, list[_Block]] = {}
+        kinds = list(self.pool.shelves)
+        for number, way in enumerate(self.context.ways):
+            for operands in product(kinds, repeat=way.arity):
+                uses = self._uses_of(number, way, operands)
+                if not uses:
+                    continue
+                if ops > 1 and way.name in COMMUTATIVE and len(operands[0].dims) < len(operands[1].dims):
+                    continue
+                rows = self.pool.tuples(operands, ops - 1)
+                if ops > 1 and way.name in COMMUTATIVE and operands[0] == operands[1]:
+                    rows = rows[rows[:, 0] <= rows[:, 1]]
+                for use in uses:
+                    chosen = self._about(use, rows) if last else rows
+                    if len(chosen):
+                        blocks.setdefault(use.result, []).append(_Block(use, chosen, self.pool.prints(use, chosen)))
+                        self.counts["graphs"] += len(chosen)
+        return blocks
+
+    def _about(self, use: RowUse, rows: Array) -> Array:
+        """The rows of operands that make a term that a rule may have as its larger side."""
+        if not self.context.about or use.op in self.context.about:
+            return rows
+        return rows[(np.asarray(self.pool.masks)[rows] >= ABOUT).any(1)]
+
+    def _masks(self, block: _Block) -> Array:
+        """The variables of each term, and whether it has an operator that rules are about."""
+        return np.bitwise_or.reduce(np.asarray(self.pool.masks)[block.operands], 1) | self.pool.mark(block.use)
+
+    def _uses_of(self, number: int, way: Way, operands: tuple[SymbolicType, ...]) -> tuple[RowUse, ...]:
+        if (number, operands) not in self._uses:
+            found = way.uses(operands, self.context.reach)
+            self._uses[number, operands] = tuple(use._replace(number=next(self._numbers)) for use in found)
+        return self._uses[number, operands]
+
+    def _classified(self, kind: SymbolicType, blocks: list[_Block], grow: bool) -> Iterator[Pair]:
+        """Pairs of each term with its class's representative; terms of new classes join the pool if it may `grow`."""
+        prints = np.concatenate([block.prints for block in blocks])
+        unique, first, inverse = np.unique(prints, return_index=True, return_inverse=True)
+        known = self.pool.known.get(kind, {})
+        representative = np.asarray([known.get(p, -1) for p in unique.tolist()], np.int64)
+        starts = np.cumsum([0, *(len(block.prints) for block in blocks)])
+        fresh = np.sort(first[representative < 0])
+        self.counts["fingerprints"] += len(fresh)
+        if grow:
+            for block, start, stop in zip(blocks, starts, starts[1:], strict=False):
+                rows = fresh[(fresh >= start) & (fresh < stop)] - start
+                if len(rows):
+                    self.pool.grow(kind, block.use, block.operands[rows], block.prints[rows])
+        masks = np.concatenate([self._masks(block) for block in blocks])
+        theirs = np.where(representative < 0, masks[first], np.asarray(self.pool.masks)[representative])
+        new = np.zeros(len(prints), bool)
+        new[fresh] = True
+        repeated = ~new
+        bound = repeated & (theirs[inverse] | ABOUT == masks | ABOUT)
+        self.counts["noise"] += int(repeated.sum() - bound.sum())
+        if self.context.about:
+            bound &= (theirs[inverse] | masks) >= ABOUT
+
+        def node(row: int) -> Node[RowUse]:
+            block = int(np.searchsorted(starts, row, "right")) - 1
+            return Node(blocks[block].use, tuple(blocks[block].operands[row - starts[block]].tolist()))
+
+        for row in np.flatnonzero(bound).tolist():
+            group = inverse[row]
+            chosen = int(representative[group])
+            yield Pair(self.pool.nodes[chosen] if chosen >= 0 else node(int(first[group])), node(row))

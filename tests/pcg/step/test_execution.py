@@ -1,0 +1,66 @@
+"""How a step is run: what is refused, and which dtypes a precision means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Execution
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"precision": "fp4"},
+            "Execution.precision: expected one of 'fp32', 'tf32', 'amp_bf16', 'bf16', 'amp_fp16', 'fp16', 'fp8', got",
+        ),
+        ({"recompute": "some"}, "Execution.recompute: expected one of 'none', 'selective', 'full', got 'some'"),
+        ({"schedule": "1b1f"}, "Execution.schedule: expected one of 'gpipe', '1f1b', 'interleaved', 'zero-bubble'"),
+        ({"optimizer": "lion"}, "Execution.optimizer: expected one of 'adam', 'sgd', got 'lion'"),
+        ({"compiled": 1}, "Execution.compiled: expected True or False, got 1; give one of them"),
+        ({"offload": None}, "Execution.offload: expected True or False, got None"),
+        ({"shard_optimizer": "no"}, "Execution.shard_optimizer: expected True or False, got 'no'"),
+        ({"overlap": 0}, "Execution.overlap: expected True or False, got 0"),
+        ({"late_gathers": 2}, "Execution.late_gathers: expected True or False, got 2"),
+        ({"num_microbatches": 0}, "Execution.num_microbatches: expected a positive integer, got 0"),
+        ({"num_stages": 1.5}, "Execution.num_stages: expected a positive integer, got 1.5"),
+        ({"chunks_per_stage": -1}, "Execution.chunks_per_stage: expected a positive integer, got -1"),
+        ({"chunks_per_stage": 2}, "Execution.chunks_per_stage: expected 1 with schedule '1f1b', got 2; change the one"),
+        ({"schedule": "interleaved"}, "Execution.chunks_per_stage: expected at least 2 with schedule 'interleaved'"),
+        (
+            {"schedule": "interleaved", "chunks_per_stage": 2, "num_stages": 4, "num_microbatches": 6},
+            "Execution.num_microbatches: expected a multiple of the 4 stages, got 6; interleaving needs it",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClusterError) as error:
+        Execution(**fields)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("precision", "compute", "state", "rates"),
+    [
+        (None, "float64", "float64", {}),
+        ("fp32", "float32", "float32", {}),
+        ("tf32", "float32", "float32", {"matmul": "tf32", "conv": "tf32"}),
+        ("bf16", "bfloat16", "bfloat16", {}),
+        ("amp_bf16", "bfloat16", "float32", {}),
+        ("fp16", "float16", "float16", {}),
+        ("amp_fp16", "float16", "float32", {}),
+        ("fp8", "bfloat16", "float32", {"matmul": "fp8"}),
+    ],
+)
+def test_a_precision_says_the_dtypes_of_floats(precision: Any, compute: str, state: str, rates: Any) -> None:
+    run = Execution(precision)
+    assert (run.compute_dtype("float64"), run.state_dtype("float64"), run.rates) == (compute, state, rates)
+    assert {run.compute_dtype("int64"), run.state_dtype("int64")} == {"int64"}
+    assert run.is_scaled == (precision == "amp_fp16")
+
+
+def test_every_precision_is_described() -> None:
+    assert set(DTYPES) == set(PRECISIONS)

@@ -1,0 +1,304 @@
+"""What is said about a plan: axes, weights, moves, reasons, modules, comparison; its sums are the prediction's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.graph import Graph, Node, make_attrs
+from shardwright.pcg.mesh import Mesh
+from shardwright.reports import units
+from shardwright.reports.comparison import ComparisonReport
+from shardwright.reports.facts import PlanFacts
+from shardwright.reports.modules import Module, module_tree
+from shardwright.reports.plan import PlanReport
+from shardwright.reports.wording import faster_or_slower, links, quality
+from shardwright.search.plan import Plan, Rewrite
+from shardwright.search.planner import Planner
+from tests.search.graphs import blocks, cluster, every_choice
+
+FAST = 1e12
+
+
+def planned(graph: Graph, mesh: Mesh, *roles: str, link_bytes_per_s: float = FAST) -> Plan:
+    planner = Planner(cluster(mesh.num_devices, link_bytes_per_s=link_bytes_per_s), every_choice)
+    return planner.plan(graph, "Net", mesh=mesh, roles=roles)
+
+
+@pytest.fixture(scope="module")
+def data() -> Plan:
+    return planned(blocks(), Mesh.of(dp=2), "data")
+
+
+@pytest.fixture(scope="module")
+def zero() -> Plan:
+    return planned(blocks(), Mesh.of(dp=2), "zero")
+
+
+@pytest.fixture(scope="module")
+def tensor() -> Plan:
+    return planned(blocks(), Mesh.of(tp=2), "tensor")
+
+
+# ---- axes and weights ----
+
+
+def test_data_parallel_is_called_so(data: Plan) -> None:
+    (axis,) = PlanFacts(data).axes
+    assert axis.num_operators["batch"] == sum(axis.num_operators.values())
+    assert axis.share_of_compute["batch"] == pytest.approx(1)
+    assert axis.num_weights == {"whole": 10, "sharded": 0, "gathered": 0}
+    assert "dp (2)  data parallel, over rank: of 18 operators, splits the batch in 18 (100 % of compute)" in str(
+        PlanReport(data)
+    )
+
+
+def test_zero_is_called_so(zero: Plan) -> None:
+    (axis,) = PlanFacts(zero).axes
+    assert axis.num_weights == {"whole": 0, "sharded": 0, "gathered": 10}
+    text = str(PlanReport(zero))
+    assert "data parallel with gathered weights (ZeRO-3)" in text
+    assert "weights: 10 stored sharded, gathered for each use" in text
+    assert "all-gathered, again in backward; gradients reduce-scattered" in text
+
+
+def test_tensor_parallel_is_called_so(tensor: Plan) -> None:
+    (axis,) = PlanFacts(tensor).axes
+    assert axis.num_weights["sharded"] >= 6
+    assert axis.num_operators["features"] >= 9
+    assert "tp (2)  tensor parallel" in str(PlanReport(tensor))
+
+
+def test_a_split_of_the_sequence_is_no_split_of_features() -> None:
+    plan = planned(blocks(batch=1, width=64, seq=8192), Mesh.of(x=2), "free")
+    (axis,) = PlanFacts(plan).axes
+    assert axis.num_operators["sequence"] > 0
+    assert "sequence parallel" in str(PlanReport(plan))
+
+
+def test_an_axis_names_the_links_that_it_crosses() -> None:
+    dgx = Cluster.preset("dgx-h100", nodes=4)
+    mesh = Mesh.of(x=4, y=8)
+    assert links(dgx, mesh, "x") == "network"
+    assert links(dgx, mesh, "y") == "nvlink"
+    assert links(dgx, Mesh.of(x=32), "x") == "nvlink and network"
+    assert links(dgx, Mesh.of(x=2, y=16), "y") == "nvlink and network"
+    assert links(Cluster.local(1), Mesh.of(x=1), "x") == "one device"
+
+
+# ---- sums ----
+
+
+@pytest.mark.parametrize("name", ["data", "zero", "tensor"])
+def test_the_parts_add_up(name: str, request: pytest.FixtureRequest) -> None:
+    plan: Plan = request.getfixturevalue(name)
+    facts = PlanFacts(plan)
+    assert sum(t.seconds for t in facts.traffic) == pytest.approx(plan.prediction.communication_s)
+    assert sum(t.sent_bytes for t in facts.traffic) == pytest.approx(plan.prediction.communication_bytes)
+    total = module_tree(facts).total
+    assert total.communication_s == pytest.approx(plan.prediction.communication_s)
+    assert total.compute_s == pytest.approx(plan.prediction.compute_s)
+    assert total.stored_bytes == plan.prediction.memory.parameters_bytes
+
+
+# ---- modules ----
+
+
+def labels(module: Module) -> list[str]:
+    return [m.label for _, m in module.walk()]
+
+
+def test_equal_blocks_fold(data: Plan) -> None:
+    tree = module_tree(PlanFacts(data))
+    assert labels(tree) == ["Net", "embed", "layers.0–2", "norm", "mlp", "up", "down", "(constants)"]
+    assert "layers.0–2 (3 alike)" in str(PlanReport(data))
+    assert tree.children[1].total.num_operators == 3 * tree.children[1].each.num_operators == 15
+
+
+def test_blocks_with_other_layouts_do_not_fold(data: Plan) -> None:
+    changed = {"g1", "up1"}
+    nodes = tuple(
+        replace(n, attrs=tuple((k, ("S(0)",) if k == "layouts" else v) for k, v in n.attrs)) if n.name in changed else n
+        for n in data.graph.nodes
+    )
+    gathered = Graph(tuple(_gathering(nodes, changed)), data.graph.outputs, data.mesh).validate()
+    tree = module_tree(PlanFacts(replace(data, graph=gathered)))
+    assert [m.label for m in tree.children] == ["embed", "layers.0, 2", "layers.1", "(constants)"]
+
+
+def _gathering(nodes: Iterable[Node], changed: set[str]) -> Iterator[Node]:
+    """Gather these parameters before they are read."""
+    for node in nodes:
+        if node.is_parallel and node.inputs[0] in changed:
+            whole = f"{node.inputs[0]}.whole"
+            yield Node(whole, "combine", node.inputs, make_attrs(axis="dp"), (), node.source)
+            node = replace(node, inputs=(whole,))
+        yield node
+
+
+def test_depth_limits_the_table(data: Plan) -> None:
+    shallow = str(PlanReport(data, depth=1))
+    assert "layers.0–2" in shallow
+    assert "    norm" not in shallow
+    assert "4 modules further inside: --depth 2" in shallow
+
+
+# ---- what runs whole, and why ----
+
+
+def test_reasons_for_running_whole() -> None:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (3, 5), "float32", "x")
+    w = b.leaf("w", "parameter", (5, 5), "float32", "w", grad=True)
+    y = b.op("softmax", b.op("linear", x, w), dim=1)
+    hidden = b.op("reshape", b.op("sum", y, dims=(0,), keepdim=False), shape=(5,))
+    z = b.op("cumsum", hidden, dim=0, dtype="float32")
+    graph = b.graph([("loss", b.op("sum", z, dims=(0,), keepdim=False))])
+    plan = planned(graph, Mesh.of(x=2), "free")
+    reasons = {u.op: u.reason for u in PlanFacts(plan).unsplit}
+    assert reasons["linear"] == "no splittable size (3, 5, 5) is divisible by 2"
+    assert reasons["cumsum"] == "every dimension is needed whole"
+    assert "Operators that run whole along an axis" in str(PlanReport(plan))
+    assert "NOTHING IS SPLIT" in str(PlanReport(plan))
+
+
+def test_an_operator_without_a_row_says_so() -> None:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (4, 4), "float32", "x")
+    w = b.leaf("w", "parameter", (4, 4), "float32", "w", grad=True)
+    h = b.op("linear", x, w)
+    odd = b.op("opaque", h, target="my.op", shape=(4, 4), dtype="float32")
+    plan = planned(b.graph([("loss", b.op("sum", odd, dims=(0, 1), keepdim=False))]), Mesh.of(x=2), "free")
+    reasons = {u.op: u.reason for u in PlanFacts(plan).unsplit}
+    assert reasons["my.op"] == "it has no row in the op table, so nothing is known about splitting it"
+
+
+def test_nothing_runs_whole_under_data_parallelism(data: Plan) -> None:
+    assert "none: every operator shares its work along every axis" in str(PlanReport(data))
+
+
+# ---- the headline and the comparison ----
+
+
+def test_the_bound_is_told_as_proven(data: Plan) -> None:
+    def told(bound_s: float) -> str:
+        return quality(replace(data, report=replace(data.report, bound_s=bound_s)))
+
+    step_s = data.prediction.serial_s
+    assert told(step_s).startswith(
+        "proven optimal among the layouts searched, by the cost model without overlap; 1 mesh searched in "
+    )
+    assert told(step_s / 1.0004).startswith("at most 0.1 % above the optimum of the layouts searched")
+    assert told(step_s / 1.07).startswith("at most 7.0 % above the optimum")
+    assert told(step_s * 1.07).startswith("proven better than every layout of the operators as they were written")
+    assert told(0).startswith("no bound was proven")
+
+
+def test_rewrites_are_counted(data: Plan) -> None:
+    rewritten = replace(
+        data.report, rewrites=(Rewrite("a", "b", (("fuse_qkv", 0),)), Rewrite("c", "d", (("fuse_qkv", 1),)))
+    )
+    assert "rewrites        2 × fuse_qkv" in str(PlanReport(replace(data, report=rewritten)))
+
+
+def test_where_figures_come_from_is_told(data: Plan) -> None:
+    guessed = replace(data, cluster=replace(data.cluster, provenance="default"))
+    assert "built-in defaults, not of this machine; measure it with `shardwright calibrate 2`" in str(
+        PlanReport(guessed)
+    )
+    assert "cost figures    test" in str(PlanReport(data))
+
+
+def test_a_plan_that_does_not_fit_is_told(data: Plan) -> None:
+    assert "DOES NOT FIT, the limit is 1.00 kB" in str(
+        PlanReport(replace(data, report=replace(data.report, limit_bytes=1000)))
+    )
+
+
+@pytest.mark.parametrize("share", [0.5, 0.899, 0.9001, 0.95, 0.999, 1.0, 1.001, 2.0])
+def test_the_last_tenth_of_the_memory_is_never_said_to_fit(data: Plan, share: float) -> None:
+    """Whatever limit the search had."""
+    used = data.prediction.memory.total_bytes
+    device = replace(data.cluster.device, memory_bytes=round(used / share))
+    tight = replace(
+        data, cluster=replace(data.cluster, device=device), report=replace(data.report, limit_bytes=10 * used)
+    )
+    text, own = str(PlanReport(tight)), str(ComparisonReport({"own": tight, "again": tight}))
+    assert ("WARNING, it MAY NOT FIT: the last tenth of the memory is in use" in text) is (0.9 < share <= 1)
+    assert ("DOES NOT FIT" in text) is (share > 1)
+    assert ("may not fit" in own) is (0.9 < share <= 1)
+    assert ("does not fit" in own) is (share > 1)
+    assert PlanReport(tight).data()["fits"] is (share <= 0.9)
+
+
+def test_the_moment_of_the_peak_and_what_is_exposed_are_told(data: Plan) -> None:
+    text = str(PlanReport(data))
+    assert f"peak: {data.prediction.peak_at}" in text
+    assert "microbatch 0" in data.prediction.peak_at
+    assert f"of which {units.seconds(data.prediction.exposed_s)} exposed" in text
+    assert f"bubble {units.seconds(1.0)}" in str(
+        PlanReport(replace(data, prediction=replace(data.prediction, bubble_s=1.0)))
+    )
+
+
+def test_the_comparison_names_baselines_and_ratios() -> None:
+    plan = Planner(cluster(2, link_bytes_per_s=1e7), every_choice).plan(blocks(), "Net")
+    text = str(PlanReport(plan))
+    for name in ("this plan", "data parallel", "ZeRO-3", "tensor parallel 2"):
+        assert name in text
+    assert faster_or_slower(1.2, 1.0) == "20 % slower"
+    assert faster_or_slower(1.0, 1.1) == "10 % faster"
+    assert faster_or_slower(3.14, 1.0) == "3.1 × slower"
+    assert faster_or_slower(1.0, 1.0) == "the same"
+
+
+def test_plans_stand_beside_each_other(data: Plan, zero: Plan) -> None:
+    text = str(ComparisonReport({"a.json": data, "b.json": zero}))
+    assert "a.json" in text
+    assert "b.json" in text
+    assert "different models" not in text
+    assert "different models" in str(ComparisonReport({"a": data, "b": replace(zero, fingerprint="other")}))
+
+
+# ---- forms ----
+
+
+def test_the_description_is_json_and_small(tensor: Plan) -> None:
+    text = json.dumps(PlanReport(tensor).data())
+    assert json.loads(text)["tree"]["children"][1]["label"] == "layers.0–2"
+    assert len(text) < 20_000
+
+
+def test_explaining_needs_no_torch(tmp_path: Path, data: Plan) -> None:
+    data.save(tmp_path / "plan.json")
+    code = (
+        "import sys; from shardwright.search.plan import Plan; from shardwright.reports.plan import PlanReport; "
+        f"str(PlanReport(Plan.load({str(tmp_path / 'plan.json')!r}))); print('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (units.seconds(0), "0"), (units.seconds(4e-18), "0"), (units.seconds(3e-7), "0.30 µs"),
+        (units.seconds(0.00999), "9.99 ms"),
+        (units.seconds(0.9999), "1.00 s"), (units.seconds(123), "123 s"),
+        (units.size(0), "0"), (units.size(12), "12 B"), (units.size(999_900), "1.00 MB"),
+        (units.size(65.7e9), "65.7 GB"),
+        (units.percent(0), "0 %"), (units.percent(0.0002), "under 0.1 %"), (units.percent(0.034), "3.4 %"),
+        (units.percent(0.5), "50 %"), (units.percent(0.9999), "over 99.9 %"), (units.percent(1), "100 %"),
+        (units.plural(1, "mesh", "meshes"), "1 mesh"), (units.plural(2, "mesh", "meshes"), "2 meshes"),
+        (units.plural(0, "row"), "0 rows"),
+    ],
+)  # fmt: skip
+def test_numbers_read_well(text: str, expected: str) -> None:
+    assert text == expected

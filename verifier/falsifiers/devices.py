@@ -1,0 +1,198 @@
+"""Both sides of placement rules as parallel graphs: what is run device by device.
+
+It shares nothing with the generator and the proofs but the rule: graphs are built and typed by `pcg`, at pairwise
+distinct sizes, on integers (of float64: sums and products are exact). Rules that are added to one graph share it, so
+equal subterms are computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from shardwright.pcg.errors import GraphError
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.graph import Graph, Node, fits, infer, leaf, make_attrs, required_layouts
+from shardwright.pcg.interpret import Array
+from shardwright.pcg.layout import Layout, Layouts, R, S
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.optable import ROWS, Row
+from shardwright.pcg.parallel import PARALLEL_OPS, REPLICATE
+from shardwright.pcg.types import TensorType
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.generator.primesizes import CONSTANTS
+from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, subterms
+
+_FREE = (29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
+_RESHAPING = ("linear", "matmul", "permute", "reshape", "concat", "slice", "sum", "conv2d", "embedding", "sdpa")
+
+
+@dataclass
+class Devices:
+    """A parallel graph that grows by the sides of rules, with the data of its leaves."""
+
+    mesh: Mesh
+    rng: np.random.Generator
+    nodes: list[Node] = field(default_factory=list)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    data: dict[str, Array] = field(default_factory=dict)
+    _known: dict[object, str] = field(default_factory=dict)
+
+    def add(self, rule: Equation) -> list[tuple[str, str]]:
+        """Both sides of every root, as names of nodes. Raises `GraphError` where a side is ill-typed."""
+        error: GraphError | None = None
+        for order in product((False, True), repeat=2):  # a convolution's kernel must fit into its image
+            try:
+                return self._sides(rule, self.sizes(rule, *order))
+            except GraphError as caught:
+                error = error or caught
+        assert error is not None
+        raise error
+
+    def sizes(self, rule: Equation, ascending: bool = False, falling: bool = False) -> dict[str, Any]:
+        """Pairwise distinct sizes; multiples of the degrees where the guard asks, growing unless they are `falling`."""
+        unit = int(np.prod(self.mesh.sizes))
+        names = list(dict.fromkeys(name for _, dims in rule.variables for name in dims.names))
+        asked = {name for condition in rule.guard for name in condition.names}
+        sharded = [n for n in names if n in asked]
+        multiples = sorted(range(2, 2 + len(sharded)), reverse=falling)
+        others = [n for n in names if n not in asked]
+        free = zip(others, sorted(_FREE[-len(others) :], reverse=not ascending), strict=False)
+        divided = {name: unit * n for name, n in zip(sharded, multiples, strict=True)}
+        return dict(CONSTANTS) | divided | dict(free)
+
+    def _sides(self, rule: Equation, sizes: Mapping[str, Any]) -> list[tuple[str, str]]:
+        limits = _limits(rule)
+        given = {name: dims.shape(sizes) for name, dims in rule.variables}
+        layouts = {name: tuple(p.at(sizes) for p in places) for name, places in rule.layouts}
+        leaves = {
+            name: self._variable(name, shape, layouts[name], _limit(limits[name], given) if name in limits else None)
+            for name, shape in given.items()
+        }
+        pairs = zip(rule.left, rule.right, strict=True)
+        return [(self._term(left, leaves, sizes), self._term(right, leaves, sizes)) for left, right in pairs]
+
+    def _term(self, term: Term, leaves: Mapping[str, str], sizes: Mapping[str, Any]) -> str:
+        if isinstance(term, Variable):
+            return leaves[term.name]
+        operands = tuple(self._term(t, leaves, sizes) for t in term.operands)
+        attrs = {k: v.text if k == "axis" else v.evaluate(sizes) for k, v in term.attrs}
+        return self._node(term.op, operands, attrs)
+
+    def _node(self, op: str, operands: tuple[str, ...], attrs: Mapping[str, Any], split: tuple[str, ...] = ()) -> str:
+        key = (op, operands, make_attrs(**attrs), split)
+        if key not in self._known:
+            kinds = [self.types[name] for name in operands]
+            if op not in PARALLEL_OPS and not split:
+                split = self._split(op, kinds, attrs)
+            self._known[key] = self._append(Node(f"t{len(self.nodes)}", op, operands, make_attrs(**attrs), split))
+        return self._known[key]
+
+    def _append(self, node: Node) -> str:
+        kind = infer(node, [self.types[name] for name in node.inputs], self.mesh)
+        if any(n < 1 for n in kind.shape):
+            raise GraphError(f"{node}: has shape {list(kind.shape)}")
+        self.types[node.name] = kind
+        self.nodes.append(node)
+        return node.name
+
+    def _split(self, op: str, operands: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[str, ...]:
+        """The choice of every axis that asks for just these layouts."""
+        row = ROWS[op]
+        signature = row.signature([t.shape for t in operands], attrs)
+        names = [f.name for f in signature.factors if f.role != "fixed"]
+        choices = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *names]
+        found: list[str] = []
+        for axis, name in enumerate(self.mesh.names):
+            have = tuple(t.layouts[axis] for t in operands)
+            blocks = {x.blocks for x in have if x.blocks > 1}
+            blocked = [
+                f"{f.name}/{n}" for f in signature.factors for n in blocks if f.role != "fixed" and f.size % n == 0
+            ]
+            asked = ((c, _asks(signature, c, len(operands), row)) for c in (*choices, *blocked))
+            fitting = (
+                c for c, needs in asked if needs is not None and all(map(fits, operands, (axis,) * len(needs), needs))
+            )
+            if (choice := next(fitting, None)) is None:
+                raise GraphError(f"{op} has no split for operands in {', '.join(map(str, have))} along {name!r}")
+            found.append(choice)
+        return tuple(found)
+
+    def _variable(self, name: str, shape: tuple[int, ...], layouts: Layouts, limit: int | None) -> str:
+        """A leaf in these layouts. Leaves are stored R or S: partial ones are the sum over a sharded dimension."""
+        key = ("variable", name, shape, layouts, limit)
+        if key in self._known:
+            return self._known[key]
+        partial = [axis for axis, x in enumerate(layouts) if x.kind == "P"]
+        lead = tuple(self.mesh.sizes[axis] for axis in partial)
+        stored = tuple(_stored(x, partial, axis) for axis, x in enumerate(layouts))
+        dtype = "float64" if limit is None else "int64"
+        made = self._append(
+            leaf(f"{name}{len(self.nodes)}", "parameter" if limit is None else "input", (*lead, *shape), dtype, name,
+                 grad=limit is None, layouts=stored)
+        )  # fmt: skip
+        drawn = self.rng.integers(-4, 5, (*lead, *shape)) if limit is None else self.rng.integers(0, limit, shape)
+        self.data[made] = drawn.astype(dtype)
+        if partial:
+            split = tuple(_sum_split(x, partial, axis) for axis, x in enumerate(layouts))
+            made = self._node("sum", (made,), {"dims": tuple(range(len(partial))), "keepdim": False}, split)
+        for axis, x in zip(self.mesh.names, layouts, strict=True):
+            if x.kind == "C":
+                made = self._node(REPLICATE, (made,), {"axis": axis})
+        self._known[key] = made
+        return made
+
+    def graph(self) -> Graph:
+        return Graph(tuple(self.nodes), (), self.mesh)
+
+
+def _asks(signature: Signature, choice: str, num_operands: int, row: Row) -> Layouts | None:
+    try:
+        return required_layouts(signature, choice, num_operands, row)[0]
+    except GraphError:
+        return None
+
+
+def _stored(layout: Layout, partial: Sequence[int], axis: int) -> Layout:
+    if layout.kind == "P":
+        return S(partial.index(axis))
+    return S(layout.dim + len(partial), layout.blocks) if layout.is_shard else R
+
+
+def _sum_split(layout: Layout, partial: Sequence[int], axis: int) -> str:
+    if layout.kind == "P":
+        return f"d{partial.index(axis)}"
+    if not layout.is_shard:
+        return "R"
+    return f"d{layout.dim + len(partial)}" + (f"/{layout.blocks}" if layout.blocks > 1 else "")
+
+
+def _limit(target: tuple[str, int] | None, given: Mapping[str, tuple[int, ...]]) -> int:
+    """How far an index variable counts; no dimension is smaller than the smallest."""
+    if target and target[1] < len(given[target[0]]):
+        return given[target[0]][target[1]]
+    return min(n for shape in given.values() for n in shape)
+
+
+def _limits(rule: Equation) -> dict[str, tuple[str, int] | None]:
+    """The index variables of a rule: into which dimension of which variable each points, None where that is unclear."""
+    found: dict[str, tuple[str, int] | None] = {}
+    for term in (t for root in (*rule.left, *rule.right) for t in subterms(root)):
+        if isinstance(term, Apply):
+            for position, (operand, dim) in INDEX_OPERANDS.get(term.op, {}).items():
+                index, target = (_inner(term.operands[i], rule) for i in (position, operand))
+                if isinstance(index, Variable):
+                    found[index.name] = (target.name, dim) if isinstance(target, Variable) else None
+    return found
+
+
+def _inner(term: Term, rule: Equation) -> Term:
+    """The variable that has the shape of a term, below operators that keep it."""
+    if isinstance(term, Variable) or term.op in _RESHAPING:
+        return term
+    below = [_inner(operand, rule) for operand in term.operands]
+    return max(below, key=lambda t: len(rule.dims[t.name].entries) if isinstance(t, Variable) else 99)
