@@ -12,7 +12,7 @@ from shardwright.pcg.builder import GraphBuilder
 from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "after", "copies"),
     [
         ((4, 6), (4, 2, 3), False),
@@ -38,7 +38,7 @@ def test_a_reshape_of_a_slice_copies_where_torch_does(
     assert (sliced.reshape(after).data_ptr() != sliced.data_ptr()) == copies
 
 
-@pytest.mark.parametrize(
+@each(
     ("moves", "copies"),
     [
         ([(0, 2, 1, 3)], [True]),  # heads before positions: a batch and its heads are not neighbours

@@ -58,7 +58,7 @@ def test_reals_among_integers_take_the_default_dtype() -> None:
 # ---- what is not computed ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "attrs"),
     [
         ("reshape", {"shape": (2, 6)}),

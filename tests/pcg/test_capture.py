@@ -62,7 +62,7 @@ def test_every_model_is_captured_with_its_loss_and_without_opaque_operators(name
     assert {str(n.attr("target")) for n in graph.leaves("parameter")} == set(captured.aliases)
 
 
-@pytest.mark.parametrize("name", ["mlp", "llama", "vit", "mixtral", "qwen3_moe", "resnext", "dlrm"])
+@each("name", ["mlp", "llama", "vit", "mixtral", "qwen3_moe", "resnext", "dlrm"])
 def test_the_captured_graph_computes_the_models_loss(name: str) -> None:
     """Models without dropout, in NumPy and double precision where the graph allows."""
     torch.manual_seed(0)
@@ -126,7 +126,7 @@ def test_dropout_is_numbered_in_the_order_of_the_draws() -> None:
     assert [(n.attr("p"), n.attr("seed")) for n in graph.nodes if n.op == "dropout"] == [(0.5, 0), (0.25, 1)]
 
 
-@pytest.mark.parametrize(
+@each(
     "wrap",
     [
         lambda loss: loss,

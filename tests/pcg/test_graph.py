@@ -76,7 +76,7 @@ def test_serial_types_have_no_layouts() -> None:
     assert type_of(X, W, "%y = linear(%x, %w)", mesh="") == "float32[8, 16]"
 
 
-@pytest.mark.parametrize(
+@each(
     ("have", "need", "grad", "answer"),
     [(R, R, True, True), (R, C, True, False), (R, C, False, True), (C, R, False, True), (P, C, False, False)],
 )

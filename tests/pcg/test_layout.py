@@ -31,7 +31,7 @@ from tests.pcg.typed import make_mesh
 ALL = [R, C, P, S(0), S(3), S(1, 4)]
 
 
-@pytest.mark.parametrize("layout", ALL, ids=str)
+@each("layout", ALL, ids=str)
 def test_text_round_trip(layout: Layout) -> None:
     assert Layout.parse(str(layout)) == layout
 
@@ -56,7 +56,7 @@ def test_duals() -> None:
 # ---- nested shards ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("layouts", "sizes", "order"),
     [
         ((R, P), (2, 2), ()),

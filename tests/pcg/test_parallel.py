@@ -35,12 +35,12 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("move", "before", "after"), STEPS)
+@each(("move", "before", "after"), STEPS)
 def test_steps(move: Step, before: Layout, after: Layout) -> None:
     assert (move.before, move.after) == (before, after)
 
 
-@pytest.mark.parametrize("move", [move for move, *_ in STEPS])
+@each("move", [move for move, *_ in STEPS])
 def test_the_adjoint_leads_back_in_dual_layouts(move: Step) -> None:
     back = move.adjoint
     assert back.op == ADJOINT[move.op]

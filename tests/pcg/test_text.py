@@ -122,7 +122,7 @@ def test_round_trip_of_anything(
     same(Graph(tuple(nodes), tuple((key, names[-1]) for key in outputs), Mesh.of(dp=2, _é=3)))
 
 
-@pytest.mark.parametrize("value", [[1], {"a": 1}, 1j, (1, [2]), b"x"])
+@each("value", [[1], {"a": 1}, 1j, (1, [2]), b"x"])
 def test_what_is_no_attribute(value: object) -> None:
     graph = Graph((Node("x", "full", (), (("value", value),)),), ())  # type: ignore[arg-type]
     with pytest.raises(

@@ -34,7 +34,7 @@ PLACED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["", "generate", "verify", "list", "show", "coverage"])
+@each("command", ["", "generate", "verify", "list", "show", "coverage"])
 def test_every_command_has_help_with_examples(run: Run, command: str) -> None:
     status, out, _ = run("rules", *filter(None, [command]), "--help")
     assert status == 0

@@ -22,7 +22,7 @@ def pattern(row: str, *shapes: tuple[int, ...], **attrs: object) -> str:
 # ---- patterns ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "shapes", "attrs", "expected"),
     [
         ("linear", [(4, 8, 12), (16, 12)], {}, "a b c, d c -> a b d"),
@@ -71,12 +71,12 @@ def test_a_pattern_that_cannot_be_read_is_an_error(text: str, num_operands: int,
 # ---- placements ----
 
 
-@pytest.mark.parametrize("text", ["R", "C", "P", "S(0)", "S(2, a)", "S(1, a*b1)"])
+@each("text", ["R", "C", "P", "S(0)", "S(2, a)", "S(1, a*b1)"])
 def test_placements_print_and_parse(text: str) -> None:
     assert str(Placement.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["Q", "S()", "S(-1)", "S(0, 2)", "S(0,a*)"])
+@each("text", ["Q", "S()", "S(-1)", "S(0, 2)", "S(0,a*)"])
 def test_a_placement_that_cannot_be_read_is_an_error(text: str) -> None:
     with pytest.raises(RuleError, match=r"is not one of R, C, P, S\(dim\) or S\(dim, a\*b\)"):
         Placement.parse(text)
@@ -145,7 +145,7 @@ def test_the_hash_names_the_rule() -> None:
     assert rule.hash != derive("linear", LINEAR, "b").hash
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         (

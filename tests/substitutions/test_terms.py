@@ -30,7 +30,7 @@ def test_expressions_have_values(text: str, value: object) -> None:
     assert expression(text).evaluate({"o": 6, "b": (4, 5), "p": (2, 1, 0), "q": (1, 0, 2)}) == value
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("o +", "expression 'o \\+' cannot be read"),
@@ -109,12 +109,12 @@ def test_dims_that_cannot_be_read_are_an_error(text: str, message: str) -> None:
         Dims.parse(text)
 
 
-@pytest.mark.parametrize("text", ["m i", "*b i", "m (h d)", "*b 1 n", "1", ""])
+@each("text", ["m i", "*b i", "m (h d)", "*b 1 n", "1", ""])
 def test_dims_print_as_they_are_read(text: str) -> None:
     assert str(Dims.parse(text)) == text
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "known", "found"),
     [
         ((4, 6), {"h": 2}, {"d": 3}),
@@ -137,7 +137,7 @@ def test_dims_have_a_shape_at_sizes() -> None:
         dims.shape({"b": (), "h": 2})
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value", "names"),
     [
         ("s", (4, 5), {"s": (4, 5)}),

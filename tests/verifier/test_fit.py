@@ -106,7 +106,7 @@ def test_what_fits_some_tensors_is_proven(rule: Equation) -> None:
     assert prove(rule)[1] is None
 
 
-@pytest.mark.parametrize(
+@each(
     "rule",
     [
         serial("softmax(neg(neg(x)), dim=5)", "softmax(x, dim=5)", variables={"x": "*b n"}),  # of six dimensions

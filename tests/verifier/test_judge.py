@@ -151,7 +151,7 @@ def test_other_threads_judge_without_a_limit() -> None:
     assert [verdict.outcome for verdict in found] == ["certified"]
 
 
-@pytest.mark.parametrize(
+@each(
     "rule",
     [
         equation("many_terms", {"x": "*b"}, "add(" * 40 + "x" + ", x)" * 40, "x"),

@@ -198,7 +198,7 @@ def meshes(rule: Equation) -> list[Mesh]:
     return [Mesh(rule.axes, sizes) for sizes in (((2,), (3,)) if len(rule.axes) == 1 else ((2, 3), (3, 2)))]
 
 
-@pytest.mark.parametrize("rule", PLACED, ids=lambda rule: rule.name)
+@each("rule", PLACED, ids=lambda rule: rule.name)
 def test_placement_rules_are_true_on_every_device_forward_and_backward(rule: Equation) -> None:
     for mesh in meshes(rule):
         assert_placed(rule, mesh)

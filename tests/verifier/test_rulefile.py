@@ -132,7 +132,7 @@ EQUATIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "message"), EQUATIONS, ids=[m[:60] for _, m in EQUATIONS])
+@each(("change", "message"), EQUATIONS, ids=[m[:60] for _, m in EQUATIONS])
 def test_a_malformed_equation_is_named_with_its_field(
     tmp_path: Path, change: Mapping[str, object], message: str
 ) -> None:
@@ -155,7 +155,7 @@ STEP_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), STEP_ERRORS, ids=[m[:60] for _, m in STEP_ERRORS])
+@each(("change", "message"), STEP_ERRORS, ids=[m[:60] for _, m in STEP_ERRORS])
 def test_a_malformed_chain_is_named_with_its_field(tmp_path: Path, change: Mapping[str, object], message: str) -> None:
     assert message in problem(tmp_path, {**STEPS, "name": "chain", **change})
 
@@ -178,7 +178,7 @@ ROW_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), ROW_ERRORS, ids=[m[:60] for _, m in ROW_ERRORS])
+@each(("change", "message"), ROW_ERRORS, ids=[m[:60] for _, m in ROW_ERRORS])
 def test_a_malformed_row_rule_is_named_with_its_field(
     tmp_path: Path, change: Mapping[str, object], message: str
 ) -> None:

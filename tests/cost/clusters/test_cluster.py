@@ -127,7 +127,7 @@ def test_the_context_leaves_some_memory(context_bytes: int) -> None:
     assert replace(GPU, context_bytes=GPU.memory_bytes - 1).context_bytes == GPU.memory_bytes - 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("flops", "problem"),
     [
         ({}, r"flops_per_s: missing 'fp32', got nothing"),
@@ -190,7 +190,7 @@ def test_level_latency(value: object) -> None:
         replace(NVLINK, latency_s=value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "problem"),
     [
         ("collective", "all_reduces", r"collective: expected one of 'all_reduce', .*, got 'all_reduces'; choose one"),

@@ -48,7 +48,7 @@ def test_work_on_all_ranks_has_the_slowest_rate_and_the_least_memory() -> None:
         assert rates[0] < rates[1]
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+@each("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
 def test_collectives_over_all_ranks_have_the_slowest_links(collective: str) -> None:
     uniform = [Cluster.preset(name, nodes=8) for name in ("dgx-h100", "dgx-a100-40")]
     for mesh in ((64,), (8, 8)):
@@ -168,7 +168,7 @@ def test_mixed_clusters_can_be_joined() -> None:
     assert both.device == MIXED.device
 
 
-@pytest.mark.parametrize(
+@each(
     ("clusters", "problem"),
     [
         ([], r"expected at least two clusters, got 0; one needs no joining"),
@@ -186,7 +186,7 @@ def test_what_cannot_be_joined(clusters: list[Cluster], problem: str) -> None:
         Cluster.join(clusters, WAN)
 
 
-@pytest.mark.parametrize(
+@each(
     ("machines", "problem"),
     [
         ([], r"^Cluster\.mixed: expected machines, got none; give pairs such as"),

@@ -72,7 +72,7 @@ def test_rings_pass_between_processors_once_and_exchanges_with_all() -> None:
     assert exchange == pytest.approx(4 / 64 / (22e9 / 4))
 
 
-@pytest.mark.parametrize(
+@each(
     ("figure", "expected"),
     [("V100-32", 125), ("A100-40", 312), ("H100-SXM", 989), ("H200", 989), ("B200", 2250), ("GB200", 2500)],
 )
@@ -127,7 +127,7 @@ def test_machines_in_pods() -> None:
         Cluster.preset("meta-h100", 389)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "problem"),
     [
         (("dgx-z100",), r"unknown machine 'dgx-z100'; choose one of dgx-1-v100, .*, dgx-h100, "),

@@ -48,7 +48,7 @@ def assert_sends(algorithm: Algorithm, network: Network, rounds: bool = True) ->
 # ------------------------------------------------------------------------------------------------ against simulation
 
 
-@pytest.mark.parametrize("n", range(2, 9))
+@each("n", range(2, 9))
 def test_ring_in_one_level(n: int) -> None:
     parts = [(p,) for p in range(n)]
     network = summands(n)
@@ -94,7 +94,7 @@ def test_hierarchical(splits: tuple[int, ...]) -> None:
     assert [step.hops for step in algorithm.steps] == [network.rounds_at(0) // across, network.rounds_at(1) // inside]
 
 
-@pytest.mark.parametrize("splits", [(2,), (4,), (8,), (2, 2), (2, 4), (4, 2)])
+@each("splits", [(2,), (4,), (8,), (2, 2), (2, 4), (4, 2)])
 def test_halving_doubling(splits: tuple[int, ...]) -> None:
     n = prod(splits)
     network = summands(n, meeting(*splits))
@@ -135,7 +135,7 @@ def test_direct_exchange(splits: tuple[int, ...]) -> None:
     assert [step.share for step in algorithm.steps] == [Fraction(p, n * n) for p in peers]
 
 
-@pytest.mark.parametrize("n", range(2, 9))
+@each("n", range(2, 9))
 def test_shards_are_gathered(n: int) -> None:
     network = shards(n)
     ring_all_gather(network, list(range(n)), [(p,) for p in range(n)])
@@ -146,8 +146,8 @@ def test_shards_are_gathered(n: int) -> None:
 # ---------------------------------------------------------------------------------------------------------- relations
 
 
-@pytest.mark.parametrize("n", [2, 3, 8])
-@pytest.mark.parametrize("passes", [1, 2])
+@each("n", [2, 3, 8])
+@each("passes", [1, 2])
 def test_hierarchical_is_flat_where_there_is_one_level(n: int, passes: int) -> None:
     flat, nested = algorithms.ring(links(n), passes), algorithms.hierarchical(links(n), passes)
     assert (flat.line, [s.share for s in flat.steps]) == (nested.line, [s.share for s in nested.steps])

@@ -101,7 +101,7 @@ def test_groups_of_clusters_too_large_to_list() -> None:
     assert splits(shape, 2**30, 2**13) == [(1, 2**10, 2**20), (8, 2**10, 1)]
 
 
-@pytest.mark.parametrize("mesh", [(0, 4), (-1,), (2.0, 4), (True, 4), ("2",)], ids=str)
+@each("mesh", [(0, 4), (-1,), (2.0, 4), (True, 4), ("2",)], ids=str)
 def test_sizes_that_are_none(mesh: tuple[object, ...]) -> None:
     with pytest.raises(ClusterError, match=r"mesh .*: axis 0: expected a positive integer, got .*; give the number"):
         check_mesh(mesh, 8, "toy")  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ def test_two_ranks_meet_at_a_level() -> None:
     assert (inside.name, outside.name) == ("level0", "level1")
 
 
-@pytest.mark.parametrize(
+@each(
     ("topology", "dims", "share"),
     [("switch", (), 1), ("mesh", (), 1 / 7), ("ring", (), 1 / 2), ("torus", (2, 4), 1 / 4), ("mesh", (2, 4), 1 / 4)],
 )

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +52,7 @@ def flops(passes: Passes) -> tuple[float, float]:
     return forward, backward
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "shapes", "untrained", "gradients"),
     [
         ("add", [(4,), (4,)], {}, 1.0),
@@ -84,7 +83,7 @@ CONTRACTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "shapes", "attrs", "call"), CONTRACTIONS)
+@each(("op", "shapes", "attrs", "call"), CONTRACTIONS)
 def test_contractions_count_as_torch_does(op: str, shapes: list[Shape], attrs: dict[str, Any], call: Any) -> None:
     operands = [torch.randn(shape, requires_grad=True) for shape in shapes]
     with FlopCounterMode(display=False) as forward:

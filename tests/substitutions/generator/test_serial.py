@@ -113,7 +113,7 @@ FUSIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUSIONS)
+@each("name", FUSIONS)
 def test_operators_that_are_fused(name: str) -> None:
     (context,) = [context for context in SERIAL_CONTEXTS if context.name == name]
     rules = {"; ".join(map(str, rule.left)): rule for rule in candidates(context, 3) if len(rule.left) > 1}

@@ -34,7 +34,7 @@ def test_wrong_rules_are_not_proven_and_have_counterexamples(name: str) -> None:
         assert falsify_equation(rule, trials=6) is not None, rule.equation
 
 
-@pytest.mark.parametrize("name", laws.EXISTING)
+@each("name", laws.EXISTING)
 def test_a_rule_holds_wherever_its_left_side_exists(name: str) -> None:
     variables, left, right = laws.EXISTING[name]
     rule = equation(name, variables, left, right)

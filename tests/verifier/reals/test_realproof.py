@@ -45,7 +45,7 @@ def test_a_right_side_that_exists_for_fewer_tensors_has_no_second_proof(name: st
     assert not proven_again(equation(name, *laws.NOT_PROVEN[name]))
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [*laws.EXISTING],
 )

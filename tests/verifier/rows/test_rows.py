@@ -184,7 +184,7 @@ def test_a_counterexample_prints_its_tensors() -> None:
     assert lines[1].startswith("  x0 [8, 12] = ")
 
 
-@pytest.mark.parametrize("row", ["linear", "reshape", "sdpa", "conv2d", "embedding"])
+@each("row", ["linear", "reshape", "sdpa", "conv2d", "embedding"])
 def test_no_claim_holds_because_its_hypotheses_contradict_each_other(row: str) -> None:
     for case in cases(row):
         for term in (forward(case.rule), *(adjoint(case.rule, j) for j in range(len(case.rule.operands)))):
