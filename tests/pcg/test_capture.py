@@ -12,12 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from bench.accuracy import prepare
 from examples.zoo import ZOO
 from shardwright.pcg.capture import Captured, capture, find_loss
 from shardwright.pcg.errors import CaptureError, UnsupportedOperatorError
 from shardwright.pcg.graph import OPAQUE
 from shardwright.pcg.interpret import run_serial
 from tests.each import each
+from tests.models import zoo
 from tests.pcg.run_torch import run_torch
 
 
@@ -51,10 +53,9 @@ def numpy_loss(model: nn.Module, batch: Mapping[str, Any]) -> float:
     return float(run_serial(captured.graph, leaves)[dict(captured.graph.outputs)["loss"]])
 
 
-@each("name", ZOO)
+@pytest.mark.parametrize("name", zoo())
 def test_every_model_is_captured_with_its_loss_and_without_opaque_operators(name: str) -> None:
-    model, batch = ZOO[name]()
-    captured = capture(model, batch, strict=True)
+    captured = prepare(name).captured
     graph = captured.graph
     loss = graph.types[dict(graph.outputs)["loss"]]
     assert (loss.shape, loss.dtype, loss.grad) == ((), "float32", True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwright.cost
@@ -124,6 +124,7 @@ def test_files_of_version_1() -> None:
 
 
 @given(clusters() | mixed_clusters())
+@settings(max_examples=50)
 def test_round_trip(cluster: Cluster) -> None:
     data = json.loads(json.dumps(cluster.to_json()))
     assert Cluster.from_json(data) == cluster

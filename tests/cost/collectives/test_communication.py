@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine, Level
@@ -69,6 +69,7 @@ each_cluster = each("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
 
 @each_case
 @given(a=sizes, b=sizes)
+@settings(max_examples=25)
 def test_more_bytes_take_longer(cluster: Cluster, mesh: tuple[int, ...], a: float, b: float) -> None:
     model = Communication(cluster, mesh)
     for axis, size in enumerate(mesh):
