@@ -25,6 +25,7 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.execution import Execution, Precision
+from tests.each import each
 
 LLAMA_BLOCK = 2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 8192 * 2048 + 2 * 2048
 NUM_PARAMETERS = {
@@ -158,8 +159,8 @@ def test_what_is_computed_once_is_not_timed() -> None:
     assert {operator.op for operator in found} == {"add", "linear", "sum"}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
-@pytest.mark.parametrize("name", MODELS)
+@each("precision", ["fp32", "amp_bf16"])
+@each("name", MODELS)
 def test_nothing_of_a_step_is_counted_twice_or_forgotten(name: str, precision: Precision) -> None:
     graph, execution = capture(*MODELS[name].small(2)).graph, Execution(precision)
     measured = Untimed(name, graph, default_cluster(1), execution)

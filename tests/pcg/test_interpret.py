@@ -15,6 +15,7 @@ from shardwright.pcg.optable import ROWS, OpTable, Row
 from shardwright.pcg.rows.neural import dropout_mask
 from shardwright.pcg.text import parse_graph
 from shardwright.pcg.types import TensorType
+from tests.each import each
 from tests.pcg.typed import leaf_node, make_mesh
 
 MEGATRON = """\
@@ -127,7 +128,7 @@ outputs
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "message"),
     [
         ({"x": None}, r"%x = input\(\): no array for this leaf; `leaves` has \['f', 'i'\]"),

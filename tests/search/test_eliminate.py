@@ -16,6 +16,7 @@ from shardwright.search.eliminate import Eliminator, Solution, minimize_last
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.problem import Problem, ProblemBuilder
 from shardwright.search.pruning import lower_bounds
+from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp
 
 
@@ -74,9 +75,9 @@ def solve(graph: Graph, mesh: Mesh, price: float = 0.0, **link: float) -> tuple[
     return problem, Eliminator(builder.interner).solve(problem, price)
 
 
-@pytest.mark.parametrize("link_bytes_per_s", [1e6, 1e9, 1e12])
-@pytest.mark.parametrize("mesh", [Mesh.of(x=4), Mesh.of(x=2, y=2)], ids=str)
-@pytest.mark.parametrize("residual", [False, True])
+@each("link_bytes_per_s", [1e6, 1e9, 1e12])
+@each("mesh", [Mesh.of(x=4), Mesh.of(x=2, y=2)], ids=str)
+@each("residual", [False, True])
 def test_the_optimum_is_the_integer_programs(mesh: Mesh, link_bytes_per_s: float, residual: bool) -> None:
     problem, solution = solve(mlp(64, 16, 32, layers=2, residual=residual), mesh, link_bytes_per_s=link_bytes_per_s)
     assert objective(problem, solution.choices) == pytest.approx(solution.objective, rel=1e-12)
@@ -121,8 +122,8 @@ def test_random_models_are_solved_as_by_brute_force(seed: int, bounded: bool, mo
     assert objective(problem, solution.choices, price) == pytest.approx(best)
 
 
-@pytest.mark.parametrize("clip", [1.5, 4.0, 100.0])
-@pytest.mark.parametrize("seed", range(10))
+@each("clip", [1.5, 4.0, 100.0])
+@each("seed", range(10))
 def test_bounds_are_below_every_solution(seed: int, clip: float) -> None:
     rng = np.random.default_rng(seed)
     problem = random_problem(rng, [3] * 6, 0.6)

@@ -21,6 +21,7 @@ from shardwright.verifier import judge as module
 from shardwright.verifier.falsifiers.exactness import inexact
 from shardwright.verifier.falsifiers.mismatch import Mismatch
 from shardwright.verifier.judge import RuleVerdict, judge
+from tests.each import each
 
 LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
 PLACED = equation(
@@ -90,7 +91,7 @@ def test_a_placement_rule_that_regroups_sums_is_held_to_what_it_says() -> None:
     assert judge(rule("delayed", "add(add(x, y), z)")).outcome == "certified"
 
 
-@pytest.mark.parametrize("rule", [r for r in CATALOGUE.values() if r.moves], ids=lambda rule: rule.name)
+@each("rule", [r for r in CATALOGUE.values() if r.moves], ids=lambda rule: rule.name)
 def test_rules_that_only_move_data_are_exact(rule: Equation) -> None:
     assert inexact(rule) is None
 
@@ -151,7 +152,7 @@ def test_other_threads_judge_without_a_limit() -> None:
     assert [verdict.outcome for verdict in found] == ["certified"]
 
 
-@pytest.mark.parametrize(
+@each(
     "rule",
     [
         equation("many_terms", {"x": "*b"}, "add(" * 40 + "x" + ", x)" * 40, "x"),

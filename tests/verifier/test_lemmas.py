@@ -6,14 +6,15 @@ from shardwright.verifier.lemmas import LEMMAS, Lemma, require
 from shardwright.verifier.logic import z3
 from shardwright.verifier.proof import Failure
 from shardwright.verifier.solver import is_satisfiable, is_valid, refute
+from tests.each import each
 
 
-@pytest.mark.parametrize("name", LEMMAS)
+@each("name", LEMMAS)
 def test_every_lemma_is_proven(name: str) -> None:
     assert require(name) == name
 
 
-@pytest.mark.parametrize("name", LEMMAS)
+@each("name", LEMMAS)
 def test_no_lemma_holds_because_its_hypotheses_contradict_each_other(name: str) -> None:
     for given, goal in LEMMAS[name].obligations():
         assert is_satisfiable([*given, goal])

@@ -47,6 +47,7 @@ from shardwright.lowering import kernels as runtime
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.optable import ROWS
+from tests.each import each
 
 TINY = Sizes(
     matmuls=((1, 8, 16, 16), (1, 64, 64, 64), (4, 16, 16, 16)),
@@ -325,7 +326,7 @@ def test_both_gradients_of_a_convolution_share_the_time_that_they_take_together(
     assert of_image.seconds + of_weight.seconds == pytest.approx(10e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize("probe", list(kernel_probes(TINY, "float32")), ids=lambda probe: probe.key)
+@each("probe", list(kernel_probes(TINY, "float32")), ids=lambda probe: probe.key)
 def test_every_gradient_that_has_kernels_of_its_own_is_timed(probe: Probe) -> None:
     """Attention's take one kernel, a convolution's two; those of all others are like other kernels."""
     num_kernels = len(probe.passes().backward)
@@ -372,9 +373,7 @@ def test_workloads_are_data(device: str, thorough: bool) -> None:
 # -------------------------------------------------------------------------------------------------------------- probes
 
 
-@pytest.mark.parametrize(
-    "probe", [*dispatch_probes("float32"), *pace_probes(CPU_SIZES, "float32")], ids=lambda probe: probe.key
-)
+@each("probe", [*dispatch_probes("float32"), *pace_probes(CPU_SIZES, "float32")], ids=lambda probe: probe.key)
 def test_every_sample_runs(probe: Probe) -> None:
     operands = probe.operands("cpu")
     result = probe.function(runtime)(*operands)
@@ -383,7 +382,7 @@ def test_every_sample_runs(probe: Probe) -> None:
         assert len(torch.autograd.grad(result.sum(), trained)) == len(trained)
 
 
-@pytest.mark.parametrize("probe", list(kernel_probes(TINY, "float32")), ids=lambda probe: probe.key)
+@each("probe", list(kernel_probes(TINY, "float32")), ids=lambda probe: probe.key)
 def test_kernels_are_what_their_rows_say(probe: Probe) -> None:
     result = probe.function(runtime)(*probe.operands("cpu"))
     assert tuple(result.shape) == ROWS[probe.op].signature(probe.shapes, probe.attrs).result_shape
@@ -392,7 +391,7 @@ def test_kernels_are_what_their_rows_say(probe: Probe) -> None:
     assert probe.passes().groups == 1
 
 
-@pytest.mark.parametrize("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
+@each("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
 def test_only_grouped_products_loop_over_groups(probe: Probe) -> None:
     assert probe.passes().groups == (4 if probe.op in LOOPS else 1)
 

@@ -16,6 +16,7 @@ from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.errors import ClusterError
 from shardwright.search.planner import Planner
+from tests.each import each
 from tests.search.graphs import every_choice, mlp
 
 H100, A100 = Cluster.preset("dgx-h100", nodes=4), Cluster.preset("dgx-a100-40", nodes=4)
@@ -46,7 +47,7 @@ def test_work_on_all_ranks_has_the_slowest_rate_and_the_least_memory() -> None:
         assert rates[0] < rates[1]
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+@each("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
 def test_collectives_over_all_ranks_have_the_slowest_links(collective: str) -> None:
     uniform = [Cluster.preset(name, nodes=8) for name in ("dgx-h100", "dgx-a100-40")]
     for mesh in ((64,), (8, 8)):
@@ -70,8 +71,8 @@ def test_plans_for_all_ranks_are_those_for_the_slower_kind() -> None:
 # ---------------------------------------------------------------------------------------------------------- devices
 
 
-@pytest.mark.parametrize("one", GPUS)
-@pytest.mark.parametrize("other", GPUS)
+@each("one", GPUS)
+@each("other", GPUS)
 def test_the_binding_device_is_never_faster(one: str, other: str) -> None:
     kinds = [gpu_device(one), gpu_device(other)]
     binding = slowest_device(kinds)
@@ -166,7 +167,7 @@ def test_mixed_clusters_can_be_joined() -> None:
     assert both.device == MIXED.device
 
 
-@pytest.mark.parametrize(
+@each(
     ("clusters", "problem"),
     [
         ([], r"expected at least two clusters, got 0; one needs no joining"),
@@ -184,7 +185,7 @@ def test_what_cannot_be_joined(clusters: list[Cluster], problem: str) -> None:
         Cluster.join(clusters, WAN)
 
 
-@pytest.mark.parametrize(
+@each(
     ("machines", "problem"),
     [
         ([], r"^Cluster\.mixed: expected machines, got none; give pairs such as"),

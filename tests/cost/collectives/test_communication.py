@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine, Level
@@ -18,6 +18,7 @@ from shardwright.cost.collectives.curve import CostLine
 from shardwright.cost.collectives.groups import links_of
 from shardwright.cost.collectives.tuning import Tuning
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 DEVICE = Device("H100-SXM", 10**9, 1e12, {"fp32": 1e12}, 0.8, 0, "cuda")
 FAST, SLOW = 1e11, 1e10
@@ -59,10 +60,8 @@ CLUSTERS = [
 MESHES = [(2,), (24,), (32,), (2, 3), (3, 4), (4, 6), (2, 2, 6), (1, 8), (8, 1, 2)]
 sizes = st.floats(0, 1e12)
 CASES = [(cluster, mesh) for cluster in CLUSTERS for mesh in MESHES if prod(mesh) <= cluster.num_devices]
-each_case = pytest.mark.parametrize(
-    ("cluster", "mesh"), CASES, ids=[f"{cluster.name}{mesh}" for cluster, mesh in CASES]
-)
-each_cluster = pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
+each_case = each(("cluster", "mesh"), CASES, ids=[f"{cluster.name}{mesh}" for cluster, mesh in CASES])
+each_cluster = each("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
 
 
 # ------------------------------------------------------------------------------------------------------------ promises
@@ -70,6 +69,7 @@ each_cluster = pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: 
 
 @each_case
 @given(a=sizes, b=sizes)
+@settings(max_examples=25)
 def test_more_bytes_take_longer(cluster: Cluster, mesh: tuple[int, ...], a: float, b: float) -> None:
     model = Communication(cluster, mesh)
     for axis, size in enumerate(mesh):
@@ -110,7 +110,7 @@ def test_leaving_the_node_takes_longer() -> None:
         assert model.time_s(collective, 0, 1e9) > model.time_s(collective, 1, 1e9)
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@each("collective", COLLECTIVES)
 def test_groups_that_are_alike_cost_alike(collective: Collective) -> None:
     """Axes can change places, and more devices elsewhere change nothing."""
     one = machine(8)
@@ -198,7 +198,7 @@ def test_formulas() -> None:
 
 
 @each_cluster
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@each("collective", COLLECTIVES)
 def test_everything_that_is_chosen_has_a_formula(cluster: Cluster, collective: Collective) -> None:
     model = Communication(cluster, (24,))
     for piece in model.curve(collective, 0).pieces:
@@ -254,7 +254,7 @@ def test_sending_takes_the_level_where_two_ranks_meet() -> None:
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
-@pytest.mark.parametrize("axis", [-1, 2, 100])
+@each("axis", [-1, 2, 100])
 def test_axes_that_are_none(axis: int) -> None:
     with pytest.raises(ClusterError, match=rf"mesh \[4, 8\] has no axis {axis}; choose 0 to 1"):
         Communication(machine(8, 4), (4, 8)).time_s("all_reduce", axis, 1.0)
@@ -265,7 +265,7 @@ def test_a_mesh_without_axes() -> None:
         Communication(machine(8, 4), ()).time_s("all_reduce", 0, 1.0)
 
 
-@pytest.mark.parametrize("num_bytes", [-1.0, float("nan"), float("inf"), np.array([1.0, -1.0]), np.array([np.nan])])
+@each("num_bytes", [-1.0, float("nan"), float("inf"), np.array([1.0, -1.0]), np.array([np.nan])])
 def test_bytes_that_are_none(num_bytes: Any) -> None:
     for model in (Communication(machine(8, 4), (8, 4)), Communication(LOCAL, (2, 1))):
         times = [partial(model.time_s, collective, axis) for collective in COLLECTIVES for axis in range(2)]
@@ -284,7 +284,7 @@ def test_collectives_that_are_none() -> None:
         Communication(machine(8), (8,)).time_s("scatter", 0, 1.0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rank", [-1, 32])
+@each("rank", [-1, 32])
 def test_ranks_that_are_none(rank: int) -> None:
     with pytest.raises(ClusterError, match=rf"cluster 'toy' has no rank {rank}; choose 0 to 31"):
         Communication(machine(8, 4), (4, 8)).send_s(0, rank, 1.0)

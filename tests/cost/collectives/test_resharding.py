@@ -14,6 +14,7 @@ from shardwright.cost.collectives.resharding import Resharding, StageLayout, res
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, shard_order
 from tests.cost.collectives.messages import messages
+from tests.each import each
 
 SHAPE = (8, 12)
 CHOICES = [R, C, S(0), S(1), S(0, 2), S(1, 2), S(1, 3)]
@@ -154,7 +155,7 @@ def test_large_stages_cost_no_more_to_ask() -> None:
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "target", "problem"),
     [
         (stages((P,), 0), stages((R,), 8), "the source is a sum of 8 parts, the target one of 1; reduce it inside"),

@@ -14,6 +14,7 @@ from shardwright.cost.compute.compute import Compute, attention_share, matmul_sh
 from shardwright.cost.compute.kernels import Kernel, measured
 from shardwright.cost.compute.work import Passes, Work, WorkKind
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 DEVICE = Device("gpu", 10**9, 1e12, {"fp32": 2e13, "bf16": 2e14}, 0.5, 1e-6, "cuda")
 UNITS = replace(DEVICE, num_units=132)
@@ -257,14 +258,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("kernels", "message"), WRONG)
+@each(("kernels", "message"), WRONG)
 def test_bad_kernels(kernels: Any, message: str) -> None:
     assert replace(DEVICE, kernels=[GOOD]).kernels[0].work.shape == (1, 2, 3, 4)
     with pytest.raises(ClusterError, match=message):
         replace(DEVICE, kernels=kernels)
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "message"),
     [
         ("operators", 3, r"^Device\.operators: expected a mapping of operator to \(forward, backward\) seconds, got 3"),

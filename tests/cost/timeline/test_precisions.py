@@ -18,10 +18,11 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Execution, Precision
 from shardwright.pcg.step.operations import Operation
 from shardwright.pcg.types import ITEM_BYTES
+from tests.each import each
 from tests.search.graphs import cluster
 
 WIDTH = 4096
-precisions = pytest.mark.parametrize("precision", PRECISIONS)
+precisions = each("precision", PRECISIONS)
 
 
 def product(dtype: str = "float32") -> Graph:
@@ -80,9 +81,7 @@ def test_values_take_the_bytes_of_their_precision(precision: Precision) -> None:
     assert linear_bytes(precision, Cluster.preset("dgx-h100", 1, 1)) == WIDTH**2 * ITEM_BYTES[DTYPES[precision].compute]
 
 
-@pytest.mark.parametrize(
-    ("precision", "twin"), [("amp_fp16", "amp_bf16"), ("fp16", "bf16"), ("tf32", "fp32"), ("fp8", "amp_bf16")]
-)
+@each(("precision", "twin"), [("amp_fp16", "amp_bf16"), ("fp16", "bf16"), ("tf32", "fp32"), ("fp8", "amp_bf16")])
 def test_memory_and_time_differ_from_the_twin_by_the_rate_alone(precision: Precision, twin: Precision) -> None:
     """bf16 and fp16 have equal rates and bytes on this device; a loss scaler passes over the gradients once more."""
     gpu = Cluster.preset("dgx-a100", 1, 1)
@@ -95,7 +94,7 @@ def test_memory_and_time_differ_from_the_twin_by_the_rate_alone(precision: Preci
         assert ours.step_s == pytest.approx(theirs.step_s + scaler_s)
 
 
-@pytest.mark.parametrize(("precision", "same"), [("tf32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp8", "bf16")])
+@each(("precision", "same"), [("tf32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp8", "bf16")])
 def test_a_cpu_without_a_rate_falls_back(precision: Precision, same: Precision) -> None:
     """It saves bytes at most; the product is bound by its arithmetic."""
     slow = cluster(1)
@@ -125,7 +124,7 @@ def test_rows_of_tf32_are_aligned_as_those_of_32_bits() -> None:
 
 
 @precisions
-@pytest.mark.parametrize("own", ["bfloat16", "float16"])
+@each("own", ["bfloat16", "float16"])
 def test_a_graph_in_16_bits_keeps_its_values(own: str, precision: Precision) -> None:
     gpu, wanted = Cluster.preset("dgx-h100", 1, 1), DTYPES[precision].compute
     if wanted == own:

@@ -23,6 +23,7 @@ from shardwright.reports.plan import PlanReport
 from shardwright.reports.wording import faster_or_slower, links, quality
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
+from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 
 FAST = 1e12
@@ -223,7 +224,7 @@ def test_a_plan_that_does_not_fit_is_told(data: Plan) -> None:
     )
 
 
-@pytest.mark.parametrize("share", [0.5, 0.899, 0.9001, 0.95, 0.999, 1.0, 1.001, 2.0])
+@each("share", [0.5, 0.899, 0.9001, 0.95, 0.999, 1.0, 1.001, 2.0])
 def test_the_last_tenth_of_the_memory_is_never_said_to_fit(data: Plan, share: float) -> None:
     """Whatever limit the search had."""
     used = data.prediction.memory.total_bytes
@@ -286,7 +287,7 @@ def test_explaining_needs_no_torch(tmp_path: Path, data: Plan) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         (units.seconds(0), "0"), (units.seconds(4e-18), "0"), (units.seconds(3e-7), "0.30 µs"),
