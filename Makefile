@@ -18,7 +18,7 @@ demo: $(STAMP) ## train a 10 M parameter GPT-2 on two local ranks: the plan, the
 	$(PY) examples/demo.py
 
 test: $(STAMP) ## run the whole test suite
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadgroup
 
 lint: $(STAMP) ## check style, formatting and who imports whom
 	$(PY) -m ruff check .

@@ -82,7 +82,7 @@ class Errors:
         )
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=16)
 def prepare(name: str) -> Prepared:
     """A model of the zoo with its reference. The step runs in a fork, so that this process can fork again."""
     torch.set_num_threads(1)

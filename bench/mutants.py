@@ -35,7 +35,7 @@ from bench.faults import Mutant, mutants, mutated
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 CORE: dict[str, tuple[str, ...]] = {
-    "shardwright.search.eliminate": ("tests/search/test_eliminate.py",),
+    "shardwright.search.eliminate": ("tests/search/test_eliminate.py", "tests/search/test_shared_tables.py"),
     "shardwright.search.reshard": ("tests/search/test_reshard.py",),
     "shardwright.pcg.inference": ("tests/pcg/test_graph.py", "tests/pcg/test_rows.py"),
     "shardwright.pcg.layout": ("tests/pcg/test_layout.py", "tests/pcg/test_types.py"),

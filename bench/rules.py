@@ -25,8 +25,8 @@ from bench import mutations
 from bench.plans import fast_links
 from bench.search import llama_8b
 from examples.zoo import ZOO
-from shardwright.cost.calibration.local import default_cluster
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.generation import Generated, Settings, generate
 from shardwright.judging import Judgement, verify
 from shardwright.pcg.capture import capture

@@ -27,7 +27,7 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.verifier.catalogue import Catalogue, Note
 from shardwright.verifier.choices import Certified
-from shardwright.verifier.judge import LIMIT_S, Verdict
+from shardwright.verifier.judge import LIMIT_S, RuleVerdict
 from shardwright.workers import TELL_EVERY_S, Call, CallEvent, Workers, workers
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Generated(Report):
     path: Path
     catalogue: Catalogue
     counts: Mapping[str, int]
-    rejected: tuple[tuple[Equation, Verdict], ...]
+    rejected: tuple[tuple[Equation, RuleVerdict], ...]
     time_s: float
 
     def paragraphs(self) -> list[Paragraph]:
@@ -90,7 +90,7 @@ class Generated(Report):
     def reasons(self) -> Counter[tuple[str, str]]:
         """How often candidates had an outcome for a reason. Every counterexample is another: by operators, then."""
 
-        def reason(rule: Equation, verdict: Verdict) -> str:
+        def reason(rule: Equation, verdict: RuleVerdict) -> str:
             if verdict.outcome == "refuted":
                 return f"a counterexample to a rule of {', '.join(sorted(operators(rule)))}"
             return verdict.reason.splitlines()[0]
@@ -137,7 +137,7 @@ class GenerationRun:
     finished: dict[str, Found] = field(default_factory=dict)
     _open: dict[str, list[Equation]] = field(default_factory=dict)
     _counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    _verdicts: dict[str, Verdict] = field(default_factory=dict)
+    _verdicts: dict[str, RuleVerdict] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
     _tries: Counter[str] = field(default_factory=Counter)
 
@@ -258,8 +258,8 @@ def _distinct(rules: Iterable[Equation]) -> list[Equation]:
 
 def _catalogue(
     found: Mapping[str, Found], settings: Settings, todo: Sequence[ContextSource]
-) -> tuple[Catalogue, Mapping[str, int], tuple[tuple[Equation, Verdict], ...]]:
-    judged: dict[str, tuple[Equation, Verdict]] = {}
+) -> tuple[Catalogue, Mapping[str, int], tuple[tuple[Equation, RuleVerdict], ...]]:
+    judged: dict[str, tuple[Equation, RuleVerdict]] = {}
     counts = Counter[str]()
     for context in found.values():
         counts.update({key: context.counts.get(key, 0) for key in COUNTS[:3]})

@@ -13,7 +13,7 @@ from shardwright.reports.report import Paragraph, Report
 from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.verifier.catalogue import SHIPPED
 from shardwright.verifier.certificates import PROOFS
-from shardwright.verifier.judge import LIMIT_S, Verdict, judge
+from shardwright.verifier.judge import LIMIT_S, RuleVerdict, judge
 from shardwright.verifier.rulefile import Entry, RuleFile, read_rules
 from shardwright.workers import Call, CallEvent, Workers, workers
 
@@ -29,7 +29,7 @@ class Judged:
     """A rule of a file and what became of it; no verdict for a malformed one."""
 
     entry: Entry
-    verdict: Verdict | None = None
+    verdict: RuleVerdict | None = None
 
     @property
     def outcome(self) -> str:
@@ -154,9 +154,9 @@ def verify(
 
 def _judged(
     pool: Workers, rules: Sequence[Rule], progress: Progress, limit_s: float
-) -> tuple[list[Verdict], Mapping[str, str]]:
+) -> tuple[list[RuleVerdict], Mapping[str, str]]:
     """The verdicts, in the order of the rules, and the lemmas that are not proven."""
-    found: dict[int, Verdict] = {}
+    found: dict[int, RuleVerdict] = {}
     lemmas: Mapping[str, str] = {}
 
     def tell() -> None:
@@ -192,14 +192,14 @@ def _judge_call(labels: Sequence[Any], rules: Sequence[Rule], limit_s: float, ex
     return Call("shardwright.judging:judge_rules", (list(rules), limit_s, explain), ("judge", tuple(labels)))
 
 
-def verdicts_of(event: CallEvent, pool: Workers) -> Iterator[tuple[Any, Verdict]]:
+def verdicts_of(event: CallEvent, pool: Workers) -> Iterator[tuple[Any, RuleVerdict]]:
     """What an event says of a judging task: verdicts, by label. A rule that kills its worker is unknown."""
     _, labels = event.task.label
     rules, limit_s, explain = event.task.arguments
     if event.kind == "done":
         yield from zip(labels, event.value, strict=True)
     elif event.kind == "died" and len(labels) == 1:
-        yield labels[0], Verdict("unknown", None, f"the prover's process died ({event.value})")
+        yield labels[0], RuleVerdict("unknown", None, f"the prover's process died ({event.value})")
     elif event.kind == "died":
         alone = [_judge_call([label], [rule], limit_s, explain) for label, rule in zip(labels, rules, strict=True)]
         pool.submit(alone, first=True)
@@ -207,7 +207,7 @@ def verdicts_of(event: CallEvent, pool: Workers) -> Iterator[tuple[Any, Verdict]
 
 def judge_rules(
     rules: Sequence[Rule], limit_s: float, explain: bool, report: Callable[[object], None]
-) -> list[Verdict]:
+) -> list[RuleVerdict]:
     """In a worker: judge some rules."""
     return [judge(rule, limit_s, explain=explain) for rule in rules]
 

@@ -14,8 +14,8 @@ from bench.accuracy import Step, compare, measure, prepare
 from bench.matrix import Cell, page
 from bench.plans import CASES, Case, fast_links
 from bench.replicated import describe
-from examples.zoo import ZOO
 from shardwright.pcg.mesh import Mesh
+from tests.models import zoo
 
 SPLITTING = [case for case in CASES if case.name != "searched"]
 TWO_RANKS = [case for case in SPLITTING if case.num_ranks == 2]
@@ -30,14 +30,14 @@ def assert_equals_single_process(name: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", TWO_RANKS, ids=str)
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", zoo())
 def test_two_ranks_equal_one(name: str, case: Case) -> None:
     assert_equals_single_process(name, case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FOUR_RANKS, ids=str)
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", zoo())
 def test_four_ranks_equal_one(name: str, case: Case) -> None:
     assert_equals_single_process(name, case)
 

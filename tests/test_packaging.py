@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import shardwright
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("pcg", "substitutions", "verifier", "search", "cost", "lowering")
@@ -82,7 +83,7 @@ def imported_names(source: str) -> set[str]:
 # ---------------------------------------------------------------------------------------------------- the import name
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@each("folder", FOLDERS)
 def test_folder_is_linked_relatively(folder: str) -> None:
     link = ROOT / "shardwright" / folder
     assert link.is_symlink()
@@ -94,7 +95,7 @@ def test_nothing_else_is_linked() -> None:
     assert {path.name for path in (ROOT / "shardwright").iterdir() if path.is_symlink()} == set(FOLDERS)
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@each("folder", FOLDERS)
 def test_folder_imports_under_the_import_name(folder: str) -> None:
     module = importlib.import_module(f"shardwright.{folder}")
     assert module.__file__ is not None
@@ -139,7 +140,7 @@ def test_public_names_are_listed_before_they_are_loaded() -> None:
     assert set(shardwright.__all__) <= set(dir(shardwright))
 
 
-@pytest.mark.parametrize("name", [name for name in shardwright.__all__ if name != "__version__"])
+@each("name", [name for name in shardwright.__all__ if name != "__version__"])
 def test_public_name_loads_from_its_module(name: str) -> None:
     home = importlib.import_module(shardwright._EXPORTS[name])
     assert getattr(shardwright, name) is getattr(home, name)

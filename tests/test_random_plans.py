@@ -15,12 +15,12 @@ import pytest
 
 from bench.accuracy import measure, prepare
 from bench.plans import CERTIFIED, fast_links
-from examples.zoo import ZOO
 from shardwright.pcg.graph import Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.types import TensorType
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, FREE
+from tests.models import zoo
 
 GRID = Mesh.of(x=2, y=2)
 
@@ -41,7 +41,7 @@ class RandomSubset:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "share"), [(0, 0.2), (1, 0.4), (2, 0.7)])
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", zoo())
 def test_any_mixture_of_layouts_trains_like_one_process(name: str, seed: int, share: float) -> None:
     prepared = prepare(name)
     planner = Planner(fast_links(4), RandomSubset(seed, share))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.cost.predict import NodeCosts, Prediction, node_costs
-from shardwright.cost.timeline.memory import Verdict, verdict
+from shardwright.cost.timeline.memory import MemoryVerdict, verdict
 from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.moves import Move, fused_moves, source_of
@@ -63,7 +63,7 @@ class Unsplit:
     example: str
 
 
-def memory_verdict(plan: Plan, prediction: Prediction) -> Verdict:
+def memory_verdict(plan: Plan, prediction: Prediction) -> MemoryVerdict:
     """Whether a prediction for the plan's cluster fits its devices."""
     return verdict(prediction.memory.total_bytes, plan.cluster.device.memory_bytes)
 

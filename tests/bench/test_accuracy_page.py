@@ -13,6 +13,7 @@ from bench.fitting import Constants
 from bench.judging import Predicted, constant_mfu
 from bench.predictions import Fitted, Results
 from bench.published import earlier, fitted, llm_foundry, megatron_bridge
+from tests.each import each
 
 RATES = Constants(0.7, 0.6, 0.9, 0.8)
 
@@ -68,7 +69,7 @@ def test_charts_have_every_row(results: Results) -> None:
     assert sizes.count("<circle") == unfitted + 3
 
 
-@pytest.mark.parametrize("prefix", [prefix for prefix, _ in REASONS])
+@each("prefix", [prefix for prefix, _ in REASONS])
 def test_reasons_are_about_rows_of_the_table(prefix: str) -> None:
     assert any(run.name.startswith(prefix) for run in llm_foundry())
 

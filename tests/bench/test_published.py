@@ -20,6 +20,7 @@ from bench.published import (
     megatron_bridge,
     num_parameters,
 )
+from tests.each import each
 
 FOUNDRY = llm_foundry()
 BRIDGE, LEFT_OUT = megatron_bridge()
@@ -47,7 +48,7 @@ def test_no_row_is_lost() -> None:
     assert all(row.reason for row in [*LEFT_OUT, *UNUSABLE])
 
 
-@pytest.mark.parametrize("run", [*FOUNDRY, *BEFORE, *BRIDGE], ids=lambda run: run.name)
+@each("run", [*FOUNDRY, *BEFORE, *BRIDGE], ids=lambda run: run.name)
 def test_a_run_fits_its_gpus_and_its_model(run: Run) -> None:
     assert run.data * run.tensor * run.context * run.stages == run.num_gpus
     assert run.model.split(" ")[0] in DECODERS
@@ -55,7 +56,7 @@ def test_a_run_fits_its_gpus_and_its_model(run: Run) -> None:
     assert min(run.published) <= median(run.published) <= max(run.published)
 
 
-@pytest.mark.parametrize(("model", "seq"), list(num_parameters()), ids=str)
+@each(("model", "seq"), list(num_parameters()), ids=str)
 def test_decoders_have_the_parameters_of_the_table(model: str, seq: int) -> None:
     assert DECODERS[model].num_parameters(seq) == num_parameters()[model, seq]
 
@@ -82,7 +83,7 @@ def test_what_tells_earlier_runs_apart() -> None:
     assert not {run.name for run in FOUNDRY if run.late_gathers} & {r.name for r in FOUNDRY if r.num_gpus == 512}
 
 
-@pytest.mark.parametrize("offset", range(10))
+@each("offset", range(10))
 def test_a_tenth_is_fitted_and_every_row_once(offset: int) -> None:
     chosen = fitted(FOUNDRY, offset)
     assert len(chosen) <= -(-len(FOUNDRY) // 10)

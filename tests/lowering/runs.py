@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import torch
@@ -28,10 +28,11 @@ class Case:
 
     model: nn.Module
     batch: Batch
+    known: InitVar[Captured | None] = None
     captured: Captured = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.captured = capture(self.model, self.batch)
+    def __post_init__(self, known: Captured | None) -> None:
+        self.captured = known or capture(self.model, self.batch)
 
     def graph(
         self, mesh: Mesh, storage: Mapping[str, Layouts], choose: Choose | None = None, data_axes: tuple[int, ...] = ()

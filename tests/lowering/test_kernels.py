@@ -12,6 +12,7 @@ from shardwright.lowering.emit import emit
 from shardwright.lowering.program import compile_source
 from shardwright.pcg.graph import Graph, Node, leaf, make_attrs
 from shardwright.pcg.optable import ROWS
+from tests.each import each
 from tests.samples import SAMPLES, Sample
 
 CASES = [pytest.param(name, i, id=f"{name}-{i}") for name in ROWS for i in range(len(SAMPLES.get(name, [])))]
@@ -46,7 +47,7 @@ def test_every_row_has_samples() -> None:
     assert all(SAMPLES.values())
 
 
-@pytest.mark.parametrize(("name", "i"), CASES)
+@each(("name", "i"), CASES)
 def test_forward(name: str, i: int) -> None:
     sample = SAMPLES[name][i]
     graph, arrays = row_graph(name, sample), sample.arrays()
@@ -63,7 +64,7 @@ def test_forward(name: str, i: int) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "i"), CASES)
+@each(("name", "i"), CASES)
 def test_gradient(name: str, i: int) -> None:
     """The directional derivative of the NumPy reference, by central differences, against autograd's."""
     sample = SAMPLES[name][i]

@@ -3,20 +3,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 import shardwright.lowering
+from tests.each import each
 
 FILES = sorted(Path(shardwright.lowering.__file__).parent.glob("*.py"))
 PRIVATE = re.compile(r"\btorch(\.\w+)*\._\w|from torch(\.\w+)*\._\w|from torch[\w.]* import (.*, )?_\w")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@each("path", FILES, ids=lambda path: path.name)
 def test_private_names_of_torch_are_used_in_one_file_only(path: Path) -> None:
     found = PRIVATE.search(path.read_text())
     assert (found is not None) == (path.name == "private.py"), found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@each("path", FILES, ids=lambda path: path.name)
 def test_files_fit_in_the_head(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 300

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from examples.zoo import ZOO
+from bench.accuracy import prepare
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, S
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step
 from tests.lowering.test_training import TWO
+from tests.models import zoo
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +32,10 @@ def graphs(case: Case) -> list[Graph]:
     ]
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", zoo())
 def test_zoo(name: str) -> None:
-    torch.manual_seed(0)
-    case = Case(*ZOO[name]())
+    prepared = prepare(name)
+    case = Case(prepared.model, prepared.batch, prepared.captured)
     layouts = graphs(case)
 
     def rank() -> list[Step]:

@@ -9,9 +9,10 @@ import torch
 
 from shardwright.pcg.analysis import computed_once, copies_data, cut_with, kept_constants, saved_by, written
 from shardwright.pcg.builder import GraphBuilder
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "after", "copies"),
     [
         ((4, 6), (4, 2, 3), False),
@@ -37,7 +38,7 @@ def test_a_reshape_of_a_slice_copies_where_torch_does(
     assert (sliced.reshape(after).data_ptr() != sliced.data_ptr()) == copies
 
 
-@pytest.mark.parametrize(
+@each(
     ("moves", "copies"),
     [
         ([(0, 2, 1, 3)], [True]),  # heads before positions: a batch and its heads are not neighbours
@@ -142,8 +143,8 @@ BILINEAR = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("grads", [(True, True), (True, False), (False, True)], ids=str)
-@pytest.mark.parametrize(("op", "function", "first", "second", "attrs"), BILINEAR, ids=[b[0] for b in BILINEAR])
+@each("grads", [(True, True), (True, False), (False, True)], ids=str)
+@each(("op", "function", "first", "second", "attrs"), BILINEAR, ids=[b[0] for b in BILINEAR])
 def test_of_a_product_torch_keeps_what_the_other_operand_needs(
     op: str, function: Any, first: tuple[int, ...], second: tuple[int, ...], attrs: dict[str, Any],
     grads: tuple[bool, bool],

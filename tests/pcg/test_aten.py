@@ -26,6 +26,7 @@ from shardwright.pcg.errors import GraphError
 from shardwright.pcg.exporting import export
 from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.interpret import run_serial
+from tests.each import each
 from tests.pcg.aten_cases.catalogue import CASES, TOPICS, UNCOVERED, Case
 from tests.pcg.run_torch import run_torch
 
@@ -181,7 +182,7 @@ def test_every_handler_has_cases() -> None:
     assert set(CASES) == set(HANDLERS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_a_lifted_call_computes_what_torch_does(name: str) -> None:
     """In NumPy, with the dtypes of torch, and through the handler that the case is there for."""
     one = lifted(name)
@@ -197,7 +198,7 @@ def test_a_lifted_call_computes_what_torch_does(name: str) -> None:
             assert_close(values[result], one.after.get_buffer(target), target)
 
 
-@pytest.mark.parametrize("name", [*CASES, *UNCOVERED])
+@each("name", [*CASES, *UNCOVERED])
 def test_a_lifted_call_has_torchs_gradients(name: str) -> None:
     """By the rows' torch expressions, as lowered programs have them."""
     one = lifted(name)
@@ -209,7 +210,7 @@ def test_a_lifted_call_has_torchs_gradients(name: str) -> None:
         assert_close(to_numpy(got.get(parameter, torch.zeros_like(want))), want, f"{name}: gradient of {parameter}")
 
 
-@pytest.mark.parametrize("target", UNCOVERED)
+@each("target", UNCOVERED)
 def test_arguments_that_no_row_expresses_make_it_opaque(target: str) -> None:
     one = lifted(target)
     assert one.opaque() == {target}

@@ -8,6 +8,7 @@ import pytest
 
 from shardwright.pcg.attrs import Attr, Attrs, dimension, dimensions, get, integer, integers
 from shardwright.pcg.errors import GraphError
+from tests.each import each
 
 ATTRS: Attrs = {"dim": 1, "dims": (0, 2), "name": "x", "mixed": (1, "a"), "twice": (1, 1), "back": -1}
 
@@ -18,7 +19,7 @@ def test_values() -> None:
     assert integers(ATTRS, "dims") == integers(ATTRS, "dims", 2) == dimensions(ATTRS, "dims", 3) == (0, 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("read", "message"),
     [
         (lambda: get({"b": 1, "a": 2}, "x"), r"attribute 'x' is missing; there are \['a', 'b'\]"),

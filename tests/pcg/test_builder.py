@@ -7,6 +7,7 @@ import pytest
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import OPAQUE, Source
+from tests.each import each
 
 
 def leaf(
@@ -22,7 +23,7 @@ def ops(b: GraphBuilder) -> list[str]:
 # ---- scalars ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("beside", "value", "dtype"),
     [
         ("float32", 2, "float32"),
@@ -57,7 +58,7 @@ def test_reals_among_integers_take_the_default_dtype() -> None:
 # ---- what is not computed ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "attrs"),
     [
         ("reshape", {"shape": (2, 6)}),

@@ -12,11 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from bench.accuracy import prepare
 from examples.zoo import ZOO
 from shardwright.pcg.capture import Captured, capture, find_loss
 from shardwright.pcg.errors import CaptureError, UnsupportedOperatorError
 from shardwright.pcg.graph import OPAQUE
 from shardwright.pcg.interpret import run_serial
+from tests.each import each
+from tests.models import zoo
 from tests.pcg.run_torch import run_torch
 
 
@@ -50,10 +53,9 @@ def numpy_loss(model: nn.Module, batch: Mapping[str, Any]) -> float:
     return float(run_serial(captured.graph, leaves)[dict(captured.graph.outputs)["loss"]])
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", zoo())
 def test_every_model_is_captured_with_its_loss_and_without_opaque_operators(name: str) -> None:
-    model, batch = ZOO[name]()
-    captured = capture(model, batch, strict=True)
+    captured = prepare(name).captured
     graph = captured.graph
     loss = graph.types[dict(graph.outputs)["loss"]]
     assert (loss.shape, loss.dtype, loss.grad) == ((), "float32", True)
@@ -61,7 +63,7 @@ def test_every_model_is_captured_with_its_loss_and_without_opaque_operators(name
     assert {str(n.attr("target")) for n in graph.leaves("parameter")} == set(captured.aliases)
 
 
-@pytest.mark.parametrize("name", ["mlp", "llama", "vit", "mixtral", "qwen3_moe", "resnext", "dlrm"])
+@each("name", ["mlp", "llama", "vit", "mixtral", "qwen3_moe", "resnext", "dlrm"])
 def test_the_captured_graph_computes_the_models_loss(name: str) -> None:
     """Models without dropout, in NumPy and double precision where the graph allows."""
     torch.manual_seed(0)
@@ -125,7 +127,7 @@ def test_dropout_is_numbered_in_the_order_of_the_draws() -> None:
     assert [(n.attr("p"), n.attr("seed")) for n in graph.nodes if n.op == "dropout"] == [(0.5, 0), (0.25, 1)]
 
 
-@pytest.mark.parametrize(
+@each(
     "wrap",
     [
         lambda loss: loss,

@@ -15,6 +15,7 @@ from shardwright.pcg.factors import Shape, Signature, reshape_factors, resolve
 from shardwright.pcg.interpret import denote, scatter
 from shardwright.pcg.layout import C, P, S
 from shardwright.pcg.types import TensorType
+from tests.each import each
 from tests.pcg.strategies import examples
 from tests.pcg.typed import make_mesh
 
@@ -35,7 +36,7 @@ def test_a_mark_anywhere_fixes_a_factor_everywhere() -> None:
     assert described(resolve("b h!, h -> b h", [(4, 8), (8,)])) == [("b", 4, "map"), ("h", 8, "fixed")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "shapes", "sizes", "result"),
     [
         ("... -> ...", [()], {}, ()),
@@ -56,7 +57,7 @@ def test_result_shapes(text: str, shapes: list[Shape], sizes: dict[str, int], re
     assert resolve(text, shapes, sizes).result_shape == result
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "shapes", "message"),
     [
         ("a b", [(4, 8)], r"factor string 'a b': no '->'"),
@@ -105,7 +106,7 @@ def test_indivisible() -> None:
 # ---- reshapes ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "after", "text"),
     [
         ((96, 64), (8, 12, 64), "(a b) c -> a b c"),

@@ -13,6 +13,7 @@ from shardwright.pcg.layout import C, Layout, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.text import parse_graph
 from shardwright.pcg.types import TensorType
+from tests.each import each
 from tests.pcg.typed import leaf_node
 
 X = "%x = input() {dtype='float32', grad=True, layouts=(), shape=(8, 12), target='x'}"
@@ -33,7 +34,7 @@ def type_of(*lines: str, mesh: str = "dp=2, tp=2") -> str:
 # ---- types ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "expected"),
     [
         ([X], "float32[8, 12]{R,R}"),
@@ -75,7 +76,7 @@ def test_serial_types_have_no_layouts() -> None:
     assert type_of(X, W, "%y = linear(%x, %w)", mesh="") == "float32[8, 16]"
 
 
-@pytest.mark.parametrize(
+@each(
     ("have", "need", "grad", "answer"),
     [(R, R, True, True), (R, C, True, False), (R, C, False, True), (C, R, False, True), (P, C, False, False)],
 )
@@ -88,7 +89,7 @@ def test_fits(have: Layout, need: Layout, grad: bool, answer: bool) -> None:
 LEAF = "{dtype='float32', grad=True, layouts=(), shape=(8, 12), target='w'}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "message"),
     [
         # leaves

@@ -24,13 +24,14 @@ from shardwright.pcg.layout import (
 )
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.types import TensorType
+from tests.each import each
 from tests.pcg.strategies import examples, layouts_for, meshes, shapes
 from tests.pcg.typed import make_mesh
 
 ALL = [R, C, P, S(0), S(3), S(1, 4)]
 
 
-@pytest.mark.parametrize("layout", ALL, ids=str)
+@each("layout", ALL, ids=str)
 def test_text_round_trip(layout: Layout) -> None:
     assert Layout.parse(str(layout)) == layout
 
@@ -41,7 +42,7 @@ def test_text() -> None:
     assert format_layouts((S(0), R), Mesh.of(dp=2, tp=2)) == "dp: S(0), tp: R"
 
 
-@pytest.mark.parametrize("text", ["", "Q", "S", "S()", "S(-1)", "S(0,0)", "S(0,1,2)", "R ", "s(0)"])
+@each("text", ["", "Q", "S", "S()", "S(-1)", "S(0,0)", "S(0,1,2)", "R ", "s(0)"])
 def test_what_is_not_a_layout(text: str) -> None:
     with pytest.raises(LayoutError, match=r"layout '.*' is not one of R, C, P, S\(dim\) or S\(dim,blocks\)"):
         Layout.parse(text)
@@ -55,7 +56,7 @@ def test_duals() -> None:
 # ---- nested shards ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("layouts", "sizes", "order"),
     [
         ((R, P), (2, 2), ()),
@@ -71,7 +72,7 @@ def test_shard_order(layouts: Layouts, sizes: tuple[int, ...], order: tuple[tupl
     assert shard_order((24, 12), layouts, sizes) == order
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "layouts", "sizes", "reason"),
     [
         ((8,), (S(1),), (2,), r"S\(1\) names dimension 1 of a tensor of rank 1"),

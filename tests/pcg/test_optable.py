@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from shardwright.pcg.errors import GraphError
-from shardwright.pcg.optable import ROWS, Attr, LocalShapes, Row, Table, keep_attrs, local_result_shape, numpy_dtype
+from shardwright.pcg.optable import (
+    ROWS,
+    Attr,
+    LocalShapes,
+    OpTable,
+    Row,
+    keep_attrs,
+    local_result_shape,
+    numpy_dtype,
+)
+from tests.each import each
 from tests.samples import SAMPLES
 
 
@@ -27,10 +37,10 @@ def test_unknown_rows() -> None:
 def test_names_are_unique() -> None:
     row = Row("neg", "... -> ...", np.negative, "-{0}")
     with pytest.raises(GraphError, match=r"op table: two rows are called 'neg'"):
-        Table([row, row])
+        OpTable([row, row])
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "shapes", "attrs", "flops"),
     [
         ("linear", [(4, 8, 12), (16, 12)], {}, 2 * 4 * 8 * 12 * 16),
@@ -54,7 +64,7 @@ def test_flops(op: str, shapes: list[tuple[int, ...]], attrs: Mapping[str, Attr]
     assert ROWS[op].flops(ROWS[op].signature(shapes, attrs)) == flops
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "dtypes", "attrs", "result"),
     [
         ("add", ["int64", "float32"], {}, "float32"),
@@ -85,7 +95,7 @@ def test_localizers() -> None:
     assert local_result_shape({"shape": (32,)}, shapes) == {"shape": (16,)}
 
 
-@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+@each("row", ROWS.values(), ids=list(ROWS))
 def test_every_row_is_complete(row: Row) -> None:
     """The torch expression names operands and attributes that exist; what it lists about operands is in range."""
     for one in SAMPLES[row.name]:
@@ -104,7 +114,7 @@ def test_every_row_is_complete(row: Row) -> None:
         assert row.offset is None or row.offset in names
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "shapes", "attrs", "message"),
     [
         ("gather", [(4, 8), (4,)], {"dim": 1}, r"gather of \[4, 8\] by an index of another rank, \[4\]"),

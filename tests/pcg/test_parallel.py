@@ -22,6 +22,7 @@ from shardwright.pcg.parallel import (
     applicable,
     step,
 )
+from tests.each import each
 from tests.pcg.strategies import examples, layouts_for, meshes, shapes
 from tests.pcg.typed import operand_in
 
@@ -34,12 +35,12 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("move", "before", "after"), STEPS)
+@each(("move", "before", "after"), STEPS)
 def test_steps(move: Step, before: Layout, after: Layout) -> None:
     assert (move.before, move.after) == (before, after)
 
 
-@pytest.mark.parametrize("move", [move for move, *_ in STEPS])
+@each("move", [move for move, *_ in STEPS])
 def test_the_adjoint_leads_back_in_dual_layouts(move: Step) -> None:
     back = move.adjoint
     assert back.op == ADJOINT[move.op]
@@ -49,7 +50,7 @@ def test_the_adjoint_leads_back_in_dual_layouts(move: Step) -> None:
     assert back.adjoint == move
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "before", "expected"),
     [
         *((PARTITION, before, "R") for before in (C, P, S(0))),
@@ -65,7 +66,7 @@ def test_steps_that_do_not_exist(op: str, before: Layout, expected: str) -> None
         step(op, 0, before, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("layouts", "move", "answer"),
     [
         ((R, R), step(PARTITION, 0, R, 0), True),

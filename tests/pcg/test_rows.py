@@ -11,13 +11,13 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
-import pytest
 
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.interpret import denote, run_devices, run_serial
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import is_float
+from tests.each import each
 from tests.pcg.typed import choices, leaf_node, make_mesh, possible, split_case
 from tests.samples import SAMPLES, Sample, below, flags, real, sample
 
@@ -37,7 +37,7 @@ def test_every_row_has_samples() -> None:
     assert set(SAMPLES) == set(ROWS)
 
 
-@pytest.mark.parametrize("op", ROWS)
+@each("op", ROWS)
 def test_one_axis(op: str) -> None:
     for one in SAMPLES[op]:
         for choice, size in product(choices(op, one), (2, 3, 4)):
@@ -45,7 +45,7 @@ def test_one_axis(op: str) -> None:
                 assert_denotes(op, one, (choice,), (size,))
 
 
-@pytest.mark.parametrize("op", ROWS)
+@each("op", ROWS)
 def test_two_axes(op: str) -> None:
     for one in SAMPLES[op][:2]:
         for split in product(choices(op, one), repeat=2):
@@ -62,7 +62,7 @@ def blocked(op: str, one: Sample) -> list[str]:
     return [f"{c}/{blocks}" for c in plain for blocks in (2, 3)]
 
 
-@pytest.mark.parametrize("op", ROWS)
+@each("op", ROWS)
 def test_one_axis_within_blocks(op: str) -> None:
     for one in SAMPLES[op]:
         for choice, size in product(blocked(op, one), (2, 3)):
@@ -83,7 +83,7 @@ def test_three_axes() -> None:
         assert_denotes("linear", one, split, (2, 2, 2))
 
 
-@pytest.mark.parametrize("op", ROWS)
+@each("op", ROWS)
 def test_every_splittable_factor_is_tried(op: str) -> None:
     """A sample that no degree divides would test nothing."""
     tried = {
@@ -92,7 +92,7 @@ def test_every_splittable_factor_is_tried(op: str) -> None:
     assert {c for one in SAMPLES[op] for c in choices(op, one)} <= tried
 
 
-@pytest.mark.parametrize("op", ROWS)
+@each("op", ROWS)
 def test_inference_agrees_with_numpy(op: str) -> None:
     """Shape and kind of the result; the interpreter itself checks shapes."""
     for one in SAMPLES[op]:
@@ -102,7 +102,7 @@ def test_inference_agrees_with_numpy(op: str) -> None:
         assert (value.shape, value.dtype.kind) == (result.shape, kind)
 
 
-@pytest.mark.parametrize("op", ROWS)
+@each("op", ROWS)
 def test_what_does_not_fit_is_refused_by_name(op: str) -> None:
     """No row crashes on operands or attributes that it does not expect; the error names the operator."""
     for one, rank, missing in product(SAMPLES[op], range(4), range(2)):
@@ -124,7 +124,7 @@ def complaint(graph: Graph) -> str:
 # ---- what samples cannot show ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "one"),
     [
         ("contiguous", sample(real())),
@@ -151,7 +151,7 @@ def test_corners(op: str, one: Sample) -> None:
             assert_denotes(op, one, (choice,), (2,))
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "one", "sets"),
     [
         ("cast", sample(real(4), dtype="float32"), ((0,),)),

@@ -14,6 +14,7 @@ from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, Attr
 from shardwright.pcg.text import parse_graph, print_graph
+from tests.each import each
 from tests.pcg.strategies import examples
 from tests.pcg.typed import choices, leaf_node, make_mesh, possible, split_case
 from tests.samples import SAMPLES
@@ -84,7 +85,7 @@ def same(graph: Graph) -> None:
         assert text.count("\n") == len(graph.nodes) + 2
 
 
-@pytest.mark.parametrize("op", ROWS)
+@each("op", ROWS)
 def test_round_trip_of_every_row(op: str) -> None:
     mesh = make_mesh(2, 2)
     for one in SAMPLES[op]:
@@ -121,7 +122,7 @@ def test_round_trip_of_anything(
     same(Graph(tuple(nodes), tuple((key, names[-1]) for key in outputs), Mesh.of(dp=2, _é=3)))
 
 
-@pytest.mark.parametrize("value", [[1], {"a": 1}, 1j, (1, [2]), b"x"])
+@each("value", [[1], {"a": 1}, 1j, (1, [2]), b"x"])
 def test_what_is_no_attribute(value: object) -> None:
     graph = Graph((Node("x", "full", (), (("value", value),)),), ())  # type: ignore[arg-type]
     with pytest.raises(
@@ -141,7 +142,7 @@ def test_splits_that_do_not_fit_the_mesh_cannot_be_printed() -> None:
 FULL = "%a = full() {dtype='int64', shape=(), value=1}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "at", "message"),
     [
         ("", "", "line 1: expected the line `mesh [axis=size, …]`"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from shardwright.pcg.layout import P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.types import TensorType, is_float, promote
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtypes", "result"),
     [
         (("float32",), "float32"),

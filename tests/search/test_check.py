@@ -14,6 +14,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan, difference
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner
+from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp
 
 
@@ -43,8 +44,8 @@ def corrupted(plan: Plan, change: Callable[[Node], Node]) -> Plan:
     return replace(plan, graph=replace(plan.graph, nodes=tuple(map(change, plan.graph.nodes))))
 
 
-@pytest.mark.parametrize("graph", [mlp(), mlp(layers=3, residual=True), with_dropout()])
-@pytest.mark.parametrize("axes", [{"dp": 1}, {"dp": 2}, {"dp": 2, "tp": 2}])
+@each("graph", [mlp(), mlp(layers=3, residual=True), with_dropout()])
+@each("axes", [{"dp": 1}, {"dp": 2}, {"dp": 2, "tp": 2}])
 def test_plans_pass(graph: Graph, axes: dict[str, int]) -> None:
     check_plan(planned(graph, **axes), graph)
 

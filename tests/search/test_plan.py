@@ -10,6 +10,7 @@ import pytest
 from shardwright.pcg.errors import PlanError
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner
+from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp
 
 
@@ -34,7 +35,7 @@ def edit(plan: Plan, **fields: object) -> dict[str, object]:
     return {**json.loads(json.dumps(plan.to_json())), **fields}
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "message"),
     [
         ({"version": 99}, "plan version 99 is not supported, this Shardwright reads version 2; make the plan again"),

@@ -19,6 +19,7 @@ from shardwright.reports.plan import PlanReport
 from shardwright.reports.wording import quality
 from shardwright.search.check import check_plan
 from shardwright.search.planner import Planner, _within_memory, meshes
+from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp
 
 FAST, SLOW = 1e12, 1e7
@@ -35,7 +36,7 @@ def test_meshes_are_all_factorizations() -> None:
     assert [m.sizes for m in meshes(7)] == [(7,)]
 
 
-@pytest.mark.parametrize("num_devices", range(1, 200))
+@each("num_devices", range(1, 200))
 def test_meshes_of_two_axes_come_in_the_order_of_the_first(num_devices: int) -> None:
     pairs = [(a, num_devices // a) for a in range(2, num_devices) if num_devices % a == 0]
     assert [m.sizes for m in meshes(num_devices)] == [(num_devices,), *pairs]
@@ -47,8 +48,8 @@ def test_meshes_of_very_many_devices() -> None:
     assert [m.sizes for m in meshes(2 * prime)] == [(2 * prime,), (2, prime), (prime, 2)]
 
 
-@pytest.mark.parametrize("link", [FAST, 1e9, SLOW])
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@each("link", [FAST, 1e9, SLOW])
+@each("num_devices", [1, 2, 4])
 def test_a_plan_is_never_worse_than_a_baseline(num_devices: int, link: float) -> None:
     plan = planner(num_devices, link_bytes_per_s=link).plan(mlp(64, 64, 256, layers=3))
     assert all(plan.prediction.step_s <= a.prediction.step_s * (1 + 1e-9) for a in plan.alternatives if a.fits)
@@ -64,8 +65,8 @@ def test_fast_links_split_and_slow_links_do_not() -> None:
     assert fast.prediction.step_s < slow.prediction.step_s
 
 
-@pytest.mark.parametrize("mesh", [Mesh.of(x=4), Mesh.of(x=2, y=2)], ids=str)
-@pytest.mark.parametrize("roles", ["data", "zero", "tensor", "free"])
+@each("mesh", [Mesh.of(x=4), Mesh.of(x=2, y=2)], ids=str)
+@each("roles", ["data", "zero", "tensor", "free"])
 def test_the_prediction_is_the_objective(mesh: Mesh, roles: str) -> None:
     """What walking the finished graph gives is what was minimized, plus the nodes that are not variables."""
     graph = mlp(64, 64, 256, layers=2, residual=True)
@@ -174,8 +175,8 @@ def test_a_bound_is_never_above_a_plan_that_shares_more_than_the_model_knows() -
     assert plan.report.bound_s == plan.prediction.serial_s
 
 
-@pytest.mark.parametrize("roles", [("data", "data"), ("zero", "zero"), ("data", "zero"), ("tensor", "data")])
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 6, 6), (6, 2, 6)])
+@each("roles", [("data", "data"), ("zero", "zero"), ("data", "zero"), ("tensor", "data")])
+@each("sizes", [(2, 2, 2), (2, 6, 6), (6, 2, 6)])
 def test_axes_that_do_not_divide_a_size_together_leave_it_to_the_first(
     sizes: tuple[int, int, int], roles: tuple[str, str]
 ) -> None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import heapq
+from functools import cache
 from itertools import product
 
+import numpy as np
 import pytest
 
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
+from shardwright.pcg.interpret import scatter
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, innermost, shard_order
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.moves import Move
 from shardwright.pcg.parallel import step
 from shardwright.search.reshard import Closure, close, replicated, valid_states
 from tests.search.graphs import cluster
 
 SIZES = (2, 4)
 SHAPE = (16, 24)
-PER_AXIS: tuple[tuple[Layout, ...], ...] = ((R, C, P, S(0), S(1), S(0, 4)), (R, C, P, S(0), S(1), S(1, 2)))
+PER_AXIS: tuple[tuple[Layout, ...], ...] = (
+    (R, C, P, S(0), S(1), S(0, 4), S(0, 8), S(1, 2)),
+    (R, C, P, S(0), S(1), S(1, 2)),
+)
 STATES = valid_states(SHAPE, PER_AXIS, SIZES)
 CLASSES = [
     TensorClass(SHAPE, "float32", grad, stored, view)
@@ -30,14 +38,42 @@ def costs() -> MoveCosts:
 def steps(state: Layouts, axis: int) -> dict[Layout, tuple[str, ...]]:
     """Where one parallel operator, or two through R, lead from a state along an axis."""
     found: dict[Layout, tuple[str, ...]] = {}
-    one = {"S": [("combine", R)], "P": [("reduce", R)], "R": [("replicate", C)], "C": []}
-    ends = {x for x in PER_AXIS[axis] if x.is_shard}
-    first: list[tuple[str, Layout]] = one[state[axis].kind]
-    for op, after in [*first, *((("partition", x) for x in ends) if state[axis] == R else ())]:
-        found[after] = (op,)
+    ends = [x for x in PER_AXIS[axis] if x.is_shard]
+    one: dict[str, dict[Layout, tuple[str, ...]]] = {
+        "S": {R: ("combine",)}, "P": {R: ("reduce",)},
+        "R": {C: ("replicate",), **{x: ("partition",) for x in ends}}, "C": {},
+    }  # fmt: skip
+    for after, ops in one[state[axis].kind].items():
+        found[after] = ops
         if after == R:
-            found.update({C: (op, "replicate")} | {x: (op, "partition") for x in ends})
+            found.update({C: (*ops, "replicate"), **{x: (*ops, "partition") for x in ends}})
     return found
+
+
+def moved(state: Layouts, axis: int) -> dict[Layout, tuple[str, ...]]:
+    """The steps that are one move: innermost shards alone, from shard to shard with messages of one size."""
+    found: dict[Layout, tuple[str, ...]] = {}
+    for after, ops in steps(state, axis).items():
+        new = (*state[:axis], after, *state[axis + 1 :])
+        nested = new in STATES and all(not s[axis].is_shard or innermost(s, axis) for s in (state, new))
+        if nested and after != state[axis] and (len(messages(state, new, axis)) == 1 or not after.is_shard):
+            found[after] = ops
+    return found
+
+
+@cache
+def messages(before: Layouts, after: Layouts, axis: int) -> set[int]:
+    """How many elements each device sends to each other one along an axis; all of them where nothing is sharded."""
+    mesh = Mesh.of(a=SIZES[0], b=SIZES[1])
+    whole = np.arange(SHAPE[0] * SHAPE[1]).reshape(SHAPE)
+    shards = [tuple(x if x.is_shard else R for x in state) for state in (before, after)]
+    old, new = (scatter(whole, state, mesh) for state in shards)
+    places = list(mesh.coordinates())
+    return {
+        len(np.intersect1d(old[i], new[j]))
+        for (i, one), (j, other) in product(enumerate(places), repeat=2)
+        if all(one[a] == other[a] for a in range(2) if a != axis)
+    }
 
 
 def cheapest(tensor: TensorClass, start: Layouts) -> dict[Layouts, float]:
@@ -51,11 +87,9 @@ def cheapest(tensor: TensorClass, start: Layouts) -> dict[Layouts, float]:
         done[state] = cost
         for axis, before in enumerate(state):
             edges: dict[Layout, float] = {}
-            for after in steps(state, axis):
-                new = (*state[:axis], after, *state[axis + 1 :])
-                nested = all(not s[axis].is_shard or innermost(s, axis) for s in (state, new))
-                if nested and after != before and new in STATES:
-                    edges[after] = priced.move_s(tensor, state, _move(axis, before, after))
+            for after in moved(state, axis):
+                if tensor.grad or C not in (before, after):
+                    edges[after] = priced.move_s(tensor, state, Move(axis, before, after))
             if not tensor.grad and before in (R, C):
                 edges[C if before == R else R] = 0.0
             for after, seconds in edges.items():
@@ -63,12 +97,6 @@ def cheapest(tensor: TensorClass, start: Layouts) -> dict[Layouts, float]:
                 if seconds < float("inf") and new in STATES:
                     heapq.heappush(heap, (cost + seconds, len(heap) + len(done), new))
     return done
-
-
-def _move(axis: int, before: Layout, after: Layout):  # noqa: ANN202  # the closure's own type of moves
-    from shardwright.cost.collectives.moves import Move
-
-    return Move(axis, before, after)
 
 
 @pytest.fixture(scope="module", params=CLASSES, ids=["grad", "no-grad", "stored", "view"])
@@ -82,7 +110,7 @@ def test_states_are_the_layouts_that_the_shape_can_have() -> None:
     assert (S(0, 4), S(0)) in STATES
     assert (S(1), S(1)) in STATES
     assert valid_states((6, 24), PER_AXIS, SIZES) == tuple(
-        s for s in STATES if not any(x.is_shard and x.dim == 0 for x in (s[1],)) and s[0] != S(0, 4)
+        s for s in STATES if not any(x.is_shard and x.dim == 0 for x in (s[1],)) and s[0] not in (S(0, 4), S(0, 8))
     )
     assert valid_states((3,), ((R, S(0)),), (2,)) == ((R,),)
     assert replicated(2) == (R, R)
@@ -108,7 +136,7 @@ def test_every_path_leads_there_by_moves_that_cost_what_it_costs(closed: tuple[T
         state, total = start, 0.0
         for move in closure.path(start, end):
             assert state[move.axis] == move.before
-            assert steps(state, move.axis)[move.after] == move.operators
+            assert moved(state, move.axis)[move.after] == move.kind.operators
             total += priced.move_s(tensor, state, move)
             state = (*state[: move.axis], move.after, *state[move.axis + 1 :])
         assert closure.plain(state) == end, f"{start} to {end}"

@@ -26,6 +26,7 @@ from shardwright.pcg.optable import ROWS
 from shardwright.search.plan import Plan
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import choices, derive
+from tests.each import each
 
 Batch = Mapping[str, Tensor]
 
@@ -94,7 +95,7 @@ def test_fake_models_are_planned_without_memory() -> None:
     assert made.graph.mesh.num_devices == 8
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"roles": ["data"]}, r"roles=\['data'\] without a mesh; say which axes"),

@@ -20,6 +20,7 @@ from shardwright.cli.run import environment
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.search.plan import Plan
+from tests.each import each
 from tests.shardwright.command import MODELS, Run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -67,7 +68,7 @@ def test_help_answers_at_once() -> None:
         assert f"\n  {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["plan", "explain", "timeline", "compare", "view", "verify", "run", "calibrate"])
+@each("command", ["plan", "explain", "timeline", "compare", "view", "verify", "run", "calibrate"])
 def test_every_command_has_help_with_examples(run: Run, command: str) -> None:
     status, out, _ = run(command, "--help")
     assert status == 0
@@ -135,7 +136,7 @@ def test_plan_from_a_transformers_config(run: Run) -> None:
     assert "GPT2LMHeadModel" in out
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "message"),
     [
         (None, "cannot read the config: No such file"),
@@ -170,7 +171,7 @@ def assert_error(result: tuple[int, str, str], message: str) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         (["plan"], "give either a model as FILE.py:FUNCTION or --hf-config FILE"),

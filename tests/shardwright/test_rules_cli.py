@@ -19,6 +19,7 @@ from shardwright.substitutions.rowrules import choices, derive
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.lemmas import LEMMAS
+from tests.each import each
 from tests.shardwright.command import Run, write
 from tests.shardwright.fakes import FakeContext
 
@@ -33,7 +34,7 @@ PLACED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["", "generate", "verify", "list", "show", "coverage"])
+@each("command", ["", "generate", "verify", "list", "show", "coverage"])
 def test_every_command_has_help_with_examples(run: Run, command: str) -> None:
     status, out, _ = run("rules", *filter(None, [command]), "--help")
     assert status == 0
@@ -126,7 +127,7 @@ def test_the_rules_and_lemmas_below_are_proven_too(run: Run, tmp_path: Path, mon
     assert f"  lemmas: {len(LEMMAS)} of {len(LEMMAS)} proven" in out
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "message"),
     [
         (b"", "the file is empty"),

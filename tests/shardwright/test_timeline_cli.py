@@ -16,6 +16,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.reports.timeline import TimelineReport, moved, plan_timeline
 from shardwright.search.plan import Plan, SearchReport
 from tests.cost.programs import planned
+from tests.each import each
 from tests.shardwright.command import Run
 
 GPUS = "preset:dgx-h100:2"
@@ -55,7 +56,7 @@ WAYS: list[tuple[tuple[str, ...], Execution]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "execution"), WAYS, ids=lambda x: " ".join(x) if isinstance(x, tuple) else "")
+@each(("options", "execution"), WAYS, ids=lambda x: " ".join(x) if isinstance(x, tuple) else "")
 def test_an_option_is_a_field(run: Run, plan: Plan, options: tuple[str, ...], execution: Execution) -> None:
     expected = plan_timeline(moved(plan, Cluster.preset("dgx-h100", 2)), execution)
     found = json.loads(shown(run, *options, "--cluster", GPUS, "--format", "json"))
@@ -105,7 +106,7 @@ def test_a_smaller_device_has_its_own_limit(run: Run) -> None:
     assert "DOES NOT FIT" not in shown(run)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         (("--chunks", "2"), "--chunks: expected 1 with schedule '1f1b', got 2; change the one or the other"),

@@ -17,6 +17,7 @@ from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import equation
 from shardwright.substitutions.match import matches
 from shardwright.verifier.falsifiers.instances import instance
+from tests.each import each
 
 
 def graph(text: str, *, outputs: str) -> Graph:
@@ -165,7 +166,7 @@ def test_a_match_of_another_graph_is_an_error() -> None:
 # ---- the whole catalogue ----
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@each("name", CATALOGUE)
 def test_every_rule_matches_its_own_left_side_and_keeps_the_values(name: str) -> None:
     rng, found = random.Random(3), 0
     while found < 3:

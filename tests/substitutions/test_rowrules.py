@@ -9,6 +9,7 @@ from shardwright.substitutions.pattern import Pattern, letter, pattern_of
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, choices, derive
 from shardwright.substitutions.rules import rule_from_json
+from tests.each import each
 from tests.samples import SAMPLES
 
 LINEAR = Pattern.parse("a b, c b -> a c", 2)
@@ -21,7 +22,7 @@ def pattern(row: str, *shapes: tuple[int, ...], **attrs: object) -> str:
 # ---- patterns ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "shapes", "attrs", "expected"),
     [
         ("linear", [(4, 8, 12), (16, 12)], {}, "a b c, d c -> a b d"),
@@ -40,7 +41,7 @@ def test_a_pattern_forgets_sizes_and_names(
     assert str(Pattern.parse(found, len(shapes))) == found
 
 
-@pytest.mark.parametrize("row", SAMPLES)
+@each("row", SAMPLES)
 def test_every_pattern_prints_and_parses(row: str) -> None:
     for given in SAMPLES[row]:
         signature = ROWS[row].signature(given.shapes, dict(given.attrs))
@@ -70,12 +71,12 @@ def test_a_pattern_that_cannot_be_read_is_an_error(text: str, num_operands: int,
 # ---- placements ----
 
 
-@pytest.mark.parametrize("text", ["R", "C", "P", "S(0)", "S(2, a)", "S(1, a*b1)"])
+@each("text", ["R", "C", "P", "S(0)", "S(2, a)", "S(1, a*b1)"])
 def test_placements_print_and_parse(text: str) -> None:
     assert str(Placement.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["Q", "S()", "S(-1)", "S(0, 2)", "S(0,a*)"])
+@each("text", ["Q", "S()", "S(-1)", "S(0, 2)", "S(0,a*)"])
 def test_a_placement_that_cannot_be_read_is_an_error(text: str) -> None:
     with pytest.raises(RuleError, match=r"is not one of R, C, P, S\(dim\) or S\(dim, a\*b\)"):
         Placement.parse(text)
@@ -108,7 +109,7 @@ def test_blocks_are_products_of_factors_not_numbers() -> None:
     assert [str(p) for p in (*rule.operands, rule.result)] == ["S(0, a*b)", "S(2)"]
 
 
-@pytest.mark.parametrize("row", SAMPLES)
+@each("row", SAMPLES)
 def test_rules_are_what_split_layouts_derives_at_every_size(row: str) -> None:
     for given in SAMPLES[row]:
         signature = ROWS[row].signature(given.shapes, dict(given.attrs))
@@ -129,7 +130,7 @@ def test_what_the_local_operator_is_told() -> None:
     assert derive("reshape", Pattern.parse("(a b) -> a b", 1), "R").local == ()
 
 
-@pytest.mark.parametrize("row", SAMPLES)
+@each("row", SAMPLES)
 def test_every_rule_has_a_json_form_that_reads_back(row: str) -> None:
     for given in SAMPLES[row]:
         found, _ = pattern_of(ROWS[row].signature(given.shapes, dict(given.attrs)))
@@ -144,7 +145,7 @@ def test_the_hash_names_the_rule() -> None:
     assert rule.hash != derive("linear", LINEAR, "b").hash
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         (

@@ -4,14 +4,16 @@ import pytest
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
-from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.equations import equation
 from shardwright.substitutions.expressions import expression
 from shardwright.substitutions.rules import rule_from_json
 from shardwright.substitutions.steps import STEP_RULES, steps
 from shardwright.substitutions.terms import Dims, parse_term
+from shardwright.substitutions.wellformed import equation_from_json
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [
         ("o // 3 + 1", 3),
@@ -29,7 +31,7 @@ def test_expressions_have_values(text: str, value: object) -> None:
     assert expression(text).evaluate({"o": 6, "b": (4, 5), "p": (2, 1, 0), "q": (1, 0, 2)}) == value
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("o +", "expression 'o \\+' cannot be read"),
@@ -68,7 +70,7 @@ def test_what_is_not_a_term_is_an_error(text: str, message: str) -> None:
         parse_term(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("dims", "shape", "sizes"),
     [
         ("*b i", (4, 5, 6), {"b": (4, 5), "i": 6}),
@@ -89,7 +91,7 @@ def test_dims_bind_sizes(dims: str, shape: tuple[int, ...], sizes: dict[str, obj
     assert Dims.parse(dims).bind(shape) == sizes
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("*a *b", "at most one splice"),
@@ -108,12 +110,12 @@ def test_dims_that_cannot_be_read_are_an_error(text: str, message: str) -> None:
         Dims.parse(text)
 
 
-@pytest.mark.parametrize("text", ["m i", "*b i", "m (h d)", "*b 1 n", "1", ""])
+@each("text", ["m i", "*b i", "m (h d)", "*b 1 n", "1", ""])
 def test_dims_print_as_they_are_read(text: str) -> None:
     assert str(Dims.parse(text)) == text
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "known", "found"),
     [
         ((4, 6), {"h": 2}, {"d": 3}),
@@ -136,7 +138,7 @@ def test_dims_have_a_shape_at_sizes() -> None:
         dims.shape({"b": (), "h": 2})
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value", "names"),
     [
         ("s", (4, 5), {"s": (4, 5)}),
@@ -155,11 +157,11 @@ def test_attributes_bind_the_names_they_hold(text: str, value: object, names: di
 # ---- equations ----
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@each("name", CATALOGUE)
 def test_every_equation_has_a_json_form_that_reads_back(name: str) -> None:
     rule = CATALOGUE[name]
     assert rule_from_json(rule.to_json()) == rule
-    assert Equation.from_json(rule.to_json()).hash == rule.hash
+    assert equation_from_json(rule.to_json()).hash == rule.hash
 
 
 def test_the_catalogue_names_no_rule_twice() -> None:
@@ -174,7 +176,7 @@ def test_an_equation_reads_as_one() -> None:
     assert CATALOGUE["permute_of_none"].equation.endswith("for x: *b where p == iota(len(b))")
 
 
-@pytest.mark.parametrize(
+@each(
     ("variables", "left", "right", "guard", "message"),
     [
         ({"x": "n"}, "x", "x", (), "field 'left\\[0\\]': the bare variable x would match anything"),
@@ -202,7 +204,7 @@ def test_a_missing_field_of_an_equation_is_an_error() -> None:
 # ---- steps ----
 
 
-@pytest.mark.parametrize("name", STEP_RULES)
+@each("name", STEP_RULES)
 def test_every_chain_has_a_json_form_that_reads_back(name: str) -> None:
     rule = STEP_RULES[name]
     assert rule_from_json(rule.to_json()) == rule

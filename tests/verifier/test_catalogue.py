@@ -18,6 +18,7 @@ from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier import catalogue
 from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note, hash_of
 from shardwright.verifier.certificates import PROOFS, Certificate, certify, rule_guard
+from tests.each import each
 
 LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
 PLACED = equation(
@@ -119,7 +120,7 @@ def test_what_the_search_takes_survives_the_file(tmp_path: Path) -> None:
     assert Catalogue.load(path).searched() == (one,)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("", "the file is empty; expected rules"),

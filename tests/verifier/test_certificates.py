@@ -22,6 +22,7 @@ from shardwright.verifier.certificates import PROOFS, SCOPE, Certificate, certif
 from shardwright.verifier.choices import Certified, rule_of
 from shardwright.verifier.judge import judge
 from shardwright.verifier.solver import version
+from tests.each import each
 
 LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
 PLACED = equation(
@@ -135,7 +136,7 @@ def test_sizes_and_names_do_not_matter(certified: Certified) -> None:
     assert rule_of(node("linear"), small, "o") == rule_of(node("linear"), large, "o")
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "attrs", "operands", "choice", "reason"),
     [
         ("cast", {"dtype": "int64"}, [tensor(8)], "P0", "guard 'additive 0': bools or rounding among the dtypes"),
@@ -162,7 +163,7 @@ def test_what_is_certified_has_no_reason_against_it(certified: Certified) -> Non
     assert certified.reason(node("opaque"), [tensor(4)], "R") is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "attrs", "operands", "choice"),
     [
         ("linear", {}, [tensor(8, 16), tensor(48, 16)], "o/3"),
@@ -184,7 +185,7 @@ def test_splits_within_blocks_are_proven_when_asked_for(
     assert found.rule == rule_of(node(op, **attrs), operands, choice).hash
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "attrs", "operands", "choice", "reason"),
     [
         ("linear", {}, [tensor(8, 16), tensor(48, 16)], "o/5",

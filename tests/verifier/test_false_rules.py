@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from shardwright.substitutions.equations import equation
 from shardwright.verifier.certificates import Certificate, certify
+from tests.each import each
 
 W = {"w": "v d", "i": "m"}
 KEPT = "ne(t, full(shape=(), value=3, dtype='int64'))"
@@ -92,7 +91,7 @@ FALSE: dict[str, tuple[dict[str, str], str, str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FALSE)
+@each("name", FALSE)
 def test_a_false_rule_is_not_certified(name: str) -> None:
     variables, left, right, guard = FALSE[name]
     assert not isinstance(certify(equation(name, variables, left, right, guard=guard)), Certificate)
@@ -118,7 +117,7 @@ TRUE: dict[str, tuple[dict[str, str], str, str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TRUE)
+@each("name", TRUE)
 def test_its_true_sibling_is_certified(name: str) -> None:
     variables, left, right, guard = TRUE[name]
     assert isinstance(certify(equation(name, variables, left, right, guard=guard)), Certificate)

@@ -4,21 +4,23 @@ from shardwright.pcg.errors import RuleError
 from shardwright.verifier import lemmas
 from shardwright.verifier.lemmas import LEMMAS, Lemma, require
 from shardwright.verifier.logic import z3
-from shardwright.verifier.solver import Failure, is_satisfiable, is_valid, refute
+from shardwright.verifier.proof import Failure
+from shardwright.verifier.solver import is_satisfiable, is_valid, refute
+from tests.each import each
 
 
-@pytest.mark.parametrize("name", LEMMAS)
+@each("name", LEMMAS)
 def test_every_lemma_is_proven(name: str) -> None:
     assert require(name) == name
 
 
-@pytest.mark.parametrize("name", LEMMAS)
+@each("name", LEMMAS)
 def test_no_lemma_holds_because_its_hypotheses_contradict_each_other(name: str) -> None:
     for given, goal in LEMMAS[name].obligations():
         assert is_satisfiable([*given, goal])
 
 
-def _wrong_digits() -> list[lemmas.Claim]:
+def _wrong_digits() -> list[lemmas.Obligation]:
     k, c, p, r = z3.Ints("k c p r")
     return [([p >= 0, p < k, r >= 0, r < c], p * k + r < k * c)]
 

@@ -32,6 +32,7 @@ from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.certificates import prove
 from shardwright.verifier.falsifiers.devices import Devices
 from shardwright.verifier.falsifiers.instances import instance as made_instance
+from tests.each import each
 from tests.pcg.run_torch import run_torch
 from tests.verifier import devices_torch
 
@@ -99,7 +100,7 @@ def assert_equal_with_gradients(rule: Equation, seed: int) -> None:
         assert_close(a, b.detach().numpy(), f"{rule.equation} at {match.sizes}")
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@each("name", CATALOGUE)
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_both_sides_have_equal_values_and_gradients(name: str, seed: int) -> None:
@@ -197,7 +198,7 @@ def meshes(rule: Equation) -> list[Mesh]:
     return [Mesh(rule.axes, sizes) for sizes in (((2,), (3,)) if len(rule.axes) == 1 else ((2, 3), (3, 2)))]
 
 
-@pytest.mark.parametrize("rule", PLACED, ids=lambda rule: rule.name)
+@each("rule", PLACED, ids=lambda rule: rule.name)
 def test_placement_rules_are_true_on_every_device_forward_and_backward(rule: Equation) -> None:
     for mesh in meshes(rule):
         assert_placed(rule, mesh)
@@ -206,12 +207,12 @@ def test_placement_rules_are_true_on_every_device_forward_and_backward(rule: Equ
 GENERATED = sources()[3::14]
 
 
-@pytest.mark.parametrize("source", GENERATED, ids=lambda source: source.name)
+@each("source", GENERATED, ids=lambda source: source.name)
 def test_generated_rules_are_true_by_torch(source: ContextSource) -> None:
     """A sample: a few certified rules of every fourteenth context of the generator."""
     rules = generate_one(source.function, source.context, 2, 0, lambda counts: None)
     for rule in rules[:: max(1, len(rules) // 5)]:
-        if prove(rule)[1] is not None:
+        if prove(rule).failure is not None:
             continue
         if rule.axes:
             assert_placed(rule, meshes(rule)[0])

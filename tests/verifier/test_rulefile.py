@@ -20,6 +20,7 @@ from shardwright.substitutions.rules import rule_from_json
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier.certificates import prover_digest
 from shardwright.verifier.rulefile import RuleFile, read_rules
+from tests.each import each
 
 ROW = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b").to_json()
 STEPS = STEP_RULES["all_to_all"].to_json()
@@ -45,7 +46,7 @@ def problem(tmp_path: Path, rule: object) -> str:
     return f"{found.entries[1].where}: {found.entries[1].problem}"
 
 
-@pytest.mark.parametrize("rule", CATALOGUE.values(), ids=lambda rule: rule.name)
+@each("rule", CATALOGUE.values(), ids=lambda rule: rule.name)
 def test_every_hand_named_rule_survives_its_json_form(rule: Equation) -> None:
     assert rule_from_json(json.loads(json.dumps(rule.to_json()))) == rule
 
@@ -131,7 +132,7 @@ EQUATIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "message"), EQUATIONS, ids=[m[:60] for _, m in EQUATIONS])
+@each(("change", "message"), EQUATIONS, ids=[m[:60] for _, m in EQUATIONS])
 def test_a_malformed_equation_is_named_with_its_field(
     tmp_path: Path, change: Mapping[str, object], message: str
 ) -> None:
@@ -154,7 +155,7 @@ STEP_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), STEP_ERRORS, ids=[m[:60] for _, m in STEP_ERRORS])
+@each(("change", "message"), STEP_ERRORS, ids=[m[:60] for _, m in STEP_ERRORS])
 def test_a_malformed_chain_is_named_with_its_field(tmp_path: Path, change: Mapping[str, object], message: str) -> None:
     assert message in problem(tmp_path, {**STEPS, "name": "chain", **change})
 
@@ -177,7 +178,7 @@ ROW_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), ROW_ERRORS, ids=[m[:60] for _, m in ROW_ERRORS])
+@each(("change", "message"), ROW_ERRORS, ids=[m[:60] for _, m in ROW_ERRORS])
 def test_a_malformed_row_rule_is_named_with_its_field(
     tmp_path: Path, change: Mapping[str, object], message: str
 ) -> None:

@@ -17,7 +17,6 @@ from shardwright.cost.calibration import calibrate as module
 from shardwright.cost.calibration import measure
 from shardwright.cost.calibration.calibrate import calibrate
 from shardwright.cost.calibration.calibrated import cluster_of, fit_errors, noise_warning
-from shardwright.cost.calibration.local import cache_path
 from shardwright.cost.calibration.probes import (
     CPU_SIZES,
     GPU_SIZES,
@@ -34,13 +33,12 @@ from shardwright.cost.calibration.workload import (
     Visit,
     Workload,
     read_visits,
-    read_workload,
     trimmed_mean,
-    write_workload,
 )
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.clusters.detect import detect_cluster
 from shardwright.cost.clusters.device import Device
+from shardwright.cost.clusters.local import cache_path
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.kernels import measured
@@ -49,6 +47,7 @@ from shardwright.lowering import kernels as runtime
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.optable import ROWS
+from tests.each import each
 
 TINY = Sizes(
     matmuls=((1, 8, 16, 16), (1, 64, 64, 64), (4, 16, 16, 16)),
@@ -102,7 +101,7 @@ def test_two_ranks() -> None:
     assert {kernel.kind for kernel in device.kernels} == {
         "matmul", "conv", "attention", "pointwise", "reduction", "lookup", "random", "copy",
     }  # fmt: skip
-    assert 1e-6 < Communication(cluster, (2,)).all_reduce_s(0, 2**20) < 1
+    assert 1e-6 < Communication(cluster, (2,)).time_s("all_reduce", 0, 2**20) < 1
     assert set(device.paces) == {probe.op for probe in pace_probes(TINY, "float32")}
     assert all(0 < pace < 1e4 for pace, _ in device.paces.values())
     assert set(device.first_uses) == set(samples())
@@ -327,7 +326,7 @@ def test_both_gradients_of_a_convolution_share_the_time_that_they_take_together(
     assert of_image.seconds + of_weight.seconds == pytest.approx(10e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize("probe", list(kernel_probes(TINY, "float32")), ids=lambda probe: probe.key)
+@each("probe", list(kernel_probes(TINY, "float32")), ids=lambda probe: probe.key)
 def test_every_gradient_that_has_kernels_of_its_own_is_timed(probe: Probe) -> None:
     """Attention's take one kernel, a convolution's two; those of all others are like other kernels."""
     num_kernels = len(probe.passes().backward)
@@ -364,8 +363,7 @@ def test_calibrated_gpus_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_workloads_are_data(device: str, thorough: bool) -> None:
     workload = module._workload(4, device, thorough, 9.0)
-    assert read_workload(write_workload(workload)) == workload
-    assert hash(read_workload(write_workload(workload))) == hash(workload)
+    assert hash(workload) == hash(replace(workload))
     assert workload.group_sizes == [2, 4]
     assert ("bfloat16" in workload.dtypes) == (thorough or device == "cuda")
     assert workload.num_passes == (30 if thorough else 6)
@@ -375,9 +373,7 @@ def test_workloads_are_data(device: str, thorough: bool) -> None:
 # -------------------------------------------------------------------------------------------------------------- probes
 
 
-@pytest.mark.parametrize(
-    "probe", [*dispatch_probes("float32"), *pace_probes(CPU_SIZES, "float32")], ids=lambda probe: probe.key
-)
+@each("probe", [*dispatch_probes("float32"), *pace_probes(CPU_SIZES, "float32")], ids=lambda probe: probe.key)
 def test_every_sample_runs(probe: Probe) -> None:
     operands = probe.operands("cpu")
     result = probe.function(runtime)(*operands)
@@ -386,7 +382,7 @@ def test_every_sample_runs(probe: Probe) -> None:
         assert len(torch.autograd.grad(result.sum(), trained)) == len(trained)
 
 
-@pytest.mark.parametrize("probe", list(kernel_probes(TINY, "float32")), ids=lambda probe: probe.key)
+@each("probe", list(kernel_probes(TINY, "float32")), ids=lambda probe: probe.key)
 def test_kernels_are_what_their_rows_say(probe: Probe) -> None:
     result = probe.function(runtime)(*probe.operands("cpu"))
     assert tuple(result.shape) == ROWS[probe.op].signature(probe.shapes, probe.attrs).result_shape
@@ -395,7 +391,7 @@ def test_kernels_are_what_their_rows_say(probe: Probe) -> None:
     assert probe.passes().groups == 1
 
 
-@pytest.mark.parametrize("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
+@each("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
 def test_only_grouped_products_loop_over_groups(probe: Probe) -> None:
     assert probe.passes().groups == (4 if probe.op in LOOPS else 1)
 

@@ -18,6 +18,7 @@ from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 GPU = Device("gpu", 80 * 10**9, 2e12, {"fp32": 2e13, "bf16": 3e14}, 0.8, 5e-6, "cuda")
 CPU = Device("cpu", 8 * 10**9, 1e10, {"fp32": 5e10}, 0.9, 4e-6, "cpu")
@@ -49,14 +50,14 @@ def test_numbers_are_stored_in_one_type() -> None:
     assert replace(GPU, memory_bytes=8e10).memory_bytes == 80_000_000_000
 
 
-@pytest.mark.parametrize("value", NOT_POSITIVE)
-@pytest.mark.parametrize("field", ["memory_bytes_per_s"])
+@each("value", NOT_POSITIVE)
+@each("field", ["memory_bytes_per_s"])
 def test_device_rates_are_positive(field: str, value: object) -> None:
     with pytest.raises(ClusterError, match=rf"^Device\.{field}: expected a positive number, got .*; give it in bytes"):
         replace(GPU, **{field: value})
 
 
-@pytest.mark.parametrize("value", [*NOT_POSITIVE, 1.5])
+@each("value", [*NOT_POSITIVE, 1.5])
 def test_device_memory_is_a_positive_integer(value: object) -> None:
     with pytest.raises(
         ClusterError, match=r"^Device\.memory_bytes: expected a positive integer, got .*number of bytes"
@@ -95,7 +96,7 @@ def test_the_extremes_have_costs() -> None:
             assert 0 < costs.time_s(collective, 0, 1e12) < math.inf
 
 
-@pytest.mark.parametrize("value", [*NOT_POSITIVE, 1.01])
+@each("value", [*NOT_POSITIVE, 1.01])
 def test_device_efficiency_is_a_share(value: object) -> None:
     with pytest.raises(
         ClusterError, match=r"^Device\.matmul_efficiency: expected a number above 0 and at most 1, got "
@@ -103,15 +104,15 @@ def test_device_efficiency_is_a_share(value: object) -> None:
         replace(GPU, matmul_efficiency=value)
 
 
-@pytest.mark.parametrize("value", NOT_POSITIVE[1:])
+@each("value", NOT_POSITIVE[1:])
 def test_device_overhead_is_not_negative(value: object) -> None:
     with pytest.raises(ClusterError, match=r"^Device\.op_overhead_s: expected a number of at least 0, got .*seconds"):
         replace(GPU, op_overhead_s=value)
     assert replace(GPU, op_overhead_s=0).op_overhead_s == 0
 
 
-@pytest.mark.parametrize("value", [*NOT_POSITIVE[1:], 1.5])
-@pytest.mark.parametrize("field", ["num_units", "context_bytes"])
+@each("value", [*NOT_POSITIVE[1:], 1.5])
+@each("field", ["num_units", "context_bytes"])
 def test_what_is_counted_may_be_nothing(field: str, value: Any) -> None:
     with pytest.raises(ClusterError, match=rf"^Device\.{field}: expected a positive integer, got .*, or 0$"):
         replace(GPU, **{field: value})
@@ -126,7 +127,7 @@ def test_the_context_leaves_some_memory(context_bytes: int) -> None:
     assert replace(GPU, context_bytes=GPU.memory_bytes - 1).context_bytes == GPU.memory_bytes - 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("flops", "problem"),
     [
         ({}, r"flops_per_s: missing 'fp32', got nothing"),
@@ -167,13 +168,13 @@ def test_peak_by_precision_and_by_dtype() -> None:
         GPU.peak_flops_per_s("complex64")
 
 
-@pytest.mark.parametrize("value", [*NOT_POSITIVE, 2.5])
+@each("value", [*NOT_POSITIVE, 2.5])
 def test_level_size(value: object) -> None:
     with pytest.raises(ClusterError, match=r"^Level\.size: expected a positive integer, got .*; it is how many units"):
         replace(NVLINK, size=value)
 
 
-@pytest.mark.parametrize("value", NOT_POSITIVE)
+@each("value", NOT_POSITIVE)
 def test_level_bandwidth(value: object) -> None:
     with pytest.raises(
         ClusterError, match=r"^Level\.bandwidth_bytes_per_s: expected a positive number, got .*; give it"
@@ -181,7 +182,7 @@ def test_level_bandwidth(value: object) -> None:
         replace(NVLINK, bandwidth_bytes_per_s=value)
 
 
-@pytest.mark.parametrize("value", NOT_POSITIVE[1:])
+@each("value", NOT_POSITIVE[1:])
 def test_level_latency(value: object) -> None:
     with pytest.raises(
         ClusterError, match=r"^Level\.latency_s: expected a number of at least 0, got .*; give it in sec"
@@ -189,7 +190,7 @@ def test_level_latency(value: object) -> None:
         replace(NVLINK, latency_s=value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "problem"),
     [
         ("collective", "all_reduces", r"collective: expected one of 'all_reduce', .*, got 'all_reduces'; choose one"),
@@ -205,7 +206,7 @@ def test_collective_lines(field: str, value: object, problem: str) -> None:
         replace(LINE, **{field: value})
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "problem"),
     [
         ("device", "h100", r"device: expected a Device, got 'h100'; construct one"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwright.cost
@@ -20,6 +20,7 @@ from shardwright.cost.clusters.topology import LINK_KINDS, TOPOLOGIES, Level
 from shardwright.cost.compute.kernels import Kernel
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.optable import ROWS
+from tests.each import each
 
 SCHEMA = json.loads(
     (Path(shardwright.cost.__file__).parent / "clusters" / "cluster.schema.json").read_text(encoding="utf-8")
@@ -123,6 +124,7 @@ def test_files_of_version_1() -> None:
 
 
 @given(clusters() | mixed_clusters())
+@settings(max_examples=50)
 def test_round_trip(cluster: Cluster) -> None:
     data = json.loads(json.dumps(cluster.to_json()))
     assert Cluster.from_json(data) == cluster
@@ -271,7 +273,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("data", "message"), ERRORS, ids=[message[8:60] for _, message in ERRORS])
+@each(("data", "message"), ERRORS, ids=[message[8:60] for _, message in ERRORS])
 def test_every_mistake_is_named_by_its_place(data: Any, message: str) -> None:
     with pytest.raises(ClusterError) as caught:
         Cluster.from_json(data, "c.json")
@@ -417,6 +419,6 @@ def test_validator_and_schema_agree() -> None:
     assert not disagree
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@each("name", PRESETS)
 def test_presets_fit_the_schema(name: str) -> None:
     jsonschema.validate(json.loads(json.dumps(Cluster.preset(name, nodes=2).to_json())), SCHEMA)

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shardwright.cost.calibration.local import default_cluster
 from shardwright.cost.clusters import detect
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.detect import detect_cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.clusters.presets import GPUS
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +107,7 @@ PAIRS = SWITCH.replace("X \tNV12\tNV12\tNV12", "X \tNV12\tSYS\tSYS").replace("X 
 BOX = SWITCH.replace("NV12", "PHB")
 
 
-@pytest.mark.parametrize(
+@each(
     ("matrix", "local", "expected"),
     [(SWITCH, 4, True), (SWITCH, 2, True), (SWITCH, 8, False), (BOX, 4, False), ("", 2, False), (PAIRS, 2, True)],
 )

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.clusters.cluster import Cluster, Part
-from shardwright.cost.clusters.device import Device
-from shardwright.cost.clusters.parts import _LEAST, _MOST, slowest_device
+from shardwright.cost.clusters.cluster import Cluster, ClusterPart
+from shardwright.cost.clusters.device import _LEAST, _MOST, Device, slowest_device
 from shardwright.cost.clusters.presets import GPUS, gpu_device
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.errors import ClusterError
 from shardwright.search.planner import Planner
+from tests.each import each
 from tests.search.graphs import every_choice, mlp
 
 H100, A100 = Cluster.preset("dgx-h100", nodes=4), Cluster.preset("dgx-a100-40", nodes=4)
@@ -47,7 +47,7 @@ def test_work_on_all_ranks_has_the_slowest_rate_and_the_least_memory() -> None:
         assert rates[0] < rates[1]
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+@each("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
 def test_collectives_over_all_ranks_have_the_slowest_links(collective: str) -> None:
     uniform = [Cluster.preset(name, nodes=8) for name in ("dgx-h100", "dgx-a100-40")]
     for mesh in ((64,), (8, 8)):
@@ -71,8 +71,8 @@ def test_plans_for_all_ranks_are_those_for_the_slower_kind() -> None:
 # ---------------------------------------------------------------------------------------------------------- devices
 
 
-@pytest.mark.parametrize("one", GPUS)
-@pytest.mark.parametrize("other", GPUS)
+@each("one", GPUS)
+@each("other", GPUS)
 def test_the_binding_device_is_never_faster(one: str, other: str) -> None:
     kinds = [gpu_device(one), gpu_device(other)]
     binding = slowest_device(kinds)
@@ -167,7 +167,7 @@ def test_mixed_clusters_can_be_joined() -> None:
     assert both.device == MIXED.device
 
 
-@pytest.mark.parametrize(
+@each(
     ("clusters", "problem"),
     [
         ([], r"expected at least two clusters, got 0; one needs no joining"),
@@ -185,7 +185,7 @@ def test_what_cannot_be_joined(clusters: list[Cluster], problem: str) -> None:
         Cluster.join(clusters, WAN)
 
 
-@pytest.mark.parametrize(
+@each(
     ("machines", "problem"),
     [
         ([], r"^Cluster\.mixed: expected machines, got none; give pairs such as"),
@@ -262,7 +262,7 @@ def test_parts_that_are_none(ranks: range, problem: str) -> None:
             {"device": H100.device},
             r"device: expected the slowest of the parts' devices, got 'H100-SXM'; use Cluster\.mi",
         ),
-        ({"parts": (H100,)}, r"parts: expected a tuple of Part, got "),
+        ({"parts": (H100,)}, r"parts: expected a tuple of ClusterPart, got "),
     ],
 )
 def test_contradictory_parts(change: dict[str, object], problem: str) -> None:
@@ -271,10 +271,12 @@ def test_contradictory_parts(change: dict[str, object], problem: str) -> None:
 
 
 def test_parts_are_checked() -> None:
-    with pytest.raises(ClusterError, match=r"^Part\.levels: expected at least one level, got none; give the innermost"):
-        Part(H100.device, ())
-    with pytest.raises(ClusterError, match=r"^Part\.device: expected a Device, got 'h100'; construct one"):
-        Part("h100", H100.levels)  # type: ignore[arg-type]
+    with pytest.raises(
+        ClusterError, match=r"^ClusterPart\.levels: expected at least one level, got none; give the innermost"
+    ):
+        ClusterPart(H100.device, ())
+    with pytest.raises(ClusterError, match=r"^ClusterPart\.device: expected a Device, got 'h100'; construct one"):
+        ClusterPart("h100", H100.levels)  # type: ignore[arg-type]
 
 
 def test_units_of_equal_size_may_be_joined_whatever_joins_their_devices() -> None:

@@ -3,12 +3,13 @@
 import pytest
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.clusters.presets import CONTEXT_BYTES, GPUS, LINKS, PRESETS, Gpu, Link, Machine, gpu_device
+from shardwright.cost.clusters.presets import CONTEXT_BYTES, GPUS, LINKS, PRESETS, Gpu, LinkRow, Machine, gpu_device
 from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@each("name", PRESETS)
 def test_every_preset_constructs(name: str) -> None:
     cluster = Cluster.preset(name, nodes=64)
     assert cluster.num_devices == 64 * PRESETS[name].gpus
@@ -23,7 +24,7 @@ def test_every_preset_constructs(name: str) -> None:
 
 
 @pytest.mark.parametrize("table", [GPUS, PRESETS, LINKS])
-def test_every_row_names_its_source(table: dict[str, Gpu | Machine | Link]) -> None:
+def test_every_row_names_its_source(table: dict[str, Gpu | Machine | LinkRow]) -> None:
     assert all(row.source.strip() for row in table.values())
 
 
@@ -71,7 +72,7 @@ def test_rings_pass_between_processors_once_and_exchanges_with_all() -> None:
     assert exchange == pytest.approx(4 / 64 / (22e9 / 4))
 
 
-@pytest.mark.parametrize(
+@each(
     ("figure", "expected"),
     [("V100-32", 125), ("A100-40", 312), ("H100-SXM", 989), ("H200", 989), ("B200", 2250), ("GB200", 2500)],
 )
@@ -80,7 +81,7 @@ def test_generations(figure: str, expected: float) -> None:
     assert gpu_device(figure).peak_flops_per_s("float16") == expected * 1e12
 
 
-@pytest.mark.parametrize("name", GPUS)
+@each("name", GPUS)
 def test_every_gpu_constructs(name: str) -> None:
     device = gpu_device(name)
     assert device.peak_flops_per_s("fp8") >= device.peak_flops_per_s("bf16") >= device.peak_flops_per_s("fp32")
@@ -126,7 +127,7 @@ def test_machines_in_pods() -> None:
         Cluster.preset("meta-h100", 389)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "problem"),
     [
         (("dgx-z100",), r"unknown machine 'dgx-z100'; choose one of dgx-1-v100, .*, dgx-h100, "),

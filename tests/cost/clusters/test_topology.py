@@ -7,6 +7,7 @@ import pytest
 
 from shardwright.cost.clusters.topology import LINK_KINDS, TOPOLOGIES, Level
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 NETWORK = Level("network", 16, 2e10, 4e-6)
 TORUS = Level("torus", 16, 2e10, 4e-6, "network", "torus", dims=(4, 4))
@@ -16,8 +17,8 @@ def test_defaults() -> None:
     assert (NETWORK.kind, NETWORK.topology, NETWORK.oversubscription, NETWORK.dims) == ("network", "switch", 1.0, ())
 
 
-@pytest.mark.parametrize("kind", LINK_KINDS)
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@each("kind", LINK_KINDS)
+@each("topology", TOPOLOGIES)
 def test_every_topology_of_every_kind(kind: str, topology: str) -> None:
     dims = (2, 2, 4) if topology == "torus" else ()
     level = replace(NETWORK, kind=kind, topology=topology, dims=dims)
@@ -34,7 +35,7 @@ def test_oversubscription_shares_the_bandwidth() -> None:
     assert replace(NETWORK, oversubscription=4).shared_bytes_per_s == 5e9
 
 
-@pytest.mark.parametrize(
+@each(
     ("level", "size", "expected"),
     [
         (NETWORK, 4, replace(NETWORK, size=4)),
@@ -58,7 +59,7 @@ def test_resized(level: Level, size: int, expected: Level) -> None:
     assert level.resized(size) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "problem"),
     [
         ("kind", "wifi", r"kind: expected one of 'nvlink', 'pcie', 'network', 'host', got 'wifi'; choose one"),

@@ -9,9 +9,10 @@ from shardwright.cost.clusters.cluster import COLLECTIVES
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives import algorithms
 from shardwright.cost.collectives.algorithms import Algorithm
-from shardwright.cost.collectives.curve import Line
+from shardwright.cost.collectives.curve import CostLine
 from shardwright.cost.collectives.groups import Link, group_of, links_of
 from tests.cost.simulated import Network, is_reduced, ring_all_gather, ring_reduce_scatter, shards, summands
+from tests.each import each
 
 FAST, SLOW = 1e11, 1e10
 SPLITS = [(2,), (3,), (4,), (8,), (2, 2), (4, 2), (3, 4), (2, 3, 2)]
@@ -47,7 +48,7 @@ def assert_sends(algorithm: Algorithm, network: Network, rounds: bool = True) ->
 # ------------------------------------------------------------------------------------------------ against simulation
 
 
-@pytest.mark.parametrize("n", range(2, 9))
+@each("n", range(2, 9))
 def test_ring_in_one_level(n: int) -> None:
     parts = [(p,) for p in range(n)]
     network = summands(n)
@@ -93,7 +94,7 @@ def test_hierarchical(splits: tuple[int, ...]) -> None:
     assert [step.hops for step in algorithm.steps] == [network.rounds_at(0) // across, network.rounds_at(1) // inside]
 
 
-@pytest.mark.parametrize("splits", [(2,), (4,), (8,), (2, 2), (2, 4), (4, 2)])
+@each("splits", [(2,), (4,), (8,), (2, 2), (2, 4), (4, 2)])
 def test_halving_doubling(splits: tuple[int, ...]) -> None:
     n = prod(splits)
     network = summands(n, meeting(*splits))
@@ -112,7 +113,7 @@ def test_halving_doubling(splits: tuple[int, ...]) -> None:
     assert_sends(algorithms.halving_doubling(links(*splits), 2), network)
 
 
-@pytest.mark.parametrize("n", range(2, 10))
+@each("n", range(2, 10))
 def test_binomial_broadcast(n: int) -> None:
     network = Network(n, lambda a, b: 0, [dict.fromkeys(range(n), frozenset([0])) if d == 0 else {} for d in range(n)])
     have = [0]
@@ -124,7 +125,7 @@ def test_binomial_broadcast(n: int) -> None:
     assert_sends(algorithms.binomial(links(n)), network)
 
 
-@pytest.mark.parametrize("splits", SPLITS)
+@each("splits", SPLITS)
 def test_direct_exchange(splits: tuple[int, ...]) -> None:
     """Everyone sends 1/n of his share to everyone, whatever level they meet at."""
     n, level_of = prod(splits), meeting(*splits)
@@ -134,7 +135,7 @@ def test_direct_exchange(splits: tuple[int, ...]) -> None:
     assert [step.share for step in algorithm.steps] == [Fraction(p, n * n) for p in peers]
 
 
-@pytest.mark.parametrize("n", range(2, 9))
+@each("n", range(2, 9))
 def test_shards_are_gathered(n: int) -> None:
     network = shards(n)
     ring_all_gather(network, list(range(n)), [(p,) for p in range(n)])
@@ -145,15 +146,15 @@ def test_shards_are_gathered(n: int) -> None:
 # ---------------------------------------------------------------------------------------------------------- relations
 
 
-@pytest.mark.parametrize("n", [2, 3, 8])
-@pytest.mark.parametrize("passes", [1, 2])
+@each("n", [2, 3, 8])
+@each("passes", [1, 2])
 def test_hierarchical_is_flat_where_there_is_one_level(n: int, passes: int) -> None:
     flat, nested = algorithms.ring(links(n), passes), algorithms.hierarchical(links(n), passes)
     assert (flat.line, [s.share for s in flat.steps]) == (nested.line, [s.share for s in nested.steps])
 
 
-@pytest.mark.parametrize("splits", SPLITS)
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@each("splits", SPLITS)
+@each("collective", COLLECTIVES)
 def test_no_algorithm_sends_less_than_it_must(splits: tuple[int, ...], collective: str) -> None:
     """A device sends (n−1)/n of what others must get, or all of it where a switch sums."""
     n, found = prod(splits), links(*splits)
@@ -193,8 +194,8 @@ def test_formulas() -> None:
     assert algorithms.point_to_point(links(2)).text() == "1·α(level0) + 1·S/B(level0)"
 
 
-@pytest.mark.parametrize("splits", SPLITS)
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@each("splits", SPLITS)
+@each("collective", COLLECTIVES)
 def test_the_text_says_what_the_line_does(splits: tuple[int, ...], collective: str) -> None:
     """Evaluated as arithmetic, the formula is the time."""
     found = links(*splits)
@@ -208,10 +209,10 @@ def test_the_text_says_what_the_line_does(splits: tuple[int, ...], collective: s
 
 
 def test_a_line_is_straight() -> None:
-    assert Line(1.0, 2.0).time_s(3.0) == 7.0
+    assert CostLine(1.0, 2.0).time_s(3.0) == 7.0
 
 
-@pytest.mark.parametrize("n", range(1, 10))
+@each("n", range(1, 10))
 def test_what_one_device_of_a_switch_sends(n: int) -> None:
     """Of the full tensor; the one place of these shares."""
     gathered = Fraction(n - 1, n)

@@ -19,6 +19,7 @@ from shardwright.cost.collectives.buffers import (
 )
 from shardwright.cost.collectives.communication import Communication
 from tests.cost.programs import planned
+from tests.each import each
 from tests.search.graphs import cluster
 
 MIB = 2**20
@@ -35,7 +36,7 @@ def test_connections_have_the_sizes_that_nccl_logged() -> None:
     assert (RECEIVE_BYTES, SEND_BYTES) == (10_485_760, 2_097_152)
 
 
-@pytest.mark.parametrize(
+@each(
     ("machine", "nodes", "collectives", "mib"),
     [
         ("dgx-a100", 1, GATHERS, 256 + 24 * 12),  # shared, ring
@@ -58,8 +59,8 @@ def test_the_first_all_to_all_takes_what_a_user_saw() -> None:
     assert kept(h100, "all_to_all") - kept(h100) == pytest.approx((4.34 - 1.06) * 1e9, rel=0.1)
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 16])
-@pytest.mark.parametrize("machine", PRESETS)
+@each("nodes", [1, 2, 16])
+@each("machine", PRESETS)
 def test_more_collectives_never_keep_less(machine: str, nodes: int) -> None:
     if nodes > 1 and (pod := PRESETS[machine].pod):
         nodes = pod.nodes

@@ -6,6 +6,7 @@ from shardwright.cost.clusters.cluster import Collective
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives import gloo
 from shardwright.cost.collectives.groups import group_of, links_of
+from tests.each import each
 
 HOP, RATE = 1e-4, 1e9
 
@@ -15,7 +16,7 @@ def time_s(collective: Collective, n: int, num_bytes: float) -> float:
     return gloo.curve(collective, links_of(group_of((n,), 0, (level,)), (level,))).time_s(num_bytes)
 
 
-@pytest.mark.parametrize(
+@each(
     ("collective", "hops", "share"),
     [
         ("all_reduce", 6, 6 / 4),

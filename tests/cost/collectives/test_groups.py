@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cost.clusters.topology import TOPOLOGIES, Level, LinkKind, Topology
-from shardwright.cost.collectives.groups import Group, Link, between, check_mesh, group_of, links_of
+from shardwright.cost.collectives.groups import AxisGroup, Link, between, check_mesh, group_of, links_of
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 HOP, BYTES = 1e-6, 1e9
 
@@ -20,7 +21,7 @@ def levels(*sizes: int) -> tuple[Level, ...]:
     return tuple(Level(f"level{i}", size, BYTES / 10**i, HOP * 10**i) for i, size in enumerate(sizes))
 
 
-def groups(shape: tuple[Level, ...], *mesh: int) -> list[Group]:
+def groups(shape: tuple[Level, ...], *mesh: int) -> list[AxisGroup]:
     return [group_of(mesh, axis, shape) for axis in range(len(mesh))]
 
 
@@ -100,7 +101,7 @@ def test_groups_of_clusters_too_large_to_list() -> None:
     assert splits(shape, 2**30, 2**13) == [(1, 2**10, 2**20), (8, 2**10, 1)]
 
 
-@pytest.mark.parametrize("mesh", [(0, 4), (-1,), (2.0, 4), (True, 4), ("2",)], ids=str)
+@each("mesh", [(0, 4), (-1,), (2.0, 4), (True, 4), ("2",)], ids=str)
 def test_sizes_that_are_none(mesh: tuple[object, ...]) -> None:
     with pytest.raises(ClusterError, match=r"mesh .*: axis 0: expected a positive integer, got .*; give the number"):
         check_mesh(mesh, 8, "toy")  # type: ignore[arg-type]
@@ -149,7 +150,7 @@ def crossings(k: int, closed: bool) -> float:
     return max(load.values())
 
 
-@pytest.mark.parametrize("k", range(2, 10))
+@each("k", range(2, 10))
 def test_an_exchange_on_a_ring_takes_what_its_busiest_link_takes(k: int) -> None:
     per_link = BYTES / 2  # both directions together are the device's bandwidth
     ring = link("ring", k)
@@ -184,7 +185,7 @@ def test_two_ranks_meet_at_a_level() -> None:
     assert (inside.name, outside.name) == ("level0", "level1")
 
 
-@pytest.mark.parametrize(
+@each(
     ("topology", "dims", "share"),
     [("switch", (), 1), ("mesh", (), 1 / 7), ("ring", (), 1 / 2), ("torus", (2, 4), 1 / 4), ("mesh", (2, 4), 1 / 4)],
 )

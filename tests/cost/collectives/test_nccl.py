@@ -15,6 +15,7 @@ from shardwright.cost.collectives.curve import Curve
 from shardwright.cost.collectives.groups import Link, group_of, links_of
 from shardwright.cost.collectives.nccl import AMPERE, BLACKWELL, HOPPER, VOLTA, Generation, generation
 from shardwright.cost.collectives.tuning import UNTUNED, Tuning
+from tests.each import each
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 MIB = 2**20
@@ -108,7 +109,7 @@ def test_pcie_has_no_ll128() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "rows"),
     [
         ("V100-32", VOLTA),
@@ -182,8 +183,8 @@ SLACK = 1.5
 """The selector's: NVLS for two or three chunks waits longer than its estimate says."""
 
 
-@pytest.mark.parametrize("rows", [VOLTA, AMPERE, HOPPER, BLACKWELL], ids=["volta", "ampere", "hopper", "blackwell"])
-@pytest.mark.parametrize("levels", MACHINES, ids=lambda levels: "x".join(str(level.size) for level in levels))
+@each("rows", [VOLTA, AMPERE, HOPPER, BLACKWELL], ids=["volta", "ampere", "hopper", "blackwell"])
+@each("levels", MACHINES, ids=lambda levels: "x".join(str(level.size) for level in levels))
 @given(a=sizes, b=sizes)
 def test_promises(levels: tuple[Level, ...], rows: Generation, a: float, b: float) -> None:
     """Never falls with the size, never beats the links; an all-reduce is no slower than its halves by much."""
@@ -195,8 +196,8 @@ def test_promises(levels: tuple[Level, ...], rows: Generation, a: float, b: floa
         assert curve(collective, found, rows).time_s(a) >= (n - 1) / n * a / narrowest
 
 
-@pytest.mark.parametrize("rows", [VOLTA, AMPERE, HOPPER, BLACKWELL], ids=["volta", "ampere", "hopper", "blackwell"])
-@pytest.mark.parametrize("levels", MACHINES, ids=lambda levels: "x".join(str(level.size) for level in levels))
+@each("rows", [VOLTA, AMPERE, HOPPER, BLACKWELL], ids=["volta", "ampere", "hopper", "blackwell"])
+@each("levels", MACHINES, ids=lambda levels: "x".join(str(level.size) for level in levels))
 def test_an_all_reduce_is_hardly_slower_than_its_halves(levels: tuple[Level, ...], rows: Generation) -> None:
     found, num_bytes = links(levels), np.logspace(0, 11, 500)
     halves = curve("reduce_scatter", found, rows).time_s(num_bytes) + curve("all_gather", found, rows).time_s(num_bytes)

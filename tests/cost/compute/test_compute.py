@@ -14,6 +14,7 @@ from shardwright.cost.compute.compute import Compute, attention_share, matmul_sh
 from shardwright.cost.compute.kernels import Kernel, measured
 from shardwright.cost.compute.work import Passes, Work, WorkKind
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 DEVICE = Device("gpu", 10**9, 1e12, {"fp32": 2e13, "bf16": 2e14}, 0.5, 1e-6, "cuda")
 UNITS = replace(DEVICE, num_units=132)
@@ -119,13 +120,6 @@ def test_attention_has_its_own_rates() -> None:
 def test_a_kernel_takes_its_least_time() -> None:
     assert Compute(replace(DEVICE, kernel_s=2e-6)).work_s(pointwise(1)) == pytest.approx(2e-6, rel=1e-3)
     assert Compute(replace(DEVICE, kernel_s=2e-6)).work_s(Work("view", (1,), 0.0, 0.0, "int64")) == 0
-
-
-def test_less_power_is_slower_by_the_cube_root() -> None:
-    assert DEVICE.at_power(1).flops_per_s == DEVICE.flops_per_s
-    assert DEVICE.at_power(0.512).flops_per_s["bf16"] == pytest.approx(0.8 * 2e14)
-    with pytest.raises(ClusterError, match=r"^Device\.at_power\.share: expected a number above 0 and at most 1, got 2"):
-        DEVICE.at_power(2)
 
 
 def test_fp8_without_a_rate_runs_as_bf16() -> None:
@@ -264,14 +258,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("kernels", "message"), WRONG)
+@each(("kernels", "message"), WRONG)
 def test_bad_kernels(kernels: Any, message: str) -> None:
     assert replace(DEVICE, kernels=[GOOD]).kernels[0].work.shape == (1, 2, 3, 4)
     with pytest.raises(ClusterError, match=message):
         replace(DEVICE, kernels=kernels)
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "message"),
     [
         ("operators", 3, r"^Device\.operators: expected a mapping of operator to \(forward, backward\) seconds, got 3"),

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +21,7 @@ from shardwright.pcg.graph import Node, required_layouts
 from shardwright.pcg.layout import R, shard_order
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
+from tests.each import each
 
 COMPUTE = Compute(Device("test", 10**9, 1e10, {"fp32": 1e11}, 0.5, 1e-6, "cpu"))
 Shape = tuple[int, ...]
@@ -52,7 +52,7 @@ def flops(passes: Passes) -> tuple[float, float]:
     return forward, backward
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "shapes", "untrained", "gradients"),
     [
         ("add", [(4,), (4,)], {}, 1.0),
@@ -83,7 +83,7 @@ CONTRACTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "shapes", "attrs", "call"), CONTRACTIONS)
+@each(("op", "shapes", "attrs", "call"), CONTRACTIONS)
 def test_contractions_count_as_torch_does(op: str, shapes: list[Shape], attrs: dict[str, Any], call: Any) -> None:
     operands = [torch.randn(shape, requires_grad=True) for shape in shapes]
     with FlopCounterMode(display=False) as forward:
@@ -171,7 +171,7 @@ def test_dropout_draws_the_whole_mask_on_every_device() -> None:
 # ---- every operator that has a sample ----
 
 
-@pytest.mark.parametrize("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
+@each("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
 def test_every_operator_has_work(probe: Any) -> None:
     found = probe.passes()
     assert found.forward
@@ -184,7 +184,7 @@ def test_every_operator_has_work(probe: Any) -> None:
             assert work.flops == 2 * prod(work.shape)
 
 
-@pytest.mark.parametrize("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
+@each("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
 def test_splitting_never_makes_more_work(probe: Any) -> None:
     """In two along each factor that may be split: no device has more FLOPs than before, contractions have half."""
     shapes = [tuple(2 * extent for extent in shape) for shape in probe.shapes]

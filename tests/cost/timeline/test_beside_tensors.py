@@ -10,13 +10,14 @@ from shardwright.cost.timeline.program import Programs, program
 from shardwright.cost.timeline.timeline import SLACK, simulate
 from shardwright.pcg.step.execution import Execution
 from tests.cost.programs import planned
+from tests.each import each
 from tests.search.graphs import cluster
 
 STAGES = [1, 2, 4]
 
 
-@pytest.mark.parametrize("stages", STAGES)
-@pytest.mark.parametrize("role", ["data", "zero", "tensor"])
+@each("stages", STAGES)
+@each("role", ["data", "zero", "tensor"])
 def test_every_stage_has_its_context_and_its_connections(role: str, stages: int) -> None:
     graph, gpus = planned(role, 6), Cluster.preset("dgx-h100", 2)
     run = Execution(num_stages=stages, num_microbatches=stages)

@@ -14,6 +14,7 @@ from shardwright.cost.timeline.memory import (
     verdict,
 )
 from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, Execution, Optimizer, Precision
+from tests.each import each
 
 
 def test_total_and_sum() -> None:
@@ -32,7 +33,7 @@ def test_total_and_sum() -> None:
 STORED = Stored(1000, "float32", True, False)
 
 
-@pytest.mark.parametrize("run", [Execution(p, optimizer=o) for p in (None, *PRECISIONS) for o in OPTIMIZERS])
+@each("run", [Execution(p, optimizer=o) for p in (None, *PRECISIONS) for o in OPTIMIZERS])
 def test_what_is_kept_is_the_state_and_the_gradient(run: Execution) -> None:
     assert kept_bytes(STORED, run) == sum(state_bytes(STORED, run).values()) + gradient_bytes(STORED, run)
     frozen = STORED._replace(grad=False)
@@ -89,7 +90,7 @@ def test_memory_comes_from_categories() -> None:
     assert Memory.of({"parameters": 1.4, "slack": 2.6}) == Memory(parameters_bytes=1, slack_bytes=3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("used", "said"), [(0, "fits"), (900, "fits"), (901, "may not fit"), (1000, "may not fit"), (1001, "does not fit")]
 )
 def test_within_the_last_tenth_it_may_not_fit(used: int, said: str) -> None:

@@ -10,17 +10,19 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.compute.compute import matmul_share
 from shardwright.cost.compute.kernels import Kernel
 from shardwright.cost.timeline.program import program
-from shardwright.cost.timeline.steps import Step, Steps
+from shardwright.cost.timeline.steps import OperationCost, Steps
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Execution, Precision
+from shardwright.pcg.step.operations import Operation
 from shardwright.pcg.types import ITEM_BYTES
+from tests.each import each
 from tests.search.graphs import cluster
 
 WIDTH = 4096
-precisions = pytest.mark.parametrize("precision", PRECISIONS)
+precisions = each("precision", PRECISIONS)
 
 
 def product(dtype: str = "float32") -> Graph:
@@ -34,8 +36,17 @@ def run(precision: Precision | None, gpu: Cluster, graph: Graph) -> Timeline:
     return simulate(program(graph, gpu, Execution(precision)))
 
 
-def linear(precision: Precision | None, machine: Cluster, dtype: str = "float32") -> Step:
-    return next(step for step in Steps(product(dtype), machine, Execution(precision)).steps if step.weights)
+def linear(precision: Precision | None, machine: Cluster, dtype: str = "float32") -> OperationCost:
+    found = Steps(product(dtype), machine, Execution(precision))
+    return found.costs[weighted(found).name]
+
+
+def weighted(found: Steps) -> Operation:
+    return next(operation for operation in found.listed if operation.weights)
+
+
+def linear_bytes(precision: Precision | None, machine: Cluster, dtype: str = "float32") -> float:
+    return weighted(Steps(product(dtype), machine, Execution(precision))).num_bytes
 
 
 def linear_s(precision: Precision | None, machine: Cluster) -> float:
@@ -67,13 +78,10 @@ def test_one_gradient_of_two_takes_half_of_the_measured_dispatch(precision: Prec
 
 @precisions
 def test_values_take_the_bytes_of_their_precision(precision: Precision) -> None:
-    step = linear(precision, Cluster.preset("dgx-h100", 1, 1))
-    assert step.num_bytes == WIDTH**2 * ITEM_BYTES[DTYPES[precision].compute]
+    assert linear_bytes(precision, Cluster.preset("dgx-h100", 1, 1)) == WIDTH**2 * ITEM_BYTES[DTYPES[precision].compute]
 
 
-@pytest.mark.parametrize(
-    ("precision", "twin"), [("amp_fp16", "amp_bf16"), ("fp16", "bf16"), ("tf32", "fp32"), ("fp8", "amp_bf16")]
-)
+@each(("precision", "twin"), [("amp_fp16", "amp_bf16"), ("fp16", "bf16"), ("tf32", "fp32"), ("fp8", "amp_bf16")])
 def test_memory_and_time_differ_from_the_twin_by_the_rate_alone(precision: Precision, twin: Precision) -> None:
     """bf16 and fp16 have equal rates and bytes on this device; a loss scaler passes over the gradients once more."""
     gpu = Cluster.preset("dgx-a100", 1, 1)
@@ -86,7 +94,7 @@ def test_memory_and_time_differ_from_the_twin_by_the_rate_alone(precision: Preci
         assert ours.step_s == pytest.approx(theirs.step_s + scaler_s)
 
 
-@pytest.mark.parametrize(("precision", "same"), [("tf32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp8", "bf16")])
+@each(("precision", "same"), [("tf32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp8", "bf16")])
 def test_a_cpu_without_a_rate_falls_back(precision: Precision, same: Precision) -> None:
     """It saves bytes at most; the product is bound by its arithmetic."""
     slow = cluster(1)
@@ -116,11 +124,11 @@ def test_rows_of_tf32_are_aligned_as_those_of_32_bits() -> None:
 
 
 @precisions
-@pytest.mark.parametrize("own", ["bfloat16", "float16"])
+@each("own", ["bfloat16", "float16"])
 def test_a_graph_in_16_bits_keeps_its_values(own: str, precision: Precision) -> None:
     gpu, wanted = Cluster.preset("dgx-h100", 1, 1), DTYPES[precision].compute
     if wanted == own:
-        assert linear(precision, gpu, own).num_bytes == 2 * WIDTH**2
+        assert linear_bytes(precision, gpu, own) == 2 * WIDTH**2
         return
     good = " or ".join(sorted({wanted, "float32"}))
     advice = "leave the precision out, or plan the model in float32"

@@ -11,9 +11,9 @@ import pytest
 
 from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.collectives.communication import Communication
-from shardwright.cost.collectives.resharding import Placed, resharding_s
+from shardwright.cost.collectives.resharding import StageLayout, resharding_s
 from shardwright.cost.predict import predict
-from shardwright.cost.timeline.forward import HOST_BYTES_PER_S
+from shardwright.cost.timeline.pricing import HOST_BYTES_PER_S
 from shardwright.cost.timeline.program import Programs, _hop_s, program
 from shardwright.cost.timeline.streams import Sharing
 from shardwright.cost.timeline.tasks import COPY
@@ -27,6 +27,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import TensorType
 from shardwright.search.planner import Planner
 from tests.cost.programs import planned
+from tests.each import each
 from tests.search.graphs import cluster, every_choice
 
 ROLES = ("data", "zero", "tensor")
@@ -48,8 +49,8 @@ WAYS = [
     Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble"),
     Execution(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2),
 ]
-ways = pytest.mark.parametrize("run", WAYS, ids=[str(i) for i in range(len(WAYS))])
-roles = pytest.mark.parametrize("role", ROLES)
+ways = each("run", WAYS, ids=[str(i) for i in range(len(WAYS))])
+roles = each("role", ROLES)
 
 
 def simulated(graph: Graph, run: Execution, **options: object) -> Timeline:
@@ -107,8 +108,8 @@ def test_the_parts_are_those_of_the_nodes(role: str) -> None:
 # ---- repeats ----
 
 
-@pytest.mark.parametrize("num", [3, 4, 9])
-@pytest.mark.parametrize("run", [w for w in WAYS if w.num_stages == 1], ids=lambda w: str(WAYS.index(w)))
+@each("num", [3, 4, 9])
+@each("run", [w for w in WAYS if w.num_stages == 1], ids=lambda w: str(WAYS.index(w)))
 @roles
 def test_a_repeated_block_costs_what_so_many_blocks_cost(role: str, run: Execution, num: int) -> None:
     """The repeated block is the middle one of three; gathers and sums meet at its ends as they do between others."""
@@ -130,7 +131,7 @@ def test_repeated_blocks_share_what_they_compute_once() -> None:
     assert repeated.fullest.memory.buffers_bytes == four
 
 
-@pytest.mark.parametrize("num", [1, 3])
+@each("num", [1, 3])
 def test_the_first_of_each_operator_takes_longer_once_a_step(num: int) -> None:
     """Not those that are computed once; backward only where there is one."""
     machine, graph = cluster(1), with_tables(num)
@@ -154,7 +155,7 @@ def with_tables(num: int) -> Graph:
     return b.graph([("loss", b.op("sum", x, dims=(0,), keepdim=False))])
 
 
-@pytest.mark.parametrize("run", [w for w in WAYS if w.num_stages > 1], ids=lambda w: str(WAYS.index(w)))
+@each("run", [w for w in WAYS if w.num_stages > 1], ids=lambda w: str(WAYS.index(w)))
 @roles
 def test_stages_of_repeated_blocks_are_those_of_so_many_blocks(role: str, run: Execution) -> None:
     num_chunks = run.num_stages * run.chunks_per_stage
@@ -168,7 +169,7 @@ def test_stages_of_repeated_blocks_are_those_of_so_many_blocks(role: str, run: E
         assert ours.memory.total_bytes == pytest.approx(theirs.memory.total_bytes, rel=0.1)
 
 
-@pytest.mark.parametrize("late", [False, True])
+@each("late", [False, True])
 def test_repeated_blocks_give_back_what_they_take(late: bool) -> None:
     """Also where what comes before them in backward is of another size, and is freed after a block of theirs."""
     run = Execution(late_gathers=late, num_microbatches=4)
@@ -180,7 +181,7 @@ def test_repeated_blocks_give_back_what_they_take(late: bool) -> None:
     assert left == pytest.approx(dict.fromkeys(left, 0.0), abs=1e-6)
 
 
-@pytest.mark.parametrize(
+@each(
     "run",
     [PLAIN, Execution(late_gathers=True), Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble")],
     ids=["1f1b", "late", "zero-bubble"],
@@ -331,8 +332,8 @@ HOPS = [
 ]
 
 
-@pytest.mark.parametrize(("machine", "num_ranks"), HOPS, ids=lambda x: getattr(x, "name", x))
-@pytest.mark.parametrize("chunks", [1, 3])
+@each(("machine", "num_ranks"), HOPS, ids=lambda x: getattr(x, "name", x))
+@each("chunks", [1, 3])
 @roles
 def test_hops_are_reshardings_and_no_slower_than_plain_sends(
     role: str, chunks: int, machine: Cluster, num_ranks: int
@@ -348,7 +349,7 @@ def test_hops_are_reshardings_and_no_slower_than_plain_sends(
     hops = program(graph, machine, run).hops_s
     assert len(hops) == num_stages * chunks - 1
     for number, hop_s in enumerate(hops):
-        source, target = (Placed((num_ranks,), layout, (number + i) % num_stages * num_ranks) for i in (0, 1))
+        source, target = (StageLayout((num_ranks,), layout, (number + i) % num_stages * num_ranks) for i in (0, 1))
         assert hop_s == pytest.approx(resharding_s(machine, (8, 8, 64), 8 * 8 * 64 * 4, source, target)[0])
         own = 8 * 8 * 64 * 4 / source.num_parts
         plain_s = links.send_s(source.first_rank, target.first_rank, own)
@@ -357,13 +358,13 @@ def test_hops_are_reshardings_and_no_slower_than_plain_sends(
             assert hop_s < plain_s / 4
 
 
-@pytest.mark.parametrize(("layout", "way", "share"), [(R, R, 1), (S(0), S(0), 8), (C, P, 1), (P, P, 1)], ids=str)
+@each(("layout", "way", "share"), [(R, R, 1), (S(0), S(0), 8), (C, P, 1), (P, P, 1)], ids=str)
 def test_the_slower_way_of_a_value_and_its_gradient_counts(layout: Layout, way: Layout, share: int) -> None:
     """A copied value could be scattered and gathered; the summands of its gradient could not."""
     value = TensorType((64, 1024), "float32", (layout,), grad=True)
     graph = SimpleNamespace(mesh=Mesh.of(x=8), types={"v": value})
     steps: Any = SimpleNamespace(graph=graph, num_bytes={"v": 1e8 / share})
-    there, back = (Placed((8,), (way,), first) for first in (0, 8))
+    there, back = (StageLayout((8,), (way,), first) for first in (0, 8))
     expected = resharding_s(SLOW_NETWORK, (64, 1024), 1e8, there, back)[0]
     assert _hop_s(["v"], (0, 1), steps, SLOW_NETWORK) == pytest.approx(expected)
 
@@ -405,7 +406,7 @@ def test_allocators_hold_more_than_is_used_on_gpus() -> None:
 # ---- what is refused ----
 
 
-@pytest.mark.parametrize(
+@each(
     ("run", "options", "message"),
     [
         (Execution(num_stages=3), {}, "3 stages of mesh [x=4] need 12 devices, cluster 'test' has 8; ch"),
@@ -434,7 +435,7 @@ def test_blocks_that_are_interleaved_cannot_repeat() -> None:
         program(replace(graph, nodes=nodes), cluster(4), PLAIN, {"layers.0": 2, "layers.1": 2})
 
 
-@pytest.mark.parametrize("run", WAYS[:9], ids=lambda w: str(WAYS.index(w)))
+@each("run", WAYS[:9], ids=lambda w: str(WAYS.index(w)))
 def test_programs_that_share_pieces_are_those_made_alone(run: Execution) -> None:
     shared = Programs(planned("zero", 6), cluster(8))
     for schedule in ("1f1b", "gpipe", "zero-bubble"):

@@ -14,6 +14,7 @@ from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import SCHEDULES, Execution
 from tests.cost.programs import uniform
+from tests.each import each
 
 
 def executions(*schedules: str) -> Iterator[Execution]:
@@ -32,7 +33,7 @@ def name(execution: Execution) -> str:
     return f"{e.schedule}-p{e.num_stages}-m{e.num_microbatches}-v{e.chunks_per_stage}"
 
 
-every = pytest.mark.parametrize("execution", list(executions()), ids=name)
+every = each("execution", list(executions()), ids=name)
 
 
 @every
@@ -52,7 +53,7 @@ def test_every_stage_runs_every_microbatch_once_each_way_in_order(execution: Exe
 
 
 @every
-@pytest.mark.parametrize("hop_s", [0.0, 0.25, 3.0])
+@each("hop_s", [0.0, 0.25, 3.0])
 def test_no_schedule_waits_for_ever_and_no_stage_overlaps_itself(execution: Execution, hop_s: float) -> None:
     found = simulate(uniform(execution, hop_s=hop_s))
     serial_s = 3.0 * execution.num_microbatches * execution.chunks_per_stage
@@ -85,7 +86,7 @@ def test_microbatches_in_flight(execution: Execution) -> None:
         assert stage.memory.activations_bytes == in_flight(execution, number)
 
 
-@pytest.mark.parametrize("p", [2, 4, 8])
+@each("p", [2, 4, 8])
 def test_interleaving_keeps_as_much_as_the_field_says(p: int) -> None:
     """p · (1 + (p − 1) / (p · v)) microbatches of the whole stage, on the first one."""
     v = 2
@@ -94,7 +95,7 @@ def test_interleaving_keeps_as_much_as_the_field_says(p: int) -> None:
     assert kept == pytest.approx(p * (1 + (p - 1) / (p * v)))
 
 
-@pytest.mark.parametrize("execution", [e for e in executions() if e.num_microbatches >= e.num_stages], ids=name)
+@each("execution", [e for e in executions() if e.num_microbatches >= e.num_stages], ids=name)
 def test_bubbles_over_ideal(execution: Execution) -> None:
     p, m, v = execution.num_stages, execution.num_microbatches, execution.chunks_per_stage
     found = simulate(uniform(execution))

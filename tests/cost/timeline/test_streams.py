@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shardwright.cost.timeline.streams import SHARING, Sharing, run
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Buffer, Fold, Recorder, Segment, Task
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 FREE = Sharing(1.0, 1.0)
 GPU, CPU = SHARING["cuda"], SHARING["cpu"]
@@ -148,9 +149,9 @@ def repeated(times: int, comm_s: float, *, unrolled: int | None = None) -> Segme
     return recorder.segment()
 
 
-@pytest.mark.parametrize("sharing", [FREE, GPU, CPU])
-@pytest.mark.parametrize("comm_s", [0.5, 2.9, 3.0, 5.0])
-@pytest.mark.parametrize("times", [4, 10, 100])
+@each("sharing", [FREE, GPU, CPU])
+@each("comm_s", [0.5, 2.9, 3.0, 5.0])
+@each("times", [4, 10, 100])
 def test_a_fold_is_what_it_stands_for(sharing: Sharing, comm_s: float, times: int) -> None:
     folded, whole = (run(repeated(times, comm_s, unrolled=n), sharing) for n in (3, None))
     assert folded.seconds == pytest.approx(whole.seconds, rel=0.02)

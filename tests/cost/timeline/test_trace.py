@@ -16,6 +16,7 @@ from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.cost.timeline.trace import trace
 from shardwright.pcg.step.execution import Execution
 from tests.cost.programs import planned
+from tests.each import each
 from tests.search.graphs import cluster
 
 RUNS = [
@@ -24,8 +25,8 @@ RUNS = [
     ({}, Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble")),
     ({}, Execution(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2)),
 ]
-runs = pytest.mark.parametrize(("repeats", "run"), RUNS, ids=range(len(RUNS)))
-roles = pytest.mark.parametrize("role", ["data", "zero", "tensor"])
+runs = each(("repeats", "run"), RUNS, ids=range(len(RUNS)))
+roles = each("role", ["data", "zero", "tensor"])
 
 
 def simulated(role: str, repeats: dict[str, int], run: Execution) -> Timeline:

@@ -8,9 +8,10 @@ import pytest
 
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Execution
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "message"),
     [
         (
@@ -42,7 +43,7 @@ def test_what_cannot_be_run_is_refused(fields: dict[str, Any], message: str) -> 
     assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize(
+@each(
     ("precision", "compute", "state", "rates"),
     [
         (None, "float64", "float64", {}),

@@ -23,6 +23,7 @@ from shardwright.reports.plan import PlanReport
 from shardwright.reports.wording import faster_or_slower, links, quality
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
+from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 
 FAST = 1e12
@@ -223,7 +224,7 @@ def test_a_plan_that_does_not_fit_is_told(data: Plan) -> None:
     )
 
 
-@pytest.mark.parametrize("share", [0.5, 0.899, 0.9001, 0.95, 0.999, 1.0, 1.001, 2.0])
+@each("share", [0.5, 0.899, 0.9001, 0.95, 0.999, 1.0, 1.001, 2.0])
 def test_the_last_tenth_of_the_memory_is_never_said_to_fit(data: Plan, share: float) -> None:
     """Whatever limit the search had."""
     used = data.prediction.memory.total_bytes

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from shardwright.reports import units
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         (units.seconds(0), "0"), (units.seconds(4e-18), "0"), (units.seconds(3e-7), "0.30 µs"),

@@ -21,6 +21,7 @@ from shardwright.substitutions.generator.primesizes import PrimeSizes
 from shardwright.substitutions.generator.typetable import PlacedType, Template, TensorShape, TypeTable
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.placement.typing import prove_placement, required_guard
+from tests.each import each
 from tests.verifier import gradients
 from tests.verifier.gradients import gradient_difference
 from tests.verifier.rechecking import recheck
@@ -38,7 +39,7 @@ def found() -> Mapping[str, list[Equation]]:
     return {context.name: candidates(context, 3, 0) for context in SMALL}
 
 
-@pytest.mark.parametrize(
+@each(
     ("context", "text"),
     [
         ("d", ("linear(combine(x, axis=a), combine(y, axis=a)) = reduce(linear(x, y), axis=a)"

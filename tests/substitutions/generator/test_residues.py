@@ -6,6 +6,7 @@ import pytest
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.generator.residues import CHAINS, OPERATORS, Constant, Field, Parts
+from tests.each import each
 
 FIELD = Field()
 PARTS = 3
@@ -53,7 +54,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize(("op", "shapes", "attrs"), EXACT, ids=[op for op, _, _ in EXACT])
+@each(("op", "shapes", "attrs"), EXACT, ids=[op for op, _, _ in EXACT])
 def test_integers_agree_with_the_rows(op: str, shapes: list[tuple[int, ...]], attrs: dict[str, object]) -> None:
     rng = np.random.default_rng(1)
     arrays = [rng.integers(-9, 10, shape) for shape in shapes]

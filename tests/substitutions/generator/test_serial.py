@@ -18,6 +18,7 @@ from shardwright.substitutions.generator.symbolicdims import extent, minus, plus
 from shardwright.substitutions.generator.vocabulary import VOCABULARY, Reach, SymbolicType
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.judge import judge
+from tests.each import each
 
 LINEAR = serial("t", "x: *b i, w: o i, v: o i, c", "linear add mul")
 PIECES = serial("t", "x: *b n, y: *b n", "slice concat add", cuts=cut("n", "0:s", "s:n"), extents="s, n - s")
@@ -55,7 +56,7 @@ def test_every_operator_of_the_vocabulary_is_enumerated() -> None:
     assert len({context.name for context in SERIAL_CONTEXTS}) == len(SERIAL_CONTEXTS)
 
 
-@pytest.mark.parametrize("context", SERIAL_CONTEXTS, ids=lambda context: context.name)
+@each("context", SERIAL_CONTEXTS, ids=lambda context: context.name)
 def test_instances_differ_in_all_sizes_where_that_is_possible(context: SerialContext) -> None:
     first, second = instances(context, SerialTerms(context, 0).field, 0)
     dims = context.dimensions
@@ -112,7 +113,7 @@ FUSIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUSIONS)
+@each("name", FUSIONS)
 def test_operators_that_are_fused(name: str) -> None:
     (context,) = [context for context in SERIAL_CONTEXTS if context.name == name]
     rules = {"; ".join(map(str, rule.left)): rule for rule in candidates(context, 3) if len(rule.left) > 1}

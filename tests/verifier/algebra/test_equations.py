@@ -15,6 +15,7 @@ from shardwright.substitutions.terms import parse_term
 from shardwright.verifier.algebra.serialproof import prove_equation
 from shardwright.verifier.certificates import prove
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
+from tests.each import each
 from tests.verifier.mutations.mutation import falsified
 from tests.verifier.mutations.twins import equation_twins
 from tests.verifier.placement.derivation import AXIOMS, INDEX_ONLY, derives
@@ -24,23 +25,23 @@ IN_PARTS = [rule.name for rule in (*DECOMPOSITIONS, *MAXIMUM)]
 ROW = {"x": "*b i", "w": "o i"}
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@each("name", CATALOGUE)
 def test_every_rule_is_proven_by_index_semantics(name: str) -> None:
     assert prove_equation(CATALOGUE[name]) is None
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@each("name", CATALOGUE)
 def test_no_rule_is_falsified_on_small_tensors(name: str) -> None:
     assert falsify_equation(CATALOGUE[name], trials=20) is None
 
 
-@pytest.mark.parametrize("name", DERIVED)
+@each("name", DERIVED)
 def test_every_rule_that_is_no_axiom_follows_from_the_axioms(name: str) -> None:
     """The two encodings agree: an audit of each by the other."""
     assert derives(CATALOGUE[name])
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in IN_PARTS])
+@each("name", [name for name in CATALOGUE if name not in IN_PARTS])
 def test_every_wrong_twin_is_refuted_with_a_counterexample(name: str) -> None:
     for what, twin in equation_twins(CATALOGUE[name]):
         (_, failure), (outcome, found) = prove(twin), falsified(twin)
@@ -51,14 +52,14 @@ def test_every_wrong_twin_is_refuted_with_a_counterexample(name: str) -> None:
             assert refuted, f"{twin.equation} ({what}): neither proven nor refuted"
 
 
-@pytest.mark.parametrize("name", [name for name in IN_PARTS if not name.endswith("usual_scale")])
+@each("name", [name for name in IN_PARTS if not name.endswith("usual_scale")])
 def test_no_wrong_twin_of_a_decomposition_is_certified(name: str) -> None:
     """Most are refuted. What is left changes how a maximum is taken whose value does not matter."""
     twins = list(equation_twins(CATALOGUE[name]))
     twins = twins[:: 1 + len(twins) // 60]
     false = [twin for _, twin in twins if falsified(twin)[0] in ("type", "counterexample")]
     assert len(false) > 0.6 * len(twins)
-    certified = [twin.equation for twin in false if prove(twin)[1] is None]
+    certified = [twin.equation for twin in false if prove(twin).failure is None]
     assert not certified
 
 
@@ -91,7 +92,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "variables", "left", "right"), WRONG)
+@each(("name", "variables", "left", "right"), WRONG)
 def test_well_known_mistakes_are_refuted(name: str, variables: dict[str, str], left: str, right: str) -> None:
     wrong = equation(name, variables, left, right)
     assert prove_equation(wrong) is not None
@@ -135,7 +136,7 @@ def test_a_rule_that_no_small_sizes_fit_cannot_be_falsified() -> None:
 CUT = "slice(x, dim=len(b), start={0}, stop=i, step=1)"
 
 
-@pytest.mark.parametrize(
+@each(
     ("left", "right", "guard", "message"),
     [
         ("linear(x, w)", "linear(w, x)", (), "root 0: dimension 0 is a splice on one side only"),

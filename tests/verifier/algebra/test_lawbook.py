@@ -6,8 +6,6 @@ import re
 from itertools import chain
 from pathlib import Path
 
-import pytest
-
 import shardwright
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
@@ -15,6 +13,7 @@ from shardwright.verifier.algebra.lawbook import FACTS, LAWS, rested_on
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.certificates import prove
 from shardwright.verifier.lemmas import LEMMAS, TRUSTED, statement
+from tests.each import each
 from tests.verifier import laws
 
 ROOT = Path(shardwright.__file__).parents[1]
@@ -61,7 +60,7 @@ APPLIED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("variables", "left", "right", "laws_"), APPLIED, ids=[case[1] for case in APPLIED])
+@each(("variables", "left", "right", "laws_"), APPLIED, ids=[case[1] for case in APPLIED])
 def test_a_certificate_names_the_laws_that_its_proof_applied(
     variables: dict[str, str], left: str, right: str, laws_: set[str]
 ) -> None:
@@ -71,7 +70,7 @@ def test_a_certificate_names_the_laws_that_its_proof_applied(
 
 def test_the_same_rule_has_the_same_axioms_whatever_was_proven_before() -> None:
     rules = [CATALOGUE[name] for name in sorted(CATALOGUE)[::4]]
-    assert [prove(rule)[0] for rule in rules] == [prove(rule)[0] for rule in reversed(rules)][::-1]
+    assert [prove(rule).axioms for rule in rules] == [prove(rule).axioms for rule in reversed(rules)][::-1]
 
 
 def test_every_law_and_fact_is_applied_by_some_true_rule() -> None:

@@ -9,12 +9,13 @@ import pytest
 from shardwright.substitutions.equations import equation
 from shardwright.verifier.algebra.serialproof import prove_equation
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
+from tests.each import each
 from tests.verifier import laws
 
 CASES = {**laws.FUNCTIONS, **laws.INDICES, **laws.SUMS, **laws.DEFINED}
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_true_rules_are_proven_and_not_falsified(name: str) -> None:
     variables, left, rights, _ = CASES[name]
     for right in rights:
@@ -24,7 +25,7 @@ def test_true_rules_are_proven_and_not_falsified(name: str) -> None:
         assert falsify_equation(rule, trials=4) is None
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_wrong_rules_are_not_proven_and_have_counterexamples(name: str) -> None:
     variables, left, _, wrongs = CASES[name]
     for right in wrongs:
@@ -33,7 +34,7 @@ def test_wrong_rules_are_not_proven_and_have_counterexamples(name: str) -> None:
         assert falsify_equation(rule, trials=6) is not None, rule.equation
 
 
-@pytest.mark.parametrize("name", laws.EXISTING)
+@each("name", laws.EXISTING)
 def test_a_rule_holds_wherever_its_left_side_exists(name: str) -> None:
     variables, left, right = laws.EXISTING[name]
     rule = equation(name, variables, left, right)
@@ -41,7 +42,7 @@ def test_a_rule_holds_wherever_its_left_side_exists(name: str) -> None:
     assert falsify_equation(rule, trials=4) is None
 
 
-@pytest.mark.parametrize("name", laws.NOT_PROVEN)
+@each("name", laws.NOT_PROVEN)
 def test_a_right_side_that_exists_for_fewer_tensors_is_not_proven(name: str) -> None:
     variables, left, right = laws.NOT_PROVEN[name]
     assert prove_equation(equation(name, variables, left, right)) is not None

@@ -10,12 +10,13 @@ from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import equation
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.falsifiers.instances import instances
+from tests.each import each
 
 TAKEN = {"w": "v h", "i": "*b"}
 BLOCKS = {"x": "m (n c)"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("variables", "left", "right", "true"),
     [
         (TAKEN, "embedding(neg(w), i, padding_idx=p)", "neg(embedding(w, i, padding_idx=p))", True),
@@ -35,7 +36,7 @@ def test_every_kind_of_variable_and_attribute_has_values(
     assert (falsify_equation(equation("some", variables, left, right)) is None) == true
 
 
-@pytest.mark.parametrize(
+@each(
     ("variables", "left", "right", "true"),
     [
         ({**TAKEN, "y": "h"}, "embedding(mul(w, y), i, padding_idx=p)", "mul(embedding(w, i, padding_idx=p), y)",

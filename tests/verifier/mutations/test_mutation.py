@@ -18,6 +18,8 @@ from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier.lemmas import LEMMAS, Lemma
 from shardwright.verifier.logic import z3
+from shardwright.verifier.proof import Proof
+from tests.each import each
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import MORE, admits, cases, pattern_for
 from tests.verifier.mutations import mutation
@@ -55,14 +57,14 @@ def test_no_mutant_of_an_operator_in_parts_is_certified_if_it_is_false() -> None
     assert found.total("unknown") < found.num_mutants / 4
 
 
-@pytest.mark.parametrize("row", ["linear", "embedding", "slice", "softmax", "dropout", "layer_norm"])
+@each("row", ["linear", "embedding", "slice", "softmax", "dropout", "layer_norm"])
 def test_no_mutant_of_a_row_rule_is_certified_if_it_is_false(row: str) -> None:
     found = sweep([case.rule for case in cases(row)], every=5, samples=samples)
     assert found.num_mutants > 5
     assert not found.wrong
 
 
-@pytest.mark.parametrize("source", sources()[4::20], ids=lambda source: source.name)
+@each("source", sources()[4::20], ids=lambda source: source.name)
 def test_no_mutant_of_a_generated_rule_is_certified_if_it_is_false(source: ContextSource) -> None:
     """A sample: a few mutants of every twentieth context of the generator."""
     found = sweep(generate_one(source.function, source.context, 2, 0, lambda counts: None), every=17)
@@ -86,7 +88,7 @@ def test_every_wrong_adjoint_is_ill_typed() -> None:
 
 
 def test_no_wrong_prover_goes_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mutation, "prove", lambda rule: ((), None))
+    monkeypatch.setattr(mutation, "prove", lambda rule: Proof())
     found = sweep([CATALOGUE["linear_of_sum"], STEP_RULES["reduce_scatter"]])
     assert found.wrong
     assert any("is false for" in mutant.reason for mutant in found.wrong)
@@ -163,7 +165,7 @@ def twins_of(rule: Equation) -> dict[str, str]:
     return {twin.equation: what for what, twin in placement_twins(rule)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "what"),
     [
         ("add(linear(x, w), c)", "right: reduce dropped"),
@@ -227,7 +229,7 @@ def test_the_guard_of_a_row_rule_is_mutated() -> None:
 # ---- lemmas ----
 
 
-@pytest.mark.parametrize("name", LEMMAS)
+@each("name", LEMMAS)
 def test_every_mutated_lemma_fails_or_is_true(name: str) -> None:
     outcomes = [judge_lemma(twin)[0] for twin in lemma_twins(LEMMAS[name])]
     assert outcomes
@@ -273,7 +275,7 @@ def test_a_mutant_that_takes_for_ever_is_given_up(
             pass
 
     monkeypatch.setattr(mutation, "LIMIT_S", 0.2)
-    monkeypatch.setattr(mutation, "prove", lambda rule: (("proven",), None))
+    monkeypatch.setattr(mutation, "prove", lambda rule: Proof(("proven",)))
     monkeypatch.setattr(mutation, "_counterexample", lambda rule, samples: "")
     monkeypatch.setattr(mutation, slow, never)
     rule = equation("sum_of_negs", {"x": "m"}, "reduce(neg(x), axis=a)", "neg(reduce(x, axis=a))", axes=("a",),

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import pytest
-
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.pattern import Pattern, pattern_of
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.verifier.falsifiers.falsify import falsify
 from shardwright.verifier.rows.rowproof import prove
+from tests.each import each
 from tests.samples import Sample, below, flags, real, sample, targets
 
 
@@ -78,7 +77,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.title)
+@each("case", CASES, ids=lambda c: c.title)
 def test_it_is_a_proven_rule_with_these_layouts(case: Sharding) -> None:
     rule = case.rule()
     assert (rule.operands, rule.result) == case.layouts()
@@ -88,7 +87,7 @@ def test_it_is_a_proven_rule_with_these_layouts(case: Sharding) -> None:
         assert falsify(rule, case.given.arrays(1), dict(case.given.attrs), degree) is None
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.told], ids=lambda c: c.title)
+@each("case", [c for c in CASES if c.told], ids=lambda c: c.title)
 def test_it_needs_what_the_local_operator_is_told(case: Sharding) -> None:
     twin = replace(case.rule(), local=())
     failure = prove(twin).failure
@@ -96,9 +95,7 @@ def test_it_needs_what_the_local_operator_is_told(case: Sharding) -> None:
     assert failure.refuted
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if any("," in text for text in (*c.operands, c.result))], ids=lambda c: c.title
-)
+@each("case", [c for c in CASES if any("," in text for text in (*c.operands, c.result))], ids=lambda c: c.title)
 def test_it_needs_its_blocks(case: Sharding) -> None:
     """The trap of fused weights: consecutive parts of a blocked dimension are other elements."""
     rule = case.rule()

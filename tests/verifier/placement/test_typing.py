@@ -12,6 +12,7 @@ from shardwright.verifier.certificates import Certificate, certify
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.placement.denotation import denotes_equal
 from shardwright.verifier.placement.typing import prove_placement, required_guard
+from tests.each import each
 from tests.verifier.mutations.twins import equation_twins
 
 Placed = tuple[dict[str, str], str, str, str, tuple[str, ...]]
@@ -71,7 +72,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", TRUE, ids=lambda rule: rule.name)
+@each("rule", TRUE, ids=lambda rule: rule.name)
 def test_true_placement_rules_are_proven_twice_and_not_falsified(rule: Equation) -> None:
     proved = prove_placement(rule)
     assert proved.failure is None, str(proved.failure)
@@ -80,7 +81,7 @@ def test_true_placement_rules_are_proven_twice_and_not_falsified(rule: Equation)
     assert sorted(map(str, required_guard(rule))) == sorted(map(str, rule.guard))
 
 
-@pytest.mark.parametrize(("rule", "message"), WRONG, ids=lambda x: x.name if isinstance(x, Equation) else "")
+@each(("rule", "message"), WRONG, ids=lambda x: x.name if isinstance(x, Equation) else "")
 def test_wrong_placement_rules_are_refuted_with_the_reason(rule: Equation, message: str) -> None:
     failure = prove_placement(rule).failure
     assert failure is not None
@@ -88,7 +89,7 @@ def test_wrong_placement_rules_are_refuted_with_the_reason(rule: Equation, messa
     assert not denotes_equal(rule)
 
 
-@pytest.mark.parametrize("rule", TRUE, ids=lambda rule: rule.name)
+@each("rule", TRUE, ids=lambda rule: rule.name)
 def test_wrong_twins_are_refuted_and_both_proofs_agree_on_them(rule: Equation) -> None:
     for what, twin in equation_twins(rule):
         certified = prove_placement(twin).failure is None

@@ -20,7 +20,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation, equation
-from shardwright.substitutions.terms import Apply, Term, Variable
+from shardwright.substitutions.terms import Term, Variable
 from shardwright.verifier.placement.typing import IllTypedError, Typing, required_guard
 
 Sizes = Mapping[str, int]

@@ -14,8 +14,9 @@ from shardwright.verifier.algebra.polys import poly
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.logic import z3
 from shardwright.verifier.reals import reals_sums
-from shardwright.verifier.reals.numbers import Numbers
+from shardwright.verifier.reals.numbers import RealNumbers
 from shardwright.verifier.reals.realproof import equal_in_reals
+from tests.each import each
 from tests.verifier import laws
 from tests.verifier.mutations.termtwins import equation_twins
 
@@ -31,7 +32,7 @@ FILES = ("numbers", "numbersums", "reals", "reals_moves", "reals_sums", "realpro
 NORMAL_FORMS = {"monomials", "normal", "families", "powers", "laws", "lawbook"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_true_rules_have_a_second_proof_and_wrong_ones_have_none(name: str) -> None:
     variables, left, rights, wrongs = CASES[name]
     proven = [proven_again(equation(name, variables, left, right)) for right in rights]
@@ -39,12 +40,12 @@ def test_true_rules_have_a_second_proof_and_wrong_ones_have_none(name: str) -> N
     assert not any(proven_again(equation(name, variables, left, wrong)) for wrong in wrongs)
 
 
-@pytest.mark.parametrize("name", laws.NOT_PROVEN)
+@each("name", laws.NOT_PROVEN)
 def test_a_right_side_that_exists_for_fewer_tensors_has_no_second_proof(name: str) -> None:
     assert not proven_again(equation(name, *laws.NOT_PROVEN[name]))
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [*laws.EXISTING],
 )
@@ -52,7 +53,7 @@ def test_a_quotient_exists_where_the_left_side_divides_by_the_same(name: str) ->
     assert proven_again(equation(name, *laws.EXISTING[name]))
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@each("name", CATALOGUE)
 def test_no_wrong_twin_of_a_named_rule_has_a_second_proof(name: str) -> None:
     twins = list(equation_twins(CATALOGUE[name]))
     for what, twin in twins[:: 1 + len(twins) // 6]:
@@ -82,7 +83,7 @@ def test_a_wrong_row_is_seen_by_the_other_proof(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_equal_sums_are_one_constant_whatever_their_indices_are_called() -> None:
-    numbers = Numbers(lambda atom: True)
+    numbers = RealNumbers(lambda atom: True)
     i, j, k = z3.Ints("~i ~j @k")
     x, y = (z3.Function(name, z3.IntSort(), z3.IntSort(), z3.RealSort()) for name in "xy")
     n = poly("n")

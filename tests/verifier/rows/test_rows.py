@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from shardwright.pcg.errors import RuleError
-from shardwright.pcg.graph import NOT_DIFFERENTIABLE
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import is_float
 from shardwright.substitutions.pattern import Pattern
@@ -20,6 +19,7 @@ from shardwright.verifier.rows.claims import Encoding, tensor_claims
 from shardwright.verifier.rows.rowproof import prove
 from shardwright.verifier.rows.semantics import adjoint, forward
 from shardwright.verifier.solver import refute
+from tests.each import each
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import DEGREES, Case, admits, cases
 from tests.verifier.mutations.twins import fixed_twins, row_twins
@@ -39,14 +39,14 @@ def counterexample(rule: RowRule, case: Case) -> Counterexample | None:
     )
 
 
-@pytest.mark.parametrize("row", SAMPLES)
+@each("row", SAMPLES)
 def test_every_rule_of_every_row_is_certified(row: str) -> None:
     for case in cases(row):
         proof = prove(case.rule)
         assert proof.certified, f"{case.rule.equation}: {proof.failure}"
 
 
-@pytest.mark.parametrize("row", SAMPLES)
+@each("row", SAMPLES)
 def test_no_rule_is_falsified_at_two_degrees_forward_or_backward(row: str) -> None:
     for case in cases(row):
         assert not (found := counterexample(case.rule, case)), str(found)
@@ -60,10 +60,10 @@ def _same_without_gradient(case: Case) -> bool:
         for s in case.samples
         for dtype in s.dtypes
     )
-    return row in NOT_DIFFERENTIABLE or not floats
+    return not ROWS[row].differentiable or not floats
 
 
-@pytest.mark.parametrize("row", SAMPLES)
+@each("row", SAMPLES)
 def test_every_wrong_twin_is_refuted(row: str) -> None:
     for case in cases(row):
         for what, twin in row_twins(case.rule):
@@ -76,14 +76,14 @@ def test_every_wrong_twin_is_refuted(row: str) -> None:
                 assert counterexample(twin, case) or _same_without_gradient(case), missing
 
 
-@pytest.mark.parametrize("row", [row for row in SAMPLES if any(case.pattern.fixed for case in cases(row))])
+@each("row", [row for row in SAMPLES if any(case.pattern.fixed for case in cases(row))])
 def test_factors_that_must_stay_whole_are_never_split(row: str) -> None:
     for case in cases(row):
         for what, twin in fixed_twins(row, case.pattern):
             assert not prove(twin).certified, f"{twin.name}: {what}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "factor"),
     [("softmax", "b"), ("log_softmax", "b"), ("layer_norm", "c"), ("rms_norm", "c"), ("cumsum", "b"), ("amax", "b"),
      ("cross_entropy_sum", "b"), ("sort_values", "b"), ("conv2d", "d"), ("concat", "d"), ("sdpa", "f")],
@@ -183,7 +183,7 @@ def test_a_counterexample_prints_its_tensors() -> None:
     assert lines[1].startswith("  x0 [8, 12] = ")
 
 
-@pytest.mark.parametrize("row", ["linear", "reshape", "sdpa", "conv2d", "embedding"])
+@each("row", ["linear", "reshape", "sdpa", "conv2d", "embedding"])
 def test_no_claim_holds_because_its_hypotheses_contradict_each_other(row: str) -> None:
     for case in cases(row):
         for term in (forward(case.rule), *(adjoint(case.rule, j) for j in range(len(case.rule.operands)))):

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from shardwright.pcg.optable import ROWS, LocalShapes
-from shardwright.substitutions.pattern import Dims, Pattern
+from shardwright.substitutions.pattern import FactorDims, Pattern
 from shardwright.substitutions.rowrules import derive
 from shardwright.verifier.rows.semantics import BODIES, adjoint, forward
+from tests.each import each
 from tests.samples import SAMPLES, Sample
 from tests.verifier.catalogue import MORE, pattern_for
 
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 EVERY = {row: [*samples, *MORE.get(row, ())] for row, samples in SAMPLES.items()}
 
 
-def pick(array: Array, dims: Dims, factor: str, sizes: dict[str, int], positions: Sequence[int]) -> Array:
+def pick(array: Array, dims: FactorDims, factor: str, sizes: dict[str, int], positions: Sequence[int]) -> Array:
     """The tensor restricted to some positions of one factor, wherever the factor is in it."""
     for dim, members in enumerate(dims):
         if factor in members:
@@ -72,7 +72,7 @@ def splits(row: str) -> list[tuple[Sample, Pattern, str]]:
     return found
 
 
-@pytest.mark.parametrize("row", [row for row in EVERY if splits(row)])
+@each("row", [row for row in EVERY if splits(row)])
 def test_operators_commute_with_picking_positions(row: str) -> None:
     for given, pattern, factor in splits(row):
         size = sizes_of(row, given)[factor]
@@ -93,7 +93,7 @@ def linear_sets(row: str) -> list[tuple[Sample, tuple[int, ...]]]:
     ]
 
 
-@pytest.mark.parametrize("row", [row for row in EVERY if linear_sets(row)])
+@each("row", [row for row in EVERY if linear_sets(row)])
 def test_rows_are_linear_where_they_say_so(row: str) -> None:
     for given, chosen in linear_sets(row):
         x, y = given.arrays(1), given.arrays(2)

@@ -9,20 +9,21 @@ from shardwright.pcg.parallel import ADJOINT, step
 from shardwright.substitutions.steps import STEP_RULES, steps
 from shardwright.verifier.falsifiers.falsify_steps import falsify_steps
 from shardwright.verifier.rows.stepproof import prove_steps
+from tests.each import each
 from tests.verifier.mutations.twins import step_twins
 
 
-@pytest.mark.parametrize("name", STEP_RULES)
+@each("name", STEP_RULES)
 def test_every_rule_is_proven(name: str) -> None:
     assert prove_steps(STEP_RULES[name]) is None
 
 
-@pytest.mark.parametrize("name", STEP_RULES)
+@each("name", STEP_RULES)
 def test_no_rule_is_falsified_at_two_degrees_per_axis(name: str) -> None:
     assert falsify_steps(STEP_RULES[name]) is None
 
 
-@pytest.mark.parametrize("name", STEP_RULES)
+@each("name", STEP_RULES)
 def test_every_wrong_twin_is_refuted(name: str) -> None:
     twins = list(step_twins(STEP_RULES[name]))
     assert twins

@@ -9,11 +9,11 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
-import pytest
 
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.pattern import Pattern
+from tests.each import each
 from tests.samples import SAMPLES, Sample
 from tests.verifier.catalogue import pattern_for
 from tests.verifier.rows.test_semantics import EVERY, Array, evaluate, pick, sizes_of
@@ -71,7 +71,7 @@ def freed(row: str) -> list[tuple[Sample, Pattern, str]]:
     return found
 
 
-@pytest.mark.parametrize("row", [row for row in EVERY if freed(row)])
+@each("row", [row for row in EVERY if freed(row)])
 def test_a_factor_that_is_wrongly_splittable_is_caught(row: str) -> None:
     uncaught = {(row, factor) for given, pattern, factor in freed(row) if commutes(row, given, pattern, factor)}
     assert uncaught == {entry for entry in TRUE_SPLITS if entry[0] == row}
@@ -100,7 +100,7 @@ def is_linear(row: str, given: Sample, chosen: tuple[int, ...]) -> bool:
     return results[0].dtype.kind == "f" and same(results[0], results[1] + results[2]) and not np.any(results[3])
 
 
-@pytest.mark.parametrize("row", [row for row in SAMPLES if undeclared(row)])
+@each("row", [row for row in SAMPLES if undeclared(row)])
 def test_operands_that_are_wrongly_linear_are_caught(row: str) -> None:
     uncaught = set()
     for chosen in undeclared(row):

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cost.calibration.local import cache_path, default_cluster, memory_per_rank_bytes
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
+from shardwright.cost.clusters.local import cache_path, default_cluster, memory_per_rank_bytes
 from shardwright.pcg.errors import ClusterError
+from tests.each import each
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,7 @@ def test_where_calibrations_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert cache_path(4, environ) == Path("/home/someone/.cache/shardwright/local-4.json")
 
 
-@pytest.mark.parametrize("num_ranks", [0, -1, 1.5, True, "2"])
+@each("num_ranks", [0, -1, 1.5, True, "2"])
 def test_errors(num_ranks: int) -> None:
     with pytest.raises(ClusterError, match=r"^Cluster\.local\.num_ranks: expected a positive integer, got .*processes"):
         Cluster.local(num_ranks)

@@ -1,0 +1,131 @@
+"""Elimination where tables are shared: by edges in both orientations, by variables, by problems of one interner.
+
+Equal blocks of a network share their tables, so a key that forgets where a table stands, or which way round, gives one
+block the solution of another. Random models seldom share anything; these share nearly everything.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from shardwright.pcg.mesh import Mesh
+from shardwright.search import eliminate, problem
+from shardwright.search.eliminate import Eliminator
+from shardwright.search.problem import Interner, Problem
+from tests.search.graphs import mlp
+
+Array = np.ndarray
+
+
+def brute_force(model: Problem, price: float) -> Array:
+    """The cost of every combination of choices, one dimension per variable."""
+    sizes = [len(plain(t)) for t in model.time_s]
+    total = np.zeros(sizes)
+    for v, (time_s, kept) in enumerate(zip(model.time_s, model.kept_bytes, strict=True)):
+        total = total + along(plain(time_s) + price * plain(kept), (v,), len(sizes))
+    for scope, table in model.edges.items():
+        total = total + along(plain(table), scope, len(sizes))
+    return total
+
+
+def along(table: Array, scope: tuple[int, ...], rank: int) -> Array:
+    shape = [1] * rank
+    for v, size in zip(scope, table.shape, strict=True):
+        shape[v] = size
+    return table.reshape(shape)
+
+
+def plain(table: object) -> Array:
+    return table if isinstance(table, np.ndarray) else table.value  # type: ignore[attr-defined]
+
+
+def interned(table: Array) -> Array:
+    """As the builder hands tables to the solver."""
+    return table if not hasattr(problem, "Interned") else problem.Interned(table)
+
+
+class Shared:
+    """A few tables, from which any number of models are made."""
+
+    def __init__(self, rng: np.random.Generator, size: int, num_tables: int = 2) -> None:
+        self.rng, self.size = rng, size
+        self.own = [interned(rng.integers(0, 9, size).astype(float)) for _ in range(num_tables)]
+        self.kept = [interned(rng.integers(0, 9, size).astype(float)) for _ in range(num_tables)]
+        self.tables: list[Array] = []
+        for _ in range(num_tables):
+            table = rng.integers(0, 20, (size, size)).astype(float)
+            table[rng.random(table.shape) < 0.1] = np.inf
+            table[0, 0] = 3.0
+            self.tables += [interned(table), interned(np.ascontiguousarray(table.T))]
+
+    def model(self, num_variables: int, density: float) -> Problem:
+        made = Problem(mlp(), Mesh())
+        made.variables = [None] * num_variables  # type: ignore[list-item]  # a solver looks at tables alone
+        made.time_s = [self.own[i] for i in self.rng.integers(len(self.own), size=num_variables)]
+        made.kept_bytes = [self.kept[i] for i in self.rng.integers(len(self.kept), size=num_variables)]
+        for edge in combinations(range(num_variables), 2):
+            if self.rng.random() < density:
+                made.edges[edge] = self.tables[int(self.rng.integers(len(self.tables)))]
+        return made
+
+
+def check(solver: Eliminator, model: Problem, price: float, about: str) -> None:
+    every = brute_force(model, price)
+    solution = solver.solve(model, price)
+    assert solution.objective == pytest.approx(every.min(), rel=1e-9), about
+    assert every[solution.choices] == pytest.approx(every.min(), rel=1e-9), about
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("large", [eliminate.LARGE_TABLE, 1, 20])
+def test_models_of_shared_tables_are_solved_as_by_brute_force(
+    size: int, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One interner for all, by elimination alone and after dropping choices by bounds, at several prices."""
+    monkeypatch.setattr(eliminate, "LARGE_TABLE", large)
+    if large == 1:
+        monkeypatch.setattr(eliminate, "_BEAM", 1)
+    rng = np.random.default_rng(size)
+    solver, held = Eliminator(Interner()), list[Shared]()
+    for group in range(8):
+        shared = Shared(rng, size)
+        for number in range(40):
+            model = shared.model(int(rng.integers(2, 8 if size == 2 else 7)), float(rng.choice([0.3, 0.6, 1.0])))
+            for price in (0.0, 0.5, 2.0):
+                check(solver, model, price, f"model {number} of group {group} at price {price}")
+        held.append(shared)  # tables live as long as the interner that knows them, as a builder's do
+
+
+def test_a_table_is_not_its_transpose() -> None:
+    """Two models that differ in which way round one table stands."""
+    solver = Eliminator(Interner())
+    own = interned(np.zeros(3))
+    table = interned(np.array([[5.0, 1.0, 7.0], [2.0, 8.0, 3.0], [9.0, 4.0, 6.0]]))
+    biased = interned(np.array([[0.0, 9.0, 9.0], [9.0, 0.0, 9.0], [9.0, 9.0, 0.0]]))
+    first = interned(np.array([0.0, 50.0, 50.0]))
+    for edges in ({(0, 1): table, (1, 2): biased}, {(0, 1): biased, (1, 2): table}, {(0, 2): table, (1, 2): biased}):
+        for special in range(3):
+            made = Problem(mlp(), Mesh())
+            made.variables = [None] * 3  # type: ignore[list-item]
+            made.time_s = [first if v == special else own for v in range(3)]
+            made.kept_bytes = [own] * 3
+            made.edges = dict(edges)
+            check(solver, made, 0.0, f"{sorted(edges)}, {special}")
+
+
+def test_dropping_by_bounds_keeps_an_optimum_that_ties() -> None:
+    """All solutions cost the same, so that every bound is tight and rounding decides."""
+    rng = np.random.default_rng(5)
+    for _ in range(30):
+        model = Problem(mlp(), Mesh())
+        model.variables = [None] * 6  # type: ignore[list-item]
+        shift = rng.random((6, 3)) * 1e3
+        model.time_s = [interned(row) for row in shift]
+        model.kept_bytes = [interned(np.zeros(3)) for _ in range(6)]
+        for v in range(5):
+            left, right = shift[v] * (1 if v == 0 else 0.5), shift[v + 1] * (1 if v == 4 else 0.5)
+            model.edges[v, v + 1] = interned(2e3 - left[:, None] - right)
+        check(Eliminator(Interner()), model, 0.0, "ties")
