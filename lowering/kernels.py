@@ -109,18 +109,18 @@ def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     return torch.cat([*parts, rest.new_zeros(len(rest), w.shape[2])])
 
 
-Context = Any  # torch gives its type no public name
+FunctionContext = Any  # torch gives its type no public name
 
 
 class _Dropout(Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+    def forward(ctx: FunctionContext, x: Tensor, mask: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(mask)
         ctx.scale = scale
         return x.mul(mask).mul_(scale)
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: FunctionContext, grad: Tensor) -> tuple[Tensor, None, None]:
         return torch.ops.aten.native_dropout_backward(grad, *ctx.saved_tensors, ctx.scale), None, None
 
 

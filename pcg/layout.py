@@ -33,8 +33,8 @@ from typing import Literal
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.mesh import Mesh
 
-Kind = Literal["R", "C", "S", "P"]
-_DUAL: dict[Kind, Kind] = {"R": "R", "C": "P", "S": "S", "P": "C"}
+LayoutKind = Literal["R", "C", "S", "P"]
+_DUAL: dict[LayoutKind, LayoutKind] = {"R": "R", "C": "P", "S": "S", "P": "C"}
 _SHARD = re.compile(r"S\((\d+)(?:,\s*(\d+))?\)")
 
 
@@ -42,7 +42,7 @@ _SHARD = re.compile(r"S\((\d+)(?:,\s*(\d+))?\)")
 class Layout:
     """The layout of a tensor on one mesh axis."""
 
-    kind: Kind
+    kind: LayoutKind
     dim: int = -1
     blocks: int = 1
 

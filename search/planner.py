@@ -21,7 +21,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.blocks import blocked_choices
-from shardwright.search.domain import Certified
+from shardwright.search.domain import CertifiedChoices
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.materialize import materialize
@@ -82,7 +82,7 @@ class Planner:
     def __init__(
         self,
         cluster: Cluster,
-        certified: Certified,
+        certified: CertifiedChoices,
         progress: Progress | None = None,
         rules: Mapping[str, Equation] | None = None,
     ) -> None:

@@ -37,7 +37,7 @@ NORMS = (
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """One training step: the loss, the gradients, and the buffers after it, as whole tensors."""
 
     loss: float
@@ -81,7 +81,7 @@ def measure(plan: Plan, loaded: Loaded, timeout_s: float) -> Errors:
     return _worst_of(run_ranks(_parallel, plan.mesh.num_devices, timeout_s, args=arguments))
 
 
-def _single(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Step, Tensor]:
+def _single(model: nn.Module, batch: Mapping[str, Any]) -> tuple[TrainingStep, Tensor]:
     torch.manual_seed(STEP_SEED)
     loss = find_loss(model(**batch))
     assert loss is not None
@@ -89,7 +89,7 @@ def _single(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Step, Tensor]:
     return _taken(model, loss), torch.get_rng_state()
 
 
-def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[str, Any], reference: Step,
+def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[str, Any], reference: TrainingStep,
               state: Tensor) -> Errors:  # fmt: skip
     parallel = lower(plan.graph, model, constants=captured.constants, options=captured.options)
     torch.manual_seed(STEP_SEED)
@@ -97,16 +97,16 @@ def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[s
     return compare(_taken(parallel, loss), reference, torch.equal(torch.get_rng_state(), state))
 
 
-def _taken(model: nn.Module, loss: Tensor) -> Step:
+def _taken(model: nn.Module, loss: Tensor) -> TrainingStep:
     gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-    return Step(loss.item(), gradients, {name: _whole(b) for name, b in model.named_buffers()})
+    return TrainingStep(loss.item(), gradients, {name: _whole(b) for name, b in model.named_buffers()})
 
 
 def _whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def compare(step: Step, reference: Step, same_random_state: bool) -> Errors:
+def compare(step: TrainingStep, reference: TrainingStep, same_random_state: bool) -> Errors:
     """The errors of a step. What only one of the two has is infinitely far off; so is a NaN."""
     whole = math.sqrt(sum(float(g.double().norm()) ** 2 for g in reference.gradients.values()))
     return Errors(
