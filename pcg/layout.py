@@ -135,14 +135,15 @@ def local_shape(shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]
     return tuple(local)
 
 
-def check_layouts(shape: tuple[int, ...], layouts: Layouts, mesh: Mesh, where: str) -> None:
-    """Raise a `LayoutError` naming `where` if a tensor of `shape` cannot have these layouts."""
+def check_layouts(shape: tuple[int, ...], layouts: Layouts, mesh: Mesh, where: str = "") -> None:
+    """Raise a `LayoutError`, which begins with `where`, if a tensor of `shape` cannot have these layouts."""
+    where = where and f"{where}: "
     if len(layouts) != len(mesh):
-        raise LayoutError(f"{where}: {len(layouts)} layouts for the {len(mesh)} axes of {mesh}")
+        raise LayoutError(f"{where}{len(layouts)} layouts for the {len(mesh)} axes of {mesh}")
     reason = shard_order(shape, layouts, mesh.sizes)
     if isinstance(reason, str):
         raise LayoutError(
-            f"{where}: shape {list(shape)} cannot have layout ({format_layouts(layouts, mesh)}): {reason}; "
+            f"{where}shape {list(shape)} cannot have layout ({format_layouts(layouts, mesh)}): {reason}; "
             "choose axis sizes that divide the dimension, or another layout"
         )
 
