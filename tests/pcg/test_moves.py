@@ -9,8 +9,8 @@ import pytest
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import C, Layout, P, R, S
-from shardwright.pcg.moves import FUSED, MOVES, SLICE, Move, absorbed, fused_moves, move_between, steps_of
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.moves import FUSED, MOVES, SLICE, Move, absorbed, fused_moves, move_between, steps_of
 from shardwright.pcg.parallel import ADJOINT, step
 from shardwright.pcg.text import parse_graph
 from tests.each import each
