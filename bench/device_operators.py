@@ -66,7 +66,6 @@ class Measured:
         self.costs = Steps(graph, replace(cluster, device=bare), execution)
         self.code = Expressions(graph, {}, (), (*_SCOPE, "device", "float"))
         self.clock = Clock(self.device, torch.get_num_threads())
-        self._steps = {step.name: step for step in self.costs.steps}
 
     def heaviest(self, most: int) -> Iterator[Operator]:
         """The `most` operators that are predicted to take most of a step: each operator and shape once."""
@@ -87,8 +86,8 @@ class Measured:
 
     def predicted_s(self, node: Node) -> Times:
         """Of the node and of those that are written into it."""
-        steps = [self._steps[name] for name in self.written_as(node)]
-        return sum(step.forward_s for step in steps), sum(step.backward_s + step.weight_s for step in steps)
+        costs = [self.costs.costs[name] for name in self.written_as(node)]
+        return sum(c.forward_s for c in costs), sum(c.backward_s + c.weight_s for c in costs)
 
     def measured_s(self, node: Node) -> Times:
         """Means but for the slowest tenth; without the gradients of operands that get none."""

@@ -10,7 +10,7 @@ from typing import Any
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule
 from shardwright.verifier.lemmas import LEMMAS
-from shardwright.workers import Task, workers
+from shardwright.workers import Call, workers
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import MORE, admits, cases, pattern_for
 from tests.verifier.mutations.lemmatwins import judge_lemma, lemma_twins
@@ -46,7 +46,7 @@ def sweep(rules: Sequence[Rule], num_jobs: int, progress: Callable[[str], None],
     with workers(num_jobs) as pool:
         for chunk in _chunks(chosen):
             total += len(chunk)
-            pool.submit([Task("bench.mutations:judge", (chunk,))])
+            pool.submit([Call("bench.mutations:judge", (chunk,))])
         for event in pool.events():
             if event.kind == "died":
                 raise RuntimeError(f"a worker died of a mutant: {event.value}")

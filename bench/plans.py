@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.cost.calibration.local import default_cluster
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, CollectiveLine, Level
 from shardwright.cost.clusters.device import Device
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan

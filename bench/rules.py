@@ -25,13 +25,13 @@ from bench import mutations
 from bench.plans import fast_links
 from bench.search import llama_8b
 from examples.zoo import ZOO
-from shardwright.cost.calibration.local import default_cluster
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.generation import Generated, Settings, generate
+from shardwright.judging import Judgement, verify
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.reports.coverage import Coverage
-from shardwright.rules import Judgement, verify
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rules import KINDS

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from examples import demo_model
-from shardwright.cost.calibration.local import default_cluster
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.capture import capture
 from shardwright.search.check import check_plan

@@ -9,25 +9,24 @@ launched one block ahead, in both directions; gradients are waited for one block
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import pairwise
 
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardwright.lowering.buffers import BufferSet, Pool, Share
+from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.movement import take
+from shardwright.lowering.private import AutogradContext
 
 # pyright: reportIncompatibleMethodOverride=false
-
-Context = Any
 
 
 class _Gather(Function):
     """The identity from slices to whole parameters, as autograd sees it."""
 
     @staticmethod
-    def forward(ctx: Context, block: GatheredBlock, *shards: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: AutogradContext, block: GatheredBlock, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.block = block
         ctx.set_materialize_grads(False)
         wholes = tuple(whole.view_as(whole) for whole in block.open().wholes)
@@ -35,7 +34,7 @@ class _Gather(Function):
         return wholes
 
     @staticmethod
-    def backward(ctx: Context, *gradients: Tensor | None) -> tuple[None, ...]:
+    def backward(ctx: AutogradContext, *gradients: Tensor | None) -> tuple[None, ...]:
         ctx.block.take_gradients(gradients)
         return (None,) * (1 + len(gradients))
 
@@ -54,7 +53,9 @@ class _Handle:
 class GatheredBlock:
     """One block: its shards, and its whole parameters while they are there."""
 
-    def __init__(self, blocks: Blocks, number: int, shards: Sequence[Tensor], shares: Sequence[Share]) -> None:
+    def __init__(
+        self, blocks: Blocks, number: int, shards: Sequence[Tensor], shares: Sequence[SlicedParameter]
+    ) -> None:
         self.all, self.number = blocks, number
         self.shards, self.shares = list(shards), list(shares)
         self.memory: BufferSet | None = None
@@ -92,7 +93,7 @@ class GatheredBlock:
             self.memory.finish_gather()
             self.ready = True
             self.all.remember(self, self.memory)
-            self.all.prefetch(self.number + (-1 if backward else 1))
+        self.all.prefetch(self.number, backward=backward)
         assert self.memory is not None
         return self.memory
 
@@ -100,6 +101,7 @@ class GatheredBlock:
 
     def take_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Launch the reduce-scatter of the whole gradients; those that need none are handed over at once."""
+        self.all.prefetch(self.number, backward=True)
         self.all.finish_gradients()
         self.free()
         memory = self.all.pool.get(self.shares)
@@ -114,25 +116,31 @@ class GatheredBlock:
 class Blocks:
     """All blocks of a program, with the memory that they share."""
 
-    def __init__(self, deliver: Callable[[Tensor, Tensor], None]) -> None:
-        """`deliver(shard, gradient)` takes a finished gradient."""
+    def __init__(
+        self, deliver: Callable[[Tensor, Tensor], None], forward: Sequence[int], backward: Sequence[int]
+    ) -> None:
+        """`deliver(shard, gradient)` takes a finished gradient; `forward`, `backward`: what is needed, in order."""
+        self.next = {False: dict(pairwise(forward)), True: dict(pairwise(backward))}
+        self.begun: set[tuple[int, bool]] = set()
         self.items: list[GatheredBlock] = []
-        self.pool = Pool()
+        self.pool = BufferPool()
         self._deliver = deliver
         self.pending: tuple[GatheredBlock, BufferSet, list[Tensor | None]] | None = None
         self.owners: dict[int, tuple[GatheredBlock, int]] = {}
 
-    def add(self, shards: Sequence[Tensor], shares: Sequence[Share]) -> None:
+    def add(self, shards: Sequence[Tensor], shares: Sequence[SlicedParameter]) -> None:
         self.items.append(GatheredBlock(self, len(self.items), shards, shares))
 
     def reset(self) -> None:
         """Forget a step that did not end; its memory may still be written to, so it is not used again."""
         self.pending = None
+        self.begun.clear()
         self.free()
 
     def finish(self) -> None:
         """At the end of a backward: the last gradients, and no gathered parameter outlives the step."""
         self.finish_gradients()
+        self.begun.clear()
         self.free()
 
     def free(self) -> None:
@@ -155,9 +163,13 @@ class Blocks:
         for buffer in memory.buffers:
             self.owners.pop(buffer.untyped_storage().data_ptr(), None)
 
-    def prefetch(self, number: int) -> None:
-        if 0 <= number < len(self.items):
-            self.items[number].start()
+    def prefetch(self, number: int, *, backward: bool) -> None:
+        """Launch the gather of the block that is needed after this one, when this one is first used."""
+        if (number, backward) not in self.begun:
+            self.begun.add((number, backward))
+            following = self.next[backward].get(number)
+            if following is not None:
+                self.items[following].start()
 
     def deliver(self, block: GatheredBlock, member: int, gradient: Tensor) -> None:
         self._deliver(block.shards[member], gradient)

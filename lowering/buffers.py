@@ -17,13 +17,11 @@ from torch import Tensor
 
 from shardwright.lowering import private
 from shardwright.lowering.movement import Axis
-
-LARGE_BYTES = 1 << 18
-"""Slices of this size are sent on their own instead of being packed."""
+from shardwright.pcg.step.buckets import PLACED_BYTES
 
 
 @dataclass(frozen=True)
-class Share:
+class SlicedParameter:
     """One parameter of a block: the shape of a slice, and how slices make the whole, as in `pcg.layout`."""
 
     shape: tuple[int, ...]
@@ -41,7 +39,7 @@ class Share:
     @property
     def direct(self) -> bool:
         """Whether slices lie one after the other in the whole, and are worth a message of their own."""
-        return self.dim == 0 and self.blocks == 1 and prod(self.shape) * self.dtype.itemsize >= LARGE_BYTES
+        return self.dim == 0 and self.blocks == 1 and prod(self.shape) * self.dtype.itemsize >= PLACED_BYTES
 
     def split(self, whole: Tensor) -> Tensor:
         """A whole parameter seen as [size, *slice with its blocks apart]."""
@@ -55,7 +53,7 @@ class Share:
 class BufferSet:
     """Memory for one block at a time: whole parameters, or what the scattering of their gradients needs."""
 
-    def __init__(self, shares: Sequence[Share]) -> None:
+    def __init__(self, shares: Sequence[SlicedParameter]) -> None:
         first = shares[0]
         self.shares, self.axis = list(shares), first.axis
         self.options: dict[str, Any] = {"dtype": first.dtype, "device": first.device}
@@ -159,13 +157,13 @@ class BufferSet:
         self.works.clear()
 
 
-class Pool:
+class BufferPool:
     """Buffer sets that are not in use, by what they can hold."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[Share, ...], list[BufferSet]] = {}
+        self._free: dict[tuple[SlicedParameter, ...], list[BufferSet]] = {}
 
-    def get(self, shares: Sequence[Share]) -> BufferSet:
+    def get(self, shares: Sequence[SlicedParameter]) -> BufferSet:
         free = self._free.get(tuple(shares))
         return free.pop() if free else BufferSet(shares)
 

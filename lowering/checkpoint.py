@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from shardwright.lowering import private
 
 State = TypeVar("State", bound=Mapping[str, object])
-Run = tuple[int, int, int]
+HeldRange = tuple[int, int, int]
 """(global start, local start, length) of one stretch of a dimension."""
 
 
@@ -33,10 +33,10 @@ def make_checkpointable(state: State) -> State:
     return state
 
 
-def runs(tensor: DTensor) -> list[list[Run]]:
+def runs(tensor: DTensor) -> list[list[HeldRange]]:
     """For each dimension, the stretches of the logical tensor that this rank holds."""
     coordinate = tensor.device_mesh.get_coordinate() or ()
-    found: list[list[Run]] = []
+    found: list[list[HeldRange]] = []
     for dim, extent in enumerate(tensor.shape):
         held = torch.arange(extent)
         for axis, placement in enumerate(tensor.placements):

@@ -8,103 +8,100 @@ gradient of `replicate`. The lowering sets it where nobody else can read that me
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.autograd import Function
 
 from shardwright.lowering import private
 from shardwright.lowering.movement import Axis, all_sum, exchange, gather, sum_scatter, take
+from shardwright.lowering.private import AutogradContext
 
 # pyright: reportIncompatibleMethodOverride=false
-
-Context = Any
 
 
 class _Replicate(Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, axis: Axis, inplace: bool) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, inplace: bool) -> Tensor:
         ctx.axis, ctx.inplace = axis, inplace
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None]:
         return all_sum(grad, ctx.axis, inplace=ctx.inplace), None, None
 
 
 class _Reduce(Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, axis: Axis, inplace: bool) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, inplace: bool) -> Tensor:
         return all_sum(x.detach(), axis, inplace=inplace)
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad, None, None
 
 
 class _ReduceCopy(Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, axis: Axis, inplace: bool) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, inplace: bool) -> Tensor:
         ctx.axis = axis
         return all_sum(x.detach(), axis, inplace=inplace)
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None]:
         return all_sum(grad, ctx.axis), None, None
 
 
 class _Partition(Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
         ctx.where = (axis, dim, blocks)
         return take(x.detach(), axis, dim, blocks)
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return gather(grad, *ctx.where), None, None, None
 
 
 class _Combine(Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
         ctx.where = (axis, dim, blocks)
         return gather(x.detach(), axis, dim, blocks)
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return take(grad, *ctx.where), None, None, None
 
 
 class _ReduceScatter(Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
         ctx.where = (axis, dim, blocks)
         return sum_scatter(x.detach(), axis, dim, blocks)
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return gather(grad, *ctx.where), None, None, None
 
 
 class _GatherCopy(Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
         ctx.where = (axis, dim, blocks)
         return gather(x.detach(), axis, dim, blocks)
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return sum_scatter(grad, *ctx.where), None, None, None
 
 
 class _AllToAll(Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
         ctx.where = (axis, new, old)
         return exchange(x.detach(), axis, old, new)
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return exchange(grad, *ctx.where), None, None, None
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from shardwright.lowering.batch import find_inputs
 from shardwright.lowering.expressions import Expressions, mask_name
 from shardwright.lowering.late import LOSS
-from shardwright.lowering.parameters import find_paths
+from shardwright.lowering.outside import Outside, find_outside
 from shardwright.lowering.pieces import indexed
-from shardwright.lowering.schedule import Line, Outside, drawn_ahead, find_loss_sums, schedule
-from shardwright.pcg.analysis import computed_once
+from shardwright.lowering.statements import Statement, drawn_ahead, statements
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import format_layouts
 from shardwright.pcg.types import TensorType
@@ -52,11 +50,6 @@ _RESERVED = frozenset({
 })  # fmt: skip
 
 
-def find_outside(graph: Graph) -> Outside:
-    """What the runtime does around the program of a graph."""
-    return find_loss_sums(graph, find_paths(graph), find_inputs(graph)[1])
-
-
 def emit(graph: Graph, outside: Outside | None = None) -> str:
     """The source of two functions.
 
@@ -70,10 +63,9 @@ class _Emitter:
     def __init__(self, graph: Graph, outside: Outside) -> None:
         self.graph, self.outside = graph, outside
         self.held = {base: name for name, base in outside.aliases.items() if graph.by_name[base].op != "parameter"}
-        gathered = [m.result for block in outside.paths.blocks for m in block.members]
+        gathered = [p.result for p in outside.operations.parameters.values() if p.slices is not None]
         self.code = Expressions(graph, outside.aliases, [*gathered, *outside.loss_sums], _RESERVED)
         self.names = self.code.names
-        self.constant = computed_once(graph)
         self.results = {key: self._result(key, name) for key, name in graph.outputs}
         self.uses: Counter[str] = Counter()
         self.made: dict[str, str] = {}
@@ -81,10 +73,10 @@ class _Emitter:
     def source(self) -> str:
         nodes = self.code.written
         reads = {node.name: self.code.reads(node) for node in nodes}
-        lines = schedule(self.graph, nodes, reads, self.constant, self.outside.paths, list(self.results.values()))
+        lines = statements(self.graph, self.code, self.outside, list(self.results.values()))
         self.code.drawn.update(drawn_ahead(self.graph, lines))
         self.uses.update(indexed(self.code.of(node))[0] for node in nodes if not node.is_leaf)
-        once = [Line("node", n.name) for n in nodes if n.name in self.constant]
+        once = [Statement("node", n.name) for n in nodes if n.name in self.outside.operations.once]
         kept = {str(line.name) for line in lines if line.kind == "constant"}
         mesh, axes = self.graph.mesh, self.graph.mesh.names
         return "".join(
@@ -98,7 +90,7 @@ class _Emitter:
         )
 
     def _body(
-        self, lines: Sequence[Line], reads: Mapping[str, tuple[str, ...]], results: Mapping[str, str]
+        self, lines: Sequence[Statement], reads: Mapping[str, tuple[str, ...]], results: Mapping[str, str]
     ) -> Iterator[str]:
         dead = self._dead_after(lines, reads, set(results.values()))
         for number, line in enumerate(lines):
@@ -114,7 +106,7 @@ class _Emitter:
         return self.outside.aliases.get(name, name)
 
     def _dead_after(
-        self, lines: Sequence[Line], reads: Mapping[str, tuple[str, ...]], results: Collection[str]
+        self, lines: Sequence[Statement], reads: Mapping[str, tuple[str, ...]], results: Collection[str]
     ) -> dict[int, list[str]]:
         """For each line, the tensors that nothing reads after it."""
         last: dict[str, int] = {}
@@ -129,7 +121,7 @@ class _Emitter:
 
     # ---- one line ----
 
-    def _line(self, line: Line) -> Iterator[str]:
+    def _line(self, line: Statement) -> Iterator[str]:
         if line.kind == "gather":
             yield from self._gather(int(line.name))
             return
@@ -165,11 +157,11 @@ class _Emitter:
             yield f"del {self.made[whole]}"
 
     def _gather(self, number: int) -> Iterator[str]:
-        block = self.outside.paths.blocks[number]
+        parameters = self.outside.chunk.blocks[number].parameters
         yield "("
-        for member in block.members:
-            yield f"    {self.names[member.result]},  # {self._comment(self.graph.by_name[member.result])}"
-        yield f") = blocks[{number}].gather()  # {block.module or 'model'}"
+        for p in parameters:
+            yield f"    {self.names[p.result]},  # {self._comment(self.graph.by_name[p.result])}"
+        yield f") = blocks[{number}].gather()  # {parameters[0].module or 'model'}"
 
     def _comment(self, node: Node) -> str:
         kind = self._type(node.name)

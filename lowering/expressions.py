@@ -13,16 +13,6 @@ from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
 from shardwright.pcg.types import TensorType, is_float
 
-# Binary operators whose torch expression takes a Python number in place of a zero-dimensional tensor.
-_TAKES_NUMBER = frozenset({
-    "add", "sub", "mul", "div", "pow", "floor_divide", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "where",
-})  # fmt: skip
-_CLAMPS = {"maximum": "clamp_min", "minimum": "clamp_max"}
-# Operators whose result is fresh memory that their backward does not read: it may be summed in place.
-_FRESH = frozenset({"linear", "matmul", "conv2d", "grouped_mm", "embedding", "cross_entropy_sum", "add", "sub", "mul"})
-# Operators whose gradient for any operand is fresh memory.
-_FRESH_GRADIENT = frozenset({"linear", "matmul", "conv2d", "layer_norm", "rms_norm", "grouped_mm", "gelu", "silu"})
-
 
 class Expressions:
     """The expressions of a graph's nodes.
@@ -77,13 +67,12 @@ class Expressions:
         return found
 
     def _takes_number(self, reader: Node, number: str, literals: Mapping[str, str]) -> bool:
-        if reader.name in self.fused or reader.op not in _TAKES_NUMBER | set(_CLAMPS):
+        row = ROWS.get(reader.op)
+        if row is None or reader.name in self.fused:
             return False
-        others = [name for name in reader.inputs if name != number]
-        if reader.op == "where":
-            others = [name for name in others if name != reader.inputs[0]]
-        if reader.op == "where" and reader.inputs[0] == number:
+        if any(name == number and position not in row.numbers for position, name in enumerate(reader.inputs)):
             return False
+        others = [reader.inputs[position] for position in row.numbers if reader.inputs[position] != number]
         own, types = self.graph.types[number].dtype, self.graph.types
         result = own if types[reader.name].dtype == "bool" else types[reader.name].dtype
         return bool(others) and all(
@@ -109,9 +98,6 @@ class Expressions:
             return self._parallel(node, operands[0])
         if node.op == OPAQUE:
             return opaque_call(node, operands)
-        if node.op in _CLAMPS and len(self.literals.keys() & set(node.inputs)) == 1:
-            number, tensor = sorted(operands, key=lambda o: o not in self.literals.values())
-            return f"{tensor}.{_CLAMPS[node.op]}({number})"
         if (split := split_of(self.context, node)) is not None:
             return split.format(*operands)
         return self._row(node, operands)
@@ -124,11 +110,14 @@ class Expressions:
         return f"{node.op}({operand}, {axis}{', inplace=True' if fresh else ''})"
 
     def _sum_in_place(self, node: Node) -> bool:
+        """Whether a sum over ranks may overwrite its operand, which nothing else reads."""
         producer = self.graph.by_name[node.inputs[0]]
-        return self.graph.users[producer.name] == (node.name,) and producer.op in _FRESH
+        row = ROWS.get(producer.op)
+        return self.graph.users[producer.name] == (node.name,) and row is not None and row.fresh
 
     def _gradient_in_place(self, node: Node) -> bool:
-        return all(self.graph.by_name[name].op in _FRESH_GRADIENT for name in self.graph.users[node.name])
+        rows = [ROWS.get(self.graph.by_name[name].op) for name in self.graph.users[node.name]]
+        return all(row is not None and row.fresh_gradients for row in rows)
 
     def _row(self, node: Node, operands: list[str]) -> str:
         row, mesh, types = ROWS[node.op], self.graph.mesh, self.graph.types
@@ -145,6 +134,10 @@ class Expressions:
             attrs["shard"] = self._shard(types[node.name])
             if node.name in self.drawn:
                 return f"rt.drop({operands[0]}, {attrs['p']}, {mask_name(node)}, {attrs['shard']})"
+        numbers = [operand for operand in operands if operand in self.literals.values()]
+        if row.with_number and len(numbers) == 1:
+            (tensor,) = (operand for operand in operands if operand not in numbers)
+            return row.with_number.format(tensor, *numbers)
         attrs["*"] = ", ".join(operands)
         attrs["*1"] = ", ".join(operands[1:])
         if len(operands) == 2 and operands[0].startswith("-") and operands[0] in self.literals.values():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from shardwright.lowering.movement import Axis, take
+from shardwright.lowering.private import AutogradContext
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -109,18 +109,15 @@ def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     return torch.cat([*parts, rest.new_zeros(len(rest), w.shape[2])])
 
 
-Context = Any  # torch gives its type no public name
-
-
 class _Dropout(Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, mask: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(mask)
         ctx.scale = scale
         return x.mul(mask).mul_(scale)
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None]:
         return torch.ops.aten.native_dropout_backward(grad, *ctx.saved_tensors, ctx.scale), None, None
 
 

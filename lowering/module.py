@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,21 +15,22 @@ from shardwright.lowering import private
 from shardwright.lowering.agreement import share_values
 from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.blocks import Blocks
-from shardwright.lowering.buffers import Share
+from shardwright.lowering.buffers import SlicedParameter
 from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.collectives import reduce
-from shardwright.lowering.emit import emit, find_outside
+from shardwright.lowering.emit import emit
 from shardwright.lowering.late import LOSS, sink_reductions
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
-from shardwright.lowering.parameters import Block
+from shardwright.lowering.outside import find_outside
 from shardwright.lowering.program import Program, compile_source
-from shardwright.lowering.reducer import Member, Reducer
+from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter, local_part
 from shardwright.pcg.capture import tied_names
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
+from shardwright.pcg.step.parameters import Parameter
 
 
 def lower(
@@ -74,10 +75,16 @@ class ParallelModule(nn.Module):
         self._hold(graph, model)
         self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
         outside = find_outside(graph)
-        self._reducer = Reducer([self._member(leaf, axes) for leaf, axes in outside.paths.summed.items()])
-        self._blocks = Blocks(self._reducer.deliver)
-        for block in outside.paths.blocks:
-            self._blocks.add(*self._shares(block))
+        todo, uses = outside.actions, [use.parameter for use in outside.chunk.uses]
+        units = ([uses[number] for number in unit] for unit in todo.units)
+        self._reducer = Reducer(
+            [(ranks.merged(unit[0].sums), [self._of(p.leaf) for p in unit]) for unit in units],
+            [self._of(p.leaf) for p in outside.operations.parameters.values() if p.grad],
+        )
+        orders = (todo.of("await", backward=False), todo.of("await", backward=True))
+        self._blocks = Blocks(self._reducer.deliver, *orders)
+        for block in outside.chunk.blocks:
+            self._blocks.add(*self._shares(block.parameters))
         self._reducer.at_end.append(self._blocks.finish)
         sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
@@ -100,25 +107,23 @@ class ParallelModule(nn.Module):
         for group in shared.values():
             used = next((n for n in group if n in layouts), group[0])
             self._keep(hold_buffer(values[group[0]], tuple(group), layouts.get(used, whole), self.ranks), used)
-        _mirror(self, model, self._held)
+        mirror(self, model, {name: held.outside for name, held in self._held.items()})
 
     def _keep(self, held: Held, leaf: str) -> None:
         self._held.update(dict.fromkeys(held.names, held))
         for name in {leaf, *held.names}:
             self._leaves[name] = held.inside
 
-    def _member(self, leaf: str, axes: tuple[str, ...]) -> Member:
-        return Member(self._of(leaf), self.ranks.merged(axes) if axes else None)
-
     def _of(self, leaf: str) -> Held:
         return self._held[str(self.graph.by_name[leaf].attr("target"))]
 
-    def _shares(self, block: Block) -> tuple[list[Tensor], list[Share]]:
-        shards = [self._of(member.leaf).inside for member in block.members]
-        axes = [self.ranks.axes[self.graph.mesh.index(member.axis)] for member in block.members]
+    def _shares(self, parameters: Sequence[Parameter]) -> tuple[list[Tensor], list[SlicedParameter]]:
+        shards = [self._of(p.leaf).inside for p in parameters]
+        slices = [p.slices for p in parameters if p.slices is not None]
+        axes = [self.ranks.merged((s.axis,)) for s in slices]
         shares = [
-            Share(tuple(shard.shape), shard.dtype, shard.device, axis, m.dim, m.blocks, m.copied)
-            for shard, axis, m in zip(shards, axes, block.members, strict=True)
+            SlicedParameter(tuple(shard.shape), shard.dtype, shard.device, axis, s.dim, s.blocks, s.copied)
+            for shard, axis, s in zip(shards, axes, slices, strict=True)
         ]
         return shards, shares
 
@@ -263,23 +268,16 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_buffers(remove_duplicate=False))
 
 
-def _mirror(target: nn.Module, model: nn.Module, held: Mapping[str, Held]) -> None:
-    """Give `target` the model's tree of names, with plain modules that hold the DTensors."""
+def mirror(target: nn.Module, model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give `target` the model's tree of names, with plain modules that hold these tensors."""
     for path, module in model.named_modules(remove_duplicate=False):
-        here = _descend(target, path)
-        for name, parameter in module._parameters.items():
-            value = held[f"{path}.{name}" if path else name].outside if parameter is not None else None
-            here._parameters[name] = value  # pyright: ignore[reportArgumentType]
-        for name, buffer in module._buffers.items():
-            here._buffers[name] = held[f"{path}.{name}" if path else name].outside if buffer is not None else None
+        here = target
+        for part in path.split(".") if path else []:
+            if part not in here._modules:
+                here._modules[part] = nn.Module().train(target.training)
+            here = here.get_submodule(part)
+        prefix = f"{path}." if path else ""
+        for kept, own in ((here._parameters, module._parameters), (here._buffers, module._buffers)):
+            for name, value in own.items():
+                kept[name] = None if value is None else values[prefix + name]  # pyright: ignore[reportArgumentType]
         here._non_persistent_buffers_set |= module._non_persistent_buffers_set
-
-
-def _descend(module: nn.Module, path: str) -> nn.Module:
-    for part in path.split(".") if path else []:
-        if part not in module._modules:
-            child = nn.Module()
-            child.training = module.training
-            module._modules[part] = child
-        module = module._modules[part]  # pyright: ignore[reportAssignmentType]
-    return module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_iter
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
+    "AutogradContext",
     "FakeTensor",
     "FileStore",
     "HashStore",
@@ -42,6 +44,8 @@ __all__ = [
     "wait",
     "wrap",
 ]
+
+AutogradContext = Any  # torch gives its type no public name
 
 
 def strided_shard(dim: int, blocks: int) -> Placement:

@@ -7,8 +7,7 @@ unused parameters left open are completed with zeros, all are waited for, and ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,20 +17,7 @@ from torch import Tensor
 from shardwright.lowering import private
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.storage import Held
-
-LARGE_BYTES = 2 << 20
-"""Gradients of this size are summed in place: copying them would cost more than another launch (gloo on CPU, 2026-11:
-a step with 256 KiB here and 4 MiB below took 1.07 × the CPU time of DDP, with these 1.01)."""
-BUCKET_BYTES = 25 << 20
-"""A bucket is closed when it has reached this size; DDP's default."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """A parameter and the (possibly merged) axis that its gradient is summed over; None: not at all."""
-
-    held: Held
-    axis: Axis | None
+from shardwright.pcg.step.buckets import LARGE_BYTES
 
 
 class _Unit:
@@ -104,12 +90,15 @@ class Reducer:
     Hooks are few, as each costs microseconds: one on a large gradient, and one on the last of a bucket.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        """`members` in the order in which their gradients become complete."""
-        self.units = _units(members)
+    def __init__(self, units: Iterable[tuple[Axis, Sequence[Held]]], trained: Iterable[Held]) -> None:
+        """`units` in the order in which they become complete: a (possibly merged) axis, and what is summed over it.
+
+        `trained`: whatever gets a gradient, summed or not.
+        """
+        self.units = [_Unit(axis, members) for axis, members in units]
         self.summed = {id(held.inside) for unit in self.units for held in unit.members}
-        self.direct = [m.held for m in members if m.axis is None]
-        self.held = {id(member.held.inside): member.held for member in members}
+        self.held = {id(held.inside): held for held in trained}
+        self.direct = [held for key, held in self.held.items() if key not in self.summed]
         self.at_end: list[Callable[[], None]] = []
         self.running, self.next = False, 0
         for unit in self.units:
@@ -170,31 +159,6 @@ class Reducer:
 def _take_gradient(leaf: Tensor) -> Tensor | None:
     gradient, leaf.grad = leaf.grad, None
     return gradient
-
-
-def _units(members: Sequence[Member]) -> list[_Unit]:
-    """Members in the order in which their gradients come, as units in the order in which they become complete."""
-    open_: dict[tuple[str, torch.dtype], list[Held]] = {}
-    units: list[_Unit] = []
-    axes: dict[str, Axis] = {}
-
-    def close(key: tuple[str, torch.dtype]) -> None:
-        units.append(_Unit(axes[key[0]], open_.pop(key)))
-
-    for member in members:
-        if member.axis is None:
-            continue
-        axes[member.axis.name] = member.axis
-        if _num_bytes(member.held) >= LARGE_BYTES:
-            units.append(_Unit(member.axis, [member.held]))
-            continue
-        key = (member.axis.name, member.held.inside.dtype)
-        open_.setdefault(key, []).append(member.held)
-        if sum(map(_num_bytes, open_[key])) >= BUCKET_BYTES:
-            close(key)
-    for key in list(open_):
-        close(key)
-    return units
 
 
 def _num_bytes(held: Held) -> int:

@@ -109,8 +109,8 @@ def _readers(graph: Graph, node: Node) -> Iterator[Node]:
 
 
 def _keeps_order(graph: Graph, node: Node) -> bool:
-    pointwise = node.op in ROWS and ROWS[node.op].factors in ("... -> ...", "..., ... -> ...")
-    return pointwise and sum(bool(graph.types[name].shape) for name in node.inputs) == 1
+    row = ROWS.get(node.op)
+    return row is not None and row.pointwise and sum(bool(graph.types[name].shape) for name in node.inputs) == 1
 
 
 def _reads_as_batch(graph: Graph, reader: Node) -> bool:

@@ -7,7 +7,7 @@ are the same cluster as `8`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 
@@ -80,6 +80,18 @@ def choice(value: object, owner: str, field: str, allowed: Collection[str]) -> s
     if not isinstance(value, str) or value not in allowed:
         raise FieldError(owner, field, f"expected one of {_names(allowed)}, got {_show(value)}; choose one of them")
     return value
+
+
+Check = Callable[[object, str, str, str], object]
+
+
+def canonical(owner: object, table: Mapping[str, tuple[Check, str]]) -> None:
+    """Check fields of a frozen dataclass, and set them to the types that the checks return.
+
+    `table`: by field, the check and its last argument, what the value is.
+    """
+    for name, (check, meaning) in table.items():
+        object.__setattr__(owner, name, check(getattr(owner, name), type(owner).__name__, name, meaning))
 
 
 def json_object(

@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.factors import Shape, Signature
-from shardwright.pcg.inference import NOT_DIFFERENTIABLE, fits, infer, required_layouts
+from shardwright.pcg.inference import fits, infer, required_layouts
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import LEAVES, OPAQUE, Node, Source, leaf, make_attrs
@@ -142,7 +142,6 @@ def topological(nodes: Iterable[Node]) -> tuple[Node, ...]:
 
 __all__ = [
     "LEAVES",
-    "NOT_DIFFERENTIABLE",
     "OPAQUE",
     "Graph",
     "Node",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from shardwright.pcg.attrs import Attr, get, integer, integers
@@ -14,8 +15,6 @@ from shardwright.pcg.node import OPAQUE, Node
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARTITION, applicable, step
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
-
-NOT_DIFFERENTIABLE = frozenset({"detach", "floor", "ceil", "sign", "full", "arange", "histc"})
 
 
 def required_layouts(signature: Signature, choice: str, num_operands: int, row: Row) -> tuple[Layouts, Layout]:
@@ -38,6 +37,21 @@ def required_layouts(signature: Signature, choice: str, num_operands: int, row: 
     if name == row.offset or row.random:
         raise LayoutError(f"{row.name} needs consecutive parts along {name!r}; split it without blocks")
     return signature.refined(factor, blocks).split_layouts(factor)
+
+
+def offered(
+    row: Row, signature: Signature, blocks: Callable[[int], Iterable[int]]
+) -> Iterator[tuple[str, Layouts, Layout]]:
+    """Every way to run an operator along one axis: the choice, the operand layouts that it asks for, the result's.
+
+    Factors come whole, then split within each number of equal blocks that `blocks` has for their size.
+    """
+    factors = [f for f in signature.factors if f.role != "fixed" and f.size > 1]
+    choices = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *(f.name for f in factors)]
+    choices += [f"{f.name}/{n}" for f in factors for n in blocks(f.size) if 1 < n < f.size and f.size % n == 0]
+    for choice in choices:
+        with suppress(LayoutError):
+            yield choice, *required_layouts(signature, choice, len(signature.operands), row)
 
 
 def infer(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
@@ -71,7 +85,7 @@ def _row_type(
     except (ValueError, IndexError, TypeError, ZeroDivisionError) as error:
         shapes = [list(t.shape) for t in operands]
         raise GraphError(f"operands of shapes {shapes} and attributes {attrs} do not fit: {error}") from error
-    grad = is_float(dtype) and op not in NOT_DIFFERENTIABLE and any(t.grad for t in operands)
+    grad = is_float(dtype) and row.differentiable and any(t.grad for t in operands)
     if len(split) != len(mesh):
         raise LayoutError(f"{len(split)} split choices for the {len(mesh)} axes of {mesh}; give one per axis")
     if (factor := signature.indivisible(split, mesh.sizes)) is not None:

@@ -153,14 +153,14 @@ def absorbed(graph: Graph, node: Node) -> tuple[Node, Move] | None:
     if before.attr("axis") != node.attr("axis") or (before.op, node.op) not in FUSED:
         return None
     move = move_between(graph.types[start].layouts, graph.types[node.name].layouts, axis, graph.mesh.sizes)
-    if _origin(graph, start).op == "parameter":
+    if source_of(graph, start).op == "parameter":
         runs = move is not None and not move.after.is_shard
     else:
         runs = (ALONE, True) not in node.attrs
     return (before, move) if move is not None and runs else None
 
 
-def _origin(graph: Graph, name: str) -> Node:
+def source_of(graph: Graph, name: str) -> Node:
     """Where a value comes from, its parallel operators left out."""
     node = graph.by_name[name]
     while node.is_parallel:

@@ -1,7 +1,7 @@
 """What one operator or one parameter can choose on a mesh, and what each choice costs on its own.
 
 A choice names, per mesh axis, a factor to split, or R, C, or a set of partial operands (`Node.split`). Choices come
-from the op table's factor strings through certified row rules only; the `Certified` object decides.
+from the op table's factor strings through certified row rules only; the `CertifiedSplits` object decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 
-class Certified(Protocol):
+class CertifiedSplits(Protocol):
     """Gives the split choices of a node that carry a certificate."""
 
     def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = (), /) -> frozenset[str]:

@@ -16,7 +16,8 @@ from math import prod
 
 import numpy as np
 
-from shardwright.search.problem import Interner, Order, Problem
+from shardwright.search.interning import Interned, Interner
+from shardwright.search.problem import Costs, Order, Problem
 from shardwright.search.pruning import lower_bounds, undominated
 
 
@@ -31,7 +32,7 @@ class Solution:
 @dataclass(frozen=True)
 class _Factor:
     scope: tuple[int, ...]
-    table: np.ndarray
+    table: Costs
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,9 @@ class _Model:
     def __init__(
         self,
         interner: Interner,
-        unary: list[np.ndarray],
-        edges: dict[tuple[int, int], np.ndarray],
-        kept: list[np.ndarray],
+        unary: list[Costs],
+        edges: dict[tuple[int, int], Costs],
+        kept: list[Interned[np.ndarray]],
     ) -> None:
         self.interner, self.unary, self.edges, self.kept = interner, unary, edges, kept
         self.neighbours: list[set[int]] = [set() for _ in unary]
@@ -86,13 +87,9 @@ class _Model:
 
     @classmethod
     def of(cls, problem: Problem, price: float, interner: Interner) -> _Model:
-        def priced(time_s: np.ndarray, kept: np.ndarray) -> np.ndarray:
-            if price == 0.0:
-                return time_s
-            return interner.get(("priced", id(time_s), id(kept), price), lambda: time_s + price * kept)
-
-        unary = [priced(t, b) for t, b in zip(problem.time_s, problem.kept_bytes, strict=True)]
-        kept = [interner.get(("all", len(u)), lambda u=u: np.arange(len(u))) for u in unary]
+        pairs = zip(problem.time_s, problem.kept_bytes, strict=True)
+        unary = [t if price == 0.0 else interner.call(_priced, t, b, price) for t, b in pairs]
+        kept = [interner.call(np.arange, len(u.value)) for u in unary]
         return cls(interner, unary, dict(problem.edges), kept)
 
     def drop_dominated(self) -> bool:
@@ -100,17 +97,14 @@ class _Model:
         before = list(self.unary)
         for v in range(len(self.unary)):
             around = sorted(self.neighbours[v])
-            tables = [(self.edges[min(v, n), max(v, n)], v < n) for n in around]
-            key = ("undominated", id(self.unary[v]), *((id(t), first) for t, first in tables))
-            keep = self.interner.get(
-                key, lambda v=v, tables=tables: undominated(self.unary[v], [t if f else t.T for t, f in tables])
-            )
-            self.keep(v, keep)
+            tables = [self.edges[min(v, n), max(v, n)] for n in around]
+            first = tuple(v < n for n in around)
+            self.keep(v, self.interner.call(_undominated, self.unary[v], first, *tables))
         return any(now is not then for now, then in zip(self.unary, before, strict=True))
 
-    def keep(self, v: int, choices: np.ndarray) -> None:
-        """Keep only these of a variable's choices; `choices` is interned."""
-        if len(choices) == len(self.unary[v]):
+    def keep(self, v: int, choices: Interned[np.ndarray]) -> None:
+        """Keep only these of a variable's choices."""
+        if len(choices.value) == len(self.unary[v].value):
             return
         self.unary[v] = self._cut(self.unary[v], choices, 0)
         self.kept[v] = self._cut(self.kept[v], choices, 0)
@@ -118,15 +112,14 @@ class _Model:
             edge = (min(v, n), max(v, n))
             self.edges[edge] = self._cut(self.edges[edge], choices, 0 if v < n else 1)
 
-    def _cut(self, table: np.ndarray, keep: np.ndarray, axis: int) -> np.ndarray:
-        key = ("cut", id(table), id(keep), axis)
-        return self.interner.get(key, lambda: np.ascontiguousarray(np.take(table, keep, axis)))
+    def _cut(self, table: Interned[np.ndarray], keep: Interned[np.ndarray], axis: int) -> Interned[np.ndarray]:
+        return self.interner.call(_cut, table, keep, axis)
 
     def left_with(self, keep: Sequence[np.ndarray]) -> _Model:
         """This model with fewer choices."""
         model = _Model(self.interner, list(self.unary), dict(self.edges), list(self.kept))
         for v, choices in enumerate(keep):
-            model.keep(v, self.interner.get(("keep", choices.tobytes()), lambda choices=choices: choices))
+            model.keep(v, self.interner.call(np.array, tuple(choices.tolist())))
         return model
 
     def min_fill(self) -> Order:
@@ -154,7 +147,25 @@ class _Model:
         return Order(tuple(order), largest)
 
     def _fill(self, around: set[int], v: int) -> tuple[int, int]:
-        return (len(around), prod(len(self.unary[n]) for n in (v, *around)))
+        return (len(around), prod(len(self.unary[n].value) for n in (v, *around)))
+
+    def bounds(self, clip: float) -> list[np.ndarray]:
+        """Of every choice of every variable, a lower bound of all solutions that hold it: see `lower_bounds`."""
+        edges = {scope: table.value for scope, table in self.edges.items()}
+        return lower_bounds([u.value for u in self.unary], edges, clip)
+
+
+def _priced(time_s: np.ndarray, kept_bytes: np.ndarray, price: float) -> np.ndarray:
+    return time_s + price * kept_bytes
+
+
+def _undominated(unary: np.ndarray, first: Sequence[bool], *tables: np.ndarray) -> np.ndarray:
+    """`undominated`, of tables in which the variable comes first or second."""
+    return undominated(unary, [t if f else t.T for f, t in zip(first, tables, strict=True)])
+
+
+def _cut(table: np.ndarray, keep: np.ndarray, axis: int) -> np.ndarray:
+    return np.ascontiguousarray(np.take(table, keep, axis))
 
 
 def _within_bounds(model: _Model) -> _Model:
@@ -165,7 +176,7 @@ def _within_bounds(model: _Model) -> _Model:
     best = float("inf")
     clip = _some_scale(model)
     for round_ in range(_ROUNDS):
-        bounds = lower_bounds(model.unary, model.edges, clip)
+        bounds = model.bounds(clip)
         beam = _BEAM << round_
         few = model.left_with([np.sort(np.argsort(b, kind="stable")[:beam]) for b in bounds])
         best = min(best, _Elimination(few).run(few.min_fill().variables).objective)
@@ -180,8 +191,9 @@ def _within_bounds(model: _Model) -> _Model:
 
 def _some_scale(model: _Model) -> float:
     """A cost of about the size of a solution's, where none is known yet."""
-    least = sum(float(u.min()) for u in model.unary)
-    largest = max((float(t.max(where=np.isfinite(t), initial=0.0)) for t in model.edges.values()), default=0.0)
+    least = sum(float(u.value.min()) for u in model.unary)
+    tables = (t.value for t in model.edges.values())
+    largest = max((float(t.max(where=np.isfinite(t), initial=0.0)) for t in tables), default=0.0)
     return 2 * least + largest
 
 
@@ -213,29 +225,23 @@ class _Elimination:
         positions = {n: i for i, n in enumerate(scope)} | {v: len(scope)}
         used = sorted(self.touching[v], key=lambda f: ([positions[n] for n in self.factors[f].scope], f))
         factors = [self.factors[f] for f in used]
-        key = ("eliminate", id(self.unary[v]), *((id(f.table), tuple(positions[n] for n in f.scope)) for f in factors))
-        sizes = [len(self.unary[n]) for n in (*scope, v)]
-        table, best = self.interner.get(
-            key,
-            lambda: self._minimize(
-                sizes, self.unary[v], [(tuple(positions[n] for n in f.scope), f.table) for f in factors]
-            ),
-        )
+        places = tuple(tuple(positions[n] for n in f.scope) for f in factors)
+        table, best = self.interner.call(minimize_last, self.unary[v], places, *(f.table for f in factors)).value
         for f in used:
             for n in self.factors.pop(f).scope:
                 self.touching[n].discard(f)
         if not scope:
-            self.constant += float(table)
+            self.constant += float(table.value)
         elif len(scope) == 1:
             self.unary[scope[0]] = self._plus(self.unary[scope[0]], table)
         else:
             self._merge(tuple(scope), table)
         return _Eliminated(v, tuple(scope), best)
 
-    def _plus(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return self.interner.get(("plus", id(a), id(b)), lambda: a + b)
+    def _plus(self, a: Costs, b: Costs) -> Costs:
+        return self.interner.call(np.add, a, b)
 
-    def _merge(self, scope: tuple[int, ...], table: np.ndarray) -> None:
+    def _merge(self, scope: tuple[int, ...], table: Costs) -> None:
         """Add a table to a factor that spans the same variables, if there is one."""
         for f in self.touching[scope[0]]:
             if self.factors[f].scope == scope:
@@ -243,26 +249,27 @@ class _Elimination:
                 return
         self._add_factor(_Factor(scope, table))
 
-    @staticmethod
-    def _minimize(
-        sizes: Sequence[int], unary: np.ndarray, factors: Sequence[tuple[tuple[int, ...], np.ndarray]]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """min over the last variable of unary + Σ factors, and where it is attained."""
-        rank = len(sizes)
-        total = unary.reshape((1,) * (rank - 1) + (-1,))
-        for positions, table in factors:
-            arranged = np.transpose(table, np.argsort(positions))
-            shape = [1] * rank
-            for p in positions:
-                shape[p] = sizes[p]
-            total = total + arranged.reshape(shape)
-        total = np.broadcast_to(total, tuple(sizes))
-        best = total.argmin(axis=-1)
-        return np.take_along_axis(total, best[..., None], -1)[..., 0], best
-
     def _decode(self, order: Sequence[_Eliminated]) -> Solution:
         chosen: dict[int, int] = {}
         for step in reversed(order):
             chosen[step.variable] = int(step.best[tuple(chosen[n] for n in step.scope)])
-        choices = tuple(int(self.kept[v][chosen[v]]) for v in range(len(self.unary)))
+        choices = tuple(int(self.kept[v].value[chosen[v]]) for v in range(len(self.unary)))
         return Solution(choices, self.constant)
+
+
+def minimize_last(
+    unary: np.ndarray, places: Sequence[tuple[int, ...]], *tables: np.ndarray
+) -> tuple[Costs, np.ndarray]:
+    """min over the last variable of unary + Σ tables, and where it is attained.
+
+    `places` says which variables each table spans; every variable but the last is in one of them.
+    """
+    extents = {pair for at, table in zip(places, tables, strict=True) for pair in zip(at, table.shape, strict=True)}
+    shape = tuple(extent for _, extent in sorted(extents)) or unary.shape
+    total = unary.reshape((1,) * (len(shape) - 1) + (-1,))
+    for at, table in zip(places, tables, strict=True):
+        wide = [extent if p in at else 1 for p, extent in enumerate(shape)]
+        total = total + np.transpose(table, np.argsort(at)).reshape(wide)
+    total = np.broadcast_to(total, shape)
+    best = total.argmin(axis=-1)
+    return Interned(np.take_along_axis(total, best[..., None], -1)[..., 0]), best

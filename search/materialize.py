@@ -15,19 +15,19 @@ from shardwright.pcg.layout import C, Layouts, R, innermost, shard_order
 from shardwright.pcg.moves import Move, Operator, steps_of
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
-from shardwright.search.domain import Certified
+from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Solution
 from shardwright.search.problem import Problem
 from shardwright.search.reshard import Closure, replicated
 
 
-def materialize(problem: Problem, solution: Solution, certified: Certified) -> Graph:
+def materialize(problem: Problem, solution: Solution, certified: CertifiedSplits) -> Graph:
     """The validated parallel graph of a solution. Its erasure is the problem's graph."""
     return _Materializer(problem, solution, certified).run().validate()
 
 
 class _Materializer:
-    def __init__(self, problem: Problem, solution: Solution, certified: Certified) -> None:
+    def __init__(self, problem: Problem, solution: Solution, certified: CertifiedSplits) -> None:
         self.problem, self.solution, self.certified = problem, solution, certified
         self.graph, self.mesh = problem.graph, problem.mesh
         self.constants = constant_nodes(self.graph)

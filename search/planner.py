@@ -21,7 +21,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.blocks import blocked_choices
-from shardwright.search.domain import Certified
+from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.materialize import materialize
@@ -82,7 +82,7 @@ class Planner:
     def __init__(
         self,
         cluster: Cluster,
-        certified: Certified,
+        certified: CertifiedSplits,
         progress: Progress | None = None,
         rules: Mapping[str, Equation] | None = None,
     ) -> None:
@@ -91,7 +91,7 @@ class Planner:
         self.limit_bytes = safe_bytes(cluster.device.memory_bytes)
         self.places: Counter[str] = Counter()
         self._builders: dict[tuple[int, ...], tuple[ProblemBuilder, Eliminator]] = {}
-        self._blocked: dict[int, tuple[Graph, Mapping[str, tuple[str, ...]]]] = {}
+        self._blocked: dict[Graph, Mapping[str, tuple[str, ...]]] = {}
 
     def solve(self, graph: Graph, mesh: Mesh, roles: Sequence[str], name: str, cutoff_s: float = inf) -> Candidate:
         """The best plan on one mesh whose axes keep to their roles, within memory if any choice found fits.
@@ -132,10 +132,10 @@ class Planner:
         return self._builders[mesh.sizes]
 
     def _blocked_choices(self, graph: Graph) -> Mapping[str, tuple[str, ...]]:
-        """Once per graph; the graph is kept, so that its identity stays its own."""
-        if id(graph) not in self._blocked:
-            self._blocked[id(graph)] = (graph, blocked_choices(graph, constant_nodes(graph)))
-        return self._blocked[id(graph)][1]
+        """Once per graph."""
+        if graph not in self._blocked:
+            self._blocked[graph] = blocked_choices(graph, constant_nodes(graph))
+        return self._blocked[graph]
 
     def _finish(self, problem: Problem, solution: Solution, name: str, bound_s: float, price: float) -> Candidate:
         graph = materialize(problem, solution, self.certified)
@@ -224,12 +224,13 @@ def _restriction(graph: Graph, roles: Sequence[str], mesh: Mesh) -> Restrict | N
 
 
 def _kept_bytes(problem: Problem, solution: Solution) -> float:
-    return sum(float(kept[choice]) for kept, choice in zip(problem.kept_bytes, solution.choices, strict=True))
+    return sum(float(kept.value[choice]) for kept, choice in zip(problem.kept_bytes, solution.choices, strict=True))
 
 
 def _time_and_bytes(problem: Problem, solution: Solution) -> tuple[float, float]:
-    own = sum(float(t[c]) for t, c in zip(problem.time_s, solution.choices, strict=True))
-    between = sum(float(table[solution.choices[i], solution.choices[j]]) for (i, j), table in problem.edges.items())
+    own = sum(float(t.value[c]) for t, c in zip(problem.time_s, solution.choices, strict=True))
+    chosen = solution.choices
+    between = sum(float(table.value[chosen[i], chosen[j]]) for (i, j), table in problem.edges.items())
     return own + between, _kept_bytes(problem, solution)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from operator import attrgetter
 
 import numpy as np
 
@@ -28,32 +28,19 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import TensorType
 from shardwright.search.blocks import blocked_choices
-from shardwright.search.domain import Certified, Domain, node_domain, storage_domain
+from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
+from shardwright.search.interning import Interned, Interner
 from shardwright.search.reshard import Closure, close, replicated, valid_states
 
 Restrict = Callable[[Node, int, str], bool]
 """Whether a node may take a choice on an axis; used for baselines and forced layouts."""
-
-
-T = TypeVar("T")
-
-
-class Interner:
-    """Keeps one object per key, so that equal things are identical."""
-
-    def __init__(self) -> None:
-        self._made: dict[Hashable, Any] = {}
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The object made for an equal key before, or a new one."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
-    def num_made(self, kind: str) -> int:
-        """How many objects of this kind (the first part of their key) were made."""
-        return sum(1 for key in self._made if isinstance(key, tuple) and key[0] == kind)
+Costs = Interned[np.ndarray]
+"""Seconds or bytes: per choice of a variable, or per pair of choices of two."""
+PerAxis = tuple[tuple[Layout, ...], ...]
+Reader = tuple[Domain, int]
+"""The choices of an operator that reads a tensor, and as which operand."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +72,9 @@ class Problem:
     graph: Graph
     mesh: Mesh
     variables: list[Variable] = field(default_factory=list)
-    time_s: list[np.ndarray] = field(default_factory=list)
-    kept_bytes: list[np.ndarray] = field(default_factory=list)
-    edges: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    time_s: list[Costs] = field(default_factory=list)
+    kept_bytes: list[Costs] = field(default_factory=list)
+    edges: dict[tuple[int, int], Costs] = field(default_factory=dict)
     closures: dict[str, Closure] = field(default_factory=dict)
     index: dict[tuple[str, str], int] = field(default_factory=dict)
     order: Order | None = None
@@ -96,7 +83,7 @@ class Problem:
 class ProblemBuilder:
     """Builds problems for one cluster; tables are shared among all graphs and restrictions of one mesh."""
 
-    def __init__(self, cluster: Cluster, mesh: Mesh, certified: Certified) -> None:
+    def __init__(self, cluster: Cluster, mesh: Mesh, certified: CertifiedSplits) -> None:
         self.mesh, self.certified = mesh, certified
         self.costs = MoveCosts(cluster, mesh.sizes)
         self.compute = Compute(cluster.device)
@@ -118,6 +105,11 @@ class ProblemBuilder:
             blocked = blocked_choices(graph, constant_nodes(graph))
         return _Build(self, graph, restrict, boundary or {}, blocked).run()
 
+    def close(self, kind: TensorType, stored: bool, view: bool, per_axis: PerAxis) -> Closure:
+        """The closure of a tensor of this type that is laid out in these ways along each axis."""
+        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, view)
+        return close(tensor, valid_states(kind.shape, per_axis, self.mesh.sizes), self.costs)
+
 
 class _Build:
     def __init__(
@@ -131,7 +123,8 @@ class _Build:
         self.b, self.graph, self.restrict, self.boundary, self.blocked = builder, graph, restrict, boundary, blocked
         self.sizes = builder.mesh.sizes
         self.types = graph.types
-        self.kinds = {n: builder.interner.get(("type", kind), lambda kind=kind: kind) for n, kind in self.types.items()}
+        self.interner = builder.interner
+        self.kinds = {name: self.interner.of(kind) for name, kind in self.types.items()}
         self.constants = constant_nodes(graph)
         self.problem = Problem(graph, builder.mesh)
         self.charged: set[str] = set()
@@ -165,9 +158,8 @@ class _Build:
         p = self.problem
         p.index[kind, name] = len(p.variables)
         p.variables.append(Variable(kind, name, len(domain) if domain else size, domain, closure))
-        zeros = self.b.interner.get(("zeros", size), lambda: np.zeros(size))
-        p.time_s.append(domain.time_s if domain else zeros)
-        p.kept_bytes.append(domain.kept_bytes if domain else zeros)
+        p.time_s.append(self.interner.call(_TIME_S, domain) if domain else self.interner.call(np.zeros, size))
+        p.kept_bytes.append(self.interner.call(_KEPT_BYTES, domain) if domain else self.interner.call(np.zeros, size))
         return len(p.variables) - 1
 
     def _domain(self, node: Node) -> Domain:
@@ -178,14 +170,15 @@ class _Build:
         self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
         saved = saved_by(node, [t.grad for t in operands]) if self.types[node.name].grad else ()
         kept = tuple(self._charges(node, saved))
-        allowed = self._allowed(node, operands)
-        key = ("domain", *self._kind(node), kept, how, allowed)
-        return self.b.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, how))
+        kind = self._kind(node)
+        allowed = self._allowed(node, operands, kind)
+        key = ("domain", kind, kept, how, allowed)
+        return self.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, how))
 
     def _make_domain(
         self,
         node: Node,
-        operands: Sequence[Any],
+        operands: Sequence[TensorType],
         allowed: tuple[frozenset[str], ...],
         kept: tuple[int | str, ...],
         how: Written,
@@ -194,27 +187,27 @@ class _Build:
         domain = node_domain(node, operands, self.types[node.name], self.sizes, everything, self.b.compute, kept, how)
         return _restricted(domain, allowed)
 
-    def _allowed(self, node: Node, operands: Sequence[Any]) -> tuple[frozenset[str], ...]:
+    def _allowed(self, node: Node, operands: Sequence[TensorType], kind: Hashable) -> tuple[frozenset[str], ...]:
         """Per axis, the certified choices that the restriction leaves."""
         if node.op not in ROWS:
             return (frozenset({"R"}),) * len(self.sizes)
         blocked, constant = self.blocked.get(node.name, ()), tuple(i in self.constants for i in node.inputs)
-        certified = self.b.interner.get(
-            ("certified", *self._kind(node), blocked, constant), lambda: self._certified(node, operands, blocked)
+        certified = self.interner.get(
+            ("certified", kind, blocked, constant), lambda: self._certified(node, operands, blocked)
         )
         if self.restrict is None:
             return (certified,) * len(self.sizes)
         left = (frozenset(c for c in certified if self.restrict(node, a, c)) for a in range(len(self.sizes)))
         return tuple(choices or certified & {"R"} for choices in left)
 
-    def _certified(self, node: Node, operands: Sequence[Any], blocked: tuple[str, ...]) -> frozenset[str]:
+    def _certified(self, node: Node, operands: Sequence[TensorType], blocked: tuple[str, ...]) -> frozenset[str]:
         found = self.b.certified(node, operands, blocked)
         return frozenset(c for c in found if not self._sums_constants(node, c))
 
-    def _kind(self, node: Node) -> tuple[Hashable, ...]:
+    def _kind(self, node: Node) -> Hashable:
         """Names an operator and its operands' types; equal for equal nodes of repeated blocks."""
         attrs = tuple(a for a in node.attrs if a[0] != "seed")
-        return (node.op, attrs, *(id(self.kinds[i]) for i in node.inputs))
+        return (node.op, attrs, *(self.kinds[i] for i in node.inputs))
 
     def _sums_constants(self, node: Node, choice: str) -> bool:
         """Whether a choice asks for partial sums of what no parameter reaches: nothing makes them."""
@@ -237,28 +230,32 @@ class _Build:
         return charged
 
     def _storage(self, node: Node, uses: Sequence[tuple[int, int]]) -> Domain:
-        readers = [(self.problem.variables[v].domain, position) for v, position in uses]
-        per_axis = self.b.interner.get(
-            ("used", *((id(d), position) for d, position in readers)), lambda: self._used(readers)
-        )
+        readers, kind = self._readers(uses), self.types[node.name]
+        per_axis = self.interner.get(("used", *readers), lambda: self.interner.of(self._used(readers)))
         allowed = tuple(
             frozenset(
                 str(x)
-                for x in _storable(self.types[node.name].shape, per_axis[a], s)
+                for x in _storable(kind.shape, per_axis.value[a], size)
                 if self.restrict is None or self.restrict(node, a, str(x))
             )
-            for a, s in enumerate(self.sizes)
+            for a, size in enumerate(self.sizes)
         )
-        kind = self.types[node.name]
-        key = ("storage", kind, per_axis, allowed)
-
-        return self.b.interner.get(
-            key, lambda: _restricted(storage_domain(kind, per_axis, self.sizes, self.b.compute), allowed)
+        return self.interner.get(
+            ("storage", self.kinds[node.name], per_axis, allowed),
+            lambda: _restricted(storage_domain(kind, per_axis.value, self.sizes, self.b.compute), allowed),
         )
 
-    def _used(self, readers: Sequence[tuple[Domain | None, int]]) -> tuple[tuple[Layout, ...], ...]:
+    def _readers(self, uses: Sequence[tuple[int, int]]) -> list[Reader]:
+        return [(self._domain_of(variable), position) for variable, position in uses]
+
+    def _domain_of(self, variable: int) -> Domain:
+        domain = self.problem.variables[variable].domain
+        assert domain is not None
+        return domain
+
+    def _used(self, readers: Sequence[Reader]) -> PerAxis:
         """Per axis, the layouts in which readers want a tensor."""
-        wanted = [needs[position] for domain, position in readers if domain for needs in domain.operands]
+        wanted = [needs[position] for domain, position in readers for needs in domain.operands]
         return tuple(tuple(sorted({layouts[axis] for layouts in wanted})) for axis in range(len(self.sizes)))
 
     def _connect(self, name: str, uses: Sequence[tuple[int, int]], is_output: bool) -> None:
@@ -266,91 +263,85 @@ class _Build:
         node = self.graph.by_name[name]
         producer = self.problem.index["storage" if node.is_leaf else "node", name]
         closure = self._closure(name, producer, uses)
-        self.problem.closures[name] = closure
-        made = self.problem.variables[producer].domain
-        assert made is not None
-        source, rows = producer, self._rows(closure, made)
+        self.problem.closures[name] = closure.value
+        source, rows = producer, self._rows(closure, self._domain_of(producer))
         if len(uses) + is_output > 1:
-            source = self._add("hub", name, None, closure, len(closure.states))
-            every = self.b.interner.get(("every", len(closure.states)), lambda: tuple(range(len(closure.states))))
+            num_states = len(closure.value.states)
+            source = self._add("hub", name, None, closure.value, num_states)
+            every = self.interner.call(np.arange, num_states)
             self._edge(producer, source, closure, rows, every)
             rows = every
         for variable, position in uses:
-            domain = self.problem.variables[variable].domain
-            assert domain is not None
-            columns = self._rows(closure, domain, position)
-            self._edge(source, variable, closure, rows, columns)
+            self._edge(source, variable, closure, rows, self._rows(closure, self._domain_of(variable), position))
         if is_output:
-            column = closure.index[self._handed_on(name)]
-            extra = self.b.interner.get(
-                ("out", id(closure), id(rows), column), lambda: closure.cost[list(rows), column]
-            )
-            total = self.problem.time_s[source]
-            self.problem.time_s[source] = self.b.interner.get(("plus", id(total), id(extra)), lambda: total + extra)
+            column = closure.value.index[self._handed_on(name)]
+            extra = self.interner.call(_last_step, closure, rows, column)
+            self.problem.time_s[source] = self.interner.call(np.add, self.problem.time_s[source], extra)
 
     def _held(self, node: Node) -> Domain:
         """The one choice of a tensor that comes from outside in given layouts."""
         layouts = self.boundary[node.name]
         zero = np.zeros(1)
-        return self.b.interner.get(
+        return self.interner.get(
             ("held", layouts), lambda: Domain((tuple(map(str, layouts)),), ((),), (layouts,), zero, zero)
         )
 
     def _handed_on(self, name: str) -> Layouts:
         return self.boundary.get(name, replicated(len(self.sizes)))
 
-    def _rows(self, closure: Closure, domain: Domain, position: int | None = None) -> tuple[int, ...]:
-        """Which state of the closure each choice of a domain has the tensor in: as its result, or as that operand."""
+    def _rows(self, closure: Interned[Closure], domain: Domain, position: int | None = None) -> Interned[np.ndarray]:
+        return self.interner.call(_states, closure, domain, position)
 
-        def rows() -> tuple[int, ...]:
-            layouts = domain.result if position is None else [needs[position] for needs in domain.operands]
-            return tuple(closure.index[x] for x in layouts)
-
-        return self.b.interner.get(("rows", id(closure), id(domain), position), rows)
-
-    def _edge(self, i: int, j: int, closure: Closure, rows: tuple[int, ...], columns: tuple[int, ...]) -> None:
-        table = self.b.interner.get(
-            ("edge", id(closure), id(rows), id(columns)),
-            lambda: np.ascontiguousarray(closure.cost[np.ix_(rows, columns)]),
-        )
+    def _edge(
+        self, i: int, j: int, closure: Interned[Closure], rows: Interned[np.ndarray], columns: Interned[np.ndarray]
+    ) -> None:
+        table = self.interner.call(_between, closure, rows, columns)
         if i > j:
-            table = self.b.interner.get(("flip", id(table)), lambda: np.ascontiguousarray(table.T))
+            table = self.interner.call(_flipped, table)
             i, j = j, i
         known = self.problem.edges.get((i, j))
-        if known is not None:
-            table = self.b.interner.get(("plus", id(known), id(table)), lambda: known + table)
-        self.problem.edges[i, j] = table
+        self.problem.edges[i, j] = table if known is None else self.interner.call(np.add, known, table)
 
-    def _closure(self, name: str, producer: int, uses: Sequence[tuple[int, int]]) -> Closure:
-        kind = self.types[name]
-        made = self.problem.variables[producer].domain
-        assert made is not None
-        readers = [(self.problem.variables[v].domain, position) for v, position in uses]
-        key = ("layouts", id(made), self._handed_on(name), *((id(d), position) for d, position in readers))
-        per_axis = self.b.interner.get(key, lambda: self._layouts(made, readers, self._handed_on(name)))
+    def _closure(self, name: str, producer: int, uses: Sequence[tuple[int, int]]) -> Interned[Closure]:
+        made, readers, handed_on = self._domain_of(producer), self._readers(uses), self._handed_on(name)
+        per_axis = self.interner.get(
+            ("layouts", made, handed_on, *readers), lambda: self.interner.of(_layouts(made, readers, handed_on))
+        )
         root = self.graph.by_name[self.roots[name]]
         stored, view = root.name == name and root.op == "parameter", root.name != name and root.op == "parameter"
-        return self.b.interner.get(
-            ("closure", id(self.kinds[name]), stored, view, id(per_axis)),
-            lambda: self._closed(TensorClass(kind.shape, kind.dtype, kind.grad, stored, view), per_axis),
-        )
+        return self.interner.call(self.b.close, self.kinds[name], stored, view, per_axis)
 
-    def _closed(self, tensor: TensorClass, per_axis: tuple[tuple[Layout, ...], ...]) -> Closure:
-        return self.b.interner.get(
-            ("closed", tensor, per_axis),
-            lambda: close(tensor, valid_states(tensor.shape, per_axis, self.sizes), self.b.costs),
-        )
 
-    def _layouts(
-        self, made: Domain, readers: Sequence[tuple[Domain | None, int]], handed_on: Layouts
-    ) -> tuple[tuple[Layout, ...], ...]:
-        """Per axis, the layouts in which a tensor is made or wanted."""
-        layouts: list[set[Layout]] = [{R, x} for x in handed_on]
-        wanted = [tuple(needs[position] for needs in domain.operands) for domain, position in readers if domain]
-        for state in (state for group in (made.result, *wanted) for state in group):
-            for axis, layout in enumerate(state):
-                layouts[axis].add(layout)
-        return tuple(tuple(sorted(x)) for x in layouts)
+_TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
+
+
+def _layouts(made: Domain, readers: Sequence[Reader], handed_on: Layouts) -> PerAxis:
+    """Per axis, the layouts in which a tensor is made or wanted."""
+    layouts: list[set[Layout]] = [{R, x} for x in handed_on]
+    wanted = [tuple(needs[position] for needs in domain.operands) for domain, position in readers]
+    for state in (state for group in (made.result, *wanted) for state in group):
+        for axis, layout in enumerate(state):
+            layouts[axis].add(layout)
+    return tuple(tuple(sorted(x)) for x in layouts)
+
+
+def _states(closure: Closure, domain: Domain, position: int | None) -> np.ndarray:
+    """Which state of the closure each choice of a domain has the tensor in: as its result, or as that operand."""
+    layouts = domain.result if position is None else [needs[position] for needs in domain.operands]
+    return np.array([closure.index[x] for x in layouts], dtype=np.intp)
+
+
+def _between(closure: Closure, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(closure.cost[np.ix_(rows, columns)])
+
+
+def _flipped(table: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(table.T)
+
+
+def _last_step(closure: Closure, rows: np.ndarray, column: int) -> np.ndarray:
+    """What it costs to hand a result on in its last state."""
+    return closure.cost[rows, column]
 
 
 def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list[Layout]:

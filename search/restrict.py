@@ -98,7 +98,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
 
 def _weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[str, int]]:
     """The factors, with their sizes, that a contraction or a lookup shares with a parameter it reads."""
-    if node.op not in ROWS or not (ROWS[node.op].contraction or node.op in ("embedding", "embedding_bag")):
+    if node.op not in ROWS or not (ROWS[node.op].contraction or ROWS[node.op].lookup):
         return []
     signature = graph.signature(node)
     held = [dims for name, dims in zip(node.inputs, signature.operands, strict=True) if _is_weight(graph, name)]
@@ -111,9 +111,9 @@ def _weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[s
 
 
 def _is_weight(graph: Graph, name: str) -> bool:
-    """Whether a value is a parameter, possibly transposed or reshaped."""
+    """Whether a value is a parameter, possibly transposed, reshaped or cast."""
     node = graph.by_name[name]
-    while node.op in ("permute", "reshape", "cast"):
+    while node.op in ROWS and ROWS[node.op].aliases:
         node = graph.by_name[node.inputs[0]]
     return node.op == "parameter"
 

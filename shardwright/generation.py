@@ -15,22 +15,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import shardwright
+from shardwright.judging import OUTCOMES, judging_calls, verdicts_of
 from shardwright.pcg.errors import RuleError
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rules import operators
 from shardwright.resuming import Found, Unfinished, unfinished
-from shardwright.rules import OUTCOMES, Progress, judging, verdicts_of
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.verifier.catalogue import Catalogue, Note
 from shardwright.verifier.choices import Certified
-from shardwright.verifier.judge import LIMIT_S, Verdict
-from shardwright.workers import Event, Task, Workers, workers
+from shardwright.verifier.judge import LIMIT_S, RuleVerdict
+from shardwright.workers import TELL_EVERY_S, Call, CallEvent, Workers, workers
 
-_EVERY_S = 2.0
+if TYPE_CHECKING:
+    from shardwright.search.planner import Progress
+
 _TRIES = 2
 COUNTS = ("graphs", "fingerprints", "candidates", *OUTCOMES[:3])
 SHIPPED_COUNTS = ("named", "rows and steps")
@@ -72,7 +74,7 @@ class Generated(Report):
     path: Path
     catalogue: Catalogue
     counts: Mapping[str, int]
-    rejected: tuple[tuple[Equation, Verdict], ...]
+    rejected: tuple[tuple[Equation, RuleVerdict], ...]
     time_s: float
 
     def paragraphs(self) -> list[Paragraph]:
@@ -88,7 +90,7 @@ class Generated(Report):
     def reasons(self) -> Counter[tuple[str, str]]:
         """How often candidates had an outcome for a reason. Every counterexample is another: by operators, then."""
 
-        def reason(rule: Equation, verdict: Verdict) -> str:
+        def reason(rule: Equation, verdict: RuleVerdict) -> str:
             if verdict.outcome == "refuted":
                 return f"a counterexample to a rule of {', '.join(sorted(operators(rule)))}"
             return verdict.reason.splitlines()[0]
@@ -111,7 +113,7 @@ def generate(
     todo = list(given) if given is not None else sources(settings.operators)
     with unfinished(path, _arguments(settings, todo), progress) as kept:
         with workers(num_jobs) as pool:
-            found = Run(pool, settings, kept, progress).all(todo)
+            found = GenerationRun(pool, settings, kept, progress).all(todo)
         progress("finding out which rules imply which")
         catalogue, counts, rejected = _catalogue(found, settings, todo)
         catalogue.save(path)
@@ -125,7 +127,7 @@ def _arguments(settings: Settings, todo: Sequence[ContextSource]) -> dict[str, A
 
 
 @dataclass
-class Run:
+class GenerationRun:
     """One run over all contexts. Generating tasks queue up; judging tasks go before them, so that contexts finish."""
 
     pool: Workers
@@ -135,10 +137,9 @@ class Run:
     finished: dict[str, Found] = field(default_factory=dict)
     _open: dict[str, list[Equation]] = field(default_factory=dict)
     _counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    _verdicts: dict[str, Verdict] = field(default_factory=dict)
+    _verdicts: dict[str, RuleVerdict] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
     _tries: Counter[str] = field(default_factory=Counter)
-    _told: float = field(default_factory=time.perf_counter)
 
     def all(self, todo: Sequence[ContextSource]) -> dict[str, Found]:
         """What every context gives, by name, in the order of the contexts."""
@@ -149,21 +150,20 @@ class Run:
         if len(left) < len(todo):
             self.progress(f"{len(todo) - len(left)} of {len(todo)} contexts are kept from the last run")
         self.pool.submit(self._generating(source) for source in left)
-        for event in self.pool.events():
+        for event in self.pool.events(
+            lambda: self.progress(f"{len(self.finished)} of {len(todo)} contexts; {self._line()}")
+        ):
             if event.task.label[0] == "generate":
                 self._generated(event)
             else:
                 self._judged(event)
-            if time.perf_counter() - self._told > _EVERY_S:
-                self._told = time.perf_counter()
-                self.progress(f"{len(self.finished)} of {len(todo)} contexts; {self._line()}")
         return {source.name: self.finished[source.name] for source in todo}
 
-    def _generating(self, source: ContextSource) -> Task:
+    def _generating(self, source: ContextSource) -> Call:
         arguments = (source.context, self.settings.max_ops, self.settings.seed)
-        return Task("shardwright.generation:generate_one", (source.function, *arguments), ("generate", source))
+        return Call("shardwright.generation:generate_one", (source.function, *arguments), ("generate", source))
 
-    def _generated(self, event: Event) -> None:
+    def _generated(self, event: CallEvent) -> None:
         source: ContextSource = event.task.label[1]
         if event.kind == "report":
             self._counts[source.name] = dict(event.value)
@@ -175,7 +175,9 @@ class Run:
             keys = [rule.hash for rule in new]
             self._asked.update(keys)
             self._open[source.name] = rules
-            self.pool.submit(judging(keys, new, self.settings.limit_s, self.pool.num_jobs, explain=False), first=True)
+            self.pool.submit(
+                judging_calls(keys, new, self.settings.limit_s, self.pool.num_jobs, explain=False), first=True
+            )
             self._close()
 
     def _again(self, source: ContextSource, how: str) -> None:
@@ -187,7 +189,7 @@ class Run:
             )
         self.pool.submit([self._generating(source)])
 
-    def _judged(self, event: Event) -> None:
+    def _judged(self, event: CallEvent) -> None:
         for key, verdict in verdicts_of(event, self.pool):
             self._verdicts[key] = verdict
         self._close()
@@ -234,7 +236,7 @@ def generate_one(
     def note(counts: Mapping[str, int]) -> None:
         nonlocal last, told
         last = counts
-        if time.perf_counter() - told > _EVERY_S:
+        if time.perf_counter() - told > TELL_EVERY_S:
             told = time.perf_counter()
             report(dict(last))
 
@@ -256,8 +258,8 @@ def _distinct(rules: Iterable[Equation]) -> list[Equation]:
 
 def _catalogue(
     found: Mapping[str, Found], settings: Settings, todo: Sequence[ContextSource]
-) -> tuple[Catalogue, Mapping[str, int], tuple[tuple[Equation, Verdict], ...]]:
-    judged: dict[str, tuple[Equation, Verdict]] = {}
+) -> tuple[Catalogue, Mapping[str, int], tuple[tuple[Equation, RuleVerdict], ...]]:
+    judged: dict[str, tuple[Equation, RuleVerdict]] = {}
     counts = Counter[str]()
     for context in found.values():
         counts.update({key: context.counts.get(key, 0) for key in COUNTS[:3]})

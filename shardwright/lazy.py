@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.module import ParallelModule, mirror
 from shardwright.pcg.capture import tied_names
 
 Build = Callable[[Sequence[Any], Mapping[str, Any]], ParallelModule]
@@ -29,7 +29,7 @@ class LazyParallelModule(ParallelModule):
         self.training = model.training
         self._pending = (model, build)  # in a tuple, so that the model is not a submodule
         self._standins = _standins(model)
-        _mirror(self, model, self._standins)
+        mirror(self, model, self._standins)
 
     def forward(self, **batch: Any) -> Tensor:
         return self._become(batch).forward(**batch)
@@ -50,7 +50,7 @@ class LazyParallelModule(ParallelModule):
                 held.outside = standin
         self.__dict__ = made.__dict__
         self.__class__ = ParallelModule  # pyright: ignore[reportAttributeAccessIssue]
-        _mirror(self, model, {name: held.outside for name, held in made._held.items()})
+        mirror(self, model, {name: held.outside for name, held in made._held.items()})
         return self
 
 
@@ -64,18 +64,3 @@ def _standins(model: nn.Module) -> dict[str, Tensor]:
         whole = DTensor.from_local(value.detach(), mesh, [Replicate()], run_check=False)
         found.update(dict.fromkeys(names, nn.Parameter(whole, requires_grad=value.requires_grad)))
     return found
-
-
-def _mirror(target: nn.Module, model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Give `target` the model's tree of names, with these tensors."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        here = target
-        for part in path.split(".") if path else []:
-            if part not in here._modules:
-                here._modules[part] = nn.Module().train(module.training)
-            here = here.get_submodule(part)
-        prefix = f"{path}." if path else ""
-        for kept, own in ((here._parameters, module._parameters), (here._buffers, module._buffers)):
-            for name, value in own.items():
-                kept[name] = None if value is None else values[prefix + name]  # pyright: ignore[reportArgumentType]
-        here._non_persistent_buffers_set |= module._non_persistent_buffers_set

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.api import certified_choices
-from shardwright.cost.calibration.local import default_cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering import collectives, kernels
 from shardwright.lowering.module import lower
 from shardwright.lowering.movement import Axis

@@ -20,16 +20,17 @@ from typing import Any
 import shardwright
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.wellformed import equation_from_json
 from shardwright.verifier.catalogue import write_text
 from shardwright.verifier.certificates import Certificate
-from shardwright.verifier.judge import Verdict
+from shardwright.verifier.judge import RuleVerdict
 
 
 @dataclass
 class Found:
     """What one context gave: candidates with their verdicts, and the generator's counts."""
 
-    rules: list[tuple[Equation, Verdict]]
+    rules: list[tuple[Equation, RuleVerdict]]
     counts: dict[str, int]
 
 
@@ -43,7 +44,7 @@ class Unfinished:
         """A context that was finished before; None where there is none, or the file was damaged."""
         data = _read(self._file(name))
         try:
-            return Found([(Equation.from_json(e["rule"]), _verdict(e)) for e in data["rules"]], dict(data["counts"]))
+            return Found([(equation_from_json(e["rule"]), _verdict(e)) for e in data["rules"]], dict(data["counts"]))
         except (TypeError, KeyError, RuleError):
             return None
 
@@ -102,7 +103,9 @@ def _read(path: Path) -> Any:  # noqa: ANN401 - JSON
         return None
 
 
-def _verdict(data: Mapping[str, Any]) -> Verdict:
+def _verdict(data: Mapping[str, Any]) -> RuleVerdict:
     kept = data["certificate"]
-    certificate = kept and Certificate(**{key: tuple(v) if isinstance(v, list) else v for key, v in kept.items()})
-    return Verdict(data["outcome"], certificate, data["reason"], data["hint"], data["time_s"])
+    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in (kept or {}).items()}
+    return RuleVerdict(
+        data["outcome"], Certificate(**fields) if kept else None, data["reason"], data["hint"], data["time_s"]
+    )

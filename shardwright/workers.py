@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,12 +27,13 @@ from typing import Any, Literal
 
 from shardwright.pcg.errors import ShardwrightError
 
+TELL_EVERY_S = 2.0
 MAX_BYTES = 1_200 << 20
 """A worker that has needed more memory than this is replaced after its task."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Call:
     """A call of `module:function` in a worker, as `function(*arguments, report=…)`; `label` is the caller's own."""
 
     function: str
@@ -41,11 +42,11 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class CallEvent:
     """What a worker has to say of its task: a report on the way, its result, or how it died."""
 
     kind: Literal["report", "done", "died"]
-    task: Task
+    task: Call
     value: Any
 
 
@@ -53,7 +54,7 @@ class Event:
 class _Worker:
     process: subprocess.Popen[bytes]
     connection: Connection
-    task: Task | None = None
+    task: Call | None = None
 
 
 @dataclass
@@ -62,19 +63,23 @@ class Workers:
 
     num_jobs: int
     max_bytes: int = MAX_BYTES
-    _queue: deque[Task] = field(default_factory=deque)
+    _queue: deque[Call] = field(default_factory=deque)
     _workers: list[_Worker] = field(default_factory=list)
 
-    def submit(self, tasks: Iterable[Task], *, first: bool = False) -> None:
+    def submit(self, tasks: Iterable[Call], *, first: bool = False) -> None:
         """Queue tasks, in order; `first` puts them before all others."""
         if first:
             self._queue.extendleft(reversed(list(tasks)))
         else:
             self._queue.extend(tasks)
 
-    def events(self) -> Generator[Event]:
-        """What happens until no task is left. A task that raises ends everything, with its traceback."""
+    def events(self, tell: Callable[[], None] = lambda: None) -> Generator[CallEvent]:
+        """What happens until no task is left; `tell` is called now and then. A task that raises ends everything."""
+        told = time.perf_counter()
         while True:
+            if time.perf_counter() - told > TELL_EVERY_S:
+                told = time.perf_counter()
+                tell()
             self._assign()
             busy = {worker.connection: worker for worker in self._workers if worker.task is not None}
             if not busy:
@@ -114,20 +119,20 @@ class Workers:
         self._workers.append(worker)
         return worker
 
-    def _heard(self, worker: _Worker) -> Event:
+    def _heard(self, worker: _Worker) -> CallEvent:
         task = worker.task
         assert task is not None
         try:
             kind, value, stays = worker.connection.recv()
         except (EOFError, OSError):
-            return Event("died", task, self._buried(worker))
+            return CallEvent("died", task, self._buried(worker))
         if kind == "failed":
             raise ShardwrightError(f"a worker failed in {task.function}:\n{value}")
         if kind == "done":
             worker.task = None
             if not stays:
                 self._buried(worker)
-        return Event(kind, task, value)
+        return CallEvent(kind, task, value)
 
     def _buried(self, worker: _Worker) -> str:
         """Forget a worker that has ended; says how."""

@@ -19,23 +19,18 @@ Attributes are those of the logical operator; what a device computes with follow
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS, PARTITION, REDUCE
 from shardwright.substitutions import fields
 from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.terms import Apply, Dims, Term, Variable, erase, parse_term, subterms
-from shardwright.substitutions.wellformed import check_equation
-
-_MOVING = frozenset({"concat", "contiguous", "expand", "flip", "permute", "reshape", "slice", *PARALLEL_OPS} - {REDUCE})
-"""Operators that compute nothing."""
+from shardwright.substitutions.terms import Apply, Dims, Term, Variable, applied, erase, parse_term, variables_in
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ class Equation:
                 raise RuleError(f"{where}: field 'left[{i}]': the bare variable {root} would match anything")
         declared = {name for name, _ in self.variables}
         for side, terms in (("left", self.left), ("right", self.right)):
-            used = {t.name for root in terms for t in subterms(root) if isinstance(t, Variable)}
+            used = variables_in(terms)
             if used - declared:
                 raise RuleError(f"{where}: field {side!r}: variable {min(used - declared)!r} has no dims")
             if side == "left" and declared - used:
@@ -99,8 +94,8 @@ class Equation:
                     f"{where}: layouts: {name!r} has {len(placements)} for the axes ({', '.join(self.axes)}); "
                     "give one per axis"
                 )
-        for term in (t for root in (*self.left, *self.right) for t in subterms(root)):
-            if isinstance(term, Apply) and term.op in PARALLEL_OPS:
+        for term in applied((*self.left, *self.right)):
+            if term.op in PARALLEL_OPS:
                 self._check_parallel(where, term)
 
     def _check_parallel(self, where: str, term: Apply) -> None:
@@ -114,23 +109,20 @@ class Equation:
 
     @staticmethod
     def _names(roots: tuple[Term, ...]) -> set[str]:
-        applied = [t for root in roots for t in subterms(root) if isinstance(t, Apply)]
-        return {name for term in applied for key, value in term.attrs if key != "axis" for name in value.names}
+        return {name for term in applied(roots) for key, value in term.attrs if key != "axis" for name in value.names}
 
     @property
     def bound(self) -> frozenset[str]:
         """The sizes and attributes that a match binds."""
         sizes = {name.removeprefix("*") for _, dims in self.variables for name in dims.names}
-        applied = [t for root in self.left for t in subterms(root) if isinstance(t, Apply)]
-        read = {name for t in applied for key, value in t.attrs if key != "axis" for name in value.binds}
+        read = {name for t in applied(self.left) for key, value in t.attrs if key != "axis" for name in value.binds}
         return frozenset(sizes | read)
 
     @property
     def sizes(self) -> frozenset[str]:
         """The names that are at least 1: sizes of variables, entries of shapes on the left, and parameters."""
         sizes = {name for _, dims in self.variables for name in dims.names if not name.startswith("*")}
-        applied = [t for root in self.left for t in subterms(root) if isinstance(t, Apply)]
-        shapes = [value for t in applied for key, value in t.attrs if key == "shape" and value.name is None]
+        shapes = [value for t in applied(self.left) for key, value in t.attrs if key == "shape" and value.name is None]
         return frozenset(sizes).union(*(value.scalars for value in shapes), self.parameters)
 
     @property
@@ -141,7 +133,7 @@ class Equation:
         if not pairs:
             return None
         oriented = [(b, a) if isinstance(a, Variable) else (a, b) for a, b in pairs]
-        used = {t.name for pair in oriented for root in pair for t in subterms(root) if isinstance(t, Variable)}
+        used = variables_in(root for pair in oriented for root in pair)
         variables = tuple((name, dims) for name, dims in self.variables if name in used)
         return Equation(
             self.name, variables, tuple(a for a, _ in oriented), tuple(b for _, b in oriented),
@@ -151,8 +143,8 @@ class Equation:
     @cached_property
     def any_kind(self) -> bool:
         """Whether variables may be bools: neither side computes, and bools are no numbers."""
-        terms = (term for root in (*self.left, *self.right) for term in subterms(root))
-        return all(isinstance(term, Variable) or term.op in _MOVING for term in terms)
+        ops = {term.op for term in applied((*self.left, *self.right))}
+        return all(op != REDUCE if op in PARALLEL_OPS else ROWS[op].moves for op in ops)
 
     @cached_property
     def dims(self) -> Mapping[str, Dims]:
@@ -189,45 +181,14 @@ class Equation:
             data["parameters"] = list(self.parameters)
         return data
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Equation:
-        """Read the JSON form; a `RuleError` names the rule, the field and what is wrong."""
-        with fields.located(f"rule {fields.name_of(data)!r}"):
-            found = fields.record(data, _REQUIRED, _OPTIONAL)
-            layouts = fields.texts_map(found, "layouts")
-            rule = cls(
-                fields.text(found, "name"),
-                tuple(zip(found["variables"], _dims(fields.text_map(found, "variables")), strict=True)),
-                fields.each(fields.texts(found, "left"), "left", parse_term),
-                fields.each(fields.texts(found, "right"), "right", parse_term),
-                fields.each(fields.texts(found, "guard"), "guard", expression),
-                fields.flag(found, "moves"),
-                fields.texts(found, "axes"),
-                tuple((v, fields.each(places, f"layouts.{v}", Placement.parse)) for v, places in layouts.items()),
-                fields.texts(found, "parameters"),
-            )
-            check_equation(rule)
-        return rule
-
     @cached_property
     def hash(self) -> str:
         """Names the rule: SHA-256 over its JSON form without its name."""
-        data = {key: value for key, value in self.to_json().items() if key != "name"}
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+        return fields.digest({key: value for key, value in self.to_json().items() if key != "name"})
 
     def converse(self, name: str) -> Equation:
         """The rule from right to left."""
         return replace(self, name=name, left=self.right, right=self.left)
-
-
-_REQUIRED = ("name", "variables", "left", "right")
-_OPTIONAL = ("form", "guard", "moves", "axes", "layouts", "parameters")
-
-
-def _dims(variables: Mapping[str, str]) -> Iterator[Dims]:
-    for name, text in variables.items():
-        with fields.located(f"field 'variables.{name}'"):
-            yield Dims.parse(text)
 
 
 def equation(

@@ -20,18 +20,18 @@ from typing import Any
 
 from shardwright.pcg.errors import RuleError
 
-Value = Any
-Env = Mapping[str, Value]
+ExpressionValue = Any
+Env = Mapping[str, ExpressionValue]
 
-_BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
+_BINARY: dict[type[ast.operator], Callable[[ExpressionValue, ExpressionValue], ExpressionValue]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
-_COMPARE: dict[type[ast.cmpop], Callable[[Value, Value], bool]] = {
+_COMPARE: dict[type[ast.cmpop], Callable[[ExpressionValue, ExpressionValue], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
     ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
-_FUNCTIONS: dict[str, Callable[..., Value]] = {
+_FUNCTIONS: dict[str, Callable[..., ExpressionValue]] = {
     "len": len,
     "iota": lambda n: tuple(range(_rank(n))),
     "compose": lambda p, q: tuple(p[i] for i in q),
@@ -40,14 +40,14 @@ RESERVED = frozenset(_FUNCTIONS)
 _MAX_RANK = 64
 
 
-def _rank(n: Value) -> int:
+def _rank(n: ExpressionValue) -> int:
     """A number of dimensions: what `iota` counts to."""
     if not isinstance(n, int) or n > _MAX_RANK:
         raise ValueError(f"iota({n}): no tensor has so many dimensions")
     return n
 
 
-def _arithmetic(op: ast.operator, left: Value, right: Value) -> Value:
+def _arithmetic(op: ast.operator, left: ExpressionValue, right: ExpressionValue) -> ExpressionValue:
     """Of numbers only: Python would repeat tuples and format text."""
     for value in (left, right):
         if isinstance(value, (tuple, str)):
@@ -87,7 +87,7 @@ class Expression:
         items = self.tree.elts if isinstance(self.tree, ast.Tuple) else [self.tree]
         return frozenset(name for name, star in _slots(items) if name and not star)
 
-    def read(self, value: Value) -> dict[str, Value]:
+    def read(self, value: ExpressionValue) -> dict[str, ExpressionValue]:
         """What those names are, given the value: `(m, h, d)` of (4, 2, 3) gives m, h and d. Nothing is checked."""
         if not isinstance(self.tree, ast.Tuple):
             return {self.tree.id: value} if isinstance(self.tree, ast.Name) else {}
@@ -101,7 +101,7 @@ class Expression:
         parts = [*value[:at], *([value[at : at + spare]] if starred else []), *value[at + spare if starred else at :]]
         return {name: part for (name, _), part in zip(slots, parts, strict=True) if name}
 
-    def evaluate(self, env: Env) -> Value:
+    def evaluate(self, env: Env) -> ExpressionValue:
         """The value under these names. Raises `RuleError` for a name that is not bound."""
         try:
             return _evaluate(self.tree, env)
@@ -167,7 +167,7 @@ _ALLOWED = (
 )  # fmt: skip
 
 
-def _evaluate(tree: ast.expr, env: Env) -> Value:
+def _evaluate(tree: ast.expr, env: Env) -> ExpressionValue:
     match tree:
         case ast.Constant(value=value):
             return value
@@ -190,7 +190,7 @@ def _evaluate(tree: ast.expr, env: Env) -> Value:
             raise RuleError(f"{ast.unparse(tree)} cannot be evaluated here")
 
 
-def _items(items: list[ast.expr], env: Env) -> Iterator[Value]:
+def _items(items: list[ast.expr], env: Env) -> Iterator[ExpressionValue]:
     for item in items:
         if isinstance(item, ast.Starred):
             yield from _evaluate(item.value, env)

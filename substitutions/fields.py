@@ -8,6 +8,8 @@ rule needs, and keep a broken file from taking the machine down.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -72,6 +74,11 @@ def texts_map(data: Mapping[str, Any], key: str) -> dict[str, tuple[str, ...]]:
     """A field that is an object of lists of text; nothing where it is left out."""
     found = _object(data.get(key, {}), key)
     return {name: texts(found, name) for name in found} if _all_lists(found, key) else {}
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    """Names a rule: SHA-256 over its JSON form."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def flag(data: Mapping[str, Any], key: str, default: bool = False) -> bool:

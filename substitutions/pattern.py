@@ -18,7 +18,7 @@ from math import prod
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.factors import Factor, Signature
 
-Dims = tuple[tuple[str, ...], ...]
+FactorDims = tuple[tuple[str, ...], ...]
 _DIM = re.compile(r"\([^()]*\)|[a-z]\d*!?|1")
 
 
@@ -31,12 +31,12 @@ def letter(index: int) -> str:
 class Pattern:
     """Which factors make up each dimension of the operands and of the result, major first."""
 
-    operands: tuple[Dims, ...]
-    result: Dims
+    operands: tuple[FactorDims, ...]
+    result: FactorDims
     fixed: frozenset[str]
 
     @property
-    def tensors(self) -> tuple[Dims, ...]:
+    def tensors(self) -> tuple[FactorDims, ...]:
         """The operands and, last, the result."""
         return (*self.operands, self.result)
 
@@ -85,7 +85,7 @@ class Pattern:
         sides = [*(left.split(",") if num_operands else []), right]
         if not arrow or len(sides) != num_operands + 1:
             raise RuleError(f"pattern {text!r}: expected {num_operands} operands, '->' and a result")
-        tensors: list[Dims] = []
+        tensors: list[FactorDims] = []
         fixed: set[str] = set()
         for side in sides:
             tokens = _DIM.findall(side)
@@ -103,7 +103,7 @@ def pattern_of(signature: Signature) -> tuple[Pattern, tuple[str, ...]]:
     order = list(dict.fromkeys(f for dims in (*signature.operands, signature.result) for dim in dims for f in dim))
     names = {f: letter(i) for i, f in enumerate(order)}
 
-    def rename(dims: tuple[tuple[int, ...], ...]) -> Dims:
+    def rename(dims: tuple[tuple[int, ...], ...]) -> FactorDims:
         return tuple(tuple(names[f] for f in dim) for dim in dims)
 
     fixed = frozenset(names[f] for f in order if signature.factors[f].role == "fixed")

@@ -13,12 +13,11 @@ so that a number of blocks says which factors it is the product of.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from shardwright.pcg.errors import GraphError, RuleError
@@ -28,6 +27,7 @@ from shardwright.pcg.optable import ROWS, Row, keep_attrs
 from shardwright.substitutions import fields
 from shardwright.substitutions.pattern import Pattern, pattern_of
 from shardwright.substitutions.placement import Placement
+from shardwright.substitutions.primes import primes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class RowRule:
     @property
     def hash(self) -> str:
         """Names the rule: SHA-256 over its JSON form."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+        return fields.digest(self.to_json())
 
 
 _REQUIRED = ("row", "pattern", "choice", "operands", "result")
@@ -176,36 +176,7 @@ def _refines(pattern: Pattern, own: Pattern) -> bool:
     return len(set(names)) == len(names) and fixed <= pattern.fixed
 
 
-_PRIMES = (
-    2,
-    3,
-    5,
-    7,
-    11,
-    13,
-    17,
-    19,
-    23,
-    29,
-    31,
-    37,
-    41,
-    43,
-    47,
-    53,
-    59,
-    61,
-    67,
-    71,
-    73,
-    79,
-    83,
-    89,
-    97,
-    101,
-    103,
-    107,
-)
+_PRIMES = tuple(islice(primes(), 28))
 
 
 @lru_cache(maxsize=65536)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions import fields
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.steps import StepRule
+from shardwright.substitutions.wellformed import equation_from_json
 
 Rule = RowRule | StepRule | Equation
 
@@ -22,10 +24,10 @@ def kind_of(rule: Rule) -> str:
     return "row" if isinstance(rule, RowRule) else "steps"
 
 
-_FORMS: Mapping[str, type[RowRule] | type[StepRule] | type[Equation]] = {
-    "row": RowRule,
-    "steps": StepRule,
-    "equation": Equation,
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Rule]] = {
+    "row": RowRule.from_json,
+    "steps": StepRule.from_json,
+    "equation": equation_from_json,
 }
 
 
@@ -35,6 +37,6 @@ def rule_from_json(data: object) -> Rule:
         if not isinstance(data, dict):
             raise RuleError(f"expected an object with the field 'form', got {fields.shown(data)}")
         form = data.get("form")
-        if not isinstance(form, str) or form not in _FORMS:
-            raise RuleError(f"field 'form': expected one of {', '.join(map(repr, _FORMS))}, got {fields.shown(form)}")
-    return _FORMS[form].from_json(data)
+        if not isinstance(form, str) or form not in _READERS:
+            raise RuleError(f"field 'form': expected one of {', '.join(map(repr, _READERS))}, got {fields.shown(form)}")
+    return _READERS[form](data)

@@ -14,8 +14,6 @@ the collectives that the lowering runs for a composition in one go:
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -152,8 +150,7 @@ class StepRule:
     @property
     def hash(self) -> str:
         """Names the rule: SHA-256 over its JSON form without its name."""
-        data = {key: value for key, value in self.to_json().items() if key != "name"}
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+        return fields.digest({key: value for key, value in self.to_json().items() if key != "name"})
 
 
 def steps(name: str, start: Mapping[str, str], left: str, right: str) -> StepRule:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -45,6 +45,14 @@ class Apply:
     operands: tuple[Term, ...]
     attrs: tuple[tuple[str, Expression], ...] = ()
 
+    @property
+    def indexes(self) -> Mapping[int, tuple[int, int]]:
+        """`Row.indexes`: variables at these operands hold integers below the size of the dimension they point into.
+
+        Logits without a batch have their classes in dimension 0.
+        """
+        return ROWS[self.op].indexes if self.op in ROWS else {}
+
     @cached_property
     def inside(self) -> tuple[Term, ...]:
         """Everything inside it and itself, operands first."""
@@ -58,19 +66,11 @@ class Apply:
 Term = Variable | Apply
 
 
-INDEX_OPERANDS: Mapping[str, Mapping[int, tuple[int, int]]] = {
-    "embedding": {1: (0, 0)},
-    "pick": {1: (0, -1)},
-    "cross_entropy_sum": {1: (0, 1)},
-    "gather": {1: (0, -1)},
-    "index": {1: (0, -1)},
-}
-"""op -> operand -> (operand, dimension) that it indexes into; dimension -1 is the one that the attribute `dim` names,
-or the last where there is no such attribute.
-
-A variable at an index operand holds integers in [0, size of that dimension). Logits without a batch have their classes
-in dimension 0.
-"""
+def free_attributes(applied: Iterable[Apply]) -> Iterator[tuple[str, Any]]:
+    """The names that stand for attributes on which no shape depends, each with a value."""
+    for term in applied:
+        free = ROWS[term.op].free if term.op in ROWS else {}
+        yield from ((name, free[key]) for key, value in term.attrs if key in free for name in sorted(value.names))
 
 
 def erase(term: Term) -> Term:
@@ -85,6 +85,16 @@ def erase(term: Term) -> Term:
 def subterms(term: Term) -> tuple[Term, ...]:
     """The term and everything inside it, operands first."""
     return term.inside if isinstance(term, Apply) else (term,)
+
+
+def applied(roots: Iterable[Term]) -> Iterator[Apply]:
+    """Every operator in these terms, operands first, as often as it is used."""
+    return (term for root in roots for term in subterms(root) if isinstance(term, Apply))
+
+
+def variables_in(roots: Iterable[Term]) -> set[str]:
+    """The variables that occur in these terms."""
+    return {term.name for root in roots for term in subterms(root) if isinstance(term, Variable)}
 
 
 def parse_term(text: str) -> Term:
@@ -118,7 +128,7 @@ def _term(tree: ast.expr, text: str) -> Term:
 
 
 _DIM = re.compile(r"\([^()]*\)|[^\s()]+|[()]")
-Sizes = dict[str, int | tuple[int, ...]]
+BoundSizes = dict[str, int | tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,17 +174,17 @@ class Dims:
         parts = [(n,) for n in lead] + ([middle] if self.splice is not None else []) + [(n,) for n in last]
         return tuple(zip(self.entries, parts, strict=True))
 
-    def bind(self, shape: tuple[int, ...]) -> Sizes | None:
+    def bind(self, shape: tuple[int, ...]) -> BoundSizes | None:
         """The sizes that `shape` gives the names that stand alone; None where it does not fit or is empty.
 
         A product leaves its factors open: other variables or attributes bind them (`factored` then checks).
         """
         if (parts := self.split(shape)) is None or any(not e and extents != (1,) for e, extents in parts):
             return None
-        sizes: Sizes = {e[0]: extents[0] for e, extents in parts if len(e) == 1 and not is_splice(e)}
+        sizes: BoundSizes = {e[0]: extents[0] for e, extents in parts if len(e) == 1 and not is_splice(e)}
         return sizes | {e[0][1:]: extents for e, extents in parts if is_splice(e)}
 
-    def factored(self, shape: tuple[int, ...], sizes: Mapping[str, Any]) -> Sizes | None:
+    def factored(self, shape: tuple[int, ...], sizes: Mapping[str, Any]) -> BoundSizes | None:
         """What products of `shape` add to `sizes`: the one factor of a product that is not known yet.
 
         None where a product is not the one of its factors; a product with two unknown factors adds nothing.

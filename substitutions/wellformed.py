@@ -1,30 +1,58 @@
-"""What a rule that comes from outside must satisfy before anyone tries to prove it, checked field by field."""
+"""Reads equations that come from outside: what they must satisfy before anyone tries to prove them, field by field."""
 
 from __future__ import annotations
 
 import ast
 import keyword
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS
+from shardwright.substitutions import fields
 from shardwright.substitutions.attributes import check_type, semantics
-from shardwright.substitutions.expressions import RESERVED, Expression
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.expressions import RESERVED, Expression, expression
 from shardwright.substitutions.fields import located
-from shardwright.substitutions.terms import Apply, Term, subterms
-
-if TYPE_CHECKING:
-    from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.placement import Placement
+from shardwright.substitutions.terms import Apply, Dims, applied, parse_term
 
 MAX_OPERATORS = 200
 """Operators on one side of a rule."""
 MAX_RANK = 64
 """Dimensions of one variable."""
 MAX_INT = 2**31 - 1
+_REQUIRED = ("name", "variables", "left", "right")
+_OPTIONAL = ("form", "guard", "moves", "axes", "layouts", "parameters")
+
+
+def equation_from_json(data: Mapping[str, Any]) -> Equation:
+    """Read an equation's JSON form; a `RuleError` names the rule, the field and what is wrong."""
+    with located(f"rule {fields.name_of(data)!r}"):
+        found = fields.record(data, _REQUIRED, _OPTIONAL)
+        layouts = fields.texts_map(found, "layouts")
+        rule = Equation(
+            fields.text(found, "name"),
+            tuple(zip(found["variables"], _dims(fields.text_map(found, "variables")), strict=True)),
+            fields.each(fields.texts(found, "left"), "left", parse_term),
+            fields.each(fields.texts(found, "right"), "right", parse_term),
+            fields.each(fields.texts(found, "guard"), "guard", expression),
+            fields.flag(found, "moves"),
+            fields.texts(found, "axes"),
+            tuple((v, fields.each(places, f"layouts.{v}", Placement.parse)) for v, places in layouts.items()),
+            fields.texts(found, "parameters"),
+        )
+        check_equation(rule)
+    return rule
+
+
+def _dims(variables: Mapping[str, str]) -> Iterator[Dims]:
+    for name, text in variables.items():
+        with located(f"field 'variables.{name}'"):
+            yield Dims.parse(text)
 
 
 def check_equation(rule: Equation) -> None:
@@ -33,7 +61,7 @@ def check_equation(rule: Equation) -> None:
     for side, roots in (("left", rule.left), ("right", rule.right)):
         num_operators = 0
         for i, root in enumerate(roots):
-            for term in _applied(root):
+            for term in applied([root]):
                 num_operators += 1
                 _check_apply(term, f"field '{side}[{i}]'")
         if num_operators > MAX_OPERATORS:
@@ -44,10 +72,6 @@ def check_equation(rule: Equation) -> None:
         _check_numbers(condition, f"field 'guard[{i}]'")
     _check_axes(rule)
     _check_parameters(rule)
-
-
-def _applied(root: Term) -> Iterator[Apply]:
-    return (term for term in subterms(root) if isinstance(term, Apply))
 
 
 def _check_names(rule: Equation) -> None:
@@ -125,7 +149,7 @@ def _check_parameters(rule: Equation) -> None:
     if (twice := _twice(rule.parameters)) is not None:
         raise RuleError(f"field 'parameters': {twice!r} is named twice")
     used = {n for g in rule.guard for n in g.names}
-    used |= {n for root in rule.right for t in _applied(root) for _, value in t.attrs for n in value.names}
+    used |= {n for t in applied(rule.right) for _, value in t.attrs for n in value.names}
     for name in rule.parameters:
         if name in rule.bound:
             raise RuleError(f"field 'parameters': {name!r} is bound by the left side already")

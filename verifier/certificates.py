@@ -12,15 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shardwright.pcg.optable import ROWS, keep_attrs
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule, kind_of
-
-if TYPE_CHECKING:
-    from shardwright.verifier.solver import Failure
+from shardwright.verifier.proof import Failure, Proof
 
 PROOFS: Mapping[str, tuple[str, ...]] = {
     "row": ("index semantics",),
@@ -52,9 +49,9 @@ class Certificate:
         return cls(rule.hash, rule.name, axioms, rule_guard(rule), version(), PROOFS[kind_of(rule)])
 
 
-_PROVER = ("rows", "algebra", "reals", "placement", "certificates.py", "fit.py", "lemmas.py", "solver.py")
+_PROVER = ("rows", "algebra", "reals", "placement", "certificates.py", "fit.py", "lemmas.py", "proof.py", "solver.py")
 _TYPES = ("factors", "inference", "layout", "moves", "parallel")
-_FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "rowrules", "steps", "terms")
+_FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "primes", "rowrules", "steps", "terms")
 
 
 @lru_cache(maxsize=1)
@@ -68,7 +65,7 @@ def prover_digest() -> str:
         for file in sorted(source.glob("*.py")) if source.is_dir() else [source]:
             digest.update(file.read_bytes())
     for row in ROWS.values():
-        facts = (row.name, row.offset, row.random, row.linear_in)
+        facts = (row.name, row.offset, row.random, row.linear_in, row.differentiable, row.moves, row.indexes, row.free)
         source = "" if row.localize is keep_attrs else inspect.getsource(row.localize)
         factors = row.factors if isinstance(row.factors, str) else inspect.getsource(row.factors)
         digest.update(repr((facts, source, factors)).encode())
@@ -82,26 +79,25 @@ def certify(rule: Rule) -> Certificate | str:
     certificate is about operators of that pattern, if there are any. The search derives patterns from operators, and
     `judge` calls those unknown that were not seen in one.
     """
-    axioms, failure = prove(rule)
-    return str(failure) if failure else Certificate.of(rule, axioms)
+    proof = prove(rule)
+    return str(proof.failure) if proof.failure else Certificate.of(rule, proof.axioms)
 
 
-def prove(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
-    """The axioms of the first proof, or what broke, in it or in the second one. Z3 is only loaded here."""
+def prove(rule: Rule) -> Proof:
+    """The first proof, or what broke, in it or in the second one. Z3 is only loaded here."""
     from shardwright.verifier.fit import checked
 
-    axioms, failure = _first_proof(rule)
-    failure = checked(rule, failure)
+    proof = _first_proof(rule)
+    failure = checked(rule, proof.failure)
     if failure is None and isinstance(rule, Equation):
         failure = _unconfirmed(rule)
-    return axioms, failure
+    return Proof(failure=failure) if failure else proof
 
 
 def _unconfirmed(rule: Equation) -> Failure | None:
     """What is said of an equation that its first proof proves, and its second one does not."""
     from shardwright.verifier.placement.denotation import denotes_equal
     from shardwright.verifier.reals.realproof import equal_in_reals
-    from shardwright.verifier.solver import Failure
 
     if denotes_equal(rule) if rule.axes else equal_in_reals(rule, rule.left, rule.right):
         return None
@@ -109,25 +105,17 @@ def _unconfirmed(rule: Equation) -> Failure | None:
     return Failure(f"proven by {one}, by {other}")
 
 
-def _first_proof(rule: Rule) -> tuple[tuple[str, ...], Failure | None]:
-    if isinstance(rule, RowRule):
-        from shardwright.verifier.rows import rowproof
-
-        proof = rowproof.proven(rule)
-        return proof.axioms, proof.failure
-    if isinstance(rule, Equation):
-        from shardwright.verifier.algebra.serialproof import prove_terms
-
-        if rule.axes:
-            from shardwright.verifier.placement.typing import prove_placement
-
-            proved = prove_placement(rule)
-            return proved.axioms, proved.failure
-        proof = prove_terms(rule, rule.left, rule.right)
-        return proof.axioms, proof.failure
+def _first_proof(rule: Rule) -> Proof:
+    from shardwright.verifier.algebra.serialproof import prove_terms
+    from shardwright.verifier.placement.typing import prove_placement
+    from shardwright.verifier.rows.rowproof import proven
     from shardwright.verifier.rows.stepproof import prove_steps
 
-    return ("digits", "linear-sum"), prove_steps(rule)
+    if isinstance(rule, RowRule):
+        return proven(rule)
+    if isinstance(rule, Equation):
+        return prove_placement(rule) if rule.axes else prove_terms(rule, rule.left, rule.right)
+    return Proof(("digits", "linear-sum"), prove_steps(rule))
 
 
 def rule_guard(rule: Rule) -> tuple[str, ...]:

@@ -9,12 +9,9 @@ from shardwright.pcg.layout import Layout
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term, Variable, erase
 from shardwright.verifier.algebra.elements import Dim, Evaluator, extent, spliced
-from shardwright.verifier.algebra.elements_rows import evaluator
-from shardwright.verifier.algebra.serialproof import known
+from shardwright.verifier.algebra.shapes import evaluator, known
 from shardwright.verifier.placement.typing import Typing
-
-_BEYOND = (ShardwrightError, TypeError, ValueError, KeyError, IndexError, AttributeError)
-"""What the semantics raise for terms that they do not reach."""
+from shardwright.verifier.proof import BEYOND
 
 
 @dataclass
@@ -28,11 +25,11 @@ class TermTypes:
     def __post_init__(self) -> None:
         try:
             self._evaluator = evaluator(self.rule, known(self.rule))
-        except _BEYOND:
+        except (ShardwrightError, *BEYOND):
             self._evaluator = None
         try:
             self._typing = Typing(self.rule) if self.rule.axes else None
-        except _BEYOND:
+        except (ShardwrightError, *BEYOND):
             self._typing = None
 
     def __call__(self, term: Term) -> str:
@@ -46,7 +43,7 @@ class TermTypes:
             return ""
         try:
             return f"[{' '.join(map(_dim, self._evaluator.tensor(erase(term)).dims))}]"
-        except _BEYOND:
+        except (ShardwrightError, *BEYOND):
             return ""
 
     def _layouts(self, term: Term) -> str:
@@ -54,7 +51,7 @@ class TermTypes:
             return " ".join(map(str, dict(self.rule.layouts).get(term.name, ()))) if isinstance(term, Variable) else ""
         try:
             return " ".join(map(self._layout, self._typing.of(term).layouts))
-        except _BEYOND:
+        except (ShardwrightError, *BEYOND):
             return "ill-typed"
 
     def _layout(self, layout: Layout) -> str:

@@ -14,19 +14,20 @@ from math import isqrt
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.factors import Shape
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.attributes import types
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.rowrules import RowRule, check_pattern
 from shardwright.substitutions.rules import Rule
-from shardwright.substitutions.terms import Apply, Term, Variable, erase, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, applied, erase, subterms
 from shardwright.verifier.algebra.symbols import Symbols
-from shardwright.verifier.falsifiers.instances import RANKS, SIZES, applied, drawn_sizes, satisfies
+from shardwright.verifier.falsifiers.instances import RANKS, SIZES, drawn_sizes, satisfies
 from shardwright.verifier.falsifiers.mismatch import ERRORS
-from shardwright.verifier.solver import Failure, is_satisfiable
+from shardwright.verifier.proof import Failure
+from shardwright.verifier.solver import is_satisfiable
 
-Shape = tuple[int, ...]
 _TRIES, _ENOUGH = 600, 12
 _MAX_RANK = 64
 
@@ -141,8 +142,7 @@ def _general(rule: Equation, sizes: Mapping[str, Any]) -> bool:
 
 def _equated(rule: Equation) -> bool:
     """Whether the left side fits where it makes sizes of different names equal, as a sum over both does."""
-    from shardwright.verifier.algebra.elements_rows import evaluator
-    from shardwright.verifier.algebra.serialproof import known
+    from shardwright.verifier.algebra.shapes import evaluator, known
 
     try:
         run = evaluator(rule, known(rule))

@@ -18,6 +18,7 @@ from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.algebra.serialproof import prove_equation
 from shardwright.verifier.certificates import prove
 from shardwright.verifier.placement.typing import required_guard
+from shardwright.verifier.proof import BEYOND
 
 MAX_ATOMS = 2
 MAX_TRIED = 400
@@ -49,7 +50,7 @@ def _certified(rule: Equation, extra: Sequence[Expression]) -> bool:
         guarded = replace(rule, guard=(*rule.guard, *extra))
     except RuleError:  # a condition on what the left side does not bind
         return False
-    return prove_equation(guarded) is None and prove(guarded)[1] is None and (not extra or _applies(guarded))
+    return prove_equation(guarded) is None and prove(guarded).certified and (not extra or _applies(guarded))
 
 
 def _applies(rule: Equation) -> bool:
@@ -65,11 +66,11 @@ def _applies(rule: Equation) -> bool:
 def _of_placement(rule: Equation) -> tuple[Expression, ...] | None:
     try:
         needed = required_guard(rule)
-    except (ShardwrightError, TypeError, ValueError, KeyError, IndexError, AttributeError):
+    except (ShardwrightError, *BEYOND):
         return None
     missing = tuple(g for g in needed if g not in rule.guard)
     guarded = replace(rule, guard=(*rule.guard, *missing))
-    return missing if prove(guarded)[1] is None else None
+    return missing if prove(guarded).certified else None
 
 
 def candidate_atoms(rule: Equation) -> Iterator[Expression]:

@@ -27,7 +27,7 @@ Outcome = Literal["certified", "refuted", "unknown", "malformed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RuleVerdict:
     """What became of a rule.
 
     reason    what broke, where it is not certified: a counterexample as small tensors where one was found
@@ -41,18 +41,18 @@ class Verdict:
     time_s: float = 0.0
 
 
-def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Verdict:
+def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> RuleVerdict:
     """Prove the rule, or find out what is wrong with it. Without `explain`, no guard is looked for that mends it."""
     start = time.perf_counter()
     if isinstance(rule, RowRule) and not _occurs(rule):
-        return Verdict("unknown", None, f"no {rule.row} is known to have the pattern {rule.pattern!r}")
+        return RuleVerdict("unknown", None, f"no {rule.row} is known to have the pattern {rule.pattern!r}")
     found = _prove(rule, limit_s)
     if found.outcome == "certified" and isinstance(rule, Equation) and rule.moves:
         found = _exact(rule, found, limit_s)
     elif found.outcome in ("refuted", "unknown"):
         counterexample = _within(limit_s, lambda: _counterexample(rule))
         if counterexample:
-            found = Verdict("refuted", None, counterexample)
+            found = RuleVerdict("refuted", None, counterexample)
         if explain and found.outcome == "refuted":
             found = replace(found, hint=_within(min(limit_s, _HINT_S), lambda: _weakest_guard(rule)) or "")
     return replace(found, time_s=time.perf_counter() - start)
@@ -79,32 +79,32 @@ def _seen() -> frozenset[tuple[str, str]]:
     return frozenset((e["row"], e["pattern"]) for e in entries if e["form"] == "row")
 
 
-def _prove(rule: Rule, limit_s: float) -> Verdict:
+def _prove(rule: Rule, limit_s: float) -> RuleVerdict:
     try:
         with limit(limit_s):
             axioms, failure = prove(rule)
     except Late:
-        return Verdict("unknown", None, f"no proof within {limit_s:g} s")
+        return RuleVerdict("unknown", None, f"no proof within {limit_s:g} s")
     except Exception as error:  # noqa: BLE001 - a rule that the prover stumbles over is not proven
-        return Verdict("unknown", None, f"the prover failed: {type(error).__name__}: {error}")
+        return RuleVerdict("unknown", None, f"the prover failed: {type(error).__name__}: {error}")
     if failure is None:
-        return Verdict("certified", Certificate.of(rule, axioms))
+        return RuleVerdict("certified", Certificate.of(rule, axioms))
     if failure.malformed:
-        return Verdict("malformed", None, str(failure))
-    return Verdict("refuted" if failure.refuted else "unknown", None, str(failure))
+        return RuleVerdict("malformed", None, str(failure))
+    return RuleVerdict("refuted" if failure.refuted else "unknown", None, str(failure))
 
 
-def _exact(rule: Equation, found: Verdict, limit_s: float) -> Verdict:
+def _exact(rule: Equation, found: RuleVerdict, limit_s: float) -> RuleVerdict:
     """A rule that is true over the reals, but not bit for bit as its field `moves` says, is refuted."""
     from shardwright.verifier.falsifiers.exactness import inexact, reduces
 
     if reduces(rule):
-        return Verdict("refuted", None, "field 'moves': reduce adds up what the devices hold")
+        return RuleVerdict("refuted", None, "field 'moves': reduce adds up what the devices hold")
     serial = rule.erased if rule.axes else rule
     if serial is None:  # one serial term on both sides
         return found
     differs = _within(limit_s, lambda: inexact(serial))
-    return found if differs is None else Verdict("refuted", None, f"field 'moves': not bit for bit: {differs}")
+    return found if differs is None else RuleVerdict("refuted", None, f"field 'moves': not bit for bit: {differs}")
 
 
 def _counterexample(rule: Rule) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from shardwright.pcg.errors import RuleError
-from shardwright.verifier.algebra.lawbook import FACTS, LAWS, Claim, Lemma
+from shardwright.verifier.algebra.lawbook import FACTS, LAWS, Lemma, Obligation
 from shardwright.verifier.logic import z3
 from shardwright.verifier.solver import is_valid
 
 
-def _digits() -> list[Claim]:
+def _digits() -> list[Obligation]:
     k, c, p, r, p2, r2, i = z3.Ints("k c p r p2 r2 i")
     size, first = [k >= 1, c >= 1], [p >= 0, p < k, r >= 0, r < c]
     second = [p2 >= 0, p2 < k, r2 >= 0, r2 < c]
@@ -30,27 +30,27 @@ def _digits() -> list[Claim]:
     ]
 
 
-def _range() -> list[Claim]:
+def _range() -> list[Obligation]:
     a, n, d, m = z3.Ints("a n d m")
     return [([a >= 0, a < n, d >= 0, d < m], z3.And(a * m + d >= 0, a * m + d < n * m))]
 
 
-def _euclid() -> list[Claim]:
+def _euclid() -> list[Obligation]:
     a, b, x, y, m = z3.Ints("a b x y m")
     return [([x >= 0, x < m, y >= 0, y < m, a * m + x == b * m + y], z3.And(a == b, x == y))]
 
 
-def _cancel() -> list[Claim]:
+def _cancel() -> list[Obligation]:
     d, x, y = z3.Ints("d x y")
     return [([d >= 1, d * x == d * y], x == y)]
 
 
-def _exact() -> list[Claim]:
+def _exact() -> list[Obligation]:
     d, n, w = z3.Ints("d n w")
     return [([d >= 1, n == d * w], n / d == w)]
 
 
-def _split_sum() -> list[Claim]:
+def _split_sum() -> list[Obligation]:
     """Σ_{i < k·c} t(i) = Σ_{p < k} Σ_{r < c} t(p·c + r)."""
     prefix = z3.Function("S", z3.IntSort(), z3.RealSort())
     term = z3.Function("t", z3.IntSort(), z3.RealSort())
@@ -79,7 +79,7 @@ def _split_sum() -> list[Claim]:
     return [inner_base, inner_step, outer_base, outer_step]
 
 
-def _additive_sum() -> list[Claim]:
+def _additive_sum() -> list[Obligation]:
     """f additive with f(0) = 0 gives f(Σ_p x_p) = Σ_p f(x_p)."""
     value = z3.DeclareSort("Value")
     plus = z3.Function("plus", value, value, value)
@@ -95,7 +95,7 @@ def _additive_sum() -> list[Claim]:
     ]
 
 
-def _sum_of_sums() -> list[Claim]:
+def _sum_of_sums() -> list[Obligation]:
     """Σ (s + t) = Σ s + Σ t and Σ a·t = a·Σ t."""
     a, s, t, both, left, right, scaled = z3.Reals("a s t both left right scaled")
     return [

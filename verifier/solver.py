@@ -7,39 +7,16 @@ An answer `unknown` is never taken for a proof.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from shardwright.verifier.logic import Formula, Number, Solver, z3
+from shardwright.verifier.proof import Failure
 
 TIMEOUT_MS = 3000
 SMALL = (2, 3, 5, 7, 4, 6, 8, 9, 10, 11)
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A claim that was not proven: refuted, by numbers (`model`) or by its types, or unknown. Neither is ever used.
-
-    malformed   the rule claims nothing: the claim names the field that no tensors fit
-    """
-
-    claim: str
-    model: Mapping[str, str] | None = None
-    ill_typed: bool = False
-    malformed: bool = False
-
-    @property
-    def refuted(self) -> bool:
-        return self.model is not None or self.ill_typed or self.malformed
-
-    def __str__(self) -> str:
-        if self.model is not None:
-            return f"{self.claim}: false for {', '.join(f'{k} = {v}' for k, v in self.model.items())}"
-        if self.malformed:
-            return self.claim
-        return f"{self.claim}: {'ill-typed' if self.ill_typed else 'not proven'}"
 
 
 @lru_cache(maxsize=1)

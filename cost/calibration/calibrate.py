@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -22,7 +23,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from shardwright.cost.calibration.calibrated import cluster_of, noise_warning
-from shardwright.cost.calibration.local import cache_path, device_name, memory_per_rank_bytes
 from shardwright.cost.calibration.probes import GPU_SIZES
 from shardwright.cost.calibration.workload import (
     VISITS,
@@ -31,9 +31,9 @@ from shardwright.cost.calibration.workload import (
     Workload,
     points_of,
     read_visits,
-    write_workload,
 )
 from shardwright.cost.clusters.cluster import Cluster, threads_per_rank
+from shardwright.cost.clusters.local import cache_path, device_name, memory_per_rank_bytes
 from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
 
@@ -141,7 +141,7 @@ def _folder(target: Path | None, workload: Workload) -> Generator[Path]:
     """A folder with the workload and the visits known so far; they are kept beside `target` however this ends."""
     with tempfile.TemporaryDirectory(prefix="shardwright-calibrate-") as name:
         folder = Path(name)
-        (folder / WORKLOAD).write_text(write_workload(workload), encoding="utf-8")
+        (folder / WORKLOAD).write_bytes(pickle.dumps(workload))
         if target is None:
             yield folder
             return
@@ -155,8 +155,9 @@ def _folder(target: Path | None, workload: Workload) -> Generator[Path]:
 
 def _header(workload: Workload) -> str:
     """Visits under another header are of another machine, torch, workload or day, and are not used."""
-    spec = json.loads(write_workload(workload)) | {"timeout_s": None}
-    return json.dumps([spec, device_name(), version("torch"), date.today().isoformat()])
+    return json.dumps(
+        [repr(replace(workload, timeout_s=0.0)), device_name(), version("torch"), date.today().isoformat()]
+    )
 
 
 def _restore(kept: Path, header: str, visits: Path) -> None:

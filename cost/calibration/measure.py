@@ -7,13 +7,14 @@ visit, so that points measured in one go would not even agree with each other. A
 neighbours stay the same, they have their slow seconds in common, and what a step is the sum of would be slow together,
 all operators' dispatch for one. `Point.of` makes one time of a point's samples.
 
-The folder holds `workload.json`, and `visits.jsonl`: what is known already, which is not measured again, and to which
+The folder holds `workload.pickle`, and `visits.jsonl`: what is known already, which is not measured again, and to which
 rank 0 adds a line after each visit. Rank 0 prints one line of progress per pass.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import statistics
 import sys
@@ -30,7 +31,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes, pace_probes
-from shardwright.cost.calibration.workload import CHAINS, VISITS, WORKLOAD, Visit, Workload, read_visits, read_workload
+from shardwright.cost.calibration.workload import CHAINS, VISITS, WORKLOAD, Visit, Workload, read_visits
 from shardwright.cost.clusters.cluster import COLLECTIVES
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ def _gradients(results: Sequence[Tensor], operands: Sequence[Tensor]) -> Callabl
 def main(arguments: list[str]) -> None:
     """Run one rank; `arguments` are its rank and the folder."""
     rank, folder = int(arguments[0]), Path(arguments[1])
-    workload = read_workload((folder / WORKLOAD).read_text(encoding="utf-8"))
+    workload: Workload = pickle.loads((folder / WORKLOAD).read_bytes())
     import torch
     import torch.distributed as dist
 

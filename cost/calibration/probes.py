@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 from shardwright.cost.calibration.samples import IDLE, LOOPS, Sample, samples
 from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.attrs import Attr
+from shardwright.pcg.factors import Shape
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType, is_float
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

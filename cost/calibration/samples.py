@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwright.pcg.attrs import Attr
+from shardwright.pcg.factors import Shape
 from shardwright.pcg.optable import ROWS, Row
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shardwright.cost.calibration.probes import CPU_SIZES, Sizes
 
 CHAINS = (4, 44)  # parameters of the chains whose steps tell what a parameter takes, and a step
 OVERHEADS = "shardwright.overheads"
-VISITS, WORKLOAD = "visits.jsonl", "workload.json"
+VISITS, WORKLOAD = "visits.jsonl", "workload.pickle"
 _TRIMMED = 0.1
 
 
@@ -72,24 +72,6 @@ def trimmed_mean(seconds: Sequence[float]) -> float:
     does to a few samples; without them, a sum's mean is at least the sum of the means.
     """
     return statistics.fmean(sorted(seconds)[: ceil(len(seconds) * (1 - _TRIMMED))])
-
-
-def read_workload(text: str) -> Workload:
-    """The workload that `asdict` and JSON made text of."""
-    data: dict[str, Any] = _with_tuples(json.loads(text))
-    data["sizes"] = Sizes(**data["sizes"])
-    return Workload(**data)
-
-
-def _with_tuples(value: Any) -> Any:  # noqa: ANN401  JSON
-    if isinstance(value, dict):
-        return {name: _with_tuples(entry) for name, entry in value.items()}
-    return tuple(_with_tuples(entry) for entry in value) if isinstance(value, list) else value
-
-
-def write_workload(workload: Workload) -> str:
-    """The workload as JSON."""
-    return json.dumps(asdict(workload))
 
 
 def read_visits(path: Path) -> dict[str, list[Visit]]:

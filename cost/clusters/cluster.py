@@ -1,17 +1,28 @@
-"""Clusters: devices, the links between them by level, and where each figure comes from."""
+"""Clusters: devices, the links between them by level, and where each figure comes from.
+
+Clusters can be joined by one more level of links, of one kind of device or of several, and cut into parts. Work that
+spans devices of several kinds goes at the pace of the slowest, in the memory of the smallest: a mixed cluster has the
+*binding* device and, below the level that joins its parts, the binding links. What lies within one part, such as a
+pipeline stage, has that part's own: `Cluster.part`.
+
+The other ways to a cluster are functions of the modules beside this one; the package makes them methods of `Cluster`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from math import prod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
+from math import gcd, prod
+from operator import mul
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, Protocol
 
-from shardwright.cost.clusters.device import Device
-from shardwright.cost.clusters.topology import Level
+from shardwright.cost.clusters.device import Device, slowest_device
+from shardwright.cost.clusters.topology import Level, slowest_level
 from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
 
@@ -40,30 +51,28 @@ class CollectiveLine:
     fit_error: float | None = None
 
     def __post_init__(self) -> None:
-        owner = "CollectiveLine"
-        checks.choice(self.collective, owner, "collective", COLLECTIVES)
-        group_size = checks.positive_int(self.group_size, owner, "group_size", "how many ranks took part")
-        if group_size < 2:
-            problem = f"expected at least 2, got {group_size}; one rank alone communicates nothing, remove the line"
-            raise checks.FieldError(owner, "group_size", problem)
-        object.__setattr__(self, "group_size", group_size)
-        object.__setattr__(self, "latency_s", checks.non_negative(self.latency_s, owner, "latency_s", "seconds"))
-        s_per_byte = checks.positive(self.s_per_byte, owner, "s_per_byte", "seconds per byte")
-        object.__setattr__(self, "s_per_byte", s_per_byte)
+        checks.choice(self.collective, "CollectiveLine", "collective", COLLECTIVES)
+        checks.canonical(self, {
+            "group_size": (checks.positive_int, "how many ranks took part"),
+            "latency_s": (checks.non_negative, "seconds"),
+            "s_per_byte": (checks.positive, "seconds per byte"),
+        })  # fmt: skip
+        if self.group_size < 2:
+            problem = f"expected at least 2, got {self.group_size}; one rank alone communicates nothing, remove it"
+            raise checks.FieldError("CollectiveLine", "group_size", problem)
         if self.fit_error is not None:
-            error = checks.non_negative(self.fit_error, owner, "fit_error", "shares of the measured time")
-            object.__setattr__(self, "fit_error", error)
+            checks.canonical(self, {"fit_error": (checks.non_negative, "shares of the measured time")})
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ClusterPart:
     """Consecutive ranks of a mixed cluster: equal devices and the links between them, innermost first."""
 
     device: Device
     levels: tuple[Level, ...]
 
     def __post_init__(self) -> None:
-        _check_devices_and_links(self, "Part")
+        _check_devices_and_links(self, "ClusterPart")
 
     @property
     def num_devices(self) -> int:
@@ -88,15 +97,24 @@ class Cluster:
     backend: Backend
     provenance: str
     collectives: tuple[CollectiveLine, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ClusterPart, ...] = ()
+
+    preset: ClassVar[_Preset]
+    mixed: ClassVar[Callable[[Sequence[tuple[str, int]]], Cluster]]
+    local: ClassVar[Callable[[int], Cluster]]
+    detect: ClassVar[_Detect]
+    load: ClassVar[Callable[[str | os.PathLike[str]], Cluster]]
+    from_json: ClassVar[_FromJson]
 
     def __post_init__(self) -> None:
-        checks.text(self.name, "Cluster", "name", "what people call the cluster")
-        checks.text(self.provenance, "Cluster", "provenance", "where the figures come from")
+        checks.canonical(self, {
+            "name": (checks.text, "what people call the cluster"),
+            "provenance": (checks.text, "where the figures come from"),
+        })  # fmt: skip
         _check_devices_and_links(self, "Cluster")
         lines = _checked_tuple(self.collectives, "Cluster", "collectives", CollectiveLine)
         object.__setattr__(self, "collectives", lines)
-        object.__setattr__(self, "parts", _checked_tuple(self.parts, "Cluster", "parts", Part))
+        object.__setattr__(self, "parts", _checked_tuple(self.parts, "Cluster", "parts", ClusterPart))
         checks.choice(self.backend, "Cluster", "backend", BACKENDS)
         if self.backend == "nccl" and self.device.kind == "cpu":
             problem = "expected 'gloo' for a device of kind 'cpu', got 'nccl'; NCCL moves data between GPUs only"
@@ -108,8 +126,6 @@ class Cluster:
             self._check_parts()
 
     def _check_parts(self) -> None:
-        from shardwright.cost.clusters.parts import slowest_device
-
         sizes = [part.num_devices for part in self.parts]
         if sum(sizes) != self.num_devices:
             problem = (
@@ -127,6 +143,11 @@ class Cluster:
     def num_devices(self) -> int:
         return prod(level.size for level in self.levels)
 
+    @property
+    def _own_parts(self) -> tuple[ClusterPart, ...]:
+        """The parts, of which a cluster of equal devices is one."""
+        return self.parts or (ClusterPart(self.device, self.levels),)
+
     def summary(self) -> str:
         """One line for people: size, device, links, provenance."""
         links = " × ".join(f"{level.size} {level.name}" for level in self.levels)
@@ -135,75 +156,59 @@ class Cluster:
         return f"{self.name}: {links}, {devices}, {self.backend}; {self.provenance}"
 
     def part(self, ranks: range) -> Cluster:
-        """The cluster of consecutive `ranks`, such as those of a pipeline stage: their own devices and links.
+        """The cluster of consecutive `ranks`, such as those of a pipeline stage: as fast as these are alone.
 
         Raises:
             ClusterError: no ranks, ranks with gaps, or ranks that the cluster does not have.
         """
-        from shardwright.cost.clusters.parts import part_of
-
-        return _same(part_of(cast("Any", self), ranks))
-
-    # ------------------------------------------------------------------------------------------------- constructors
-
-    @classmethod
-    def local(cls, num_ranks: int) -> Cluster:
-        """`num_ranks` CPU ranks on this machine under gloo: as `calibrate` measured it, or else built-in defaults."""
-        from shardwright.cost.calibration.local import local_cluster
-
-        return _same(local_cluster(num_ranks))
-
-    @classmethod
-    def preset(cls, name: str, nodes: int = 1, devices_per_node: int | None = None) -> Cluster:
-        """A common machine, such as `preset("dgx-h100", nodes=64)`; `PRESETS` of `cost.clusters.presets` lists them."""
-        from shardwright.cost.clusters.presets import preset_cluster
-
-        return _same(preset_cluster(name, nodes, devices_per_node))
-
-    @classmethod
-    def mixed(cls, machines: Sequence[tuple[str, int]]) -> Cluster:
-        """Common machines of several kinds in one network: `mixed([("dgx-h100", 4), ("dgx-a100", 4)])`."""
-        from shardwright.cost.clusters.presets import preset_mix
-
-        return _same(preset_mix(machines))
+        if not ranks or ranks.step != 1 or ranks.start < 0 or ranks.stop > self.num_devices:
+            given = "no ranks" if not ranks else f"{ranks!r}"
+            advice = f"give consecutive ranks from 0 to {self.num_devices - 1}"
+            raise ClusterError(f"cluster {self.name!r}: a part needs ranks of it, got {given}; {advice}")
+        if len(ranks) == self.num_devices:
+            return self
+        parts = [ClusterPart(part.device, _cut(part.levels, inside)) for part, inside in _touched(self, ranks)]
+        mixed = len(parts) > 1
+        return replace(
+            self,
+            name=f"{self.name}[{ranks.start}:{ranks.stop}]",
+            device=slowest_device([part.device for part in parts]),
+            levels=_cut(self.levels, ranks) if mixed else parts[0].levels,
+            parts=tuple(parts) if mixed else (),
+        )
 
     @classmethod
     def join(cls, clusters: Sequence[Cluster], link: Level, name: str | None = None) -> Cluster:
         """Clusters in the order of their ranks, joined by `link`: sites, pods, or nodes of several kinds.
 
-        `link.size` is the number of clusters, or that of their nodes where these share one network.
+        `link.size` says what it joins: the clusters as wholes, or their units, such as nodes that share one network;
+        then `link` takes the place of the clusters' own outermost level for what spans several of them.
 
         Raises:
             ClusterError: fewer than two clusters, several backends, or units of different sizes.
         """
-        from shardwright.cost.clusters.parts import join_clusters
-
-        return _same(join_clusters(cast("Any", clusters), link, name))
-
-    @classmethod
-    def detect(cls) -> Cluster:
-        """The cluster that this process runs on: its GPUs or CPU ranks, by torchrun's environment if there is one."""
-        from shardwright.cost.clusters.detect import detect_cluster
-
-        return _same(detect_cluster(os.environ))
-
-    # --------------------------------------------------------------------------------------------------------- files
+        if len(clusters) < 2:
+            raise ClusterError(
+                f"Cluster.join: expected at least two clusters, got {len(clusters)}; one needs no joining"
+            )
+        backends = sorted({cluster.backend for cluster in clusters})
+        if len(backends) > 1:
+            problem = f"expected one backend, got {' and '.join(backends)}; they do not reach others"
+            raise ClusterError(f"Cluster.join: {problem}")
+        parts = tuple(part for cluster in clusters for part in cluster._own_parts)
+        return cls(
+            name=name or _names(clusters),
+            device=slowest_device([part.device for part in parts]),
+            levels=(*_joined_units(clusters, link), link),
+            backend=clusters[0].backend,
+            provenance="; ".join(dict.fromkeys(cluster.provenance for cluster in clusters)),
+            parts=parts if len(set(parts)) > 1 else (),
+        )
 
     def to_json(self) -> dict[str, object]:
         """The JSON form, described by `cost/clusters/cluster.schema.json`."""
         fields = {name: value for name, value in asdict(self).items() if name != ("device" if self.parts else "parts")}
         return {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(fields))}
-
-    @classmethod
-    def from_json(cls, data: object, source: str = "cluster") -> Cluster:
-        """The cluster that `to_json` wrote. `source` names the file in errors.
-
-        Raises:
-            ClusterError: naming the field, what was expected, what was found and what to do.
-        """
-        from shardwright.cost.clusters.cluster_json import read_cluster
-
-        return _same(read_cluster(data, source))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON form to `path`, whole or not at all; makes the folder where there is none."""
@@ -217,16 +222,17 @@ class Cluster:
             reason = error.strerror or error
             raise ClusterError(f"{target}: cannot write the cluster file ({reason}); choose a writable path") from error
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Cluster:
-        """Read a cluster file.
 
-        Raises:
-            ClusterError: the file is absent, truncated, or describes an impossible cluster.
-        """
-        from shardwright.cost.clusters.cluster_json import load_cluster
+class _Preset(Protocol):
+    def __call__(self, name: str, nodes: int = 1, devices_per_node: int | None = None) -> Cluster: ...
 
-        return _same(load_cluster(Path(path)))
+
+class _Detect(Protocol):
+    def __call__(self, environ: Mapping[str, str] = ...) -> Cluster: ...
+
+
+class _FromJson(Protocol):
+    def __call__(self, data: object, source: str = "cluster") -> Cluster: ...
 
 
 def threads_per_rank(num_ranks: int) -> int:
@@ -235,12 +241,7 @@ def threads_per_rank(num_ranks: int) -> int:
     return max(1, (os.cpu_count() or 1) // num_ranks)
 
 
-def _same(cluster: object) -> Cluster:
-    """`cluster`, for pyright: it sees this file as `cost.clusters.cluster` too, with a class of its own."""
-    return cast("Cluster", cluster)
-
-
-def _check_devices_and_links(owner: Part | Cluster, name: str) -> None:
+def _check_devices_and_links(owner: ClusterPart | Cluster, name: str) -> None:
     if not isinstance(owner.device, Device):
         raise checks.FieldError(name, "device", f"expected a Device, got {owner.device!r}; construct one")
     object.__setattr__(owner, "levels", _checked_tuple(owner.levels, name, "levels", Level))
@@ -252,3 +253,83 @@ def _checked_tuple(value: object, owner: str, name: str, kind: type) -> tuple[An
     if not isinstance(value, (tuple, list)) or not all(isinstance(entry, kind) for entry in value):
         raise checks.FieldError(owner, name, f"expected a tuple of {kind.__name__}, got {value!r}; construct them")
     return tuple(value)
+
+
+def _joined_units(clusters: Sequence[Cluster], link: Level) -> tuple[Level, ...]:
+    """The binding levels of one of the equal units that `link` joins."""
+    total = sum(cluster.num_devices for cluster in clusters)
+    unit, rest = divmod(total, link.size)
+    inner = [_levels_of(cluster, unit) for cluster in clusters]
+    units = [levels for levels in inner if levels is not None]
+    capacities = sorted({size for levels in units for size in accumulate((x.size for x in levels), mul)})
+    if rest or len(units) < len(inner):
+        shapes = ", ".join(f"{c.name}: {' × '.join(str(level.size) for level in c.levels)}" for c in clusters)
+        raise ClusterError(
+            f"Cluster.join: {link.name!r} joins {link.size} equal units, {total} devices do not make them ({shapes}); "
+            "give link.size as the number of clusters where these are equal, else of their nodes, with equally many "
+            "devices per node"
+        )
+    clash = next(((inside, around) for inside, around in pairwise(capacities) if around % inside), None)
+    if clash is not None:
+        raise ClusterError(
+            f"Cluster.join: units of {clash[0]} and of {clash[1]} devices do not nest, so no level joins both; give "
+            "clusters whose levels join numbers of devices that divide each other"
+        )
+    cut = [_cut_at(levels, capacities) for levels in units]
+    return tuple(slowest_level(levels, levels[0].size) for levels in zip(*cut, strict=True))
+
+
+def _cut_at(levels: Sequence[Level], capacities: Sequence[int]) -> list[Level]:
+    """Levels whose units have these numbers of devices, by `Level.resized`: 8 on one switch are 2 times 4 on it.
+
+    Exact for switches; of a mesh or a ring that is cut, what joins the pieces is taken as one of their size.
+    """
+    found: list[Level] = []
+    joined, ends = 1, list(accumulate((level.size for level in levels), mul))
+    for capacity in capacities:
+        level = levels[next(i for i, end in enumerate(ends) if capacity <= end)]
+        found.append(level.resized(capacity // joined))
+        joined = capacity
+    return found
+
+
+def _levels_of(cluster: Cluster, unit: int) -> tuple[Level, ...] | None:
+    """The innermost levels that join exactly `unit` devices; None where there are none such."""
+    for count in range(len(cluster.levels) + 1):
+        if prod(level.size for level in cluster.levels[:count]) == unit:
+            return cluster.levels[:count]
+    return None
+
+
+def _touched(cluster: Cluster, ranks: range) -> Iterator[tuple[ClusterPart, range]]:
+    """The parts that hold some of `ranks`, each with these as its own ranks."""
+    start = 0
+    for part in cluster._own_parts:
+        inside = range(max(ranks.start - start, 0), min(ranks.stop - start, part.num_devices))
+        if inside:
+            yield part, inside
+        start += part.num_devices
+
+
+def _cut(levels: Sequence[Level], ranks: range) -> tuple[Level, ...]:
+    """The levels between consecutive `ranks`.
+
+    Units are the largest that the ranks fill: 4 devices of one node and 4 of the next are two units of 4.
+    """
+    found: list[Level] = []
+    capacity = joined = 1  # devices in a unit of the level below: in full, and those that `ranks` fill
+    for level in levels:
+        capacity *= level.size
+        is_outermost = ranks.start // capacity == (ranks.stop - 1) // capacity
+        filled = len(ranks) if is_outermost else gcd(ranks.start, ranks.stop, capacity)
+        if filled > joined or (is_outermost and not found):
+            found.append(level.resized(filled // joined))
+        if is_outermost:
+            break
+        joined = filled
+    return tuple(found)
+
+
+def _names(clusters: Sequence[Cluster]) -> str:
+    counts = Counter(cluster.name for cluster in clusters)
+    return " + ".join(name if count == 1 else f"{count} × {name}" for name, count in counts.items())

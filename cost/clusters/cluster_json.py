@@ -7,13 +7,13 @@ two together. Fields that have a default may be left out. Version 1 had no kinds
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardwright.cost.clusters.cluster import FORMAT, VERSION, Cluster, CollectiveLine, Part
-from shardwright.cost.clusters.device import Device
-from shardwright.cost.clusters.parts import slowest_device
+from shardwright.cost.clusters.cluster import FORMAT, VERSION, Cluster, ClusterPart, CollectiveLine
+from shardwright.cost.clusters.device import Device, slowest_device
 from shardwright.cost.clusters.topology import LINK_KINDS, Level
 from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
@@ -23,10 +23,14 @@ _VERSIONS = (1, VERSION)
 _KIND_OF_NAME = {**{kind: kind for kind in LINK_KINDS}, "xgmi": "nvlink", "rank": "host"}  # in files of version 1
 
 
-def load_cluster(path: Path) -> Cluster:
-    """The cluster in the JSON file at `path`; a `ClusterError` for anything but a good one."""
+def load_cluster(path: str | os.PathLike[str]) -> Cluster:
+    """The cluster in the JSON file at `path`.
+
+    Raises:
+        ClusterError: the file is absent, truncated, or describes an impossible cluster.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         advice = "check the path, or write one with Cluster.preset(...).save(path) or `shardwright calibrate`"
         raise ClusterError(f"{path}: no such cluster file; {advice}") from None
@@ -44,8 +48,12 @@ def load_cluster(path: Path) -> Cluster:
     return read_cluster(data, str(path))
 
 
-def read_cluster(data: object, source: str) -> Cluster:
-    """The cluster in parsed JSON; `source` names it in errors."""
+def read_cluster(data: object, source: str = "cluster") -> Cluster:
+    """The cluster that `Cluster.to_json` wrote; `source` names it in errors.
+
+    Raises:
+        ClusterError: naming the field, what was expected, what was found and what to do.
+    """
     if isinstance(data, dict) and "format" in data and data["format"] != FORMAT:
         raise ClusterError(f"{source}: format: expected {FORMAT!r}, got {data['format']!r}; is it a cluster file?")
     if isinstance(data, dict) and "version" in data and not _is_version(data["version"]):
@@ -83,12 +91,12 @@ def _with_kinds(levels: object) -> object:
     ]
 
 
-def _read_part(value: object, place: str) -> Part:
+def _read_part(value: object, place: str) -> ClusterPart:
     fields_of_part: dict[str, Any] = checks.json_object(value, place, ("device", "levels"))
     device = _read(Device, fields_of_part["device"], f"{place}.device")
     levels = _read_each(Level, fields_of_part["levels"], f"{place}.levels")
     with checks.located(f"{place}."):
-        return Part(device, levels)
+        return ClusterPart(device, levels)
 
 
 def _read_each(kind: type[_Kind], value: object, place: str) -> tuple[_Kind, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwright.cost.calibration.local import local_cluster, saved_cluster
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.local import local_cluster, saved_cluster
 from shardwright.cost.clusters.presets import GPUS, LINKS, assumed_network, gpu_device, in_node_level
 from shardwright.cost.clusters.topology import Level
 from shardwright.pcg.errors import ClusterError
@@ -32,7 +33,7 @@ _GPU_NAMES = (
 _CPU_NETWORK = Level("network", 1, 1.1e9, 50e-6)  # 10 Gb/s TCP
 
 
-def detect_cluster(environ: Mapping[str, str]) -> Cluster:
+def detect_cluster(environ: Mapping[str, str] = os.environ) -> Cluster:
     """The cluster of a process with this environment; one node's GPUs as `calibrate` measured them, if it has.
 
     Under torchrun, `WORLD_SIZE` ranks in nodes of `LOCAL_WORLD_SIZE`; without it, this machine's GPUs or one CPU rank.

@@ -5,15 +5,13 @@ Constants that no datasheet has are assumed until calibrated, and say so here:
     attention        FlashAttention-2 on an A100, assumed for the others: it reaches 50 to 73 % of that peak forward
                      and up to 63 % backward (Dao, "FlashAttention-2" (2023), section 4); 0.6 and 0.5 are round figures
                      below the best, chosen, not measured
-    power            a part held below its rated power runs slower: dynamic power grows with frequency times voltage
-                     squared, and voltage with frequency, so the rate goes with the cube root of the power
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from shardwright.cost.compute.kernels import Kernel, checked_kernels
 from shardwright.pcg import checks
@@ -78,37 +76,12 @@ class Device:
     first_uses: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        checks.text(self.name, "Device", "name", "what people call the device, such as 'H100-SXM'")
-        memory_bytes = checks.positive_int(self.memory_bytes, "Device", "memory_bytes", "a number of bytes")
-        bandwidth = checks.positive(self.memory_bytes_per_s, "Device", "memory_bytes_per_s", "bytes per second")
-        efficiency = checks.fraction(
-            self.matmul_efficiency, "Device", "matmul_efficiency", "the share of the peak that matmuls reach"
-        )
-        overhead = checks.non_negative(self.op_overhead_s, "Device", "op_overhead_s", "seconds")
+        checks.canonical(self, _CHECKS)
         checks.choice(self.kind, "Device", "kind", DEVICE_KINDS)
-        object.__setattr__(self, "memory_bytes", memory_bytes)
-        object.__setattr__(self, "memory_bytes_per_s", bandwidth)
-        object.__setattr__(self, "flops_per_s", _checked_flops(self.flops_per_s))
-        object.__setattr__(self, "matmul_efficiency", efficiency)
-        object.__setattr__(self, "op_overhead_s", overhead)
-        for name in ("attention_efficiency", "attention_backward_efficiency"):
-            meaning = "the share of the peak that fused attention reaches"
-            object.__setattr__(self, name, checks.fraction(getattr(self, name), "Device", name, meaning))
-        for name, unit in _NOT_NEGATIVE.items():
-            object.__setattr__(self, name, checks.non_negative(getattr(self, name), "Device", name, unit))
-        for name, meaning in _COUNTS.items():
-            object.__setattr__(self, name, _checked_count(getattr(self, name), name, meaning))
-        if self.context_bytes >= memory_bytes:
-            problem = f"expected less than the memory of {memory_bytes} bytes, got {self.context_bytes}"
+        if self.context_bytes >= self.memory_bytes:
+            problem = f"expected less than the memory of {self.memory_bytes} bytes, got {self.context_bytes}"
             raise checks.FieldError("Device", "context_bytes", f"{problem}; correct the one or the other")
-        for name, unit in (("operators", "seconds"), ("paces", "times"), ("first_uses", "seconds")):
-            object.__setattr__(self, name, _checked_passes(name, getattr(self, name), unit))
         object.__setattr__(self, "kernels", checked_kernels(self.kernels))
-
-    def at_power(self, share: float) -> Device:
-        """The device held at a share of its rated power; memory bandwidth does not suffer."""
-        rate = checks.fraction(share, "Device.at_power", "share", "the power limit over the rated power") ** (1 / 3)
-        return replace(self, flops_per_s={key: value * rate for key, value in self.flops_per_s.items()})
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """The matmul peak for a precision ("bf16") or a dtype name of the graph ("bfloat16"), in FLOP per second.
@@ -127,50 +100,92 @@ class Device:
         return self.flops_per_s["fp32"] * (0.5 if precision == "fp64" else 1.0)
 
 
-_NOT_NEGATIVE = {
-    "vector_flops_per_s": "FLOP per second",
-    "kernel_s": "seconds",
-    "update_overhead_s": "seconds",
-    "step_overhead_s": "seconds",
-}
+_LEAST = ("memory_bytes", "memory_bytes_per_s", "matmul_efficiency", "attention_efficiency",
+          "attention_backward_efficiency")  # fmt: skip
+_MOST = ("op_overhead_s", "kernel_s", "update_overhead_s", "step_overhead_s")
 
 
-_COUNTS = {
-    "num_units": "how many multiprocessors the device has, or 0",
-    "context_bytes": "the bytes that the driver and loaded kernels take, or 0",
-}
+def slowest_device(devices: Sequence[Device]) -> Device:
+    """The device whose every rate is the least of `devices`; itself where all are one kind.
+
+    Its context leaves as much of its memory as the fullest kind has free. Its multiprocessors are those of the slowest
+    kind; what was measured on one kind alone (kernels, operators, paces, first uses) is left out.
+    """
+    first, *others = dict.fromkeys(devices)
+    if not others:
+        return first
+    every = (first, *others)
+    binding: dict[str, Any] = {}
+    for entry in fields(Device):
+        if entry.name in (*_LEAST, *_MOST):
+            choose = min if entry.name in _LEAST else max
+            binding[entry.name] = choose(getattr(device, entry.name) for device in every)
+    free_bytes = min(device.memory_bytes - device.context_bytes for device in every)
+    precisions = dict.fromkeys(precision for device in every for precision in device.flops_per_s)
+    reached = {
+        precision: min(device.peak_flops_per_s(precision) * device.matmul_efficiency for device in every)
+        for precision in precisions
+    }
+    return Device(
+        name=" + ".join(dict.fromkeys(device.name for device in every)),
+        flops_per_s={precision: rate / binding["matmul_efficiency"] for precision, rate in reached.items()},
+        kind="cpu" if any(device.kind == "cpu" for device in every) else "cuda",
+        num_units=min(every, key=lambda device: device.peak_flops_per_s("fp16") * device.matmul_efficiency).num_units,
+        context_bytes=binding["memory_bytes"] - free_bytes,
+        **binding,
+    )
 
 
-def _checked_count(value: object, name: str, meaning: str) -> int:
+def _count(value: object, owner: str, name: str, meaning: str) -> int:
     if value in (0, 0.0) and not isinstance(value, bool):
         return 0
-    return checks.positive_int(value, "Device", name, meaning)
+    return checks.positive_int(value, owner, name, meaning)
 
 
-def _checked_passes(field_name: str, by_operator: object, unit: str) -> dict[str, tuple[float, float]]:
+def _passes(by_operator: object, owner: str, field_name: str, unit: str) -> dict[str, tuple[float, float]]:
     if not isinstance(by_operator, Mapping):
         problem = f"expected a mapping of operator to (forward, backward) {unit}, got {by_operator!r}; leave it out"
-        raise checks.FieldError("Device", field_name, problem)
+        raise checks.FieldError(owner, field_name, problem)
     found: dict[str, tuple[float, float]] = {}
     for name, pair in by_operator.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             problem = f"expected two numbers, the {unit} of forward and of backward, got {pair!r}; give both"
-            raise checks.FieldError("Device", f"{field_name}.{name}", problem)
-        forward, backward = (checks.non_negative(x, "Device", f"{field_name}.{name}", unit) for x in pair)
+            raise checks.FieldError(owner, f"{field_name}.{name}", problem)
+        forward, backward = (checks.non_negative(x, owner, f"{field_name}.{name}", unit) for x in pair)
         found[str(name)] = (forward, backward)
     return found
 
 
-def _checked_flops(flops: object) -> dict[str, float]:
+def _rates(flops: object, owner: str, name: str, unit: str) -> dict[str, float]:
     if not isinstance(flops, Mapping):
         problem = f"expected a mapping of precision to FLOP per second, got {flops!r}; give at least {{'fp32': …}}"
-        raise checks.FieldError("Device", "flops_per_s", problem)
+        raise checks.FieldError(owner, name, problem)
     for precision in flops:
         if precision not in PRECISIONS:
             problem = f"unknown precision {precision!r}; remove it or correct it to one of {', '.join(PRECISIONS)}"
-            raise checks.FieldError("Device", "flops_per_s", problem)
+            raise checks.FieldError(owner, name, problem)
     if "fp32" not in flops:
         problem = f"missing 'fp32', got {', '.join(map(str, flops)) or 'nothing'}; the other precisions fall back on it"
-        raise checks.FieldError("Device", "flops_per_s", problem)
-    unit = "FLOP per second"
-    return {key: checks.positive(rate, "Device", f"flops_per_s.{key}", unit) for key, rate in flops.items()}
+        raise checks.FieldError(owner, name, problem)
+    return {key: checks.positive(rate, owner, f"{name}.{key}", unit) for key, rate in flops.items()}
+
+
+_CHECKS: Mapping[str, tuple[checks.Check, str]] = {
+    "name": (checks.text, "what people call the device, such as 'H100-SXM'"),
+    "memory_bytes": (checks.positive_int, "a number of bytes"),
+    "memory_bytes_per_s": (checks.positive, "bytes per second"),
+    "flops_per_s": (_rates, "FLOP per second"),
+    "matmul_efficiency": (checks.fraction, "the share of the peak that matmuls reach"),
+    "op_overhead_s": (checks.non_negative, "seconds"),
+    "attention_efficiency": (checks.fraction, "the share of the peak that fused attention reaches"),
+    "attention_backward_efficiency": (checks.fraction, "the share of the peak that fused attention reaches"),
+    "vector_flops_per_s": (checks.non_negative, "FLOP per second"),
+    "num_units": (_count, "how many multiprocessors the device has, or 0"),
+    "kernel_s": (checks.non_negative, "seconds"),
+    "update_overhead_s": (checks.non_negative, "seconds"),
+    "step_overhead_s": (checks.non_negative, "seconds"),
+    "context_bytes": (_count, "the bytes that the driver and loaded kernels take, or 0"),
+    "operators": (_passes, "seconds"),
+    "paces": (_passes, "times"),
+    "first_uses": (_passes, "seconds"),
+}

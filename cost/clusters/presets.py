@@ -17,14 +17,13 @@ from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.device import Device
-from shardwright.cost.clusters.parts import join_clusters, slowest_level
-from shardwright.cost.clusters.topology import Level, LinkKind, Topology
+from shardwright.cost.clusters.topology import Level, LinkKind, Topology, slowest_level
 from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkRow:
     """A kind of link: the share of its datasheet bandwidth that collectives reach, and the latency of a hop."""
 
     name: str
@@ -89,13 +88,13 @@ _TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("machines.json").re
 ASSUMED_NETWORK_GB_PER_S = 12.5  # per node
 _EFFICIENCY = {"matmul_efficiency": _TABLE["matmul_efficiency"]["value"]}
 CONTEXT_BYTES: int = _TABLE["context_bytes"]["value"]
-LINKS: dict[str, Link] = {name: Link(**row) for name, row in _TABLE["links"].items()}
+LINKS: dict[str, LinkRow] = {name: LinkRow(**row) for name, row in _TABLE["links"].items()}
 GPUS: dict[str, Gpu] = {name: Gpu(**_EFFICIENCY | row) for name, row in _TABLE["gpus"].items()}
 PRESETS: dict[str, Machine] = {name: _machine(row) for name, row in _TABLE["machines"].items()}
 
 
 def preset_cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> Cluster:
-    """The machine `name`, `nodes` times; fewer GPUs per node keep their share of the node's network.
+    """The machine `name` of `PRESETS`, `nodes` times; fewer GPUs per node keep their share of the node's network.
 
     Raises:
         ClusterError: an unknown name, or a count that is not a positive integer, more than the machine has, or no
@@ -111,12 +110,12 @@ def preset_cluster(name: str, nodes: int = 1, devices_per_node: int | None = Non
 
 
 def preset_mix(machines: Sequence[tuple[str, int]]) -> Cluster:
-    """Machines of several kinds in one network, `(name, nodes)` each, in the order of their ranks.
+    """Machines of several kinds in one network in the order of their ranks, as [("dgx-h100", 4), ("dgx-a100", 4)].
 
     All ranks together have the slowest of the links. The kinds must have equally many GPUs per node.
 
     Raises:
-        ClusterError: as `preset_cluster` and `join_clusters`.
+        ClusterError: as `preset_cluster` and `Cluster.join`.
     """
     parts: list[Cluster] = []
     for name, count in machines:
@@ -131,7 +130,7 @@ def preset_mix(machines: Sequence[tuple[str, int]]) -> Cluster:
         advice = "join Cluster.preset(..., devices_per_node=...) of equal size by Cluster.join"
         raise ClusterError(f"Cluster.mixed: the machines have different numbers of GPUs ({counts}); {advice}")
     total = sum(part.levels[-1].size for part in parts)
-    return join_clusters(parts, slowest_level([part.levels[-1] for part in parts], total))
+    return Cluster.join(parts, slowest_level([part.levels[-1] for part in parts], total))
 
 
 def _known(name: str, owner: str) -> Machine:

@@ -16,6 +16,7 @@ A slow link between sites is a level like any other: kind "network", a small ban
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
@@ -56,16 +57,16 @@ class Level:
     dims: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        checks.text(self.name, "Level", "name", "what joins the units, such as 'nvlink' or 'network'")
-        size = checks.positive_int(self.size, "Level", "size", "how many units of the level below this level joins")
-        bandwidth = checks.positive(self.bandwidth_bytes_per_s, "Level", "bandwidth_bytes_per_s", "bytes per second")
-        object.__setattr__(self, "size", size)
-        object.__setattr__(self, "bandwidth_bytes_per_s", bandwidth)
-        object.__setattr__(self, "latency_s", checks.non_negative(self.latency_s, "Level", "latency_s", "seconds"))
+        checks.canonical(self, {
+            "name": (checks.text, "what joins the units, such as 'nvlink' or 'network'"),
+            "size": (checks.positive_int, "how many units of the level below this level joins"),
+            "bandwidth_bytes_per_s": (checks.positive, "bytes per second"),
+            "latency_s": (checks.non_negative, "seconds"),
+            "oversubscription": (_ratio, "times what the level carries; 1 is a full network"),
+        })  # fmt: skip
         checks.choice(self.kind, "Level", "kind", LINK_KINDS)
         checks.choice(self.topology, "Level", "topology", TOPOLOGIES)
-        object.__setattr__(self, "oversubscription", _checked_oversubscription(self.oversubscription))
-        object.__setattr__(self, "dims", _checked_dims(self.dims, size, self.topology))
+        object.__setattr__(self, "dims", _checked_dims(self.dims, self.size, self.topology))
 
     @property
     def shared_bytes_per_s(self) -> float:
@@ -90,6 +91,12 @@ class Level:
         return replace(self, size=size, bandwidth_bytes_per_s=bandwidth)
 
 
+def slowest_level(levels: Sequence[Level], size: int) -> Level:
+    """`size` units at the least bandwidth and the longest latency of `levels`, with the links of the slowest."""
+    slowest = min(levels, key=lambda level: level.shared_bytes_per_s).resized(size)
+    return replace(slowest, latency_s=max(level.latency_s for level in levels))
+
+
 def _last_dims(dims: tuple[int, ...], size: int) -> tuple[int, ...]:
     """The grid of `size` consecutive units: whole rows of the last dimensions where it is such, else a line."""
     rows = 1
@@ -100,12 +107,10 @@ def _last_dims(dims: tuple[int, ...], size: int) -> tuple[int, ...]:
     return (size,)
 
 
-def _checked_oversubscription(value: object) -> float:
-    meaning = "times what the level carries; 1 is a full network"
-    ratio = checks.positive(value, "Level", "oversubscription", meaning)
+def _ratio(value: object, owner: str, name: str, meaning: str) -> float:
+    ratio = checks.positive(value, owner, name, meaning)
     if ratio < 1:
-        problem = f"expected a number of at least 1, got {value!r}; give it in {meaning}"
-        raise checks.FieldError("Level", "oversubscription", problem)
+        raise checks.FieldError(owner, name, f"expected a number of at least 1, got {value!r}; give it in {meaning}")
     return ratio
 
 

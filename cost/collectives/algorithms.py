@@ -42,14 +42,14 @@ from functools import lru_cache
 from math import ceil, log2, prod
 
 from shardwright.cost.clusters.cluster import Collective
-from shardwright.cost.collectives.curve import Line
+from shardwright.cost.collectives.curve import CostLine
 from shardwright.cost.collectives.groups import Link, one_switch
 
 PASSES: dict[Collective, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_to_all": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LinkUse:
     """`hops` over a link one after the other, and `share` of the tensor sent by one device at `bytes_per_s`."""
 
     link: Link
@@ -63,14 +63,14 @@ class Algorithm:
     """Steps one after the other; `pipelined` where all links work at once, so that the slowest counts."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[LinkUse, ...]
     pipelined: bool
 
     @property
-    def line(self) -> Line:
+    def line(self) -> CostLine:
         times = [float(step.share) / step.bytes_per_s for step in self.steps]
         hops_s = sum(step.hops * step.link.hop_s for step in self.steps)
-        return Line(hops_s, max(times) if self.pipelined else sum(times))
+        return CostLine(hops_s, max(times) if self.pipelined else sum(times))
 
     def text(self, size: str = "S") -> str:
         """The formula, such as `14·α(nvlink) + 7/4·S/B(nvlink)`, for a tensor of `size` bytes."""
@@ -124,7 +124,7 @@ def nvls(links: Sequence[Link]) -> Algorithm:
     Across nodes, a tree over what each node's switch has summed.
     """
     inner, *outer = links
-    steps = [Step(inner, 1, Fraction(inner.split + 1, inner.split), inner.bytes_per_s)]
+    steps = [LinkUse(inner, 1, Fraction(inner.split + 1, inner.split), inner.bytes_per_s)]
     steps += tree(outer, 2).steps
     return Algorithm("nvls tree" if outer else "nvls", tuple(steps), True)
 
@@ -133,13 +133,13 @@ def direct_exchange(links: Sequence[Link]) -> Algorithm:
     """Every device sends 1/n of its share, 1/n² of the tensor, to every other, by the level that they meet at."""
     n = _size(links)
     peers = [(link.split - 1) * link.inside for link in links]
-    steps = [Step(x, p, Fraction(p, n * n), x.exchange_bytes_per_s) for x, p in zip(links, peers, strict=True)]
+    steps = [LinkUse(x, p, Fraction(p, n * n), x.exchange_bytes_per_s) for x, p in zip(links, peers, strict=True)]
     return Algorithm("direct exchange", tuple(steps), True)
 
 
 def point_to_point(links: Sequence[Link]) -> Algorithm:
     """One device sends to another that it meets at the outermost of `links`."""
-    return Algorithm("point to point", (Step(links[-1], 1, Fraction(1), links[-1].bytes_per_s),), True)
+    return Algorithm("point to point", (LinkUse(links[-1], 1, Fraction(1), links[-1].bytes_per_s),), True)
 
 
 def candidates(collective: Collective, links: Sequence[Link]) -> tuple[Algorithm, ...]:
@@ -159,7 +159,7 @@ def candidates(collective: Collective, links: Sequence[Link]) -> tuple[Algorithm
 
 
 @lru_cache(maxsize=4096)
-def on_a_switch(collective: Collective, n: int) -> Step:
+def on_a_switch(collective: Collective, n: int) -> LinkUse:
     """Hops and share of `collective` among n devices of one switch: by a ring, an exchange or a chain."""
     (step,) = candidates(collective, (one_switch(n),))[0].steps
     return step
@@ -169,7 +169,7 @@ def _passes(
     name: str, passes: int, links: Sequence[Link], hops: Sequence[int], shares: Sequence[Fraction], pipelined: bool
 ) -> Algorithm:
     rows = zip(links, hops, shares, strict=True)
-    steps = tuple(Step(link, passes * h, passes * share, link.bytes_per_s) for link, h, share in rows)
+    steps = tuple(LinkUse(link, passes * h, passes * share, link.bytes_per_s) for link, h, share in rows)
     return Algorithm(name, steps, pipelined)
 
 

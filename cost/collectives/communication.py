@@ -21,20 +21,20 @@ import numpy as np
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Backend, Cluster, Collective, CollectiveLine
 from shardwright.cost.collectives import algorithms, gloo, nccl
-from shardwright.cost.collectives.algorithms import Step
-from shardwright.cost.collectives.curve import Bytes, Curve, Line, highest, lowest, straight
+from shardwright.cost.collectives.algorithms import LinkUse
+from shardwright.cost.collectives.curve import Bytes, CostLine, Curve, highest, lowest, straight
 from shardwright.cost.collectives.groups import Link, between, check_mesh, group_of, links_of, one_switch
 from shardwright.cost.collectives.tuning import UNTUNED, Tuning
 from shardwright.pcg.errors import ClusterError
 
-NOTHING = straight(Line(0.0, 0.0), "nothing")
+NOTHING = straight(CostLine(0.0, 0.0), "nothing")
 
 
 class Communication:
     """Times of collectives along the axes of one mesh on one cluster.
 
     Args:
-        tuning: factors on NCCL's own figures, as `tuning.fit_tuning` found them.
+        tuning: factors on NCCL's own figures, as measurements fit them.
 
     Raises:
         ClusterError: a size is not a positive integer, or the mesh has more devices than the cluster.
@@ -47,28 +47,10 @@ class Communication:
         self.groups = tuple(group_of(self.mesh_sizes, axis, cluster.levels) for axis in range(len(self.mesh_sizes)))
         self._curves: dict[tuple[Collective, int], Curve] = {}
 
-    def all_reduce_s(self, axis: int, num_bytes: Bytes) -> Bytes:
-        """Seconds to sum over `axis` summands of `num_bytes` each."""
-        return self.time_s("all_reduce", axis, num_bytes)
-
-    def all_gather_s(self, axis: int, num_bytes: Bytes) -> Bytes:
-        """Seconds to gather along `axis` a tensor that has `num_bytes` afterwards."""
-        return self.time_s("all_gather", axis, num_bytes)
-
-    def reduce_scatter_s(self, axis: int, num_bytes: Bytes) -> Bytes:
-        """Seconds to sum over `axis` summands of `num_bytes` each and leave every device its slice."""
-        return self.time_s("reduce_scatter", axis, num_bytes)
-
-    def all_to_all_s(self, axis: int, num_bytes: Bytes) -> Bytes:
-        """Seconds to reshard along `axis`, from one dimension to another, a tensor of `num_bytes` over the group."""
-        return self.time_s("all_to_all", axis, num_bytes)
-
-    def broadcast_s(self, axis: int, num_bytes: Bytes) -> Bytes:
-        """Seconds to send `num_bytes` from one device to all along `axis`."""
-        return self.time_s("broadcast", axis, num_bytes)
-
     def time_s(self, collective: Collective, axis: int, num_bytes: Bytes) -> Bytes:
         """Seconds of a collective along `axis`, an index into the mesh; zero where the axis has one device.
+
+        `num_bytes`: of the full tensor of a group, of each summand where there is a sum (`algorithms.py`).
 
         Raises:
             ClusterError: an unknown collective, no such axis, or bytes that are negative or not finite.
@@ -87,7 +69,7 @@ class Communication:
             return NOTHING.time_s(num_bytes)
         line = algorithms.point_to_point((link,)).line
         base_s = nccl.send_base_s() if self.cluster.backend == "nccl" else gloo.BASE_S
-        return Line(base_s + line.latency_s, line.s_per_byte).time_s(num_bytes)
+        return CostLine(base_s + line.latency_s, line.s_per_byte).time_s(num_bytes)
 
     def links(self, axis: int) -> tuple[Link, ...]:
         """What a group of `axis` has of the levels that it spans."""
@@ -105,17 +87,6 @@ class Communication:
                 raise ClusterError(f"unknown collective {collective!r}; choose one of {', '.join(COLLECTIVES)}")
             self._curves[key] = self._new_curve(collective, self.links(axis))
         return self._curves[key]
-
-    def formula(self, collective: Collective, axis: int, num_bytes: float, size: str = "S") -> str:
-        """What runs at `num_bytes`, and its cost as text in the bytes `size`, such as "b·s·h·2".
-
-        The name is the library's choice; protocols scale α and B.
-        """
-        links, name = self.links(axis), self.curve(collective, axis).at(_sent(num_bytes)).name
-        if not links:
-            return "nothing: one device"
-        forms = [form for form in algorithms.candidates(collective, links) if name.startswith(form.name)]
-        return f"{name}: {max(forms, key=lambda form: len(form.name)).text(size)}" if forms else name
 
     def _new_curve(self, collective: Collective, links: tuple[Link, ...]) -> Curve:
         if not links:
@@ -144,7 +115,7 @@ def _least(collective: Collective, links: tuple[Link, ...]) -> Curve:
     """The least of the algorithms at every size."""
     base_s = nccl.BASE_US["ring"][0] * 1e-6
     forms = [(form.name, form.line) for form in algorithms.candidates(collective, links)]
-    return lowest([(name, Line(base_s + line.latency_s, line.s_per_byte)) for name, line in forms])
+    return lowest([(name, CostLine(base_s + line.latency_s, line.s_per_byte)) for name, line in forms])
 
 
 # ------------------------------------------------------------------------------------------------------ measured lines
@@ -156,14 +127,14 @@ def _measured(measured: tuple[CollectiveLine, ...], collective: Collective, back
     nearest = min((line.group_size for line in measured), key=lambda n: abs(log2(n / size)))
     ours, theirs = (_on_a_switch(collective, backend, n) for n in (size, nearest))
     lines = [
-        Line(line.latency_s * ours.hops / theirs.hops, line.s_per_byte * float(ours.share / theirs.share))
+        CostLine(line.latency_s * ours.hops / theirs.hops, line.s_per_byte * float(ours.share / theirs.share))
         for line in measured
         if line.group_size == nearest
     ]
     return highest([("measured", line) for line in lines])
 
 
-def _on_a_switch(collective: Collective, backend: Backend, n: int) -> Step:
+def _on_a_switch(collective: Collective, backend: Backend, n: int) -> LinkUse:
     if backend == "gloo":
         return gloo.algorithm(collective, (one_switch(n),)).steps[0]
     return algorithms.on_a_switch(collective, n)

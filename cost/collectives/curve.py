@@ -15,7 +15,7 @@ Bytes = TypeVar("Bytes", float, NDArray[np.float64])
 """One number of bytes, or a numpy array of them; the time has the same form."""
 
 
-class Line(NamedTuple):
+class CostLine(NamedTuple):
     """latency_s + s_per_byte · bytes."""
 
     latency_s: float
@@ -25,11 +25,11 @@ class Line(NamedTuple):
         return self.latency_s + self.s_per_byte * num_bytes
 
 
-class Piece(NamedTuple):
+class CurvePiece(NamedTuple):
     """From `start_bytes` on, `line` counts; `name` says which choice it is."""
 
     start_bytes: float
-    line: Line
+    line: CostLine
     name: str = ""
 
 
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 class Curve:
     """Pieces in the order of their starts, the first at 0 bytes."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[CurvePiece, ...]
 
     def time_s(self, num_bytes: Bytes) -> Bytes:
         """Seconds for `num_bytes`, a number or an array."""
@@ -46,7 +46,7 @@ class Curve:
             return self._latencies[index] + self._slopes[index] * num_bytes
         return self.at(num_bytes).line.time_s(num_bytes)
 
-    def at(self, num_bytes: float) -> Piece:
+    def at(self, num_bytes: float) -> CurvePiece:
         """The piece that holds at `num_bytes`."""
         return self.pieces[bisect_right(self._starts, num_bytes) - 1]
 
@@ -63,27 +63,29 @@ class Curve:
         return np.array([piece.line.s_per_byte for piece in self.pieces])
 
 
-def straight(line: Line, name: str = "") -> Curve:
+def straight(line: CostLine, name: str = "") -> Curve:
     """A curve of one piece."""
-    return Curve((Piece(0.0, line, name),))
+    return Curve((CurvePiece(0.0, line, name),))
 
 
-def lowest(named: Sequence[tuple[str, Line]]) -> Curve:
+def lowest(named: Sequence[tuple[str, CostLine]]) -> Curve:
     """The least of several lines at every size."""
     return _envelope(named, least_of)
 
 
-def highest(named: Sequence[tuple[str, Line]]) -> Curve:
+def highest(named: Sequence[tuple[str, CostLine]]) -> Curve:
     """The greatest of several lines at every size."""
-    return _envelope(named, lambda lines, start, end: least_of([Line(-a, -b) for a, b in lines], start, end))
+    return _envelope(named, lambda lines, start, end: least_of([CostLine(-a, -b) for a, b in lines], start, end))
 
 
-def _envelope(named: Sequence[tuple[str, Line]], chosen: Callable[[Sequence[Line], float, float], int]) -> Curve:
+def _envelope(
+    named: Sequence[tuple[str, CostLine]], chosen: Callable[[Sequence[CostLine], float, float], int]
+) -> Curve:
     lines = [line for _, line in named]
-    pieces: list[Piece] = []
+    pieces: list[CurvePiece] = []
     for start, end in intervals([0.0, *sorted(set(crossings(lines)))]):
         name, line = named[chosen(lines, start, end)]
-        pieces.append(Piece(start, line, name))
+        pieces.append(CurvePiece(start, line, name))
     return rising(pieces)
 
 
@@ -92,7 +94,7 @@ def intervals(starts: Sequence[float], end: float = float("inf")) -> list[tuple[
     return list(zip(starts, [*starts[1:], end], strict=True))
 
 
-def least_of(lines: Sequence[Line], start: float, end: float) -> int:
+def least_of(lines: Sequence[CostLine], start: float, end: float) -> int:
     """Which line is the least from `start` to `end`, between which none of them cross.
 
     Far out, rounding hides what parallel lines differ by: their latencies say it.
@@ -101,7 +103,7 @@ def least_of(lines: Sequence[Line], start: float, end: float) -> int:
     return min(range(len(lines)), key=lambda i: (lines[i].time_s(inside), lines[i].latency_s))
 
 
-def crossings(lines: Sequence[Line]) -> list[float]:
+def crossings(lines: Sequence[CostLine]) -> list[float]:
     """The sizes above zero at which two of the lines meet."""
     return [
         (b.latency_s - a.latency_s) / (a.s_per_byte - b.s_per_byte)
@@ -111,26 +113,26 @@ def crossings(lines: Sequence[Line]) -> list[float]:
     ]
 
 
-def rising(pieces: Sequence[Piece]) -> Curve:
+def rising(pieces: Sequence[CurvePiece]) -> Curve:
     """The curve through `pieces` made to never fall: where a choice starts below the last one's end, it waits.
 
     Equal neighbours become one piece.
     """
-    kept: list[Piece] = []
+    kept: list[CurvePiece] = []
     for index, piece in enumerate(pieces):
         start, line, name = piece
         if kept:
             reached = kept[-1].line.time_s(start)
             if line.time_s(start) < reached * (1 - 1e-12):
                 end = pieces[index + 1].start_bytes if index + 1 < len(pieces) else float("inf")
-                _append(kept, Piece(start, Line(reached, 0.0), name))
+                _append(kept, CurvePiece(start, CostLine(reached, 0.0), name))
                 start = (reached - line.latency_s) / line.s_per_byte if line.s_per_byte > 0 else end
                 if start >= end:
                     continue
-        _append(kept, Piece(start, line, name))
+        _append(kept, CurvePiece(start, line, name))
     return Curve(tuple(kept))
 
 
-def _append(kept: list[Piece], piece: Piece) -> None:
+def _append(kept: list[CurvePiece], piece: CurvePiece) -> None:
     if not kept or kept[-1][1:] != piece[1:]:
         kept.append(piece)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from shardwright.cost.clusters.cluster import Collective
 from shardwright.cost.collectives import algorithms
 from shardwright.cost.collectives.algorithms import Algorithm
-from shardwright.cost.collectives.curve import Curve, Line, straight
+from shardwright.cost.collectives.curve import CostLine, Curve, straight
 from shardwright.cost.collectives.groups import Link
 
 # Start of a collective before its first hop: our measurement of 4 bytes between two ranks of one machine (EPYC Zen 4,
@@ -41,4 +41,4 @@ def algorithm(collective: Collective, links: tuple[Link, ...]) -> Algorithm:
 def curve(collective: Collective, links: tuple[Link, ...]) -> Curve:
     """Seconds of `collective` over `links`."""
     found = algorithm(collective, links)
-    return straight(Line(BASE_S + found.line.latency_s, found.line.s_per_byte), found.name)
+    return straight(CostLine(BASE_S + found.line.latency_s, found.line.s_per_byte), found.name)

@@ -47,7 +47,7 @@ MAX_DEVICES = 2**24
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AxisGroup:
     """The groups of one mesh axis. `splits` counts members by level, innermost first; their product is `size`.
 
     `grids` are the same by dimension of each level, innermost first: (n,) for a level that is no grid.
@@ -102,7 +102,7 @@ def check_mesh(sizes: Sequence[int], num_devices: int, cluster: str) -> None:
 
 
 @lru_cache(maxsize=4096)
-def group_of(sizes: tuple[int, ...], axis: int, levels: tuple[Level, ...]) -> Group:
+def group_of(sizes: tuple[int, ...], axis: int, levels: tuple[Level, ...]) -> AxisGroup:
     """The groups of `axis` on a mesh of `sizes` over the devices of `levels`.
 
     Exact where every group spreads evenly over its units. Where one does not (6 devices here, 2 there), its hops count
@@ -112,7 +112,7 @@ def group_of(sizes: tuple[int, ...], axis: int, levels: tuple[Level, ...]) -> Gr
     capacities = tuple(np.cumprod([extent for grid in grids for extent in grid]).tolist())
     splits = iter(_splits(sizes, axis, capacities))
     by_grid = tuple(tuple(next(splits) for _ in grid) for grid in grids)
-    return Group(sizes[axis], prod(sizes[axis + 1 :]), tuple(prod(grid) for grid in by_grid), by_grid)
+    return AxisGroup(sizes[axis], prod(sizes[axis + 1 :]), tuple(prod(grid) for grid in by_grid), by_grid)
 
 
 def _splits(sizes: tuple[int, ...], axis: int, capacities: tuple[int, ...]) -> tuple[int, ...]:
@@ -154,7 +154,7 @@ def _greatest_rest(step: int, count: int, modulus: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def links_of(group: Group, levels: tuple[Level, ...]) -> tuple[Link, ...]:
+def links_of(group: AxisGroup, levels: tuple[Level, ...]) -> tuple[Link, ...]:
     """What the group has of each level that it spans, innermost first; nothing for a group of one device."""
     links, inside, capacity, below = list[Link](), 1, 1, None
     for level, split, grid in zip(levels, group.splits, group.grids, strict=True):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, prod
+from typing import cast
 
-from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.cluster import Cluster, Collective
 from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.moves import SLICE, Move
@@ -45,7 +46,7 @@ class MoveCosts:
             if name == SLICE:
                 moved_s = 2 * num_bytes / self.sizes[axis] / self.device.memory_bytes_per_s
             else:
-                moved_s = float(getattr(self.communication, f"{name}_s")(axis, num_bytes))
+                moved_s = float(self.communication.time_s(cast("Collective", name), axis, num_bytes))
             self._times[key] = moved_s + self.device.op_overhead_s
         return self._times[key]
 

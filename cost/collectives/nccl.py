@@ -26,7 +26,7 @@ from math import floor, log2, prod
 
 from shardwright.cost.clusters.cluster import Collective
 from shardwright.cost.collectives import algorithms
-from shardwright.cost.collectives.curve import Curve, Line, Piece, crossings, intervals, least_of, rising
+from shardwright.cost.collectives.curve import CostLine, Curve, CurvePiece, crossings, intervals, least_of, rising
 from shardwright.cost.collectives.groups import Link
 from shardwright.cost.collectives.tuning import Tuning
 
@@ -124,18 +124,18 @@ class Choice:
             ]
         return octaves + opening + waiting
 
-    def estimate(self, num_bytes: float) -> Line:
+    def estimate(self, num_bytes: float) -> CostLine:
         """NCCL's own line around `num_bytes`."""
         octave = floor(log2(num_bytes / 64)) if num_bytes >= 64 else -1
         corrected = self.correction[octave] if 0 <= octave < len(self.correction) else 1.0
-        return Line(self.latency_s, self.estimate_s_per_byte / corrected)
+        return CostLine(self.latency_s, self.estimate_s_per_byte / corrected)
 
-    def time(self, num_bytes: float, tuning: Tuning) -> Line:
+    def time(self, num_bytes: float, tuning: Tuning) -> CostLine:
         """The line of the time around `num_bytes`."""
         latency, slope = tuning.factors(self.phase(num_bytes))
         s_per_byte = self.s_per_byte * slope
         ahead, behind = self._carried(num_bytes)
-        return Line(self.latency_s * latency + ahead * s_per_byte, behind * s_per_byte)
+        return CostLine(self.latency_s * latency + ahead * s_per_byte, behind * s_per_byte)
 
     def phase(self, num_bytes: float) -> str:
         """The name, and whether channels are still being opened."""
@@ -171,12 +171,12 @@ def curve(
         return _exchange(links, tuning)
     found = [choice for choice in choices(collective, links, rows) if choice.name.startswith(algorithm)]
     starts = sorted({0.0, *(start for choice in found for start in choice.starts())})
-    pieces: list[Piece] = []
+    pieces: list[CurvePiece] = []
     for start, end in intervals(starts):
         lines = [choice.estimate(start) for choice in found]
         for point, beyond in intervals([start, *sorted(x for x in crossings(lines) if start < x < end)], end):
             least = least_of(lines, point, beyond)
-            pieces.append(Piece(point, found[least].time(point, tuning), found[least].phase(point)))
+            pieces.append(CurvePiece(point, found[least].time(point, tuning), found[least].phase(point)))
     return rising(pieces)
 
 
@@ -252,7 +252,11 @@ def _exchange(links: Sequence[Link], tuning: Tuning) -> Curve:
     line = algorithms.direct_exchange(links).line
     latency, slope = tuning.factors("direct exchange")
     return Curve(
-        (Piece(0.0, Line((send_base_s() + line.latency_s) * latency, line.s_per_byte * slope), "direct exchange"),)
+        (
+            CurvePiece(
+                0.0, CostLine((send_base_s() + line.latency_s) * latency, line.s_per_byte * slope), "direct exchange"
+            ),
+        )
     )
 
 

@@ -20,10 +20,10 @@ links between two stages, and those inside the one that gathers, are those of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count, product
+from itertools import count
 from math import ceil, gcd, prod
 
 import numpy as np
@@ -36,7 +36,7 @@ from shardwright.pcg.layout import Layout, Layouts, shard_order
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class StageLayout:
     """Layouts of a tensor on a mesh of consecutive ranks from `first_rank` on."""
 
     sizes: tuple[int, ...]
@@ -56,7 +56,7 @@ class Placed:
         """Sizes of the axes along which the tensor is a partial sum."""
         return tuple(size for size, layout in zip(self.sizes, self.layouts, strict=True) if layout.kind == "P")
 
-    def stacked(self, num_dims: int) -> Placed:
+    def stacked(self, num_dims: int) -> StageLayout:
         """The tensor with its summands as more dimensions behind its `num_dims`, sharded: every device has its own."""
         dims = count(num_dims)
         layouts = tuple(Layout("S", next(dims)) if layout.kind == "P" else layout for layout in self.layouts)
@@ -70,13 +70,6 @@ class Placed:
     @property
     def replicas(self) -> int:
         return self.num_ranks // self.num_parts
-
-    def rank(self, digits: dict[int, int], replica: int) -> int:
-        """The rank with these digits on the axes that shard the tensor, and the replica's on the others."""
-        rank, free = 0, list(np.unravel_index(replica, [s for a, s in enumerate(self.sizes) if a not in digits]))
-        for axis, size in enumerate(self.sizes):
-            rank = rank * size + (digits[axis] if axis in digits else int(free.pop(0)))
-        return self.first_rank + rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,7 @@ class Resharding:
     gathered_bytes: float = 0.0
 
 
-def ways(shape: tuple[int, ...], num_bytes: float, source: Placed, target: Placed) -> tuple[Resharding, ...]:
+def ways(shape: tuple[int, ...], num_bytes: float, source: StageLayout, target: StageLayout) -> tuple[Resharding, ...]:
     """The ways to move a tensor of logical `shape` and `num_bytes` from `source` to `target`.
 
     Raises:
@@ -124,7 +117,7 @@ def ways(shape: tuple[int, ...], num_bytes: float, source: Placed, target: Place
 
 
 def resharding_s(
-    cluster: Cluster, shape: tuple[int, ...], num_bytes: float, source: Placed, target: Placed
+    cluster: Cluster, shape: tuple[int, ...], num_bytes: float, source: StageLayout, target: StageLayout
 ) -> tuple[float, Resharding]:
     """Seconds of the fastest way, and which that is. `num_bytes` are those of the whole tensor, or of one summand."""
     ends = min(source.first_rank, target.first_rank), max(source.ranks.stop, target.ranks.stop)
@@ -141,7 +134,7 @@ def resharding_s(
         gathers_s = 0.0
         for axis in way.gather_axes:  # the outermost first: what is gathered doubles on the way in
             inside //= target.sizes[axis]
-            gathers_s += stage.all_gather_s(axis, way.gathered_bytes / inside)
+            gathers_s += stage.time_s("all_gather", axis, way.gathered_bytes / inside)
         return way.messages * start_s + sending_s + gathers_s
 
     return min(((time_s(way), way) for way in ways(shape, num_bytes, source, target)), key=lambda entry: entry[0])
@@ -152,36 +145,14 @@ def _own(cluster: Cluster, ranks: range) -> tuple[Cluster, int]:
     return (cluster.part(ranks), ranks.start) if cluster.parts else (cluster, 0)
 
 
-def messages(shape: tuple[int, ...], source: Placed, target: Placed) -> Iterator[tuple[int, int, int]]:
-    """(source rank, target rank, elements) of every message of the direct way."""
-    _check(shape, source, target)
-    shape, source, target = _stacked(shape, source, target)
-    tables = _overlaps(shape, source, target)
-    axes = [[_axes(placed, dim) for dim in range(len(shape))] for placed in (source, target)]
-    for pairs in product(*([(int(i), int(j)) for i, j in np.argwhere(table > 0)] for table in tables)):
-        elements = prod(int(table[pair]) for table, pair in zip(tables, pairs, strict=True))
-        here, there = ({}, {})
-        for side, (digits, placed) in enumerate(((here, source), (there, target))):
-            for dim, pair in enumerate(pairs):
-                names = axes[side][dim]
-                parts = np.unravel_index(pair[side], [placed.sizes[a] for a in names]) if names else ()
-                digits.update(zip(names, (int(part) for part in parts), strict=True))
-        for replica in range(target.replicas):
-            serving = replica * source.replicas // target.replicas
-            yield source.rank(here, serving), target.rank(there, replica), elements
-
-
-def _stacked(shape: tuple[int, ...], source: Placed, target: Placed) -> tuple[tuple[int, ...], Placed, Placed]:
+def _stacked(
+    shape: tuple[int, ...], source: StageLayout, target: StageLayout
+) -> tuple[tuple[int, ...], StageLayout, StageLayout]:
     """The same without partial layouts."""
     return (*shape, *source.num_summands), source.stacked(len(shape)), target.stacked(len(shape))
 
 
-def _axes(placed: Placed, dim: int) -> list[int]:
-    """Axes that shard a dimension, in mesh order."""
-    return [axis for axis, layout in enumerate(placed.layouts) if layout.is_shard and layout.dim == dim]
-
-
-def _overlaps(shape: tuple[int, ...], source: Placed, target: Placed) -> list[NDArray[np.int64]]:
+def _overlaps(shape: tuple[int, ...], source: StageLayout, target: StageLayout) -> list[NDArray[np.int64]]:
     """By dimension: how many of its indices lie in part i of the source and part j of the target, [i, j]."""
     sides = [(placed.layouts, placed.sizes) for placed in (source, target)]
     return [_overlap(shape, dim, *sides[0], *sides[1]) for dim in range(len(shape))]
@@ -231,7 +202,7 @@ def _parts(
     return part, prod(sizes[axis] for axis in digits)
 
 
-def _check(shape: Sequence[int], source: Placed, target: Placed) -> None:
+def _check(shape: Sequence[int], source: StageLayout, target: StageLayout) -> None:
     for placed, side in ((source, "source"), (target, "target")):
         if len(placed.sizes) != len(placed.layouts):
             problem = f"{len(placed.layouts)} layouts for the {len(placed.sizes)} axes of its mesh {list(placed.sizes)}"

@@ -59,9 +59,11 @@ class Kernel:
             problem = f"expected {num_sizes} sizes, as {self.kind} has, got {list(sizes)}; see `Work.shape`"
             raise checks.FieldError("Kernel", "shape", problem)
         object.__setattr__(self, "shape", sizes)
-        for name, unit in (("flops", "floating-point operations"), ("num_bytes", "bytes")):
-            object.__setattr__(self, name, checks.non_negative(getattr(self, name), "Kernel", name, unit))
-        object.__setattr__(self, "seconds", checks.positive(self.seconds, "Kernel", "seconds", "seconds"))
+        checks.canonical(self, {
+            "flops": (checks.non_negative, "floating-point operations"),
+            "num_bytes": (checks.non_negative, "bytes"),
+            "seconds": (checks.positive, "seconds"),
+        })  # fmt: skip
         for name in ("causal", "backward"):
             if not isinstance(getattr(self, name), bool):
                 problem = f"expected true or false, got {getattr(self, name)!r}; give one of them"

@@ -60,7 +60,7 @@ class Memory:
 
 SAFE_SHARE = 0.9
 """Predictions of memory are not exact: a plan is only said to fit if it leaves a tenth of the device's memory free."""
-Verdict = Literal["fits", "may not fit", "does not fit"]
+MemoryVerdict = Literal["fits", "may not fit", "does not fit"]
 
 
 def safe_bytes(memory_bytes: float) -> int:
@@ -68,7 +68,7 @@ def safe_bytes(memory_bytes: float) -> int:
     return int(memory_bytes * SAFE_SHARE)
 
 
-def verdict(used_bytes: float, memory_bytes: float) -> Verdict:
+def verdict(used_bytes: float, memory_bytes: float) -> MemoryVerdict:
     """Whether what is predicted fits a device; within the last tenth of its memory it may not."""
     if used_bytes > memory_bytes:
         return "does not fit"

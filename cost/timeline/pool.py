@@ -10,99 +10,46 @@ Sources: lowering/buffers.py, lowering/blocks.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import chain
 
-from shardwright.cost.timeline.lines import Chunk, Group
-from shardwright.cost.timeline.steps import Steps, Weight
-from shardwright.pcg.layout import shard_order
+from shardwright.cost.timeline.steps import Steps
+from shardwright.pcg.step.actions import Actions
+from shardwright.pcg.step.buckets import PLACED_BYTES
+from shardwright.pcg.step.chunk import Chunk
+from shardwright.pcg.step.parameters import Parameter, Slices
 
-LARGE_BYTES = 1 << 18
-"""Slices of this size along the first dimension are gathered into place; others by way of two staging buffers."""
-
-Kind = tuple[object, ...]
-"""What decides whether two blocks can use the same set."""
-
-
-def pool_bytes(chunk: Chunk, held: frozenset[int]) -> dict[Kind, float]:
-    """Bytes of all the sets that a step's forward and backward through a chunk need, by kind.
-
-    `held`: blocks that stay gathered between forward and backward.
-    """
-    kinds = [tuple(_kind(chunk.steps, reading.weight) for reading in group.readings) for group in chunk.groups]
-    use = _Use(kinds)
-    first: dict[int, list[int]] = {}
-    last: dict[int, list[int]] = {}
-    for number, group in enumerate(chunk.groups):
-        first.setdefault(group.first, []).append(number)
-        last.setdefault(group.last, []).append(number)
-    for line in sorted({*first, *last}):
-        for number in first.get(line, []):
-            use.take(number)
-            use.take(number + 1)
-        for number in last.get(line, []):
-            if number not in held:
-                use.give(number)
-    for line in sorted({*first, *last}, reverse=True):
-        for number in last.get(line, []):
-            use.take(number)
-            use.take(number - 1)
-        for number in first.get(line, []):
-            use.scatter(number)
-    sizes = {kind: _set_bytes(chunk.steps, group) for kind, group in zip(kinds, chunk.groups, strict=True)}
-    return {kind: use.most[kind] * num_bytes for kind, num_bytes in sizes.items()}
+BufferKind = tuple[tuple[tuple[int, ...], str, Slices | None], ...]
+"""What decides whether two blocks can use the same set: of each parameter, its slices' shape and how they lie."""
 
 
-def joined(pools: Mapping[Kind, float], others: Mapping[Kind, float]) -> dict[Kind, float]:
+def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind, float]:
+    """Bytes of all the sets that a step's forward and backward through a chunk need, by kind."""
+    mesh, types = steps.graph.mesh, steps.graph.types
+    kinds = [
+        tuple((types[p.leaf].local_shape(mesh), p.dtype, p.slices) for p in block.parameters) for block in chunk.blocks
+    ]
+    sizes = [sum(_buffers(steps, p) * p.used_bytes for p in block.parameters) for block in chunk.blocks]
+    now, most = Counter[BufferKind](), Counter[BufferKind]()
+    for action in chain(*actions.forward, *actions.backward):
+        if action.verb in ("gather", "scatter"):
+            kind = kinds[action.number]
+            now[kind] += 1
+            most[kind] = max(most[kind], now[kind])
+        elif action.verb in ("free", "deliver"):
+            now[kinds[action.number]] -= 1
+    return {kind: most[kind] * num_bytes for kind, num_bytes in zip(kinds, sizes, strict=True)}
+
+
+def joined(pools: Mapping[BufferKind, float], others: Mapping[BufferKind, float]) -> dict[BufferKind, float]:
     """What two chunks of one device need that run one after the other."""
     return {kind: max(pools.get(kind, 0.0), others.get(kind, 0.0)) for kind in {**pools, **others}}
 
 
-class _Use:
-    """Which blocks have a set now, and the most sets of each kind that were in use at once."""
-
-    def __init__(self, kinds: Sequence[Kind]) -> None:
-        self.kinds = kinds
-        self.there: set[int] = set()
-        self.scattered: int | None = None
-        self.now, self.most = Counter[Kind](), Counter[Kind]()
-
-    def take(self, number: int) -> None:
-        if 0 <= number < len(self.kinds) and number not in self.there:
-            self.there.add(number)
-            self._count(number, 1)
-
-    def give(self, number: int) -> None:
-        if number in self.there:
-            self.there.remove(number)
-            self._count(number, -1)
-
-    def scatter(self, number: int) -> None:
-        if self.scattered is not None:
-            self._count(self.scattered, -1)
-        self.give(number)
-        self.scattered = number
-        self._count(number, 1)
-
-    def _count(self, number: int, change: int) -> None:
-        kind = self.kinds[number]
-        self.now[kind] += change
-        self.most[kind] = max(self.most[kind], self.now[kind])
-
-
-def _kind(steps: Steps, weight: Weight) -> Kind:
-    stored = steps.graph.types[weight.leaf]
-    return stored.shape, stored.dtype, stored.layouts, weight.gathers[0], tuple((c, a) for c, a, _ in weight.sums)
-
-
-def _set_bytes(steps: Steps, group: Group) -> float:
-    return sum(_buffers(steps, r.weight) * r.weight.gathers[0][1] for r in group.readings)
-
-
-def _buffers(steps: Steps, weight: Weight) -> int:
+def _buffers(steps: Steps, parameter: Parameter) -> int:
     """How often a parameter is in a set: in its place only, or in the buffers that are sent and received too."""
-    stored, mesh = steps.graph.types[weight.leaf], steps.graph.mesh
-    axis, num_bytes = weight.gathers[0]
-    order = shard_order(stored.shape, stored.layouts, mesh.sizes)
-    number = mesh.index(axis)
-    along = next((dim, blocks) for a, dim, blocks in order if a == number)
-    return 1 if along == (0, 1) and num_bytes / mesh.sizes[number] >= LARGE_BYTES else 3
+    slices = parameter.slices
+    assert slices is not None
+    size = steps.graph.mesh.sizes[steps.graph.mesh.index(slices.axis)]
+    direct = (slices.dim, slices.blocks) == (0, 1) and parameter.used_bytes / size >= PLACED_BYTES
+    return 1 if direct else 3

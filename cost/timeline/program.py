@@ -18,23 +18,23 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.collectives.buffers import axes_bytes, stages_bytes
 from shardwright.cost.collectives.groups import between
-from shardwright.cost.collectives.resharding import Placed, resharding_s
-from shardwright.cost.timeline.backward import bucketed, build_backward
-from shardwright.cost.timeline.forward import build_forward, held_groups
-from shardwright.cost.timeline.lines import Chunk, Part
-from shardwright.cost.timeline.memory import gradient_bytes, state_bytes, update_bytes
-from shardwright.cost.timeline.pool import Kind, joined, pool_bytes
+from shardwright.cost.collectives.resharding import StageLayout, resharding_s
+from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
+from shardwright.cost.timeline.pool import BufferKind, joined, pool_bytes
+from shardwright.cost.timeline.pricing import is_bucketed, price_backward, price_forward
 from shardwright.cost.timeline.sections import Section, Share, crossing, sections, spread
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.tasks import Recorder, Segment
 from shardwright.pcg.analysis import kept_constants, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.actions import actions
+from shardwright.pcg.step.chunk import Chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class ChunkSegments:
     """A chunk's segments for one microbatch.
 
     name      what is in it
@@ -56,14 +56,14 @@ class Stage:
     end      after the last backward: the optimizer's update
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChunkSegments, ...]
     state: Mapping[str, float]
     end: Segment
     device: Device
 
 
 @dataclass(frozen=True)
-class Program:
+class StepProgram:
     """What runs, on each device of every stage.
 
     hops_s      seconds to send a microbatch from each virtual stage to the next one, one way; the slower of the two
@@ -97,7 +97,7 @@ def program(
     execution: Execution = DEFAULT,
     repeats: Mapping[str, int] | None = None,
     split: Sequence[int] | None = None,
-) -> Program:
+) -> StepProgram:
     """The program of a validated parallel graph. Its batch is one microbatch, its mesh that of one stage.
 
     Args:
@@ -123,7 +123,7 @@ class Programs:
         self._makers: dict[Execution, list[_Maker]] = {}
         self._simulated: dict[tuple[object, ...], Any] = {}
 
-    def program(self, execution: Execution = DEFAULT, split: Sequence[int] | None = None) -> Program:
+    def program(self, execution: Execution = DEFAULT, split: Sequence[int] | None = None) -> StepProgram:
         """As the function of this name."""
         graph, cluster = self.graph, self.cluster
         per_stage, stages = graph.mesh.num_devices, execution.num_stages
@@ -150,7 +150,7 @@ class Programs:
             for stage in range(stages)
         )
         hops = _hops(shares, cut, makers[0].steps, cluster, stages)
-        return Program(execution, found, hops, self._simulated)
+        return StepProgram(execution, found, hops, self._simulated)
 
 
 def _everything(cut: Sequence[Section]) -> Share:
@@ -198,7 +198,7 @@ def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Steps, cluster: C
         total = 0.0
         for name in names:
             layouts = tuple(layout.dual if back else layout for layout in types[name].layouts)
-            here, there = (Placed(mesh.sizes, layouts, stage * mesh.num_devices) for stage in (source, target))
+            here, there = (StageLayout(mesh.sizes, layouts, stage * mesh.num_devices) for stage in (source, target))
             num_bytes = steps.num_bytes[name] * here.num_parts
             total += float(resharding_s(cluster, types[name].shape, num_bytes, here, there)[0])
         return total
@@ -227,7 +227,7 @@ class _Maker:
         self.steps = steps
         self._constants = kept_constants(steps.graph, steps.once)
         self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
-        self._pieces: dict[tuple[Share, bool, bool], tuple[Piece, dict[str, int], dict[Kind, float]]] = {}
+        self._pieces: dict[tuple[Share, bool, bool], tuple[ChunkSegments, dict[str, int], dict[BufferKind, float]]] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
         self._axes_bytes = axes_bytes(steps.graph, steps.cluster)
         self._first_uses_s = _first_uses_s(steps)
@@ -238,8 +238,8 @@ class _Maker:
         hold = execution.num_stages * execution.num_microbatches == 1
         key = (tuple(shares), hold, two, execution.num_microbatches, between_bytes)
         if key not in self._stages:
-            pieces: list[Piece] = []
-            leaves, pool = defaultdict[str, int](int), dict[Kind, float]()
+            pieces: list[ChunkSegments] = []
+            leaves, pool = defaultdict[str, int](int), dict[BufferKind, float]()
             for share in shares:
                 piece, own, sets = self._piece(share, hold=hold, two=two)
                 pieces.append(piece)
@@ -255,15 +255,19 @@ class _Maker:
             self._stages[key] = Stage(tuple(pieces), state, end, self.steps.cluster.device)
         return self._stages[key]
 
-    def _piece(self, share: Share, *, hold: bool, two: bool) -> tuple[Piece, dict[str, int], dict[Kind, float]]:
+    def _piece(
+        self, share: Share, *, hold: bool, two: bool
+    ) -> tuple[ChunkSegments, dict[str, int], dict[BufferKind, float]]:
         """The piece, the parameters that it reads with how many of each, and the buffer sets that it needs."""
         key = (share, hold, two)
         if key not in self._pieces:
-            chunk = Chunk(self.steps, [Part(self.cut[number], times) for number, times in share.parts])
-            held = held_groups(chunk) if hold else frozenset[int]()
+            steps, execution = self.steps, self.steps.execution
+            stretches = [(self.cut[number].stretch, times) for number, times in share.parts]
+            chunk = Chunk(stretches, steps.parameters, execution, steps.num_bytes)
+            todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap)
             name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share.parts)
-            piece = Piece(name, build_forward(chunk, held), *build_backward(chunk, held, two=two))
-            self._pieces[key] = piece, dict(chunk.leaves()), pool_bytes(chunk, held)
+            piece = ChunkSegments(name, price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two))
+            self._pieces[key] = piece, dict(chunk.leaves()), pool_bytes(steps, chunk, todo)
         return self._pieces[key]
 
     def _buffers(self, num_microbatches: int) -> float:
@@ -277,32 +281,30 @@ class _Maker:
     def _state(self, leaves: Mapping[str, int]) -> tuple[dict[str, float], Segment]:
         """What parameters keep, and the end of a step: update, gradients freed, under ZeRO-1 weights gathered."""
         steps, execution, device = self.steps, self.steps.execution, self.steps.cluster.device
-        sums = {w.leaf: w.sums for w in steps.weights.values() if w.grad and not w.gathers}  # the last is the longest
         state, updated, freed = defaultdict[str, float](float), 0.0, 0.0
         gathered = defaultdict[str, float](float)
         overhead_s = device.step_overhead_s + self._first_uses_s
         for leaf, times in leaves.items():
-            stored = steps.leaves[leaf]
-            summed = [] if stored.gathered else [(a, b) for c, a, b in sums.get(leaf, ()) if c == "all_reduce"]
+            parameter = steps.parameters[leaf]
+            stored = Stored(parameter.num_elements, parameter.dtype, parameter.grad, parameter.slices is not None)
             shards = 1
-            if execution.shard_optimizer:
-                for axis, _ in summed:
+            if execution.shard_optimizer and parameter.grad and not stored.gathered:
+                for axis in parameter.sums:
                     shards *= steps.graph.mesh.sizes[steps.graph.mesh.index(axis)]
-                    gathered[axis] += times * steps.weights[leaf].used_bytes
+                    gathered[axis] += times * parameter.used_bytes
             for category, num_bytes in state_bytes(stored, execution, shards).items():
                 state[category] += times * num_bytes
-            if stored.grad:
-                gradient = gradient_bytes(stored, execution)
+            if parameter.grad:
                 overhead_s += times * device.update_overhead_s
                 updated += times * update_bytes(stored, execution, shards)
-                if not stored.gathered and bucketed(sums.get(leaf, ()), gradient):
-                    state["gradients"] += times * gradient
+                if is_bucketed(parameter):
+                    state["gradients"] += times * parameter.gradient_bytes
                 else:
-                    freed += times * gradient
+                    freed += times * parameter.gradient_bytes
         end = Recorder(execution.overlap)
         task = end.compute("optimizer", updated / device.memory_bytes_per_s + overhead_s)
         for axis, num_bytes in gathered.items():
-            seconds = steps.costs.collective_s("all_gather", steps.graph.mesh.index(axis), num_bytes)
+            seconds = steps.collective_s("all_gather", axis, num_bytes)
             end.launch("gather updated weights", axis, seconds, blocks=True)
         end.take("gradients", freed, None, (task,))
         return dict(state), end.segment()

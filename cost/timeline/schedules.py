@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from shardwright.pcg.step.execution import Execution, Schedule
 
-Direction = Literal["forward", "backward", "weights"]
+Phase = Literal["forward", "backward", "weights"]
 """Where backward is in two parts, "backward" is the first and "weights" the second."""
 
 
@@ -30,7 +30,7 @@ class Item(NamedTuple):
 
     chunk: int
     microbatch: int
-    direction: Direction
+    direction: Phase
 
 
 def orders(execution: Execution) -> list[list[Item]]:

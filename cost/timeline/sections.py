@@ -5,31 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from shardwright.cost.timeline.steps import Step, Steps
+from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.checks import positive_int
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.step.chunk import Stretch
+from shardwright.pcg.step.operations import Operation
 
 
 class Section(NamedTuple):
-    """Consecutive steps.
+    """Consecutive operations.
 
     times     how often it occurs, one occurrence after the other
-    leaves    the parameters that are first read in it: every occurrence has its own
-    carried   (value read from before, value that the previous occurrence gives instead)
     sent      values with a gradient that later sections read, and the last of these
+    seconds   of one occurrence, all of its tasks one after the other
     """
 
     name: str
     times: int
-    steps: tuple[Step, ...]
-    leaves: frozenset[str]
-    carried: tuple[tuple[str, str], ...]
+    stretch: Stretch
     sent: tuple[tuple[str, int], ...]
-
-    @property
-    def seconds(self) -> float:
-        """One occurrence, all of its tasks one after the other."""
-        return sum(s.forward_s + s.backward_s + s.weight_s for s in self.steps)
+    seconds: float
 
 
 def sections(steps: Steps, repeats: Mapping[str, int], by_block: bool = False) -> list[Section]:
@@ -38,21 +33,21 @@ def sections(steps: Steps, repeats: Mapping[str, int], by_block: bool = False) -
     Raises:
         PlanError: a module that no operator lies in, two that are interleaved, or a number below one.
     """
-    names = _names(steps.steps, repeats, by_block)
-    found: list[tuple[str, list[Step]]] = []
-    for name, step in zip(names, steps.steps, strict=True):
+    names = _names(steps.listed, repeats, by_block)
+    found: list[tuple[str, list[Operation]]] = []
+    for name, step in zip(names, steps.listed, strict=True):
         if not found or found[-1][0] != name:
             found.append((name, []))
         found[-1][1].append(step)
     for name in repeats:
         if (count := sum(n == name for n, _ in found)) != 1:
             problem = "no operator lies in it" if not count else "its operators lie between those of another"
-            blocks = ", ".join(dict.fromkeys(s.block for s in steps.steps if s.block)) or "none"
+            blocks = ", ".join(dict.fromkeys(s.block for s in steps.listed if s.block)) or "none"
             raise PlanError(f"repeats: {name!r}: {problem}; name one of the model's blocks: {blocks}")
     return list(_sections(found, steps, repeats))
 
 
-def _names(all_steps: Sequence[Step], repeats: Mapping[str, int], by_block: bool) -> list[str]:
+def _names(all_steps: Sequence[Operation], repeats: Mapping[str, int], by_block: bool) -> list[str]:
     """The section that each step belongs to: a block from its first step to its last, whatever lies in between."""
     for name, times in repeats.items():
         positive_int(times, "repeats", repr(name), "how often the block occurs")
@@ -75,19 +70,21 @@ def _names(all_steps: Sequence[Step], repeats: Mapping[str, int], by_block: bool
     return names
 
 
-def _key(step: Step, repeats: Mapping[str, int], by_block: bool) -> str:
+def _key(step: Operation, repeats: Mapping[str, int], by_block: bool) -> str:
     for name in repeats:
         if step.module == name or step.module.startswith(f"{name}."):
             return name
     return step.block if by_block else ""
 
 
-def _sections(found: Sequence[tuple[str, list[Step]]], steps: Steps, repeats: Mapping[str, int]) -> Iterable[Section]:
+def _sections(
+    found: Sequence[tuple[str, list[Operation]]], steps: Steps, repeats: Mapping[str, int]
+) -> Iterable[Section]:
     home: dict[str, int] = {}
     for number, (_, own) in enumerate(found):
         for step in own:
-            for name in step.weights:
-                home.setdefault(steps.weights[name].leaf, number)
+            for leaf in step.weights:
+                home.setdefault(leaf, number)
     read_by: dict[str, set[int]] = {}
     for number, (_, own) in enumerate(found):
         for step in own:
@@ -102,7 +99,8 @@ def _sections(found: Sequence[tuple[str, list[Step]]], steps: Steps, repeats: Ma
         sendable = [n for n, _ in sent]
         carried = tuple(_carried(dict.fromkeys(received), sendable, steps)) if times > 1 else ()
         leaves = frozenset(leaf for leaf, where in home.items() if where == number)
-        yield Section(name, times, tuple(own), leaves, carried, sent)
+        seconds = sum(steps.costs[n].total_s for n in made)
+        yield Section(name, times, Stretch(tuple(own), leaves, carried), sent, seconds)
 
 
 def _carried(received: Iterable[str], sent: Iterable[str], steps: Steps) -> Iterable[tuple[str, str]]:
@@ -121,8 +119,8 @@ def crossing(cut: Sequence[Section], number: int, inside: bool) -> set[str]:
     found = {n for earlier in cut[: number + 1] for n, last in earlier.sent if last >= until}
     if not inside:
         return found
-    replaced = dict(cut[number].carried)
-    made = {step.name for step in cut[number].steps}
+    replaced = dict(cut[number].stretch.carried)
+    made = {step.name for step in cut[number].stretch.operations}
     return {n for n in found if n not in replaced and n not in made} | set(replaced.values())
 
 

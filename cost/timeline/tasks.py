@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
+
+from shardwright.pcg.step.actions import Microbatch
 
 COMPUTE, COPY = "compute", "copy"
 """Two of the streams; the others are the mesh axes, one for the collectives of each."""
-
-Microbatch = Literal["every", "first", "later", "last"]
-"""In which of a step's microbatches something happens."""
 
 
 class Task(NamedTuple):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from shardwright.cost.clusters.device import DeviceKind
 from shardwright.cost.timeline.memory import Memory
-from shardwright.cost.timeline.program import Program, Stage
+from shardwright.cost.timeline.program import Stage, StepProgram
 from shardwright.cost.timeline.schedules import Item, orders
 from shardwright.cost.timeline.streams import SHARING, SegmentTimeline, Sharing, run
 from shardwright.cost.timeline.tasks import COMPUTE, Segment
@@ -31,7 +31,7 @@ NOT_ALLOCATED = ("context", "communication")
 """What a stage keeps beside the allocator."""
 
 
-class Placed(NamedTuple):
+class PlacedSegment(NamedTuple):
     """A segment on a stage's clock. `item`: None for the end of the step."""
 
     item: Item | None
@@ -55,7 +55,7 @@ class StageTimeline:
         peak_at: what runs then.
     """
 
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedSegment, ...]
     compute_s: float
     exposed_s: float
     bubble_s: float
@@ -87,7 +87,7 @@ class Timeline:
         return max(self.stages, key=lambda stage: stage.memory.total_bytes)
 
 
-def simulate(program: Program, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
+def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
     """The timeline of a program. `sharing`: how compute and communication slow each other, by kind of device."""
     known: dict[tuple[object, ...], tuple[Segment, SegmentTimeline]] = program.simulated
     schedules = orders(program.execution)
@@ -103,7 +103,8 @@ def simulate(program: Program, sharing: Mapping[DeviceKind, Sharing] = SHARING) 
     step_s = max(own[-1] for own in ends)
     placed = [
         tuple(
-            Placed(item, start, *found) for item, start, found in zip((*items, None), own, stage_segments, strict=True)
+            PlacedSegment(item, start, *found)
+            for item, start, found in zip((*items, None), own, stage_segments, strict=True)
         )
         for items, own, stage_segments in zip(schedules, starts, segments, strict=True)
     ]
@@ -144,7 +145,9 @@ def _stage_segments(
 
 
 def _place(
-    program: Program, schedules: Sequence[Sequence[Item]], segments: Sequence[Sequence[tuple[Segment, SegmentTimeline]]]
+    program: StepProgram,
+    schedules: Sequence[Sequence[Item]],
+    segments: Sequence[Sequence[tuple[Segment, SegmentTimeline]]],
 ) -> list[list[float]]:
     """When every segment of every stage starts; the last one of each is the end of the step."""
     num_stages, overlap = len(schedules), program.execution.overlap
@@ -206,7 +209,10 @@ def _send(
 
 
 def _stage(
-    stage: Stage, placed: tuple[Placed, ...], step_s: float, courses: dict[tuple[object, ...], tuple[Memory, int, str]]
+    stage: Stage,
+    placed: tuple[PlacedSegment, ...],
+    step_s: float,
+    courses: dict[tuple[object, ...], tuple[Memory, int, str]],
 ) -> StageTimeline:
     busy = defaultdict[str, float](float)
     waiting = 0.0
@@ -228,7 +234,7 @@ def _stage(
     )
 
 
-def _peak(stage: Stage, placed: Sequence[Placed]) -> tuple[Memory, int, str]:
+def _peak(stage: Stage, placed: Sequence[PlacedSegment]) -> tuple[Memory, int, str]:
     """Memory at the peak, the number of the segment in which it is, and the task."""
     now, total = defaultdict[str, float](float, stage.state), sum(stage.state.values())
     best, found, number, task = -1.0, dict[str, float](), 0, ""

@@ -11,25 +11,25 @@ from typing import Any
 
 from shardwright.cost.timeline.streams import SegmentTimeline
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Segment
-from shardwright.cost.timeline.timeline import Placed, StageTimeline, Timeline
+from shardwright.cost.timeline.timeline import PlacedSegment, StageTimeline, Timeline
 
 MAX_TASKS = 200_000
 """Of longer traces, only the first segment of each kind and stage is shown task by task: viewers hold about a million
 events."""
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
     """The trace, to be written with `json.dump`."""
     num_tasks = sum(len(place.segment.tasks) for stage in timeline.stages for place in stage.placed)
-    events: list[Event] = []
+    events: list[TraceEvent] = []
     for number, stage in enumerate(timeline.stages):
         events += _apart(_stage_events(number, stage, everything=num_tasks <= MAX_TASKS))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _apart(events: Iterable[Event]) -> Iterator[Event]:
+def _apart(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
     """Events of one track one after the other: sums that go on while the next segment runs are shown from there on."""
     ended: dict[int, float] = {}
     for event in sorted(events, key=lambda e: e.get("ts", -1.0)):
@@ -42,7 +42,7 @@ def _apart(events: Iterable[Event]) -> Iterator[Event]:
             yield event
 
 
-def _stage_events(number: int, stage: StageTimeline, *, everything: bool) -> Iterator[Event]:
+def _stage_events(number: int, stage: StageTimeline, *, everything: bool) -> Iterator[TraceEvent]:
     streams = [
         COMPUTE,
         *sorted(s for s in stage.busy_s if s not in (COMPUTE, COPY)),
@@ -81,7 +81,7 @@ def _state_bytes(stage: StageTimeline) -> float:
     return stage.memory.total_bytes - stage.memory.slack_bytes - peak
 
 
-def _tasks(place: Placed, number: int, tracks: dict[str, int]) -> Iterator[Event]:
+def _tasks(place: PlacedSegment, number: int, tracks: dict[str, int]) -> Iterator[TraceEvent]:
     segment, timeline = place.segment, place.timeline
     for task, start, end, offset in zip(segment.tasks, timeline.starts, timeline.ends, timeline.offsets, strict=True):
         if end > start:
@@ -93,7 +93,7 @@ def _tasks(place: Placed, number: int, tracks: dict[str, int]) -> Iterator[Event
 
 def _folds(
     segment: Segment, timeline: SegmentTimeline, start_s: float, number: int, tracks: dict[str, int]
-) -> Iterator[Event]:
+) -> Iterator[TraceEvent]:
     """What a fold stands for, as one event on the compute stream."""
     for fold in segment.folds:
         own = [i for i in range(fold.end) if segment.tasks[i].stream == COMPUTE]
@@ -108,7 +108,7 @@ def _folds(
         yield _event(f"{fold.more} more of these blocks", "fold", number, tracks[COMPUTE], start_s + begin, end - begin)
 
 
-def _event(name: str, category: str, number: int, track: int, start_s: float, seconds: float) -> Event:
+def _event(name: str, category: str, number: int, track: int, start_s: float, seconds: float) -> TraceEvent:
     return {
         "ph": "X",
         "name": name,

@@ -9,7 +9,7 @@ import numpy as np
 from shardwright.pcg.attrs import Attrs, integer, integers
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.optable import LocalShapes, Row
+from shardwright.pcg.row import LocalShapes, Row
 from shardwright.pcg.rows.structural import FactorText
 
 
@@ -28,7 +28,8 @@ def _conv2d(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
     return "b (g c) h! w!, (g o) c p! q! -> b (g o) y! x!", sizes
 
 
-def _local_groups(attrs: Attrs, shapes: LocalShapes) -> Attrs:
+def local_groups(attrs: Attrs, shapes: LocalShapes) -> Attrs:
+    """The groups that a device's channels fall into."""
     return {**attrs, "groups": shapes.local_operands[0][1] // shapes.local_operands[1][1]}
 
 
@@ -63,12 +64,14 @@ def _np_grouped_mm(x: np.ndarray, w: np.ndarray, ends: np.ndarray) -> np.ndarray
 
 ROWS = [
     Row("linear", "... i, o i -> ... o", lambda x, w: x @ w.T, "F.linear({0}, {1})",
-        linear_in=((0,), (1,)), saves=(0, 1), contraction=True, doc="x wᵀ"),
+        linear_in=((0,), (1,)), fresh=True, saves=(0, 1), contraction=True, doc="x wᵀ"),
     Row("matmul", "... m k, ... k n -> ... m n", np.matmul, "{0} @ {1}",
-        linear_in=((0,), (1,)), saves=(0, 1), contraction=True),
+        linear_in=((0,), (1,)), fresh=True, saves=(0, 1), contraction=True),
     Row("conv2d", _conv2d, _np_conv2d, "F.conv2d({0}, {1}, None, {stride}, {padding}, {dilation}, {groups})",
-        linear_in=((0,), (1,)), localize=_local_groups, saves=(0, 1), joint=True, contraction=True, outside=("h", "w")),
+        free={"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)},
+        linear_in=((0,), (1,)), localize=local_groups, fresh=True, saves=(0, 1), joint=True, contraction=True,
+        outside=("h", "w")),
     Row("grouped_mm", "t! i, e! i o, e! -> t! o", _np_grouped_mm, "rt.grouped_mm({0}, {1}, {2})",
-        linear_in=((0,), (1,)), saves=(0, 1), contraction=True, outside=("e",),
+        linear_in=((0,), (1,)), fresh=True, saves=(0, 1), contraction=True, outside=("e",),
         doc="rows of x, in groups that end at `ends`, each group times its own matrix"),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.pcg.attrs import Attrs, get, integer, integers
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.optable import Row, float_dtype
+from shardwright.pcg.row import Row, float_dtype
 from shardwright.pcg.rows.contractions import conv_extent, windows
 from shardwright.pcg.rows.reductions import _np_log_softmax, _np_softmax
 from shardwright.pcg.rows.structural import FactorText, names
@@ -141,23 +141,26 @@ def _value_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
     return dtypes[0]
 
 
+_WINDOW = {"stride": (1, 1), "padding": (0, 0)}
 ROWS = [
     Row("layer_norm", _norm, _np_layer_norm, "rt.layer_norm({eps}, {normalized_dims}, {*})", dtype=_value_dtype,
-        saves=(0,), flops_per_element=8),
+        free={"eps": 1e-5}, rounds=True, saves=(0,), flops_per_element=8),
     Row("rms_norm", _norm, _np_rms_norm, "rt.rms_norm({eps}, {normalized_dims}, {*})", dtype=_value_dtype,
-        saves=(0,), flops_per_element=6),
-    Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {*})", dtype=_value_dtype, saves=(0, 1, 2, "result"),
-        contraction=True, outside=("e",), passes=2, doc="softmax(q kᵀ · scale + mask) v"),
-    Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", saves=(0,),
-        flops_per_element=9),
-    Row("avg_pool2d", _pool, _np_avg_pool, "F.avg_pool2d({0}, {kernel}, {stride}, {padding})", linear_in=((0,),),
-        flops_per_element=9),
+        free={"eps": 1e-5}, rounds=True, saves=(0,), flops_per_element=6),
+    Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {*})", dtype=_value_dtype, free={"scale": 0.5},
+        rounds=True, saves=(0, 1, 2, "result"), contraction=True, outside=("e",), passes=2,
+        doc="softmax(q kᵀ · scale + mask) v"),
+    Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,
+        saves=(0,), flops_per_element=9),
+    Row("avg_pool2d", _pool, _np_avg_pool, "F.avg_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,
+        rounds=True, linear_in=((0,),), fresh=True, flops_per_element=9),
     Row("adaptive_avg_pool2d", _adaptive, _np_adaptive_avg_pool, "F.adaptive_avg_pool2d({0}, {size})",
-        linear_in=((0,),)),
-    Row("dropout", "... -> ...", _np_dropout, "rt.dropout({0}, {p}, {shard})", random=True, saves=("mask",),
-        flops_per_element=4),
+        rounds=True, linear_in=((0,),), fresh=True),
+    Row("dropout", "... -> ...", _np_dropout, "rt.dropout({0}, {p}, {shard})", random=True, rounds=True,
+        saves=("mask",), flops_per_element=4),
     Row("cross_entropy_sum", _cross_entropy, _np_cross_entropy_sum,
         "rt.cross_entropy_sum({0}, {1}, {ignore_index}, {label_smoothing})", dtype=float_dtype,
+        free={"ignore_index": -100, "label_smoothing": 0.25}, indexes={1: (0, 1)}, fresh=True, rounds=True,
         saves=(0,), scratch=True, flops_per_element=12,
         doc="the sum, not the mean, of the losses of targets other than ignore_index"),
 ]  # fmt: skip

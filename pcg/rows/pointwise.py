@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import erf, pi, sqrt
+from typing import Any
 
 import numpy as np
 
 from shardwright.pcg.attrs import Attrs
-from shardwright.pcg.optable import Row, attr_dtype, float_dtype, no_grad_dtype, numpy_dtype
+from shardwright.pcg.row import Row, attr_dtype, float_dtype, no_grad_dtype, numpy_dtype
 from shardwright.pcg.types import promote
 
 _erf = np.vectorize(erf, otypes=[np.float64])
@@ -34,32 +35,16 @@ def _unary(
     torch: str,
     *,
     saves: tuple[int | str, ...] = (0,),
-    linear: bool = False,
     floats: bool = True,
-    flops: float = 1.0,
+    **facts: Any,
 ) -> Row:
-    return Row(
-        name,
-        "... -> ...",
-        numpy,
-        torch,
-        dtype=float_dtype if floats else None,
-        linear_in=((0,),) if linear else (),
-        saves=saves,
-        flops_per_element=flops,
-    )
+    return Row(name, "... -> ...", numpy, torch, dtype=float_dtype if floats else None, saves=saves, **facts)
 
 
 def _binary(
-    name: str,
-    numpy: Callable[..., np.ndarray],
-    torch: str,
-    *,
-    saves: tuple[int | str, ...] = (),
-    linear_in: tuple[tuple[int, ...], ...] = (),
-    dtype: Callable[..., str] | None = None,
+    name: str, numpy: Callable[..., np.ndarray], torch: str, *, numbers: tuple[int, ...] = (0, 1), **facts: Any
 ) -> Row:
-    return Row(name, "..., ... -> ...", numpy, torch, dtype=dtype, linear_in=linear_in, saves=saves)
+    return Row(name, "..., ... -> ...", numpy, torch, numbers=numbers, **facts)
 
 
 _bool = no_grad_dtype("bool")
@@ -71,52 +56,50 @@ def _where_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
 
 ROWS = [
     _unary("abs", np.abs, "{0}.abs()", floats=False),
-    _unary("ceil", np.ceil, "{0}.ceil()", saves=(), floats=False),
-    _unary("cos", np.cos, "{0}.cos()", flops=8),
-    _unary("erf", _erf, "{0}.erf()", flops=8),
-    _unary("exp", np.exp, "{0}.exp()", saves=("result",), flops=8),
-    _unary("floor", np.floor, "{0}.floor()", saves=(), floats=False),
-    _unary("gelu", _gelu, "F.gelu({0}, approximate={approximate!r})", flops=12),
-    _unary("log", np.log, "{0}.log()", flops=8),
-    _unary("log1p", np.log1p, "{0}.log1p()", flops=8),
+    _unary("ceil", np.ceil, "{0}.ceil()", saves=(), floats=False, differentiable=False),
+    _unary("cos", np.cos, "{0}.cos()", rounds=True, flops_per_element=8),
+    _unary("erf", _erf, "{0}.erf()", rounds=True, flops_per_element=8),
+    _unary("exp", np.exp, "{0}.exp()", saves=("result",), rounds=True, flops_per_element=8),
+    _unary("floor", np.floor, "{0}.floor()", saves=(), floats=False, differentiable=False),
+    _unary("gelu", _gelu, "F.gelu({0}, approximate={approximate!r})", rounds=True, flops_per_element=12),
+    _unary("log", np.log, "{0}.log()", rounds=True, flops_per_element=8),
+    _unary("log1p", np.log1p, "{0}.log1p()", rounds=True, flops_per_element=8),
     _unary("logical_not", np.logical_not, "{0}.logical_not()", saves=(), floats=False),
-    _unary("neg", np.negative, "-{0}", saves=(), linear=True, floats=False),
-    _unary("reciprocal", np.reciprocal, "{0}.reciprocal()", saves=("result",)),
+    _unary("neg", np.negative, "-{0}", saves=(), linear_in=((0,),), fresh=True, floats=False),
+    _unary("reciprocal", np.reciprocal, "{0}.reciprocal()", saves=("result",), rounds=True),
     _unary("relu", lambda x: np.maximum(x, 0), "{0}.relu()", saves=("result",), floats=False),
-    _unary("rsqrt", lambda x: 1 / np.sqrt(x), "{0}.rsqrt()", saves=("result",), flops=2),
-    _unary("sigmoid", _sigmoid, "{0}.sigmoid()", saves=("result",), flops=8),
-    _unary("sign", np.sign, "{0}.sign()", saves=(), floats=False),
-    _unary("silu", lambda x: x * _sigmoid(x), "F.silu({0})", flops=9),
-    _unary("sin", np.sin, "{0}.sin()", flops=8),
-    _unary("softplus", lambda x: np.logaddexp(0, x), "F.softplus({0})", flops=10),
-    _unary("sqrt", np.sqrt, "{0}.sqrt()", saves=("result",)),
-    _unary("tanh", np.tanh, "{0}.tanh()", saves=("result",), flops=8),
-    Row("cast", "... -> ...", _cast, "{0}.to(torch.{dtype})", dtype=attr_dtype, linear_in=((0,),)),
-    Row("detach", "... -> ...", lambda x: x, "{0}.detach()", linear_in=((0,),), view=True),
-    _binary("add", np.add, "{0} + {1}", linear_in=((0, 1),)),
-    _binary("sub", np.subtract, "{0} - {1}", linear_in=((0, 1),)),
-    _binary("mul", np.multiply, "{0} * {1}", saves=(0, 1), linear_in=((0,), (1,))),
-    _binary("div", np.true_divide, "{0} / {1}", saves=(0, 1), linear_in=((0,),), dtype=float_dtype),
-    _binary("pow", np.power, "{0} ** {1}", saves=(0,)),
-    _binary("maximum", np.maximum, "torch.maximum({0}, {1})", saves=(0, 1)),
-    _binary("minimum", np.minimum, "torch.minimum({0}, {1})", saves=(0, 1)),
+    _unary("rsqrt", lambda x: 1 / np.sqrt(x), "{0}.rsqrt()", saves=("result",), rounds=True,
+           flops_per_element=2),
+    _unary("sigmoid", _sigmoid, "{0}.sigmoid()", saves=("result",), rounds=True, flops_per_element=8),
+    _unary("sign", np.sign, "{0}.sign()", saves=(), floats=False, differentiable=False),
+    _unary("silu", lambda x: x * _sigmoid(x), "F.silu({0})", rounds=True, flops_per_element=9),
+    _unary("sin", np.sin, "{0}.sin()", rounds=True, flops_per_element=8),
+    _unary("softplus", lambda x: np.logaddexp(0, x), "F.softplus({0})", rounds=True, flops_per_element=10),
+    _unary("sqrt", np.sqrt, "{0}.sqrt()", saves=("result",), rounds=True),
+    _unary("tanh", np.tanh, "{0}.tanh()", saves=("result",), rounds=True, flops_per_element=8),
+    Row("cast", "... -> ...", _cast, "{0}.to(torch.{dtype})", dtype=attr_dtype, linear_in=((0,),), passes_on=True),
+    Row("detach", "... -> ...", lambda x: x, "{0}.detach()", linear_in=((0,),), view=True, differentiable=False),
+    _binary("add", np.add, "{0} + {1}", linear_in=((0, 1),), fresh=True, commutative=True),
+    _binary("sub", np.subtract, "{0} - {1}", linear_in=((0, 1),), fresh=True),
+    _binary("mul", np.multiply, "{0} * {1}", saves=(0, 1), linear_in=((0,), (1,)), fresh=True,
+            commutative=True),
+    _binary("div", np.true_divide, "{0} / {1}", saves=(0, 1), linear_in=((0,),), dtype=float_dtype, fresh=True,
+            rounds=True),
+    _binary("pow", np.power, "{0} ** {1}", saves=(0,), rounds=True),
+    _binary("maximum", np.maximum, "torch.maximum({0}, {1})", with_number="{0}.clamp_min({1})", saves=(0, 1),
+            commutative=True),
+    _binary("minimum", np.minimum, "torch.minimum({0}, {1})", with_number="{0}.clamp_max({1})", saves=(0, 1),
+            commutative=True),
     _binary("floor_divide", np.floor_divide, "{0} // {1}"),
     _binary("remainder", np.remainder, "{0} % {1}"),
-    _binary("eq", np.equal, "{0} == {1}", dtype=_bool),
-    _binary("ne", np.not_equal, "{0} != {1}", dtype=_bool),
+    _binary("eq", np.equal, "{0} == {1}", dtype=_bool, commutative=True),
+    _binary("ne", np.not_equal, "{0} != {1}", dtype=_bool, commutative=True),
     _binary("lt", np.less, "{0} < {1}", dtype=_bool),
     _binary("le", np.less_equal, "{0} <= {1}", dtype=_bool),
     _binary("gt", np.greater, "{0} > {1}", dtype=_bool),
     _binary("ge", np.greater_equal, "{0} >= {1}", dtype=_bool),
-    _binary("bitwise_and", np.bitwise_and, "{0} & {1}"),
-    _binary("bitwise_or", np.bitwise_or, "{0} | {1}"),
-    Row(
-        "where",
-        "..., ..., ... -> ...",
-        np.where,
-        "torch.where({0}, {1}, {2})",
-        dtype=_where_dtype,
-        linear_in=((1, 2),),
-        saves=(0,),
-    ),
-]
+    _binary("bitwise_and", np.bitwise_and, "{0} & {1}", numbers=(), commutative=True),
+    _binary("bitwise_or", np.bitwise_or, "{0} | {1}", numbers=(), commutative=True),
+    Row("where", "..., ..., ... -> ...", np.where, "torch.where({0}, {1}, {2})", dtype=_where_dtype, numbers=(1, 2),
+        linear_in=((1, 2),), fresh=True, saves=(0,)),
+]  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 
 from shardwright.pcg.attrs import Attrs, dimension, dimensions, get, integer
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.optable import Row, attr_dtype, count_dtype, float_dtype, no_grad_dtype, numpy_dtype
+from shardwright.pcg.row import Row, attr_dtype, count_dtype, float_dtype, no_grad_dtype, numpy_dtype
 from shardwright.pcg.rows.structural import FactorText, names
 
 
@@ -86,21 +86,23 @@ def _reduction(reduce: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 _int64, _bool = no_grad_dtype("int64"), no_grad_dtype("bool")
 _SORT = "{0}.sort(dim={dim}, descending={descending}, stable=True)"
 ROWS = [
-    Row("sum", _reduced(""), _reduction(np.sum), "{0}.sum({dims}, {keepdim})", dtype=count_dtype, linear_in=((0,),)),
+    Row("sum", _reduced(""), _reduction(np.sum), "{0}.sum({dims}, {keepdim})", dtype=count_dtype, linear_in=((0,),),
+        fresh=True),
     Row("amax", _reduced("!"), _reduction(np.max), "{0}.amax({dims}, {keepdim})", saves=(0, "result")),
     Row("amin", _reduced("!"), _reduction(np.min), "{0}.amin({dims}, {keepdim})", saves=(0, "result")),
     Row("any", _reduced("!"), _reduction(np.any), "{0}.any(dim={dims}, keepdim={keepdim})", dtype=_bool),
     Row("all", _reduced("!"), _reduction(np.all), "{0}.all(dim={dims}, keepdim={keepdim})", dtype=_bool),
     Row("argmax", _reduced("!"), _argmax, "{0}.argmax({dims}[0], {keepdim})", dtype=_int64),
     Row("softmax", along(), _np_softmax, "{0}.softmax({dim})", dtype=float_dtype, saves=("result",),
-        flops_per_element=12),
+        rounds=True, flops_per_element=12),
     Row("log_softmax", along(), _np_log_softmax, "{0}.log_softmax({dim})", dtype=float_dtype, saves=("result",),
-        flops_per_element=12),
-    Row("cumsum", along(), _cumsum, "{0}.cumsum({dim}, dtype=torch.{dtype})", dtype=attr_dtype, linear_in=((0,),)),
+        rounds=True, flops_per_element=12),
+    Row("cumsum", along(), _cumsum, "{0}.cumsum({dim}, dtype=torch.{dtype})", dtype=attr_dtype, linear_in=((0,),),
+        fresh=True),
     Row("sort_values", along(), _sort_values, f"{_SORT}[0]", saves=("result",)),
     Row("sort_indices", along(), _sort_indices, f"{_SORT}[1]", dtype=_int64),
     Row("topk_values", along("k"), _topk_values, "{0}.topk({k}, dim={dim})[0]", saves=("result",)),
     Row("topk_indices", along("k"), _topk_indices, "{0}.topk({k}, dim={dim})[1]", dtype=_int64),
     Row("histc", lambda shapes, attrs: ("a! -> n!", {"n": integer(attrs, "bins")}), _histc,
-        "{0}.histc({bins}, {low}, {high})"),
+        "{0}.histc({bins}, {low}, {high})", differentiable=False),
 ]  # fmt: skip

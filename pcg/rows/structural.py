@@ -9,7 +9,7 @@ import numpy as np
 from shardwright.pcg.attrs import Attrs, dimension, dimensions, get, integer, integers
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape, reshape_factors
-from shardwright.pcg.optable import LocalShapes, Row, attr_dtype, local_result_shape, numpy_dtype
+from shardwright.pcg.row import LocalShapes, Row, attr_dtype, local_result_shape, numpy_dtype
 
 FactorText = tuple[str, Mapping[str, int]]
 
@@ -59,7 +59,8 @@ def _slice(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
     return f"{' '.join(left)} -> {' '.join(right)}", {"y": length}
 
 
-def _local_slice(attrs: Attrs, shapes: LocalShapes) -> Attrs:
+def local_slice(attrs: Attrs, shapes: LocalShapes) -> Attrs:
+    """A device's slice of its part begins and ends in proportion."""
     dim = integer(attrs, "dim")
     whole, part = shapes.operands[0][dim], shapes.local_operands[0][dim]
     return {**attrs, **{key: integer(attrs, key) * part // whole for key in ("start", "stop") if part != whole}}
@@ -125,18 +126,19 @@ def _np_arange(start: int, stop: int, step: int, dtype: str) -> np.ndarray:
 
 ROWS = [
     Row("reshape", _reshape, lambda x, shape: x.reshape(shape), "{0}.reshape({shape})",
-        linear_in=((0,),), localize=local_result_shape, view=True),
-    Row("permute", _permute, lambda x, dims: x.transpose(dims), "{0}.permute({dims})", linear_in=((0,),), view=True),
+        linear_in=((0,),), localize=local_result_shape, view=True, moves=True),
+    Row("permute", _permute, lambda x, dims: x.transpose(dims), "{0}.permute({dims})", linear_in=((0,),), view=True,
+        moves=True),
     Row("expand", _expand, np.broadcast_to, "{0}.expand({shape})",
-        linear_in=((0,),), localize=local_result_shape, view=True),
+        linear_in=((0,),), localize=local_result_shape, view=True, moves=True),
     Row("slice", _slice, _np_slice, "rt.slice({0}, {dim}, {start}, {stop}, {step})",
-        linear_in=((0,),), localize=_local_slice, view=True),
-    Row("contiguous", "... -> ...", lambda x: x, "{0}.contiguous()", linear_in=((0,),)),
-    Row("concat", _concat, lambda *xs, dim: np.concatenate(xs, dim), "torch.cat([{*}], dim={dim})"),
-    Row("pad", _pad, _np_pad, "rt.pad({0}, {pads}, {value})"),
-    Row("flip", _flip, lambda x, dims: np.flip(x, dims), "{0}.flip({dims})", linear_in=((0,),)),  # noqa: PLW0108
+        linear_in=((0,),), localize=local_slice, view=True, moves=True),
+    Row("contiguous", "... -> ...", lambda x: x, "{0}.contiguous()", linear_in=((0,),), passes_on=True, moves=True),
+    Row("concat", _concat, lambda *xs, dim: np.concatenate(xs, dim), "torch.cat([{*}], dim={dim})", moves=True),
+    Row("pad", _pad, _np_pad, "rt.pad({0}, {pads}, {value})", free={"value": 1.0}),
+    Row("flip", _flip, lambda x, dims: np.flip(x, dims), "{0}.flip({dims})", linear_in=((0,),), fresh=True, moves=True),  # noqa: PLW0108
     Row("full", _full, _np_full, "torch.full({shape}, {value}, dtype=torch.{dtype}, device=rt.device())",
-        dtype=attr_dtype, localize=local_result_shape),
+        dtype=attr_dtype, localize=local_result_shape, free={"value": 1.0}, differentiable=False),
     Row("arange", _arange, _np_arange, "torch.arange({start}, {stop}, {step}, dtype=torch.{dtype}, device=rt.device())",
-        dtype=attr_dtype),
+        dtype=attr_dtype, differentiable=False),
 ]  # fmt: skip

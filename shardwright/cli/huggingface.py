@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardwright.cli.models import Loaded
 from shardwright.pcg.errors import ShardwrightError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+Example = tuple[nn.Module, dict[str, Tensor]]
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def load_config(path: Path, batch_size: int, seq_len: int, dtype: str, *, fake: bool) -> Loaded:
+def load_config(path: Path, batch_size: int, seq_len: int, dtype: str, *, fake: bool) -> Example:
     """The model of a transformers config, in train mode, and a batch of token ids or pixels with labels.
 
     With `fake`, weights and batch are fake tensors: a model of any size takes no memory.
@@ -37,7 +37,7 @@ def load_config(path: Path, batch_size: int, seq_len: int, dtype: str, *, fake: 
             model: nn.Module = architecture._from_config(config, dtype=getattr(torch, dtype))
         except (TypeError, ValueError, AttributeError, ImportError) as error:
             raise ShardwrightError(f"{path}: {architecture.__name__} cannot be built: {error}") from error
-        return Loaded(model.train(), (), _batch(architecture.__name__, config, batch_size, seq_len, path))
+        return model.train(), _batch(architecture.__name__, config, batch_size, seq_len, path)
 
 
 def _config(path: Path) -> PreTrainedConfig:

@@ -49,7 +49,8 @@ def load(request: Request, *, fake: bool = False) -> Loaded:
     from shardwright.cli.huggingface import load_config
 
     assert request.hf_config is not None
-    return load_config(request.hf_config, request.batch_size, request.seq_len, request.dtype, fake=fake)
+    model, batch = load_config(request.hf_config, request.batch_size, request.seq_len, request.dtype, fake=fake)
+    return Loaded(model, (), batch)
 
 
 def load_model(spec: str) -> Loaded:

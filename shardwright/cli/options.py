@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -88,39 +89,57 @@ def output_option(text: str) -> Callable[[Command], Command]:
 
 
 def search_options(command: Command) -> Command:
-    """What guides the search: --mesh, --roles, --strict, --rules."""
-    for option in (
-        click.option(
-            "--rules",
-            "rule_file",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="A rule file in place of the shipped catalogue: the only source of the forms of rules that it holds.",
+    """What guides the search, as one mapping `search`: arguments of `shardwright.plan`."""
+    return _together(
+        command,
+        "search",
+        mesh=click.option(
+            "--mesh", type=parse_mesh, metavar="MESH", help="Search on this mesh only, such as dp=2,tp=4."
         ),
-        click.option("--strict", is_flag=True, help="An operator that cannot be split for want of a row is an error."),
-        click.option(
+        roles=click.option(
             "--roles",
             type=parse_roles,
             metavar="ROLES",
             help="What each axis of --mesh may do: data, zero, context, tensor or free.",
         ),
-        click.option("--mesh", type=parse_mesh, metavar="MESH", help="Search on this mesh only, such as dp=2,tp=4."),
-    ):
-        command = option(command)
-    return command
+        strict=click.option(
+            "--strict", is_flag=True, help="An operator that cannot be split for want of a row is an error."
+        ),
+        rules=click.option(
+            "--rules",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="A rule file in place of the shipped catalogue: the only source of the forms of rules that it holds.",
+        ),
+    )
 
 
 def model_options(command: Command) -> Command:
-    """MODEL, or a transformers config and the shape of a batch."""
-    for option in (
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed before the model is made."),
-        click.option("--dtype", default="float32", show_default=True, help="Of the weights, with --hf-config."),
-        click.option("--seq-len", type=click.IntRange(1), default=128, show_default=True, help="With --hf-config."),
-        click.option("--batch-size", type=click.IntRange(1), default=8, show_default=True, help="With --hf-config."),
-        click.option(
+    """MODEL, or a transformers config and the shape of a batch, as one mapping `model`: fields of `models.Request`."""
+    return _together(
+        command,
+        "model",
+        model=click.argument("model", required=False, metavar="[FILE.py:FUNCTION]"),
+        hf_config=click.option(
             "--hf-config", type=click.Path(dir_okay=False, path_type=Path), help="A transformers config.json."
         ),
-        click.argument("model", required=False, metavar="[FILE.py:FUNCTION]"),
-    ):
-        command = option(command)
-    return command
+        batch_size=click.option(
+            "--batch-size", type=click.IntRange(1), default=8, show_default=True, help="With --hf-config."
+        ),
+        seq_len=click.option(
+            "--seq-len", type=click.IntRange(1), default=128, show_default=True, help="With --hf-config."
+        ),
+        dtype=click.option("--dtype", default="float32", show_default=True, help="Of the weights, with --hf-config."),
+        seed=click.option("--seed", type=int, default=0, show_default=True, help="Seed before the model is made."),
+    )
+
+
+def _together(command: Command, name: str, **options: Callable[[Command], Command]) -> Command:
+    """Options whose values the command gets as one mapping; they are called as their parameters are."""
+
+    @wraps(command)
+    def gathering(**values: Any) -> object:
+        group = {key: values.pop(key) for key in options}
+        return command(**{name: group}, **values)
+
+    return reduce(lambda inner, option: option(inner), reversed(options.values()), cast("Command", gathering))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import cluster_option, format_option, model_options, output_option, search_options
-from shardwright.pcg.mesh import Mesh
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -30,21 +29,7 @@ Examples:
 @search_options
 @output_option("Save the plan in this file.")
 @format_option
-def plan(
-    model: str | None,
-    hf_config: Path | None,
-    batch_size: int,
-    seq_len: int,
-    dtype: str,
-    seed: int,
-    cluster: Cluster,
-    mesh: Mesh | None,
-    roles: Sequence[str] | None,
-    strict: bool,
-    rule_file: Path | None,
-    output: Path | None,
-    form: str,
-) -> None:
+def plan(model: Mapping[str, Any], cluster: Cluster, search: Mapping[str, Any], output: Path | None, form: str) -> None:
     """Search the best plan for a model on a cluster.
 
     The model is FILE.py:FUNCTION, where the function returns (model, batch): a module whose forward gives a loss, and
@@ -55,20 +40,10 @@ def plan(
 
     with terminal.progress("plan") as progress:
         progress("loading torch and the model")
-        loaded = load(Request(model, hf_config, batch_size, seq_len, dtype, seed), fake=True)
-        from shardwright.api import plan as search
+        loaded = load(Request(**model), fake=True)
+        from shardwright.api import plan as best
 
-        found = search(
-            loaded.model,
-            cluster,
-            loaded.args,
-            loaded.kwargs,
-            mesh=mesh,
-            roles=roles,
-            strict=strict,
-            rules=rule_file,
-            progress=progress,
-        )
+        found = best(loaded.model, cluster, loaded.args, loaded.kwargs, **search, progress=progress)
     if output is not None:
         found.save(output)
         terminal.note(

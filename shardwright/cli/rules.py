@@ -105,7 +105,7 @@ def verify(file: Path | None, base: bool, limit: float, jobs: int, form: str) ->
     Certificates in the file are not believed: everything is proven anew. Ends with status 1 where a rule is refuted or
     malformed. Unknown alone is no failure, but the search does not use such a rule.
     """
-    from shardwright.rules import verify as run
+    from shardwright.judging import verify as run
 
     with terminal.progress("verify") as progress:
         progress("reading the rules")

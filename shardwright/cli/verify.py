@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import cluster_option, format_option, model_options, search_options
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.mesh import Mesh
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -37,18 +36,10 @@ Examples:
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds until a rank counts as stuck.")
 @format_option
 def verify(
-    model: str | None,
-    hf_config: Path | None,
-    batch_size: int,
-    seq_len: int,
-    dtype: str,
-    seed: int,
+    model: Mapping[str, Any],
     cluster: Cluster,
     plan_file: Path | None,
-    mesh: Mesh | None,
-    roles: Sequence[str] | None,
-    strict: bool,
-    rule_file: Path | None,
+    search: Mapping[str, Any],
     loss_tolerance: float,
     gradient_tolerance: float,
     timeout: float,
@@ -63,19 +54,19 @@ def verify(
 
     with terminal.progress("verify") as progress:
         progress("loading torch and the model")
-        loaded = load(Request(model, hf_config, batch_size, seq_len, dtype, seed))
-        from shardwright.api import plan as search
+        loaded = load(Request(**model))
+        from shardwright.api import plan as best
         from shardwright.cli.numeric import NumericCheck, measure
         from shardwright.search.plan import Plan
 
-        if plan_file is not None and (mesh is not None or roles is not None):
+        if plan_file is None:
+            plan = best(loaded.model, cluster, loaded.args, loaded.kwargs, **search, progress=progress)
+        elif search["mesh"] is None and search["roles"] is None:
+            plan = Plan.load(plan_file)
+        else:
             raise PlanError(
                 "--plan was given together with --mesh or --roles, which guide the search; give one or the other"
             )
-        plan = Plan.load(plan_file) if plan_file else search(
-            loaded.model, cluster, loaded.args, loaded.kwargs, mesh=mesh, roles=roles, strict=strict, rules=rule_file,
-            progress=progress
-        )  # fmt: skip
         progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
         errors = measure(plan, loaded, timeout)
     check = NumericCheck(f"{plan.model} on mesh {plan.mesh}", errors, loss_tolerance, gradient_tolerance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.cost.predict import Prediction
-from shardwright.cost.timeline.memory import Verdict
+from shardwright.cost.timeline.memory import MemoryVerdict
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports.facts import memory_verdict, ranked_alternatives
 from shardwright.reports.report import Paragraph, Report
@@ -46,7 +46,7 @@ def alternatives(plan: Plan) -> Paragraph:
     return Paragraph("Compared with", ["by the timeline, in which communication and compute overlap"], _COLUMNS, rows)
 
 
-def _row(name: str, mesh: Mesh, own: Prediction, measure: Prediction, memory: Verdict) -> tuple[str, ...]:
+def _row(name: str, mesh: Mesh, own: Prediction, measure: Prediction, memory: MemoryVerdict) -> tuple[str, ...]:
     beside = "" if own is measure else faster_or_slower(own.step_s, measure.step_s)
     return (name, str(mesh), seconds(own.step_s), beside, seconds(own.compute_s), seconds(own.exposed_s),
             size(own.memory.total_bytes), "" if memory == "fits" else memory)  # fmt: skip

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.cost.predict import NodeCosts, Prediction, node_costs
-from shardwright.cost.timeline.memory import Verdict, verdict
+from shardwright.cost.timeline.memory import MemoryVerdict, verdict
 from shardwright.pcg.analysis import constant_nodes, is_whole
-from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.moves import Move, fused_moves
+from shardwright.pcg.graph import OPAQUE, Node
+from shardwright.pcg.moves import Move, fused_moves, source_of
 from shardwright.pcg.optable import ROWS
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.restrict import batch_factors
@@ -63,7 +63,7 @@ class Unsplit:
     example: str
 
 
-def memory_verdict(plan: Plan, prediction: Prediction) -> Verdict:
+def memory_verdict(plan: Plan, prediction: Prediction) -> MemoryVerdict:
     """Whether a prediction for the plan's cluster fits its devices."""
     return verdict(prediction.memory.total_bytes, plan.cluster.device.memory_bytes)
 
@@ -164,7 +164,7 @@ class PlanFacts:
     @cached_property
     def moves(self) -> tuple[tuple[Node, Move, NodeCosts], ...]:
         """(the node that the value comes from, the move, what it costs)."""
-        return tuple((_origin(self.graph, start), move, self.costs[last.name])
+        return tuple((source_of(self.graph, start), move, self.costs[last.name])
                      for last, start, move in fused_moves(self.graph))  # fmt: skip
 
     @cached_property
@@ -210,11 +210,3 @@ class PlanFacts:
         if ROWS[node.op].view:
             return "it moves no data"
         return "moving its operands would cost more than splitting it saves"
-
-
-def _origin(graph: Graph, name: str) -> Node:
-    """What made the value that a chain of parallel operators moves."""
-    node = graph.by_name[name]
-    while node.is_parallel:
-        node = graph.by_name[node.inputs[0]]
-    return node

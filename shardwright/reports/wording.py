@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.collectives.groups import group_of
 from shardwright.cost.timeline.memory import Memory, verdict
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import MOVES
@@ -31,16 +32,9 @@ def axis_name(axis: AxisFacts) -> str:
 
 def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
     """The levels of the network that one group of the axis crosses."""
-    index = mesh.index(axis)
-    inner = 1
-    for extent in mesh.sizes[index + 1 :]:
-        inner *= extent
-    outer, reach, names = inner * mesh.sizes[index], 1, list[str]()
-    for level in cluster.levels:
-        if outer > reach and inner < reach * level.size:
-            names.append(level.name)
-        reach *= level.size
-    return " and ".join(names) or "one device"
+    group = group_of(mesh.sizes, mesh.index(axis), cluster.levels)
+    crossed = [level.name for level, split in zip(cluster.levels, group.splits, strict=True) if split > 1]
+    return " and ".join(crossed) or "one device"
 
 
 # ---- moves ----

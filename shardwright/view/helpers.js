@@ -60,11 +60,13 @@ const timeParts = (p) => [[p.compute_s, "compute", `compute ${time(p.compute_s)}
     : [p.exposed_s, "communication", `exposed communication ${time(p.exposed_s)}`],
   [p.optimizer_s || 0, "optimizer", `optimizer ${time(p.optimizer_s || 0)}`]];
 
-const MEMORY = [["parameters", "batch"], ["gradients", "sequence"], ["optimizer", "optimizer"], ["activations", "compute"],
-  ["gathered", "gathered"], ["buffers", "whole"], ["communication", "communication"], ["temporary", "features"],
-  ["slack", "whole"]];
-const memoryParts = (m) => MEMORY.map(([key, name]) => [m[`${key}_bytes`], name, `${key} ${bytes(m[`${key}_bytes`])}`]);
-const totalBytes = (m) => MEMORY.reduce((sum, [key]) => sum + m[`${key}_bytes`], 0);
+const MEMORY_COLOURS = { parameters: "batch", gradients: "sequence", optimizer: "optimizer", activations: "compute",
+  gathered: "gathered", communication: "communication", temporary: "features" };
+const memoryParts = (m) => Object.entries(m).map(([key, n]) => {
+  const name = key.replace("_bytes", "");
+  return [n, MEMORY_COLOURS[name] || "whole", `${name} ${bytes(n)}`];
+});
+const totalBytes = (m) => Object.values(m).reduce((sum, n) => sum + n, 0);
 
 // ---- the tree: parents, costs of repeated blocks, and what each axis does in a module ----
 

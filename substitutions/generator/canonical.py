@@ -14,22 +14,27 @@ from functools import lru_cache
 from itertools import product
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.generator.primesizes import CONSTANTS
 from shardwright.substitutions.generator.symbolicdims import extent
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.terms import Apply, Dims, Term, Variable, subterms
+from shardwright.substitutions.terms import Apply, Dims, Term, Variable, applied, subterms
 
-COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
 ROOTS = "roots"
 """What holds several roots together where a side is asked for as one term."""
 _VARIABLES = ("x", "y", "z", "w", "v", "u", "t", "s", "r", "q")
 _SPLICES = ("b", "a", "c", "e")
 _SIZES = ("i", "o", "k", "n", "m", "h", "d", "j", "l", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
 _AXES = ("a", "b", "c")
-Sides = tuple[Term, Term]
+TermPair = tuple[Term, Term]
+
+
+def commutes(op: str) -> bool:
+    """Whether operands of the operator, which may be a parallel one or several rows together, can be exchanged."""
+    return op in ROWS and ROWS[op].commutative
 
 
 def canonical(rule: Equation) -> Equation:
@@ -104,10 +109,10 @@ def _structure(term: Term) -> tuple[object, ...]:
 
 
 def _num_ops(term: Term) -> int:
-    return len({t for t in subterms(term) if isinstance(t, Apply)})
+    return len(set(applied([term])))
 
 
-def _forms(sides: Sides) -> Iterator[Sides]:
+def _forms(sides: TermPair) -> Iterator[TermPair]:
     """Both sides with commutative operands sorted; every order where the structure does not decide.
 
     Terms that are one stay one. The rule that says that an operator commutes is left as it is.
@@ -128,7 +133,7 @@ def _orders(term: Term) -> tuple[Term, ...]:
 
 
 def _sorted(op: str, operands: tuple[Term, ...]) -> list[tuple[Term, ...]]:
-    if op not in COMMUTATIVE or operands[0] == operands[1]:
+    if not commutes(op) or operands[0] == operands[1]:
         return [operands]
     first, second = map(_structure, operands)
     if first == second:
@@ -154,12 +159,9 @@ def _named(rule: Equation, left: Term, right: Term) -> Equation:
     return Equation("rule", dims, first, second, guard, rule.moves, tuple(axes.values()), layouts)
 
 
-def _axes(rule: Equation, sides: Sides) -> dict[str, str]:
+def _axes(rule: Equation, sides: TermPair) -> dict[str, str]:
     """New names of axes, in the order in which parallel operators move along them."""
-    moved = [
-        str(value) for side in sides for t in subterms(side) if isinstance(t, Apply)
-        for key, value in t.attrs if key == "axis"
-    ]  # fmt: skip
+    moved = [str(value) for t in applied(sides) for key, value in t.attrs if key == "axis"]
     return dict(zip(dict.fromkeys([*moved, *rule.axes]), _AXES, strict=False))
 
 
@@ -170,13 +172,11 @@ def _layouts(rule: Equation, variable: str, axes: Mapping[str, str], sizes: Mapp
     return tuple(Placement(own[axis].kind, own[axis].dim, blocks[axis]) for axis in axes)
 
 
-def _sizes(rule: Equation, variables: list[str], sides: Sides) -> dict[str, str]:
+def _sizes(rule: Equation, variables: list[str], sides: TermPair) -> dict[str, str]:
     """New names of sizes, in order of appearance in the dims of the variables, then in attributes."""
     names = [name for v in variables for name in rule.dims[v].names]
-    for side in sides:
-        for term in subterms(side):
-            attrs = term.attrs if isinstance(term, Apply) else ()
-            names += [name for key, value in attrs if key != "axis" for name in sorted(value.names)]
+    for term in applied(sides):
+        names += [name for key, value in term.attrs if key != "axis" for name in sorted(value.names)]
     splices = [n[1:] for n in dict.fromkeys(names) if n.startswith("*")]
     plain = [n for n in dict.fromkeys(names) if not n.startswith("*") and n not in splices and n not in CONSTANTS]
     if len(splices) > len(_SPLICES) or len(plain) > len(_SIZES):

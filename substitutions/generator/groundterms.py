@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.factors import Signature
+from shardwright.pcg.inference import offered
 from shardwright.pcg.layout import Layout, Layouts
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARALLEL_OPS, step
@@ -25,12 +26,10 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.generator.canonical import ROOTS
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.terms import Apply, Dims, Term, Variable, subterms
+from shardwright.substitutions.primes import primes
+from shardwright.substitutions.terms import Dims, Term, Variable, applied, free_attributes, subterms
 
 AXES = ("a", "b")
-_FREE: Mapping[str, Any] = {"padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0),
-                            "dilation": (1, 1), "ignore_index": -100, "label_smoothing": 0.25}  # fmt: skip
-"""Attributes that rules leave free: no shape depends on their values."""
 
 
 class GroundType(NamedTuple):
@@ -48,14 +47,6 @@ class Ground(NamedTuple):
     operands: tuple[int, ...]
 
 
-def _primes() -> Iterator[int]:
-    number = 1009
-    while True:
-        if all(number % d for d in range(2, int(number**0.5) + 1)):
-            yield number
-        number += 2
-
-
 @dataclass
 class GroundSizes:
     """The number that every name stands for: primes for sizes, small numbers for where slices start.
@@ -65,7 +56,7 @@ class GroundSizes:
 
     of: dict[str, Any] = field(default_factory=dict)
     splices: set[int] = field(default_factory=set)
-    _fresh: Iterator[int] = field(default_factory=_primes)
+    _fresh: Iterator[int] = field(default_factory=lambda: primes(1009))
     _small: int = 3
 
     def env(self, rule: Equation) -> dict[str, Any]:
@@ -74,13 +65,15 @@ class GroundSizes:
         for _, dims in rule.variables:
             for name in dims.names:
                 env[name.lstrip("*")] = self._number(name)
-        applied = [t for side in (*rule.left, *rule.right) for t in subterms(side) if isinstance(t, Apply)]
-        for key in ("stop", "start", *_FREE):
-            for term in applied:
+        terms = list(applied((*rule.left, *rule.right)))
+        for key in ("stop", "start"):
+            for term in terms:
                 for name in dict(term.attrs)[key].names if key in dict(term.attrs) else ():
                     if name not in env:
-                        env[name] = _FREE[key] if key in _FREE else self._number(f"{key} {name}")
-        for term in applied:
+                        env[name] = self._number(f"{key} {name}")
+        for name, value in free_attributes(terms):
+            env.setdefault(name, value)
+        for term in terms:
             for key, value in term.attrs:
                 for name in value.names if key != "axis" else ():
                     env.setdefault(name, self._number(f"*{name}"))
@@ -187,26 +180,10 @@ def _stepped(op: str, attrs: Mapping[str, Any], kind: GroundType) -> GroundType 
 
 def _split(row: Row, signature: Signature, operands: Sequence[Layout]) -> Layout | None:
     """The layout of the result along an axis on which the operands have these; None where no choice asks for them."""
-    kinds = {layout.kind for layout in operands}
-    if kinds in ({"R"}, {"C"}):
-        return operands[0]
-    for partial in row.linear_in:
-        if tuple(layout.kind for layout in operands) == tuple(
-            "P" if i in partial else "C" for i in range(len(operands))
-        ):
-            return Layout("P")
     blocks = {layout.blocks for layout in operands if layout.is_shard}
-    for number, factor in enumerate(signature.factors):
-        if factor.role == "fixed":
-            continue
-        for count in {1, *blocks}:
-            if factor.size % count:
-                continue
-            view = signature if count == 1 else signature.refined(number, count)
-            at = next(i for i, f in enumerate(view.factors) if f.name == factor.name)
-            needed, result = view.split_layouts(at)
-            if all(_same(a, b) for a, b in zip(needed, operands, strict=True)):
-                return result
+    for choice, needed, result in offered(row, signature, lambda size: blocks):
+        if needed == tuple(operands) or (choice[0] not in "RCP" and all(map(_same, needed, operands))):
+            return result
     return None
 
 
@@ -218,7 +195,7 @@ def _same(needed: Layout, given: Layout) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Direction:
+class DirectedRule:
     """A rule from one side to the other."""
 
     rule: Equation
@@ -247,13 +224,47 @@ class Direction:
     @cached_property
     def attrs(self) -> tuple[tuple[str, Expression], ...]:
         """The attributes of the left side's operators, operands first."""
-        return tuple(attr for t in subterms(self.left) if isinstance(t, Apply) for attr in t.attrs)
+        return tuple(attr for t in applied([self.left]) for attr in t.attrs)
 
     @cached_property
     def asked(self) -> Asked:
         """What it asks of the types of its variables."""
         layouts = dict(self.rule.layouts)
         return Asked(tuple((self.rule.dims[v], layouts.get(v, ())) for v in self.variables), self.rule.axes)
+
+    def solved(self, types: Sequence[GroundType], attrs: Sequence[tuple[str, Any]], env: dict[str, Any]) -> bool:
+        """Whether sizes and attributes fit; adds to `env`, which begins with the axes and the sizes that types bind.
+
+        `types` are those of the variables, and `attrs` the attributes that a term has where the left side has its own.
+        """
+        if [key for key, _ in self.attrs] != [key for key, _ in attrs]:
+            return False
+        pairs = [(want, have) for (_, want), (_, have) in zip(self.attrs, attrs, strict=True)]
+        for want, have in pairs:
+            for size, value in want.read(have).items():
+                env.setdefault(size, value)
+        for name, kind in zip(self.variables, types, strict=True):
+            found = self.rule.dims[name].factored(kind.shape, env)
+            if found is None:
+                return False
+            env.update(found)
+        try:
+            fits = all(want.evaluate(env) == have for want, have in pairs)
+        except (RuleError, TypeError):
+            return False
+        return fits and self._blocks(dict(zip(self.variables, types, strict=True)), env)
+
+    def _blocks(self, types: Mapping[str, GroundType], env: Mapping[str, Any]) -> bool:
+        """Whether the variables lie in as many blocks as a placement rule says."""
+        for name, placements in self.rule.layouts:
+            layouts = types[name].layouts or ()
+            for axis, placement in zip(self.rule.axes, placements, strict=True):
+                if any(b not in env for b in placement.blocks):
+                    return False
+                have = layouts[AXES.index(env.get(axis, axis))]
+                if have.blocks != prod(env[b] for b in placement.blocks):
+                    return False
+        return True
 
 
 class Asked(NamedTuple):
@@ -294,69 +305,24 @@ def _divided(guard: Expression) -> tuple[Expression, str]:
             return guard, ""
 
 
-@dataclass
-class GroundMatch:
-    """What the variables and names of a rule are in a term. `env` begins with the axes."""
+def needs(rule: Equation, env: Mapping[str, Any], splices: AbstractSet[int]) -> tuple[tuple[str, int], ...] | None:
+    """What a guard asks: (axis, size that its degree divides), ("len", 0) of a rank, ("", 0) of an order.
 
-    terms: Terms
-    direction: Direction
-    variables: dict[str, int] = field(default_factory=dict)
-    env: dict[str, Any] = field(default_factory=dict)
-
-    def solved(self, bound: Mapping[str, Any], attrs: Sequence[tuple[str, Any]]) -> bool:
-        """Whether sizes and attributes fit, given what the types bind; binds what the pattern leaves open."""
-        if len(attrs) != len(self.direction.attrs):
-            return False
-        pairs: list[tuple[Expression, Any]] = []
-        for (key, want), (name, have) in zip(self.direction.attrs, attrs, strict=True):
-            if key != name:
-                return False
-            pairs.append((want, have))
-            for size, value in want.read(have).items():
-                self.env.setdefault(size, value)
-        if any(self.env.setdefault(name, value) != value for name, value in bound.items()):
-            return False
-        for name, number in self.variables.items():
-            found = self.direction.rule.dims[name].factored(self.terms.types[number].shape, self.env)
-            if found is None:
-                return False
-            self.env.update(found)
-        try:
-            return all(want.evaluate(self.env) == have for want, have in pairs) and self._blocks()
-        except (RuleError, TypeError):
-            return False
-
-    def _blocks(self) -> bool:
-        """Whether the variables lie in as many blocks as a placement rule says."""
-        rule = self.direction.rule
-        for name, placements in rule.layouts:
-            layouts = self.terms.types[self.variables[name]].layouts or ()
-            for axis, placement in zip(rule.axes, placements, strict=True):
-                if any(b not in self.env for b in placement.blocks):
-                    return False
-                have = layouts[AXES.index(self.env.get(axis, axis))]
-                if have.blocks != prod(self.env[b] for b in placement.blocks):
-                    return False
-        return True
-
-    def needs(self, splices: AbstractSet[int]) -> tuple[tuple[str, int], ...] | None:
-        """What the guard asks: (axis, size that its degree divides), ("len", 0) of a rank, ("", 0) of an order.
-
-        None where it does not hold at these sizes. `splices` are the numbers of which nobody knows how many there are.
-        """
-        found: list[tuple[str, int]] = []
-        for guard in self.direction.rule.guard:
-            size, axis = _divided(guard)
-            if axis in self.direction.rule.axes:
-                found.append((self.env.get(axis, axis), size.evaluate(self.env)))
+    None where it does not hold at these sizes. `splices` are the numbers of which nobody knows how many there are.
+    """
+    found: list[tuple[str, int]] = []
+    for guard in rule.guard:
+        size, axis = _divided(guard)
+        if axis in rule.axes:
+            found.append((env.get(axis, axis), size.evaluate(env)))
+            continue
+        match guard.tree:
+            case ast.Compare(left=ast.Call(args=[ast.Name(id=splice)])) if set(env[splice]) <= splices:
+                found.append(("len", 0))
+            case ast.Compare(left=ast.Call(args=[ast.Name()])):
                 continue
-            match guard.tree:
-                case ast.Compare(left=ast.Call(args=[ast.Name(id=splice)])) if set(self.env[splice]) <= splices:
-                    found.append(("len", 0))
-                case ast.Compare(left=ast.Call(args=[ast.Name()])):
-                    continue
-                case _ if guard.names & set(self.direction.rule.axes) or guard.evaluate(self.env) is not True:
-                    return None
-                case _:
-                    found.append(("", 0))
-        return tuple(found)
+            case _ if guard.names & set(rule.axes) or guard.evaluate(env) is not True:
+                return None
+            case _:
+                found.append(("", 0))
+    return tuple(found)

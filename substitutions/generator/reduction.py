@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, islice, permutations, product
+from itertools import islice, permutations, product
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
@@ -20,13 +20,13 @@ from shardwright.substitutions.generator.canonical import joined
 from shardwright.substitutions.generator.groundterms import (
     AXES,
     Asked,
-    Direction,
-    GroundMatch,
+    DirectedRule,
     GroundSizes,
     GroundType,
     Terms,
+    needs,
 )
-from shardwright.substitutions.terms import Apply, Term, Variable, is_splice, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, applied, is_splice, variables_in
 
 EXPANSIONS = 8
 GROWTH = 1
@@ -53,8 +53,7 @@ def _rank(rule: Equation) -> tuple[object, ...]:
 
 def _size(rule: Equation) -> int:
     """The distinct operators of either side, together."""
-    sides = (chain.from_iterable(map(subterms, side)) for side in (rule.left, rule.right))
-    return sum(len({term for term in side if isinstance(term, Apply)}) for side in sides)
+    return sum(len(set(applied(side))) for side in (rule.left, rule.right))
 
 
 class Reduction:
@@ -62,7 +61,7 @@ class Reduction:
 
     def __init__(self, expansions: int = EXPANSIONS) -> None:
         self.terms, self.sizes, self.expansions = Terms(), GroundSizes(), expansions
-        self._kept: dict[PatternShape, list[tuple[Direction, int]]] = {}
+        self._kept: dict[PatternShape, list[tuple[DirectedRule, int]]] = {}
         self._several: set[str] = set()
         self._next: dict[int, dict[int, Edge]] = {}
         self._done: dict[int, list[int]] = {}
@@ -99,9 +98,8 @@ class Reduction:
 
     def _given(self, rule: Equation) -> frozenset[tuple[str, int]]:
         """What the guard of a rule grants to the rules that rewrite it."""
-        match = GroundMatch(self.terms, Direction(rule, joined(rule.left), joined(rule.right)))
-        match.env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
-        return frozenset(match.needs(self.sizes.splices) or ())
+        env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
+        return frozenset(needs(rule, env, self.sizes.splices) or ())
 
     def _variable(self, rule: Equation, name: str, env: Mapping[str, Any]) -> int:
         layouts = tuple(place.at(env) for place in dict(rule.layouts)[name]) if rule.axes else ()
@@ -114,8 +112,8 @@ class Reduction:
             self._several.add(rule.name)
         one, other = joined(rule.left), joined(rule.right)
         for left, right in ((one, other), (other, one)):
-            if isinstance(left, Apply) and _variables(right) <= _variables(left):
-                direction = Direction(rule, left, right)
+            if isinstance(left, Apply) and variables_in([right]) <= variables_in([left]):
+                direction = DirectedRule(rule, left, right)
                 asked = self._asked.setdefault(direction.asked, len(self._asked))
                 self._kept.setdefault(_shape(left), []).append((direction, asked))
 
@@ -131,8 +129,8 @@ class Reduction:
                 if not queue:
                     continue
                 _, number = heapq.heappop(queue)
-                for other, (name, needs) in self._rewritten(number).items():
-                    if other in ways[here] or self.terms.sizes[other] > limit or not _granted(needs, given):
+                for other, (name, asks) in self._rewritten(number).items():
+                    if other in ways[here] or self.terms.sizes[other] > limit or not _granted(asks, given):
                         continue
                     ways[here][other] = (number, name)
                     if other in ways[1 - here]:
@@ -162,9 +160,9 @@ class Reduction:
                 continue
             leaves, attrs = self._parts(shape, number)
             for direction, asked in rules[seen.get(shape, 0) :]:
-                for made, needs in self._applied(direction, asked, leaves, attrs):
+                for made, asks in self._applied(direction, asked, leaves, attrs):
                     if made != number and self.terms.types[made] == kind:
-                        found.setdefault(made, (direction.rule.name, needs))
+                        found.setdefault(made, (direction.rule.name, asks))
             seen[shape] = len(rules)
         return found
 
@@ -187,32 +185,30 @@ class Reduction:
         return leaves, [*attrs, *node.attrs]
 
     def _applied(
-        self, direction: Direction, asked: int, leaves: Sequence[int], attrs: Sequence[tuple[str, Any]]
+        self, direction: DirectedRule, asked: int, leaves: Sequence[int], attrs: Sequence[tuple[str, Any]]
     ) -> Iterator[tuple[int, Needs]]:
         for one, other in direction.repeated:
             if leaves[one] != leaves[other]:
                 return
         numbers = [leaves[at] for at in direction.variables.values()]
         kinds = tuple([self.terms.kinds[number] for number in numbers])
+        types = [self.terms.types[number] for number in numbers]
         for axes in _axes(direction.rule.axes):
             key = (asked, kinds, tuple(axes.values()))
             if key not in self._bound:
-                types = [self.terms.types[number] for number in numbers]
                 self._bound[key] = direction.asked.bound(types, axes)
-            bound = self._bound[key]
-            if bound is None:
+            if (bound := self._bound[key]) is None:
                 continue
-            variables = dict(zip(direction.variables, numbers, strict=True))
-            match = GroundMatch(self.terms, direction, variables, dict(axes))
-            if not match.solved(bound, attrs):
+            env = {**axes, **bound}
+            if not direction.solved(types, attrs, env):
                 continue
             try:
-                made = self.terms.build(direction.right, variables, match.env)
-                needs = match.needs(self.sizes.splices)
+                made = self.terms.build(direction.right, dict(zip(direction.variables, numbers, strict=True)), env)
+                asks = needs(direction.rule, env, self.sizes.splices)
             except (RuleError, KeyError):
                 continue
-            if made is not None and needs is not None:
-                yield made, needs
+            if made is not None and asks is not None:
+                yield made, asks
 
 
 def _shape(term: Term) -> PatternShape:
@@ -227,10 +223,6 @@ def _axes(axes: tuple[str, ...]) -> tuple[Mapping[str, str], ...]:
     return tuple(dict(zip(axes, order, strict=True)) for order in permutations(AXES, len(axes)))
 
 
-def _variables(term: Term) -> set[str]:
-    return {t.name for t in subterms(term) if isinstance(t, Variable)}
-
-
 def _names(ways: Mapping[int, tuple[int, str]], number: int) -> set[str]:
     """The rules on the way to a term."""
     names: set[str] = set()
@@ -240,6 +232,6 @@ def _names(ways: Mapping[int, tuple[int, str]], number: int) -> set[str]:
     return names - {""}
 
 
-def _granted(needs: Needs, given: frozenset[tuple[str, int]]) -> bool:
+def _granted(asks: Needs, given: frozenset[tuple[str, int]]) -> bool:
     """Whether a guard grants what is needed: a degree divides the multiples of what it divides."""
-    return all(any(a == axis and (not of or size % of == 0) for a, of in given) for axis, size in needs)
+    return all(any(a == axis and (not of or size % of == 0) for a, of in given) for axis, size in asks)

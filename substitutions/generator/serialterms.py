@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.substitutions.generator.canonical import COMMUTATIVE
+from shardwright.substitutions.generator.canonical import commutes
 from shardwright.substitutions.generator.context import SerialContext
 from shardwright.substitutions.generator.instances import instances
 from shardwright.substitutions.generator.modular import Array
@@ -75,10 +75,10 @@ class SerialTerms:
                 uses = self._uses_of(number, way, operands)
                 if not uses:
                     continue
-                if ops > 1 and way.name in COMMUTATIVE and len(operands[0].dims) < len(operands[1].dims):
+                if ops > 1 and commutes(way.name) and len(operands[0].dims) < len(operands[1].dims):
                     continue
                 rows = self.pool.tuples(operands, ops - 1)
-                if ops > 1 and way.name in COMMUTATIVE and operands[0] == operands[1]:
+                if ops > 1 and commutes(way.name) and operands[0] == operands[1]:
                     rows = rows[rows[:, 0] <= rows[:, 1]]
                 for use in uses:
                     chosen = self._about(use, rows) if last else rows

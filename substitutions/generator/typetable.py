@@ -1,7 +1,7 @@
 """Typing of the terms that `placedterms.py` enumerates: operators as tables over small integers.
 
 A *type* is a shape with one layout per mesh axis. Whether an operator may be applied to operands of given types, and
-what it then gives, is what its row offers along each axis (`required_layouts`, as `derive` reads it); the four parallel
+what it then gives, is what its row offers along each axis (`offered`); the four parallel
 operators step as `pcg/parallel.py` says. Both are looked up once per shape and kept as tables of type numbers.
 """
 
@@ -14,15 +14,15 @@ from typing import Any
 
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.graph import required_layouts
+from shardwright.pcg.inference import offered
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.substitutions.expressions import Expression, expression
-from shardwright.substitutions.generator.canonical import COMMUTATIVE
+from shardwright.substitutions.generator.canonical import commutes
 from shardwright.substitutions.generator.context import PlacementContext
 from shardwright.substitutions.generator.primesizes import PrimeSizes
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, parse_term
+from shardwright.substitutions.terms import Apply, parse_term
 
 _ARITIES: Mapping[str, tuple[int, ...]] = {
     "concat": (2,), "layer_norm": (1, 3), "rms_norm": (1, 2), "sdpa": (3,), "cross_entropy_sum": (2,), "conv2d": (2,),
@@ -87,7 +87,7 @@ class TypedOperator:
 
     @property
     def commutes(self) -> bool:
-        return self.op in COMMUTATIVE
+        return commutes(self.op)
 
 
 class TypeTable:
@@ -180,7 +180,7 @@ class TypeTable:
 
     def _indices_fit(self, op: str, shapes: Sequence[TensorShape]) -> bool:
         """Index variables stand at index operands, and count up to the dimension that they index into."""
-        places = INDEX_OPERANDS.get(op, {})
+        places = ROWS[op].indexes
         if [shape.index for shape in shapes] != [i in places for i in range(len(shapes))]:
             return False
         limits = set(self._limits.values())
@@ -216,15 +216,9 @@ class TypeTable:
     def _rows(self, op: str, signature: Signature, shapes: Sequence[TensorShape], result: TensorShape
               ) -> Iterator[tuple[tuple[int, ...], int]]:  # fmt: skip
         """Every way to run the operator: one of the row's choices per axis."""
-        row, num_operands = ROWS[op], len(shapes)
-        factors = [f for f in signature.factors if f.role != "fixed" and f.size > 1]
-        splits = [f.name for f in factors]
-        if not row.offset and not row.random:
-            splits += [f"{f.name}/{n}" for f in factors for n in self.sizes.prefixes(f.size)[1:]]
-        partial = ["P" + ",".join(map(str, s)) for s in row.linear_in]
-        ways = [required_layouts(signature, choice, num_operands, row) for choice in ("R", "C", *partial, *splits)]
+        ways = [(needed, after) for _, needed, after in offered(ROWS[op], signature, self.sizes.prefixes)]
         for along in product(ways, repeat=len(self.context.axes)):
-            needs = [tuple(way[0][i] for way in along) for i in range(num_operands)]
+            needs = [tuple(way[0][i] for way in along) for i in range(len(shapes))]
             after = tuple(way[1] for way in along)
             if all(map(_apart, (*needs, after))):
                 operands = (self.number(PlacedType(s, layouts)) for s, layouts in zip(shapes, needs, strict=True))

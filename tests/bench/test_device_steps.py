@@ -16,8 +16,8 @@ from bench import device_operators, device_steps
 from bench.device_models import MODELS
 from bench.device_operators import Measured, Operator
 from bench.device_page import Result, Row, data_name, page
-from shardwright.cost.calibration.local import default_cluster
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.analysis import written
@@ -168,7 +168,7 @@ def test_nothing_of_a_step_is_counted_twice_or_forgotten(name: str, precision: P
     left_out = {node.name for node in graph.nodes if written(graph, node) == "part" or not node.inputs}
     bare = replace(default_cluster(1).device, op_overhead_s=0.0)
     costs = Steps(graph, replace(default_cluster(1), device=bare), execution)
-    steps = [step for step in costs.steps if step.name not in left_out]
+    steps = [cost for name, cost in costs.costs.items() if name not in left_out]
     for direction, every in enumerate(([s.forward_s for s in steps], [s.backward_s + s.weight_s for s in steps])):
         assert sum(o.count * o.predicted_s[direction] for o in found) == pytest.approx(sum(every))
     dtype = "float32" if precision == "fp32" else "bfloat16"

@@ -7,8 +7,8 @@ import pytest
 from bench import mutations
 from bench.rules import Figures, page
 from shardwright.generation import Settings, generate
+from shardwright.judging import verify
 from shardwright.reports.coverage import Coverage
-from shardwright.rules import verify
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.sources import sources

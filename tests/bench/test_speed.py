@@ -12,7 +12,7 @@ from bench.search import PAGE as PLANNING_PAGE
 from bench.search import Task, measure, section
 from bench.speed import PAIRS, SINGLE, check_agreement, num_parameters, one_rank, page, two_ranks
 from bench.trainers import Trainer
-from shardwright.cost.calibration.local import default_cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering.launch import run_ranks
 from tests.bench.toys import toy_example
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from shardwright.cost.clusters.device import Device
-from shardwright.cost.timeline.program import Piece, Program, Stage
+from shardwright.cost.timeline.program import ChunkSegments, Stage, StepProgram
 from shardwright.cost.timeline.tasks import COMPUTE, Buffer, Segment, Task
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
@@ -16,7 +16,7 @@ from tests.search.graphs import blocks, cluster, every_choice
 DEVICE = Device("test", 2**40, 1e12, {"fp32": 1e12}, 1.0, 0.0, "cpu")
 
 
-def uniform(execution: Execution, forward_s: float = 1.0, backward_s: float = 2.0, hop_s: float = 0.0) -> Program:
+def uniform(execution: Execution, forward_s: float = 1.0, backward_s: float = 2.0, hop_s: float = 0.0) -> StepProgram:
     """Equal stages whose chunks keep one byte until backward has ended; where that has two parts, they are equal."""
     two = execution.schedule == "zero-bubble"
     forward = Segment((Task("f", COMPUTE, forward_s),), (Buffer("activations", 1, 0, ()),))
@@ -24,13 +24,13 @@ def uniform(execution: Execution, forward_s: float = 1.0, backward_s: float = 2.
     first = Segment((Task("b", COMPUTE, backward_s / 2 if two else backward_s),), () if two else given_back)
     second = Segment((Task("w", COMPUTE, backward_s / 2),), given_back) if two else Segment()
     stage = Stage(
-        tuple(Piece(f"chunk {c}", forward, first, second) for c in range(execution.chunks_per_stage)),
+        tuple(ChunkSegments(f"chunk {c}", forward, first, second) for c in range(execution.chunks_per_stage)),
         {},
         Segment(),
         DEVICE,
     )
     num_virtual = execution.num_stages * execution.chunks_per_stage
-    return Program(execution, (stage,) * execution.num_stages, (hop_s,) * (num_virtual - 1))
+    return StepProgram(execution, (stage,) * execution.num_stages, (hop_s,) * (num_virtual - 1))
 
 
 @cache

@@ -41,7 +41,7 @@ def test_an_unknown_operator_keeps_what_it_reads_and_gives() -> None:
     candidate = Planner(cluster(1), every_choice).solve(with_opaque(), Mesh.of(x=1), ("free",), "test")
     problem, solution, _ = candidate.solved
     kept = problem.kept_bytes[problem.index["node", next(n.name for n in problem.graph.nodes if n.op == "opaque")]]
-    assert kept[solution.choices[0]] == 2 * 8 * 4 * 4
+    assert kept.value[solution.choices[0]] == 2 * 8 * 4 * 4
     assert predict(candidate.graph, cluster(1)).memory.activations_bytes == 2 * 8 * 4 * 4
 
 
@@ -84,5 +84,5 @@ def test_what_is_computed_once_takes_no_time_of_a_step_and_stays() -> None:
     assert [table[name].compute_s + table[name].communication_s for name in once] == [0.0] * 4
     assert table["y"].compute_s > 0
     steps = Steps(graph, cluster(2), Execution())
-    assert not {step.name for step in steps.steps} & set(once)
+    assert not {operation.name for operation in steps.listed} & set(once)
     assert predict(graph, cluster(2)).memory.buffers_bytes == 2 * (4 * 4 * 4)  # this rank's batch, and its part

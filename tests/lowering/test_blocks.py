@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from shardwright.lowering import buffers
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.parameters import module_block
 from shardwright.pcg.layout import S
+from shardwright.pcg.step.parameters import module_block
 from tests.lowering.runs import Case
 from tests.lowering.test_training import TWO
 
@@ -55,7 +55,7 @@ def on_shards(case: Case, body: Callable[[ParallelModule], Any]) -> list[Any]:
 def test_a_deep_model_needs_the_memory_of_a_few_blocks(
     deep: Case, large_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffers, "LARGE_BYTES", large_bytes)
+    monkeypatch.setattr(buffers, "PLACED_BYTES", large_bytes)
 
     def body(parallel: ParallelModule) -> tuple[int, int]:
         for _ in range(3):

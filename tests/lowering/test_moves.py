@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.cost.calibration.local import default_cluster
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.predict import node_costs
 from shardwright.lowering import collectives
@@ -95,24 +95,16 @@ class Calls:
         self.sent_bytes = 0.0
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
+    def counted(self) -> Generator[None]:
         shares: dict[str, Callable[[int], float]] = {
             "all_reduce": lambda n: 2 * (n - 1) / n,
             "all_gather_single": lambda n: n - 1,
             "all_to_all_single": lambda n: (n - 1) / n,
         }
-        with contextmanager(self._patched)(shares):
+        with ExitStack() as stack:
+            for name, share in shares.items():
+                stack.enter_context(mock.patch.object(dist, name, self._counting(name, share)))
             yield
-
-    def _patched(self, shares: dict[str, Callable[[int], float]]) -> Iterator[None]:
-        patches = [mock.patch.object(dist, name, self._counting(name, share)) for name, share in shares.items()]
-        for patch in patches:
-            patch.start()
-        try:
-            yield
-        finally:
-            for patch in patches:
-                patch.stop()
 
     def _counting(self, name: str, share: Callable[[int], float]) -> Callable[..., Any]:
         real = getattr(dist, name)

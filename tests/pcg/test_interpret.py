@@ -11,7 +11,7 @@ from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.interpret import Array, denote, run_devices, run_serial, scatter, shard_slices
 from shardwright.pcg.layout import C, P, R, S
-from shardwright.pcg.optable import ROWS, Row, Table
+from shardwright.pcg.optable import ROWS, OpTable, Row
 from shardwright.pcg.rows.neural import dropout_mask
 from shardwright.pcg.text import parse_graph
 from shardwright.pcg.types import TensorType
@@ -154,9 +154,9 @@ def test_opaque_operators_cannot_be_interpreted() -> None:
             run(graph, {"x": np.zeros(4)})
 
 
-def broken(**changes: object) -> Table:
+def broken(**changes: object) -> OpTable:
     rows = [Row("neg", "... -> ...", **{"numpy": np.negative, "torch": "", **changes})]  # type: ignore[arg-type]
-    return Table([*rows, *(row for name, row in ROWS.items() if name != "neg")])
+    return OpTable([*rows, *(row for name, row in ROWS.items() if name != "neg")])
 
 
 def test_a_row_that_computes_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:

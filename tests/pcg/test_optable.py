@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from shardwright.pcg.errors import GraphError
-from shardwright.pcg.optable import ROWS, Attr, LocalShapes, Row, Table, keep_attrs, local_result_shape, numpy_dtype
+from shardwright.pcg.optable import (
+    ROWS,
+    Attr,
+    LocalShapes,
+    OpTable,
+    Row,
+    keep_attrs,
+    local_result_shape,
+    numpy_dtype,
+)
 from tests.each import each
 from tests.samples import SAMPLES
 
@@ -28,7 +37,7 @@ def test_unknown_rows() -> None:
 def test_names_are_unique() -> None:
     row = Row("neg", "... -> ...", np.negative, "-{0}")
     with pytest.raises(GraphError, match=r"op table: two rows are called 'neg'"):
-        Table([row, row])
+        OpTable([row, row])
 
 
 @each(

@@ -12,25 +12,32 @@ from scipy.sparse import lil_matrix
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import eliminate
-from shardwright.search.eliminate import Eliminator, Solution
-from shardwright.search.problem import Interner, Problem, ProblemBuilder
+from shardwright.search.eliminate import Eliminator, Solution, minimize_last
+from shardwright.search.interning import Interned, Interner
+from shardwright.search.problem import Problem, ProblemBuilder
 from shardwright.search.pruning import lower_bounds
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp
 
 
 def objective(problem: Problem, choices: tuple[int, ...], price: float = 0.0) -> float:
-    own = sum(t[c] + price * k[c] for t, k, c in zip(problem.time_s, problem.kept_bytes, choices, strict=True))
-    return float(own + sum(table[choices[i], choices[j]] for (i, j), table in problem.edges.items()))
+    own = sum(
+        t.value[c] + price * k.value[c] for t, k, c in zip(problem.time_s, problem.kept_bytes, choices, strict=True)
+    )
+    return float(own + sum(table.value[choices[i], choices[j]] for (i, j), table in problem.edges.items()))
+
+
+def tables(problem: Problem) -> dict[tuple[int, int], np.ndarray]:
+    return {scope: table.value for scope, table in problem.edges.items()}
 
 
 def integer_program(problem: Problem, price: float = 0.0) -> float:
     """The same minimum by HiGHS: one binary per choice, one continuous variable per pair of neighbouring choices."""
-    sizes = [len(t) for t in problem.time_s]
+    sizes = [len(t.value) for t in problem.time_s]
     start = np.concatenate([[0], np.cumsum(sizes)])
-    edges = list(problem.edges.items())
+    edges = list(tables(problem).items())
     pair_start = start[-1] + np.concatenate([[0], np.cumsum([t.size for _, t in edges])])
-    own = [t + price * k for t, k in zip(problem.time_s, problem.kept_bytes, strict=True)]
+    own = [t.value + price * k.value for t, k in zip(problem.time_s, problem.kept_bytes, strict=True)]
     every = np.concatenate([table.ravel() for table in (*own, *(t for _, t in edges))])
     cost, upper = np.where(np.isfinite(every), every, 0), np.isfinite(every).astype(float)
     rows: list[dict[int, float]] = []
@@ -87,14 +94,14 @@ def random_problem(rng: np.random.Generator, sizes: list[int], density: float) -
     """Random tables on a random graph, infinities included."""
     problem = Problem(mlp(), Mesh())
     problem.variables = [None] * len(sizes)  # type: ignore[list-item]
-    problem.time_s = [rng.random(s) for s in sizes]
-    problem.kept_bytes = [rng.random(s) for s in sizes]
+    problem.time_s = [Interned(rng.random(s)) for s in sizes]
+    problem.kept_bytes = [Interned(rng.random(s)) for s in sizes]
     for i, j in product(range(len(sizes)), repeat=2):
         if i < j and rng.random() < density:
             table = rng.random((sizes[i], sizes[j]))
             table[rng.random(table.shape) < 0.2] = np.inf
             table[0, 0] = 1.0
-            problem.edges[i, j] = table
+            problem.edges[i, j] = Interned(table)
     return problem
 
 
@@ -109,7 +116,7 @@ def test_random_models_are_solved_as_by_brute_force(seed: int, bounded: bool, mo
     sizes = list(rng.integers(2, 4, size=7))
     problem = random_problem(rng, [int(s) for s in sizes], rng.choice([0.2, 0.5, 0.9]))
     price = float(rng.choice([0.0, 0.7]))
-    best = min(objective(problem, c, price) for c in product(*(range(len(t)) for t in problem.time_s)))
+    best = min(objective(problem, c, price) for c in product(*(range(len(t.value)) for t in problem.time_s)))
     solution = Eliminator(Interner()).solve(problem, price)
     assert solution.objective == pytest.approx(best)
     assert objective(problem, solution.choices, price) == pytest.approx(best)
@@ -120,7 +127,7 @@ def test_random_models_are_solved_as_by_brute_force(seed: int, bounded: bool, mo
 def test_bounds_are_below_every_solution(seed: int, clip: float) -> None:
     rng = np.random.default_rng(seed)
     problem = random_problem(rng, [3] * 6, 0.6)
-    bounds = lower_bounds(problem.time_s, problem.edges, clip)
+    bounds = lower_bounds([t.value for t in problem.time_s], tables(problem), clip)
     for choices in product(range(3), repeat=6):
         value = objective(problem, choices)
         assert all(bounds[v][c] <= value + 1e-12 for v, c in enumerate(choices))
@@ -130,8 +137,8 @@ def test_bounds_are_tight_on_a_chain() -> None:
     """What sweeps compute on a chain is the dynamic program's least cost through every choice."""
     rng = np.random.default_rng(0)
     problem = random_problem(rng, [4] * 5, 0.0)
-    problem.edges = {(v, v + 1): rng.random((4, 4)) for v in range(4)}
-    bounds = lower_bounds(problem.time_s, problem.edges, 100.0)
+    problem.edges = {(v, v + 1): Interned(rng.random((4, 4))) for v in range(4)}
+    bounds = lower_bounds([t.value for t in problem.time_s], tables(problem), 100.0)
     every = [(objective(problem, c), c) for c in product(range(4), repeat=5)]
     for v in range(5):
         through = [min(value for value, c in every if c[v] == x) for x in range(4)]
@@ -144,7 +151,7 @@ def test_many_neighbours_do_not_make_large_tables() -> None:
     rng = np.random.default_rng(0)
     problem = random_problem(rng, [30] * 13, 0.0)
     for hub, operator in product(range(5), range(5, 13)):
-        problem.edges[hub, operator] = rng.random((30, 30)) * 0.02
+        problem.edges[hub, operator] = Interned(rng.random((30, 30)) * 0.02)
     eliminator = Eliminator(Interner())
     solution = eliminator.solve(problem)
     assert problem.order is not None
@@ -160,7 +167,7 @@ def test_repeated_blocks_are_eliminated_once() -> None:
         builder = ProblemBuilder(cluster(4), Mesh.of(x=2, y=2), every_choice)
         problem = builder.build(mlp(64, 16, 32, layers=layers))
         Eliminator(builder.interner).solve(problem)
-        made.append(builder.interner.num_made("eliminate"))
+        made.append(builder.interner.num_made(minimize_last))
         variables.append(len(problem.variables))
     assert made[1] - made[0] <= 0.65 * (variables[1] - variables[0])
     assert made[1] < variables[1] / 1.5

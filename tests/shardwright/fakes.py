@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
-from shardwright.verifier.judge import Verdict
+from shardwright.verifier.judge import RuleVerdict
 
 Report = Callable[[object], None]
 
@@ -61,6 +61,6 @@ def generate(
     return [CATALOGUE[name] for name in context.rules]
 
 
-def doubt(rules: list[Equation], limit_s: float, explain: bool, report: Report) -> list[Verdict]:
+def doubt(rules: list[Equation], limit_s: float, explain: bool, report: Report) -> list[RuleVerdict]:
     """A prover that proves nothing."""
-    return [Verdict("unknown", None, "too hard") for _ in rules]
+    return [RuleVerdict("unknown", None, "too hard") for _ in rules]

@@ -17,7 +17,7 @@ from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.generator.sources import ContextSource, restricted, sources
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.choices import Certified
-from shardwright.verifier.judge import Verdict
+from shardwright.verifier.judge import RuleVerdict
 from shardwright.verifier.rulefile import read_rules
 from tests.shardwright.fakes import FakeContext
 
@@ -154,8 +154,8 @@ def test_a_worker_that_dies_is_asked_again_once(tmp_path: Path) -> None:
 
 def test_what_is_not_proven_is_left_out_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rules.json"
-    monkeypatch.setattr(generation, "judging", lambda keys, rules, limit_s, jobs, explain: [
-        generation.Task("tests.shardwright.fakes:doubt", (list(rules), limit_s, False), ("judge", tuple(keys)))
+    monkeypatch.setattr(generation, "judging_calls", lambda keys, rules, limit_s, jobs, explain: [
+        generation.Call("tests.shardwright.fakes:doubt", (list(rules), limit_s, False), ("judge", tuple(keys)))
     ] if rules else [])  # fmt: skip
     found, _ = run(path, contexts(tmp_path))
     assert found.counts["unknown"] == 4
@@ -171,7 +171,7 @@ def test_what_is_not_proven_is_left_out_and_listed(tmp_path: Path, monkeypatch: 
 def test_counterexamples_are_counted_by_the_operators_of_their_rules(tmp_path: Path) -> None:
     found, _ = run(tmp_path / "rules.json", [])
     names = ("neg_of_neg", "neg_of_neg", "permute_of_permute")
-    verdicts = [Verdict("refuted", reason=f"{name} is false for n = {i}") for i, name in enumerate(names)]
+    verdicts = [RuleVerdict("refuted", reason=f"{name} is false for n = {i}") for i, name in enumerate(names)]
     rejected = tuple(zip([CATALOGUE[name] for name in names], verdicts, strict=True))
     assert replace(found, rejected=rejected).reasons() == {
         ("refuted", "a counterexample to a rule of neg"): 2,
@@ -240,7 +240,7 @@ def test_rules_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def test_what_is_kept_of_a_context_is_read_as_it_was(tmp_path: Path) -> None:
     run(tmp_path / "rules.json", contexts(tmp_path))
     found = Found(
-        [(rule, generation.Verdict("refuted", None, "because", "n > 1", 0.5)) for rule in CATALOGUE.values()],
+        [(rule, generation.RuleVerdict("refuted", None, "because", "n > 1", 0.5)) for rule in CATALOGUE.values()],
         {"graphs": 3},
     )
     kept = Unfinished(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwright import generation
-from shardwright import rules as driver
+from shardwright import judging as driver
 from shardwright.pcg.graph import Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType

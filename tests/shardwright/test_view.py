@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.reports.units import size
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.view.page import page, write_page
@@ -86,6 +88,15 @@ def test_the_script_runs(plan: Plan, tmp_path: Path) -> None:
     for part in ("Predicted step", "dp · 2 devices · data parallel", "tp · 2 devices · tensor parallel", "layers",
                  "data parallel", "ZeRO-3", "tensor parallel 4", "all-reduce", "partial sums all-reduced"):  # fmt: skip
         assert part in text
+
+
+def test_all_memory_is_drawn(tmp_path: Path) -> None:
+    """The driver's part of a GPU's memory, too: the page says what `explain` says."""
+    plan = Planner(Cluster.preset("dgx-h100", 1, 2), every_choice).plan(mlp(), "Net")
+    text = run_script(plan, tmp_path)
+    assert plan.prediction.memory.context_bytes > 0
+    assert f"context {size(plan.prediction.memory.context_bytes)}" in text
+    assert size(plan.prediction.memory.total_bytes) in text
 
 
 def test_the_script_searches(plan: Plan, tmp_path: Path) -> None:

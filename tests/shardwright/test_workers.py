@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.pcg.errors import ShardwrightError
-from shardwright.workers import Task, num_cpus, workers
+from shardwright.workers import Call, num_cpus, workers
 
 HERE = "tests.shardwright.fakes"
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def test_every_task_reports_and_ends() -> None:
     with workers(2) as pool:
-        pool.submit(Task(f"{HERE}:square", (x,), x) for x in range(5))
+        pool.submit(Call(f"{HERE}:square", (x,), x) for x in range(5))
         events = [(e.kind, e.task.label, e.value) for e in pool.events()]
     assert sorted(e for e in events if e[0] == "done") == [("done", x, x * x) for x in range(5)]
     assert sorted(e for e in events if e[0] == "report") == [("report", x, f"on {x}") for x in range(5)]
@@ -28,19 +28,19 @@ def test_every_task_reports_and_ends() -> None:
 
 def test_tasks_may_be_added_on_the_way_and_go_first() -> None:
     with workers(1) as pool:
-        pool.submit([Task(f"{HERE}:square", (1,), "a"), Task(f"{HERE}:square", (2,), "b")])
+        pool.submit([Call(f"{HERE}:square", (1,), "a"), Call(f"{HERE}:square", (2,), "b")])
         order = []
         for event in pool.events():
             if event.kind == "done":
                 order.append(event.task.label)
                 if event.task.label == "a":
-                    pool.submit([Task(f"{HERE}:square", (x,), f"c{x}") for x in (3, 4)], first=True)
+                    pool.submit([Call(f"{HERE}:square", (x,), f"c{x}") for x in (3, 4)], first=True)
     assert order == ["a", "c3", "c4", "b"]
 
 
 def test_a_worker_that_dies_takes_one_task_with_it() -> None:
     with workers(1) as pool:
-        pool.submit([Task(f"{HERE}:die", ()), Task(f"{HERE}:square", (3,))])
+        pool.submit([Call(f"{HERE}:die", ()), Call(f"{HERE}:square", (3,))])
         events = [(e.kind, e.value) for e in pool.events() if e.kind != "report"]
     assert events == [("died", "signal SIGKILL"), ("done", 9)]
 
@@ -48,7 +48,7 @@ def test_a_worker_that_dies_takes_one_task_with_it() -> None:
 @pytest.mark.parametrize(("max_bytes", "num_processes"), [(1, 3), (1 << 40, 1)])
 def test_a_worker_that_grew_is_replaced(max_bytes: int, num_processes: int) -> None:
     with workers(1, max_bytes) as pool:
-        pool.submit([Task(f"{HERE}:pid", ())] * 3)
+        pool.submit([Call(f"{HERE}:pid", ())] * 3)
         pids = [e.value for e in pool.events() if e.kind == "done"]
     assert len(pids) == 3
     assert len(set(pids)) == num_processes
@@ -56,7 +56,7 @@ def test_a_worker_that_grew_is_replaced(max_bytes: int, num_processes: int) -> N
 
 def test_a_task_that_raises_ends_the_run_with_its_traceback() -> None:
     with workers(1) as pool:
-        pool.submit([Task(f"{HERE}:fail", ("no",))])
+        pool.submit([Call(f"{HERE}:fail", ("no",))])
         with pytest.raises(ShardwrightError, match=r"(?s)a worker failed in .*:fail:.*ValueError: no"):
             list(pool.events())
 
@@ -68,7 +68,7 @@ def is_running(pid: int) -> bool:
 
 def test_workers_are_gone_when_the_block_is_left() -> None:
     with workers(2) as pool:
-        pool.submit([Task(f"{HERE}:sleep", (60,)), Task(f"{HERE}:sleep", (60,))])
+        pool.submit([Call(f"{HERE}:sleep", (60,)), Call(f"{HERE}:sleep", (60,))])
         pids = [event.value for _, event in zip(range(2), pool.events(), strict=False)]
         assert all(map(is_running, pids))
     assert not any(map(is_running, pids))
@@ -78,10 +78,10 @@ def test_workers_are_gone_when_the_block_is_left() -> None:
 def test_workers_do_not_outlive_their_parent(ended_by: signal.Signals) -> None:
     code = (
         "import signal\n"
-        "from shardwright.workers import Task, workers\n"
+        "from shardwright.workers import Call, workers\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job inherits that it is ignored
         "with workers(1) as pool:\n"
-        f"    pool.submit([Task('{HERE}:sleep', (60,))])\n"
+        f"    pool.submit([Call('{HERE}:sleep', (60,))])\n"
         "    for event in pool.events(): print(event.value, flush=True)\n"
     )
     parent = subprocess.Popen(

@@ -11,7 +11,7 @@ import inspect
 import sys
 import time
 
-from shardwright.cost.calibration.local import default_cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import Graph
 from shardwright.search.blocks import blocked_choices

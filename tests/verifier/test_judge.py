@@ -16,10 +16,11 @@ from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES, steps
+from shardwright.substitutions.wellformed import equation_from_json
 from shardwright.verifier import judge as module
 from shardwright.verifier.falsifiers.exactness import inexact
 from shardwright.verifier.falsifiers.mismatch import Mismatch
-from shardwright.verifier.judge import Verdict, judge
+from shardwright.verifier.judge import RuleVerdict, judge
 from tests.each import each
 
 LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
@@ -62,7 +63,7 @@ def test_counterexamples_are_small_tensors() -> None:
 
 
 def test_a_rule_that_sums_in_another_order_does_not_only_move_data() -> None:
-    found = judge(Equation.from_json({**CATALOGUE["linear_of_sum"].to_json(), "moves": True}))
+    found = judge(equation_from_json({**CATALOGUE["linear_of_sum"].to_json(), "moves": True}))
     assert found.outcome == "refuted"
     assert found.reason.startswith("field 'moves': not bit for bit: linear_of_sum is false for ")
 
@@ -108,16 +109,16 @@ def test_large_tensors_are_cut_to_one_line() -> None:
 
 def test_a_false_equation_that_a_guard_mends_says_so() -> None:
     data = CATALOGUE["rows_of_concat"].to_json()
-    found = judge(Equation.from_json({**data, "guard": ["s <= t"]}))
+    found = judge(equation_from_json({**data, "guard": ["s <= t"]}))
     assert (found.outcome, found.hint) == ("refuted", "t <= i")
-    assert judge(Equation.from_json({**data, "guard": ["s <= t"]}), explain=False).hint == ""
+    assert judge(equation_from_json({**data, "guard": ["s <= t"]}), explain=False).hint == ""
     assert judge(WRONG[0][0]).hint == ""
-    assert judge(Equation.from_json({**PLACED.to_json(), "guard": []})).hint == "i % a == 0"
+    assert judge(equation_from_json({**PLACED.to_json(), "guard": []})).hint == "i % a == 0"
 
 
 def test_a_row_rule_of_a_pattern_that_its_row_never_has_is_not_certified() -> None:
     found = judge(RowRule("softmax", "a b -> a b", "b", LINEAR.operands[:1], LINEAR.operands[0], ("k | b",)))
-    assert found == Verdict("unknown", None, "no softmax is known to have the pattern 'a b -> a b'")
+    assert found == RuleVerdict("unknown", None, "no softmax is known to have the pattern 'a b -> a b'")
 
 
 def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_a_prover_that_stumbles_certifies_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_other_threads_judge_without_a_limit() -> None:
-    found: list[Verdict] = []
+    found: list[RuleVerdict] = []
     thread = threading.Thread(target=lambda: found.append(judge(STEP_RULES["reduce_scatter"])))
     thread.start()
     thread.join()

@@ -4,7 +4,8 @@ from shardwright.pcg.errors import RuleError
 from shardwright.verifier import lemmas
 from shardwright.verifier.lemmas import LEMMAS, Lemma, require
 from shardwright.verifier.logic import z3
-from shardwright.verifier.solver import Failure, is_satisfiable, is_valid, refute
+from shardwright.verifier.proof import Failure
+from shardwright.verifier.solver import is_satisfiable, is_valid, refute
 from tests.each import each
 
 
@@ -19,7 +20,7 @@ def test_no_lemma_holds_because_its_hypotheses_contradict_each_other(name: str) 
         assert is_satisfiable([*given, goal])
 
 
-def _wrong_digits() -> list[lemmas.Claim]:
+def _wrong_digits() -> list[lemmas.Obligation]:
     k, c, p, r = z3.Ints("k c p r")
     return [([p >= 0, p < k, r >= 0, r < c], p * k + r < k * c)]
 

@@ -29,7 +29,7 @@ from shardwright.verifier.algebra.laws import Laws
 from shardwright.verifier.algebra.monomials import Bound, Normal
 from shardwright.verifier.algebra.polys import Poly, poly
 from shardwright.verifier.algebra.symbols import Symbols
-from shardwright.verifier.solver import Failure
+from shardwright.verifier.proof import UnprovenError
 
 
 class Position(NamedTuple):
@@ -81,14 +81,6 @@ class Tensor:
 
 Semantics = Callable[["Evaluator", Apply, Sequence[Tensor]], Tensor]
 Rows = Mapping[str, Semantics]
-
-
-class UnprovenError(Exception):
-    """What the right side needs and what does not follow from the rule."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
 
 
 def spliced(dim: Dim) -> str:

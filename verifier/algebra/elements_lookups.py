@@ -23,7 +23,7 @@ from shardwright.verifier.algebra.elements import (
     plain,
 )  # fmt: skip
 from shardwright.verifier.algebra.elements_moves import entry
-from shardwright.verifier.algebra.monomials import ZERO, Factor, Normal
+from shardwright.verifier.algebra.monomials import ZERO, Normal, NormalFactor
 from shardwright.verifier.algebra.polys import App, Poly, app
 
 
@@ -87,17 +87,17 @@ def embedding(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor
     return Tensor((*ids.dims, w.dims[1]), element)
 
 
-def _cells(part: object) -> Iterator[Factor]:
+def _cells(part: object) -> Iterator[NormalFactor]:
     """All elements of variables in a form."""
-    if isinstance(part, Factor) and part.kind == "cell":
+    if isinstance(part, NormalFactor) and part.kind == "cell":
         if not str(part.parts[0]).startswith("attribute "):
             yield part
-    elif isinstance(part, Factor | tuple):
-        for inner in part.parts if isinstance(part, Factor) else part:
+    elif isinstance(part, NormalFactor | tuple):
+        for inner in part.parts if isinstance(part, NormalFactor) else part:
             yield from _cells(inner)
 
 
-def _places(cell: Factor) -> Iterator[Poly]:
+def _places(cell: NormalFactor) -> Iterator[Poly]:
     """The index of an element, and what its numbers are sums and products of."""
     pending: list[Poly] = list(cell.parts[1])  # type: ignore[arg-type]
     while pending:

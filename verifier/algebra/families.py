@@ -14,9 +14,9 @@ from shardwright.pcg.errors import RuleError
 from shardwright.verifier.algebra.monomials import (
     Bound,
     Exponent,
-    Factor,
     Monomial,
     Normal,
+    NormalFactor,
     Payload,
     argument_of,
     nonnegative_power,
@@ -59,10 +59,10 @@ class Families(Forms):
 
     def _pieces(
         self, monomial: Monomial, bounds: dict[str, Poly]
-    ) -> tuple[list[tuple[Factor, Exponent]], list[tuple[Factor, Exponent]], dict[str, Poly]]:
+    ) -> tuple[list[tuple[NormalFactor, Exponent]], list[tuple[NormalFactor, Exponent]], dict[str, Poly]]:
         """The factors without bound indices; the others, with sums opened and exponentials in parts; all bounds."""
-        outside: list[tuple[Factor, Exponent]] = []
-        pieces: list[tuple[Factor, Exponent]] = []
+        outside: list[tuple[NormalFactor, Exponent]] = []
+        pieces: list[tuple[NormalFactor, Exponent]] = []
         pending, inner = list(monomial), dict(bounds)
         while pending:
             f, e = pending.pop()
@@ -80,7 +80,7 @@ class Families(Forms):
                 pieces.append((f, e))
         return outside, pieces, inner
 
-    def _closed_sum(self, bounds: list[Bound], members: list[tuple[Factor, Exponent]]) -> Normal:
+    def _closed_sum(self, bounds: list[Bound], members: list[tuple[NormalFactor, Exponent]]) -> Normal:
         found: list[Normal] = []
         for monomial, coefficient in self.monomial(members):
             sizes, body = self._closed(bounds, ((monomial, Fraction(1)),))
@@ -96,7 +96,7 @@ class Families(Forms):
             found.append(self.scaled(of(f), coefficient * sign))
         return self.add(*found)
 
-    def opened(self, f: Factor) -> tuple[list[Bound], Monomial]:
+    def opened(self, f: NormalFactor) -> tuple[list[Bound], Monomial]:
         """A sum's bound indices under new names, and its monomial."""
         sizes, body = f.parts
         normal, bounds = self._with_new_names(f.height, sizes, ((body, Fraction(1)),))  # type: ignore[arg-type]
@@ -161,13 +161,13 @@ class Families(Forms):
             parts.append(part)
         return self.add(*parts)
 
-    def _power_renamed(self, f: Factor, e: Exponent, swap: Mapping[str, Poly]) -> Normal:
+    def _power_renamed(self, f: NormalFactor, e: Exponent, swap: Mapping[str, Poly]) -> Normal:
         key = (f, tuple(sorted((n, p) for n, p in swap.items() if n in f.names)))
         if key not in self._renamed:
             self._renamed[key] = self._factor_renamed(f, swap)
         return self.raised(self._renamed[key], e)
 
-    def _factor_renamed(self, f: Factor, swap: Mapping[str, Poly]) -> Normal:
+    def _factor_renamed(self, f: NormalFactor, swap: Mapping[str, Poly]) -> Normal:
         if f.kind == "sum":
             bounds, monomial = self.opened(f)
             return self.sum_over(self.renamed(((monomial, Fraction(1)),), swap), bounds)
@@ -177,7 +177,7 @@ class Families(Forms):
         parts = tuple(self._payload_renamed(part, swap) for part in f.parts)
         return self.rebuilt(f, parts)
 
-    def rebuilt(self, f: Factor, parts: tuple[Payload, ...]) -> Normal:
+    def rebuilt(self, f: NormalFactor, parts: tuple[Payload, ...]) -> Normal:
         """A factor like f of other parts; the laws of functions apply again (verifier/algebra/laws.py)."""
         return of(self.factor(f.kind, *parts, positive=f.positive, nonnegative=f.nonnegative, total=f.total))
 
@@ -213,7 +213,7 @@ class Families(Forms):
         """The height that a closed form's own indices are named by."""
         return 1 + max((f.height for m, _ in body for f, _ in m), default=0)
 
-    def closed_max(self, alternatives: Iterable[tuple[Sequence[Bound], Normal]]) -> Factor:
+    def closed_max(self, alternatives: Iterable[tuple[Sequence[Bound], Normal]]) -> NormalFactor:
         """The maximum of families, each over its bound indices."""
         given = [self._closed(bounds, body) if bounds else ((), body) for bounds, body in alternatives]
         closed = set(given)
@@ -239,10 +239,10 @@ def _open(monomial: Monomial) -> frozenset[str]:
 
 
 def _components(
-    pieces: Sequence[tuple[Factor, Exponent]], bounds: Mapping[str, Poly]
-) -> Iterator[tuple[list[str], list[tuple[Factor, Exponent]]]]:
+    pieces: Sequence[tuple[NormalFactor, Exponent]], bounds: Mapping[str, Poly]
+) -> Iterator[tuple[list[str], list[tuple[NormalFactor, Exponent]]]]:
     """The pieces in groups that share no bound index, each with its indices."""
-    groups: list[tuple[set[str], list[tuple[Factor, Exponent]]]] = []
+    groups: list[tuple[set[str], list[tuple[NormalFactor, Exponent]]]] = []
     for f, e in pieces:
         names, members = set(f.names & bounds.keys()), [(f, e)]
         apart = []
@@ -257,7 +257,7 @@ def _components(
         yield sorted(names), members
 
 
-def _text(f: Factor, e: Exponent, swap: Mapping[str, Poly]) -> str:
+def _text(f: NormalFactor, e: Exponent, swap: Mapping[str, Poly]) -> str:
     """A factor with its indices called what `swap` says; sums and maxima by their kind and indices alone."""
     if f.kind == "cell":
         return f"{f.parts[0]}[{', '.join(str(p.put(swap)) for p in f.parts[1])}]^{e}"  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.verifier.logic import Formula, Number, z3
 
-Claim = tuple[list[Formula], Formula]
+Obligation = tuple[list[Formula], Formula]
 """Hypotheses and goal."""
 
 FACTS: Mapping[str, str] = {
@@ -39,7 +39,7 @@ class Lemma:
 
     name: str
     statement: str
-    obligations: Callable[[], list[Claim]]
+    obligations: Callable[[], list[Obligation]]
     facts: tuple[str, ...] = ()
 
 
@@ -63,12 +63,14 @@ def _abs(u: Number) -> Number:
     return z3.If(u > 0, u, -u)
 
 
-def _where(names: str, given: Callable[..., list[Formula]], goal: Callable[..., Formula]) -> Callable[[], list[Claim]]:
+def _where(
+    names: str, given: Callable[..., list[Formula]], goal: Callable[..., Formula]
+) -> Callable[[], list[Obligation]]:
     """A statement about the reals of which something is known."""
     return lambda: [(given(*_reals(names)), goal(*_reals(names)))]
 
 
-def _identity(names: str, goal: Callable[..., Formula]) -> Callable[[], list[Claim]]:
+def _identity(names: str, goal: Callable[..., Formula]) -> Callable[[], list[Obligation]]:
     """A statement about all reals."""
     return _where(names, lambda *_: [], goal)
 
@@ -76,7 +78,7 @@ def _identity(names: str, goal: Callable[..., Formula]) -> Callable[[], list[Cla
 # ---- functions, from the facts that define them ----
 
 
-def _exp_of_multiple() -> list[Claim]:
+def _exp_of_multiple() -> list[Obligation]:
     """exp(k·u) = exp(u)^k by induction over k; the power of -k is the reciprocal."""
     exp, (u, ku, power) = _function("exp"), _reals("u ku power")
     zero = z3.RealVal(0)
@@ -91,14 +93,14 @@ def _inverse(u: Number) -> Formula:
     return z3.Implies(u > 0, _function("exp")(_function("log")(u)) == u)
 
 
-def _log_of_product() -> list[Claim]:
+def _log_of_product() -> list[Obligation]:
     exp, log, (u, v) = _function("exp"), _function("log"), _reals("u v")
     total = log(u) + log(v)
     facts = [_inverse(u), _inverse(v), exp(total) == exp(log(u)) * exp(log(v)), log(exp(total)) == total]
     return [([u > 0, v > 0, *facts], log(u * v) == total)]
 
 
-def _log_of_power() -> list[Claim]:
+def _log_of_power() -> list[Obligation]:
     """log(u^k) = k·log u by induction over k, and log(1/u) = -log u."""
     exp, log, (u, power, k) = _function("exp"), _function("log"), _reals("u power k")
     zero, less = z3.RealVal(0), -log(u)
@@ -115,17 +117,17 @@ def _roots(*terms: Number) -> list[Formula]:
     return [z3.Implies(t >= 0, z3.And(root(t) >= 0, root(t) * root(t) == t)) for t in terms]
 
 
-def _root_of_product() -> list[Claim]:
+def _root_of_product() -> list[Obligation]:
     root, (u, v) = _function("root"), _reals("u v")
     return [([u > 0, v >= 0, *_roots(u, v, u * v)], root(u * v) == root(u) * root(v))]
 
 
-def _root_of_square() -> list[Claim]:
+def _root_of_square() -> list[Obligation]:
     root, (u,) = _function("root"), _reals("u")
     return [(_roots(u * u), root(u * u) == _abs(u))]
 
 
-def _sigmoid_of_negative() -> list[Claim]:
+def _sigmoid_of_negative() -> list[Obligation]:
     exp, sigmoid, (u,) = _function("exp"), _function("sigmoid"), _reals("u")
     facts = [sigmoid(u) == 1 / (1 + exp(-u)), sigmoid(-u) == 1 / (1 + exp(u))]
     return [([*facts, exp(-u) == 1 / exp(u), exp(u) > 0, exp(-u) > 0], sigmoid(-u) == 1 - sigmoid(u))]
@@ -134,7 +136,7 @@ def _sigmoid_of_negative() -> list[Claim]:
 # ---- powers, sums and maxima, by induction ----
 
 
-def _powers() -> list[Claim]:
+def _powers() -> list[Obligation]:
     """u^a · u^b = u^(a+b) by induction over b."""
     u, first, second, both = _reals("u first second both")
     return [
@@ -143,12 +145,12 @@ def _powers() -> list[Claim]:
     ]
 
 
-def _constant_sum() -> list[Claim]:
+def _constant_sum() -> list[Obligation]:
     a, total, n = _reals("a total n")
     return [([], z3.RealVal(0) == 0 * a), ([total == n * a], total + a == (n + 1) * a)]
 
 
-def _exchange_sum() -> list[Claim]:
+def _exchange_sum() -> list[Obligation]:
     """By induction over the range of i; the step sums Σ_j (s_j + t_j), which is `linear-sum`."""
     left, right, row, both = _reals("left right row both")
     zero = z3.RealVal(0)
@@ -158,7 +160,7 @@ def _exchange_sum() -> list[Claim]:
     ]
 
 
-def _sum_in_pieces() -> list[Claim]:
+def _sum_in_pieces() -> list[Obligation]:
     """Σ_{i < m+n} t(i) = Σ_{i < m} t(i) + Σ_{j < n} t(m + j), by induction over n."""
     prefix, piece, term = (z3.Function(f, z3.IntSort(), z3.RealSort()) for f in ("S", "piece", "t"))
     m, n = z3.Ints("m n")
@@ -175,12 +177,12 @@ def _sum_in_pieces() -> list[Claim]:
     ]
 
 
-def _positive_sum() -> list[Claim]:
+def _positive_sum() -> list[Obligation]:
     total, term = _reals("total term")
     return [([term > 0], 0 + term > 0), ([total > 0, term > 0], total + term > 0)]
 
 
-def _max_of_shifted() -> list[Claim]:
+def _max_of_shifted() -> list[Obligation]:
     u, v, c, most, shifted = _reals("u v c most shifted")
     return [
         ([], _larger(u + c, v + c) == _larger(u, v) + c),
@@ -188,7 +190,7 @@ def _max_of_shifted() -> list[Claim]:
     ]
 
 
-def _max_of_scaled() -> list[Claim]:
+def _max_of_scaled() -> list[Obligation]:
     u, v, c, most, scaled = _reals("u v c most scaled")
     return [
         ([c > 0], _larger(c * u, c * v) == c * _larger(u, v)),
@@ -196,7 +198,7 @@ def _max_of_scaled() -> list[Claim]:
     ]
 
 
-def _max_of_max() -> list[Claim]:
+def _max_of_max() -> list[Obligation]:
     u, v, w, most, inner, both = _reals("u v w most inner both")
     return [
         ([], _larger(u, _larger(v, w)) == _larger(_larger(u, v), w)),

@@ -28,9 +28,9 @@ from shardwright.verifier.algebra.monomials import (
     ZERO,
     Bound,
     Exponent,
-    Factor,
     Monomial,
     Normal,
+    NormalFactor,
     Payload,
     argument_of,
     of,
@@ -81,7 +81,7 @@ class Laws(PowerLaws):
             return self.add(found, self._log_number(coefficient), power)
         return self.add(found, self._log(((rest, coefficient),)))
 
-    def _log_power(self, f: Factor, e: Exponent) -> Normal:
+    def _log_power(self, f: NormalFactor, e: Exponent) -> Normal:
         self.noted(e != 1, "log-of-power")
         self.noted(f.kind == "exp", "log")
         inner: Normal = f.parts[0] if f.kind == "exp" else self._log(of(f))  # type: ignore[assignment]
@@ -172,7 +172,7 @@ class Laws(PowerLaws):
         found = [(f, c) for m, c in normal if len(m) == 1 and c > 0 for f, e in m if f.kind == "fn relu" and e == 1]
         return any(self.add(of(f), self.scaled(argument_of(f), -1)) == self.scaled(normal, 1 / c) for f, c in found)
 
-    def rebuilt(self, f: Factor, parts: tuple[Payload, ...]) -> Normal:
+    def rebuilt(self, f: NormalFactor, parts: tuple[Payload, ...]) -> Normal:
         """A factor like f of other parts."""
         normal: Normal = parts[0]  # type: ignore[assignment]
         if f.kind.startswith("fn "):

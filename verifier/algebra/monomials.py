@@ -19,7 +19,7 @@ from typing import Any
 from shardwright.verifier.algebra.polys import App, Poly
 
 Exponent = int | Fraction
-Monomial = tuple[tuple["Factor", Exponent], ...]
+Monomial = tuple[tuple["NormalFactor", Exponent], ...]
 Normal = tuple[tuple[Monomial, Fraction], ...]
 Bound = tuple[str, Poly]
 Payload = Poly | str | Monomial | Normal | tuple["Payload", ...] | App
@@ -30,7 +30,7 @@ INDICATORS = ("in", "same", "ge")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Factor:
+class NormalFactor:
     """One factor. `names` are the indices it depends on; the flags hold wherever it exists.
 
     positive     greater than 0
@@ -56,12 +56,12 @@ class Factor:
         return f"{self.kind}{self.number}"
 
 
-def of(f: Factor) -> Normal:
+def of(f: NormalFactor) -> Normal:
     """The factor itself as a normal form."""
     return ((((f, 1),), Fraction(1)),)
 
 
-def argument_of(f: Factor) -> Normal:
+def argument_of(f: NormalFactor) -> Normal:
     """The normal form that a factor is a function of."""
     return f.parts[0]  # type: ignore[return-value]
 
@@ -71,7 +71,7 @@ def integral(e: Exponent) -> Exponent:
     return int(e) if e == int(e) else e
 
 
-def power_order(power: tuple[Factor, Exponent]) -> tuple[int, Exponent]:
+def power_order(power: tuple[NormalFactor, Exponent]) -> tuple[int, Exponent]:
     """The key by which the powers of a monomial are sorted."""
     return power[0].number, power[1]
 
@@ -97,7 +97,7 @@ def total_monomial(monomial: Monomial) -> bool:
     return all(f.total and (e >= 0 or f.positive) for f, e in monomial)
 
 
-def nonnegative_power(f: Factor, e: Exponent) -> bool:
+def nonnegative_power(f: NormalFactor, e: Exponent) -> bool:
     """Whether a power is at least 0 wherever it exists."""
     return f.nonnegative or e % 2 == 0
 
@@ -108,15 +108,15 @@ def names_of(part: Payload) -> frozenset[str]:
         return part.indices
     if isinstance(part, str | App):
         return frozenset()
-    if isinstance(part, Factor):
+    if isinstance(part, NormalFactor):
         return part.names
     inner: tuple[Any, ...] = part if isinstance(part, tuple) else ()
     return frozenset().union(*map(names_of, inner))
 
 
-def factors_of(part: object) -> Iterator[Factor]:
+def factors_of(part: object) -> Iterator[NormalFactor]:
     """The factors of a payload, those inside of factors left out."""
-    if isinstance(part, Factor):
+    if isinstance(part, NormalFactor):
         yield part
     elif isinstance(part, tuple):
         for inner in part:

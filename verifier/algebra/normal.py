@@ -4,7 +4,7 @@
 
 Factors are interned: one object for one value, whatever its bound indices were called. Products of sums are multiplied
 out. Exponents of one factor are added, but `x · 1/x` is only cancelled where x is known not to be 0 and to exist
-everywhere: see `Factor.nonzero` and `Factor.total`. A monomial that cancels to 0 is kept, with coefficient 0, unless it
+everywhere: see `NormalFactor.nonzero` and `total`. A monomial that cancels to 0 is kept, with coefficient 0, unless it
 is total: both sides of a rule exist for the same tensors.
 """
 
@@ -21,9 +21,9 @@ from shardwright.verifier.algebra.monomials import (
     ZERO,
     Bound,
     Exponent,
-    Factor,
     Monomial,
     Normal,
+    NormalFactor,
     Payload,
     argument_of,
     factors_of,
@@ -51,10 +51,10 @@ class Forms:
     is_size: Callable[[Atom], bool] = lambda atom: isinstance(atom, str)
     in_range: set[tuple[str, str, Poly]] = field(default_factory=set)
     exists: bool = False
-    known: frozenset[Factor] = frozenset()
+    known: frozenset[NormalFactor] = frozenset()
     used: set[str] = field(default_factory=set)
-    _made: dict[tuple[object, ...], Factor] = field(default_factory=dict)
-    _renamed: dict[tuple[Factor, tuple[Bound, ...]], Normal] = field(default_factory=dict)
+    _made: dict[tuple[object, ...], NormalFactor] = field(default_factory=dict)
+    _renamed: dict[tuple[NormalFactor, tuple[Bound, ...]], Normal] = field(default_factory=dict)
     _fresh: Iterator[int] = field(default_factory=count)
 
     # ---- factors ----
@@ -68,13 +68,13 @@ class Forms:
         total: bool = True,
         height: int = 0,
         names: frozenset[str] | None = None,
-    ) -> Factor:
+    ) -> NormalFactor:
         """The one factor of this kind and these parts."""
         key = (kind, parts)
         if key not in self._made:
             seen = frozenset().union(*map(names_of, parts)) if names is None else names
             inner = max((f.height for part in parts for f in factors_of(part)), default=0)
-            self._made[key] = Factor(
+            self._made[key] = NormalFactor(
                 kind, parts, len(self._made), seen, max(height, inner), positive, positive or nonnegative, total
             )
         return self._made[key]
@@ -148,9 +148,9 @@ class Forms:
         self.used.add("distribute")
         return self.add(*parts)
 
-    def monomial(self, factors: Iterable[tuple[Factor, Exponent]]) -> Normal:
+    def monomial(self, factors: Iterable[tuple[NormalFactor, Exponent]]) -> Normal:
         """A product of powers, with exponents added; powers that can be written out are."""
-        powers: dict[tuple[Factor, bool], Exponent] = {}
+        powers: dict[tuple[NormalFactor, bool], Exponent] = {}
         exponents: list[Normal] = []
         for f, e in factors:
             if f.kind == "exp":
@@ -162,7 +162,7 @@ class Forms:
                     self._note_powers(f, powers[key], e)
                 powers[key] = powers.get(key, 0) + e
         written: list[Normal] = []
-        kept: list[tuple[Factor, Exponent]] = []
+        kept: list[tuple[NormalFactor, Exponent]] = []
         if exponents:
             self.noted(len(exponents) > 1, "exp")
             ones = {f for f, _ in powers if f.kind in INDICATORS}
@@ -191,7 +191,7 @@ class Forms:
             self.used.update(laws)
         return applied
 
-    def _note_powers(self, f: Factor, one: Exponent, other: Exponent) -> None:
+    def _note_powers(self, f: NormalFactor, one: Exponent, other: Exponent) -> None:
         """Two powers of one factor are multiplied."""
         if one != int(one) or other != int(other):
             self.used.add("sqrt")
@@ -201,7 +201,7 @@ class Forms:
             self.used.add("cancel-factor")
             self.noted(f.kind == "sum" and f.positive, "positive-sum")
 
-    def _written_out(self, f: Factor, e: Exponent) -> Normal | None:
+    def _written_out(self, f: NormalFactor, e: Exponent) -> Normal | None:
         """A power that is a form of other factors: of a sum, |u|², relu(u)² = u·relu(u), √u·√u where it exists."""
         if e < 1 or e != int(e):
             return None
@@ -220,10 +220,10 @@ class Forms:
             return self.times(of(f), self.to_the(argument_of(f), int(e) - 1))
         return None
 
-    def _exponential(self, argument: Normal) -> list[tuple[Factor, Exponent]]:
+    def _exponential(self, argument: Normal) -> list[tuple[NormalFactor, Exponent]]:
         return [(self.exponential(argument), 1)] if argument else []
 
-    def _cancels(self, f: Factor) -> bool:
+    def _cancels(self, f: NormalFactor) -> bool:
         return self.exists or f.nonzero or f in self.known
 
     def _surely(self, monomial: Monomial) -> bool:
@@ -239,7 +239,7 @@ class Forms:
         self.known = frozenset(f for m in read for f, e in m if e < 0)
         self._renamed.clear()
 
-    def _implied(self, inside: Factor, others: Iterable[tuple[Factor, bool]]) -> bool:
+    def _implied(self, inside: NormalFactor, others: Iterable[tuple[NormalFactor, bool]]) -> bool:
         """Whether another indicator of the product says that the value is within its range."""
         if not self.in_range:
             return False
@@ -250,7 +250,7 @@ class Forms:
             c is not None and c.args == (value,) and (c.name, own.name, size) in self.in_range for c in conditions
         )
 
-    def _where(self, ones: set[Factor], normal: Normal) -> Normal:
+    def _where(self, ones: set[NormalFactor], normal: Normal) -> Normal:
         """The form where these indicators are 1: c·exp(u) depends on u there only."""
         if not any(f in ones for m, _ in normal for f, _ in m):
             return normal
@@ -258,7 +258,7 @@ class Forms:
         parts = (((tuple((f, e) for f, e in m if f not in ones), c),) for m, c in normal)
         return self.add(*parts)
 
-    def exponential(self, argument: Normal) -> Factor:
+    def exponential(self, argument: Normal) -> NormalFactor:
         return self.factor("exp", argument, positive=True, total=total_normal(argument))
 
     def to_the(self, normal: Normal, exponent: int) -> Normal:

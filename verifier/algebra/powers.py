@@ -16,16 +16,16 @@ from shardwright.verifier.algebra.monomials import (
     ONE,
     ZERO,
     Exponent,
-    Factor,
     Monomial,
     Normal,
+    NormalFactor,
     argument_of,
     of,
     total_normal,
 )
 
 HALF = Fraction(1, 2)
-Powers = tuple[tuple[Factor, Exponent], ...]
+Powers = tuple[tuple[NormalFactor, Exponent], ...]
 
 
 def positive_normal(normal: Normal) -> bool:
@@ -110,7 +110,7 @@ class PowerLaws(Families):
             return self.times(found, self._product([(n, p) for n, p in absolute]))
         return self.times(found, self._opaque_power(((rest, Fraction(sign)),), e))
 
-    def absolute_factor(self, f: Factor) -> Normal:
+    def absolute_factor(self, f: NormalFactor) -> Normal:
         """|f|."""
         if self.noted(f.nonnegative, "abs-of-nonnegative"):
             return of(f)
@@ -149,7 +149,7 @@ class PowerLaws(Families):
         return powers, coefficient, self.scaled(rest, 1 / coefficient)
 
     @staticmethod
-    def _least(f: Factor, exponents: Sequence[Exponent], free: bool) -> Exponent:
+    def _least(f: NormalFactor, exponents: Sequence[Exponent], free: bool) -> Exponent:
         if f.kind == "exp" or f.kind in ("poly",):
             return 0
         if f.nonzero:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
-from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term
 from shardwright.verifier.algebra import polys
@@ -17,25 +16,13 @@ from shardwright.verifier.algebra.elements import (
     Index,
     Position,
     Tensor,
-    UnprovenError,
     extent,
     spliced,
 )
-from shardwright.verifier.algebra.elements_rows import evaluator
 from shardwright.verifier.algebra.lawbook import rested_on
 from shardwright.verifier.algebra.polys import poly
-from shardwright.verifier.algebra.symbols import Symbols
-from shardwright.verifier.solver import Failure
-
-MAX_ROUNDS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class SerialProof:
-    """The laws that a proof applied, with the facts that they rest on, or why there is no proof."""
-
-    axioms: tuple[str, ...] = ()
-    failure: Failure | None = None
+from shardwright.verifier.algebra.shapes import evaluator, solved
+from shardwright.verifier.proof import Failure, Proof, attempted
 
 
 def prove_equation(rule: Equation) -> Failure | None:
@@ -43,56 +30,22 @@ def prove_equation(rule: Equation) -> Failure | None:
     return prove_terms(rule, rule.left, rule.right).failure
 
 
-def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> SerialProof:
-    """Prove terms over the rule's variables equal, wherever the left ones are well-formed."""
-    try:
-        symbols = solved(rule, left)
-        run = evaluator(rule, symbols)
+def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> Proof:
+    """Prove terms over the rule's variables equal, wherever the left ones are well-formed.
+
+    The axioms are the laws that were applied and the facts that they rest on.
+    """
+    return attempted(lambda: _proof(rule, left, right))
+
+
+def _proof(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> Proof:
+    symbols = solved(rule, left)
+    run = evaluator(rule, symbols)
+    failure = _failure(run, left, right)
+    if failure is not None and not failure.refuted and run.cuts:
+        run = replace(evaluator(rule, symbols), cuts=run.cuts, use_cuts=True)
         failure = _failure(run, left, right)
-        if failure is not None and not failure.refuted and run.cuts:
-            run = replace(evaluator(rule, symbols), cuts=run.cuts, use_cuts=True)
-            failure = _failure(run, left, right)
-        return SerialProof(failure=failure) if failure else SerialProof(rested_on({"index-semantics", *run.forms.used}))
-    except UnprovenError as error:
-        return SerialProof(failure=error.failure)
-    except RuleError as error:
-        return SerialProof(failure=Failure(str(error)))
-    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RecursionError) as error:
-        return SerialProof(failure=Failure(f"beyond these proofs: {type(error).__name__}: {error}"))
-
-
-def known(rule: Equation) -> Symbols:
-    """What the rule's guard says about its sizes."""
-    if bound := rule.bound & set(rule.parameters):  # an attribute may be negative, a parameter may not
-        raise RuleError(f"{min(bound)!r} is bound by the left side, and no parameter")
-    symbols = Symbols(set(rule.sizes))
-    for condition in rule.guard:
-        if not condition.names & set(rule.axes):  # what degrees divide says nothing about logical tensors
-            symbols.assume(condition)
-    return symbols
-
-
-def solved(rule: Equation, left: Sequence[Term]) -> Symbols:
-    """As `known`, with the equations that make the left side well-formed used as substitutions."""
-    symbols = known(rule)
-    for _ in range(MAX_ROUNDS):
-        run = evaluator(rule, symbols)
-        for root in left:
-            run.tensor(root)
-        before = dict(symbols.solved)
-        for a, b in run.equations:
-            _equate(symbols, a, b)
-        if symbols.solved == before:
-            return symbols
-    raise RuleError("the sizes of the left side do not settle")
-
-
-def _equate(symbols: Symbols, left: Dim, right: Dim) -> None:
-    for one, other in ((left, right), (right, left)):
-        if extent(one).name is not None:
-            symbols.equal(extent(one), extent(other), tuple(d.size for d in other))
-            return
-    symbols.equal(extent(left), extent(right))
+    return Proof(failure=failure) if failure else Proof(rested_on({"index-semantics", *run.forms.used}))
 
 
 def _failure(run: Evaluator, left: Sequence[Term], right: Sequence[Term]) -> Failure | None:

@@ -15,7 +15,8 @@ from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.expressions import Expression
 from shardwright.verifier.algebra.polys import ONE, App, Atom, Poly, app, poly, product
 from shardwright.verifier.logic import Formula, Number, z3
-from shardwright.verifier.solver import Failure, is_valid, refute
+from shardwright.verifier.proof import Failure
+from shardwright.verifier.solver import is_valid, refute
 
 AT_LEAST_1 = ("extent",)
 Fact = tuple[str, Poly]

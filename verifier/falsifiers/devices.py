@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.errors import GraphError
-from shardwright.pcg.factors import Signature
-from shardwright.pcg.graph import Graph, Node, fits, infer, leaf, make_attrs, required_layouts
+from shardwright.pcg.graph import Graph, Node, fits, infer, leaf, make_attrs
+from shardwright.pcg.inference import offered
 from shardwright.pcg.interpret import Array
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.optable import ROWS, Row
+from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS, REPLICATE
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.primesizes import CONSTANTS
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, subterms
+from shardwright.substitutions.terms import Term, Variable
+from shardwright.verifier.falsifiers.instances import index_limit, index_ranges
 
 _FREE = (29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
-_RESHAPING = ("linear", "matmul", "permute", "reshape", "concat", "slice", "sum", "conv2d", "embedding", "sdpa")
 
 
 @dataclass
@@ -66,11 +66,13 @@ class Devices:
         return dict(CONSTANTS) | divided | dict(free)
 
     def _sides(self, rule: Equation, sizes: Mapping[str, Any]) -> list[tuple[str, str]]:
-        limits = _limits(rule)
+        indices = index_ranges(rule)
         given = {name: dims.shape(sizes) for name, dims in rule.variables}
         layouts = {name: tuple(p.at(sizes) for p in places) for name, places in rule.layouts}
         leaves = {
-            name: self._variable(name, shape, layouts[name], _limit(limits[name], given) if name in limits else None)
+            name: self._variable(
+                name, shape, layouts[name], index_limit(indices[name], given, sizes) if name in indices else None
+            )
             for name, shape in given.items()
         }
         pairs = zip(rule.left, rule.right, strict=True)
@@ -102,21 +104,13 @@ class Devices:
 
     def _split(self, op: str, operands: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[str, ...]:
         """The choice of every axis that asks for just these layouts."""
-        row = ROWS[op]
-        signature = row.signature([t.shape for t in operands], attrs)
-        names = [f.name for f in signature.factors if f.role != "fixed"]
-        choices = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *names]
+        signature = ROWS[op].signature([t.shape for t in operands], attrs)
         found: list[str] = []
         for axis, name in enumerate(self.mesh.names):
             have = tuple(t.layouts[axis] for t in operands)
-            blocks = {x.blocks for x in have if x.blocks > 1}
-            blocked = [
-                f"{f.name}/{n}" for f in signature.factors for n in blocks if f.role != "fixed" and f.size % n == 0
-            ]
-            asked = ((c, _asks(signature, c, len(operands), row)) for c in (*choices, *blocked))
-            fitting = (
-                c for c, needs in asked if needs is not None and all(map(fits, operands, (axis,) * len(needs), needs))
-            )
+            blocks = {x.blocks for x in have}
+            ways = offered(ROWS[op], signature, lambda size, blocks=blocks: blocks)
+            fitting = (way for way, needs, _ in ways if all(map(fits, operands, (axis,) * len(needs), needs)))
             if (choice := next(fitting, None)) is None:
                 raise GraphError(f"{op} has no split for operands in {', '.join(map(str, have))} along {name!r}")
             found.append(choice)
@@ -150,13 +144,6 @@ class Devices:
         return Graph(tuple(self.nodes), (), self.mesh)
 
 
-def _asks(signature: Signature, choice: str, num_operands: int, row: Row) -> Layouts | None:
-    try:
-        return required_layouts(signature, choice, num_operands, row)[0]
-    except GraphError:
-        return None
-
-
 def _stored(layout: Layout, partial: Sequence[int], axis: int) -> Layout:
     if layout.kind == "P":
         return S(partial.index(axis))
@@ -169,30 +156,3 @@ def _sum_split(layout: Layout, partial: Sequence[int], axis: int) -> str:
     if not layout.is_shard:
         return "R"
     return f"d{layout.dim + len(partial)}" + (f"/{layout.blocks}" if layout.blocks > 1 else "")
-
-
-def _limit(target: tuple[str, int] | None, given: Mapping[str, tuple[int, ...]]) -> int:
-    """How far an index variable counts; no dimension is smaller than the smallest."""
-    if target and target[1] < len(given[target[0]]):
-        return given[target[0]][target[1]]
-    return min(n for shape in given.values() for n in shape)
-
-
-def _limits(rule: Equation) -> dict[str, tuple[str, int] | None]:
-    """The index variables of a rule: into which dimension of which variable each points, None where that is unclear."""
-    found: dict[str, tuple[str, int] | None] = {}
-    for term in (t for root in (*rule.left, *rule.right) for t in subterms(root)):
-        if isinstance(term, Apply):
-            for position, (operand, dim) in INDEX_OPERANDS.get(term.op, {}).items():
-                index, target = (_inner(term.operands[i], rule) for i in (position, operand))
-                if isinstance(index, Variable):
-                    found[index.name] = (target.name, dim) if isinstance(target, Variable) else None
-    return found
-
-
-def _inner(term: Term, rule: Equation) -> Term:
-    """The variable that has the shape of a term, below operators that keep it."""
-    if isinstance(term, Variable) or term.op in _RESHAPING:
-        return term
-    below = [_inner(operand, rule) for operand in term.operands]
-    return max(below, key=lambda t: len(rule.dims[t.name].entries) if isinstance(t, Variable) else 99)

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.errors import GraphError, RuleError
-from shardwright.pcg.graph import NOT_DIFFERENTIABLE
-from shardwright.pcg.interpret import scatter
+from shardwright.pcg.interpret import Array, scatter
 from shardwright.pcg.layout import Layout, local_shape
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, LocalShapes
@@ -25,7 +24,6 @@ from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, offset_factor
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _STEP = 1e-6
 _MAX_ELEMENTS = 200_000
 
@@ -156,7 +154,7 @@ def _differences(trial: _Trial, sizes: Mapping[str, int]) -> Iterator[str]:
     attrs = trial.local_attrs(sizes, whole, layout)
     results = [trial.run([p[d] for p in parts], attrs[d]) for d in range(trial.degree)]
     yield from _disagreement(results, whole, layout, trial)
-    if whole.dtype.kind == "f" and rule.row not in NOT_DIFFERENTIABLE:
+    if whole.dtype.kind == "f" and ROWS[rule.row].differentiable:
         for j, array in enumerate(trial.arrays):
             if array.dtype.kind == "f":
                 yield from _gradient(trial, sizes, j, parts, attrs, whole)

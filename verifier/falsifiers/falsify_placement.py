@@ -6,10 +6,8 @@ the types of their results and by what the devices' values denote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,7 @@ import numpy as np
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import Array, denote, run_devices, run_serial
-from shardwright.pcg.layout import Layout, Layouts
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
 from shardwright.verifier.falsifiers.devices import Devices
 from shardwright.verifier.falsifiers.mismatch import ERRORS, Mismatch, largest_of, same
@@ -45,8 +41,8 @@ def falsify_placement(rule: Equation, degrees: Sequence[int] = DEGREES, seed: in
 
 def _on(rule: Equation, mesh: Mesh, seed: int) -> Mismatch | None:
     shown = {**dict(zip(mesh.names, mesh.sizes, strict=True))}
-    _Devices(mesh, np.random.default_rng(seed)).add(replace(rule, right=rule.left))  # the left side exists
-    devices = _Devices(mesh, np.random.default_rng(seed))
+    Devices(mesh, np.random.default_rng(seed)).add(replace(rule, right=rule.left))  # the left side exists
+    devices = Devices(mesh, np.random.default_rng(seed))
     shown |= _names(rule, devices)
     try:
         pairs = devices.add(rule)
@@ -66,22 +62,6 @@ def _on(rule: Equation, mesh: Mesh, seed: int) -> Mismatch | None:
             if not same(whole[left], value, largest):
                 return Mismatch(rule.name, shown, tensors, whole[left], value)
     return None
-
-
-class _Devices(Devices):
-    """Indices have no gradient: whether they are R or C makes no difference."""
-
-    def _split(self, op: str, operands: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[str, ...]:
-        for kinds in product("RC", repeat=sum(not t.grad for t in operands)):
-            given = iter(kinds)
-            tried = [t if t.grad else replace(t, layouts=_as(t.layouts, next(given))) for t in operands]
-            with suppress(GraphError):
-                return super()._split(op, tried, attrs)
-        return super()._split(op, operands, attrs)
-
-
-def _as(layouts: Layouts, kind: str) -> Layouts:
-    return tuple(Layout.parse(kind) if x.kind in "RC" else x for x in layouts)
 
 
 def _names(rule: Equation, devices: Devices) -> dict[str, Any]:

@@ -16,15 +16,13 @@ import numpy as np
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.interpret import run_serial
+from shardwright.pcg.interpret import Array, run_serial
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import Match, replacement
 from shardwright.verifier.falsifiers.falsify_placement import falsify_placement
 from shardwright.verifier.falsifiers.instances import ATTEMPTS, MAX_ELEMENTS, drawn, instance
 from shardwright.verifier.falsifiers.mismatch import ERRORS, Mismatch, largest_of, same
 from shardwright.verifier.falsifiers.tangents import tangents
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch | None:

@@ -6,18 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from shardwright.pcg.errors import RuleError
-from shardwright.pcg.interpret import scatter
+from shardwright.pcg.interpret import Array, scatter
 from shardwright.pcg.layout import Layout, Layouts, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.substitutions.steps import StepRule, SymbolicLayout, SymbolicStep
 from shardwright.verifier.falsifiers.mismatch import Mismatch
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def falsify_steps(rule: StepRule, degrees: Sequence[int] = (2, 3), seed: int = 0) -> Mismatch | None:

@@ -17,27 +17,22 @@ import numpy as np
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.graph import Graph, Node, leaf
+from shardwright.pcg.interpret import Array
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS
 from shardwright.substitutions.attributes import values
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.match import Match
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, subterms
+from shardwright.substitutions.terms import Term, Variable, applied, subterms
 from shardwright.verifier.falsifiers.mismatch import ERRORS
 
-Array = np.ndarray[Any, np.dtype[Any]]
 SIZES = (2, 3, 4, 5, 6, 7)
 ONES_SHARE = 0.2
 """How many of the instances may have sizes of 1, which broadcast."""
 RANKS = (0, 1, 2, 3)
 DEGREES = (1, 2, 3)
 ATTEMPTS, MAX_ELEMENTS = 4000, 200_000
-PARTIAL = frozenset({"log", "sqrt", "rsqrt", "reciprocal", "div", "pow", "layer_norm", "rms_norm", "log1p"})
-"""Rows that do not exist for all numbers."""
-_ROUGH = frozenset({*PARTIAL, "exp", "tanh", "sigmoid", "silu", "gelu", "softmax", "log_softmax", "sdpa", "sin", "cos",
-                    "erf", "softplus", "cross_entropy_sum"})  # fmt: skip
-"""Rows that round: their operands are small decimals, others are integers, which sums and products keep exact."""
 IGNORED_SHARE = 0.25
 """How many of the targets of a loss are ignored."""
 
@@ -55,11 +50,6 @@ def instance(rule: Equation, rng: random.Random) -> tuple[Graph, Match] | None:
         return left_graph(rule, sizes) if satisfies(rule, sizes) else None
     except (RuleError, *ERRORS):
         return None
-
-
-def applied(roots: Sequence[Term]) -> Iterator[Apply]:
-    """Every operator inside these terms, operands first."""
-    return (t for root in roots for t in subterms(root) if isinstance(t, Apply))
 
 
 # ---- sizes and attributes ----
@@ -185,7 +175,7 @@ def index_ranges(rule: Equation) -> dict[str, list[tuple[Term, int]]]:
     """The variables that hold indices, each with the terms that it indexes into and their dimensions."""
     found: dict[str, list[tuple[Term, int]]] = {}
     for term in applied((*rule.left, *rule.right)):
-        for operand, (into, dim) in INDEX_OPERANDS.get(term.op, {}).items():
+        for operand, (into, dim) in term.indexes.items():
             if operand < len(term.operands) and into < len(term.operands):
                 at = _constant(dict(term.attrs)["dim"]) if dim < 0 and "dim" in dict(term.attrs) else dim
                 for inner in subterms(term.operands[operand]):
@@ -209,14 +199,14 @@ def drawn(
 ) -> dict[str, Array]:
     """Values of the variables: integers where all rows are exact, else decimals, with `positive` greater than 0."""
     rng = np.random.default_rng(seed)
-    ops = {t.op for t in applied((*rule.left, *rule.right))}
+    rows = [ROWS[t.op] for t in applied((*rule.left, *rule.right)) if t.op in ROWS]
     indices, found, ignored = index_ranges(rule), dict[str, Array](), _ignored(rule, sizes)
     for name, shape in shapes.items():
         if name in indices:
-            found[name] = rng.integers(0, max(_limit(indices[name], shapes, sizes), 1), shape)
+            found[name] = rng.integers(0, max(index_limit(indices[name], shapes, sizes), 1), shape)
             for value in ignored:
                 found[name] = np.where(rng.random(shape) < IGNORED_SHARE, value, found[name])
-        elif not ops & _ROUGH:
+        elif not any(row.rounds for row in rows):
             found[name] = rng.integers(-4, 5, shape).astype(float)
         elif positive:
             found[name] = rng.uniform(0.5, 2.0, shape)
@@ -231,7 +221,9 @@ def _ignored(rule: Equation, sizes: Mapping[str, Any]) -> list[int]:
     return [found["ignore_index"].evaluate(sizes) for found in attrs]
 
 
-def _limit(uses: Sequence[tuple[Term, int]], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any]) -> int:
+def index_limit(
+    uses: Sequence[tuple[Term, int]], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any]
+) -> int:
     """The least size that a variable indexes into. Logits without a batch have their classes in dimension 0."""
     into = [(shape_of(term, shapes, sizes), dim) for term, dim in uses]
     return min(shape[min(dim, len(shape) - 1)] for shape, dim in into)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.errors import GraphError
+from shardwright.pcg.interpret import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 ERRORS = (GraphError, TypeError, ValueError, KeyError, IndexError, ZeroDivisionError, OverflowError, ArithmeticError)
 """What NumPy and the rows say of operands that do not fit."""
 LOWEST = -1e30

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from shardwright.pcg.graph import Graph, Node, leaf
-from shardwright.pcg.interpret import run_serial
+from shardwright.pcg.interpret import Array, run_serial
 
-Array = np.ndarray[Any, np.dtype[Any]]
 STEP = 1e-5
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-6
 _KINK = 1e-2

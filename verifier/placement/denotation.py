@@ -17,31 +17,28 @@ arithmetic: the second proof of serial rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, product
 from typing import Any
 
-from shardwright.pcg.errors import GraphError, RuleError
+from shardwright.pcg.errors import GraphError, RuleError, ShardwrightError
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.inference import required_layouts
 from shardwright.pcg.layout import Layout
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import COMBINE, PARALLEL_OPS, PARTITION, REDUCE
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, erase, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, erase, free_attributes, subterms
 from shardwright.verifier.logic import Formula, Number, Solver, z3
+from shardwright.verifier.proof import BEYOND
 from shardwright.verifier.reals.realproof import equal_in_reals
 
 TIMEOUT_MS = 1000
 _PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313, 317)
 _DEGREES = (6, 10)  # products: what half a degree divides need not be a multiple of the degree
-_MAX_INSTANCES = 8
-_FREE: Mapping[str, Any] = {
-    "padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
-    "ignore_index": -100, "label_smoothing": 0.25, "value": 1.0,
-}  # fmt: skip
+_MAX_INSTANCES, _MAX_DEGREES = 8, 100
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def denotes_equal(rule: Equation) -> bool:
             pairs = [(encoding.term(a), encoding.term(b)) for a, b in zip(rule.left, rule.right, strict=True)]
             if any(a.layouts != b.layouts or a.shape != b.shape for a, b in pairs):
                 return False
-    except (RuleError, GraphError, TypeError, ValueError, KeyError, IndexError):
+    except (ShardwrightError, *BEYOND):
         return False
     if not pairs:  # no sizes that satisfy the guard were found
         return False
@@ -129,8 +126,8 @@ def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
     Where the degree of an axis divides a product, there is one instance for each factor that may be the one.
     """
     base: dict[str, Any] = dict(zip(sorted(rule.sizes, reverse=True), _PRIMES, strict=False))
-    base |= dict(zip(rule.axes, _DEGREES, strict=False))
-    asked = [g for g in rule.guard if g.names & set(rule.axes)]
+    base |= {axis: _degree(rule, axis, least) for axis, least in zip(rule.axes, _DEGREES, strict=False)}
+    asked = [g for g in rule.guard if g.names & set(rule.axes) and g.names - set(rule.axes)]
     for chosen in islice(product(*(sorted(g.names - set(rule.axes)) for g in asked)), _MAX_INSTANCES):
         sizes = dict(base)
         for condition, name in zip(asked, chosen, strict=True):
@@ -144,6 +141,13 @@ def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
             yield sizes
 
 
+def _degree(rule: Equation, axis: str, least: int) -> int:
+    """A multiple of the least degree that satisfies what the guard says of the axis alone."""
+    own = [g for g in rule.guard if g.names and g.names <= {axis}]
+    tried = range(least, least * _MAX_DEGREES, least)
+    return next((n for n in tried if all(g.evaluate({axis: n}) is True for g in own)), least)
+
+
 @dataclass
 class _Encoding:
     rule: Equation
@@ -155,11 +159,9 @@ class _Encoding:
     def __post_init__(self) -> None:
         rule = self.rule
         applied = [t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)]
-        for term in applied:
-            for key, value in term.attrs:
-                if value.name is not None and key in _FREE:
-                    self.sizes.setdefault(value.name, _FREE[key])
-        inner = (t.operands[i] for t in applied for i in INDEX_OPERANDS.get(t.op, ()) if i < len(t.operands))
+        for name, value in free_attributes(applied):
+            self.sizes.setdefault(name, value)
+        inner = (t.operands[i] for t in applied for i in t.indexes if i < len(t.operands))
         self._indices = frozenset(v.name for t in inner for v in subterms(t) if isinstance(v, Variable))
 
     # ---- terms ----

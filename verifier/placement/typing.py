@@ -28,35 +28,21 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.rowrules import RowRule, choices, derive
-from shardwright.substitutions.terms import INDEX_OPERANDS, Apply, Term, Variable, erase, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, erase, free_attributes, subterms
 from shardwright.verifier.algebra.elements import Evaluator, extent, spliced
-from shardwright.verifier.algebra.elements_rows import evaluator
 from shardwright.verifier.algebra.polys import Poly, poly, product
-from shardwright.verifier.algebra.serialproof import SerialProof, known, prove_terms
+from shardwright.verifier.algebra.serialproof import prove_terms
+from shardwright.verifier.algebra.shapes import evaluator, known
+from shardwright.verifier.proof import Failure, Proof, attempted
 from shardwright.verifier.rows.rowproof import proven
-from shardwright.verifier.solver import Failure
 
 Divides = tuple[str, Poly]
 """An axis, and a size that its degree divides."""
 _FIRST_PRIME = 101
-_SAMPLES: Mapping[str, Any] = {
-    "padding_idx": None, "scale": 0.5, "eps": 1e-5, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
-    "ignore_index": -100, "label_smoothing": 0.25, "value": 1.0,
-}  # fmt: skip
-"""Values of attributes that a rule leaves free; no factor string depends on them."""
-
-
-@dataclass(frozen=True)
-class Proved:
-    """The outcome for a placement rule: what the proof uses and the divisibilities that typing found, or what broke."""
-
-    axioms: tuple[str, ...] = ()
-    guard: tuple[Expression, ...] = ()
-    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class TermType:
     """A concrete shape, one layout per axis, and whether the value has a gradient."""
 
     shape: tuple[int, ...]
@@ -68,28 +54,26 @@ class IllTypedError(RuleError):
     """A term that has no type."""
 
 
-def prove_placement(rule: Equation) -> Proved:
+def prove_placement(rule: Equation) -> Proof:
     """Prove a rule with axes. Anything but a proof has a `failure`."""
+    return attempted(lambda: _proof(rule))
+
+
+def _proof(rule: Equation) -> Proof:
+    typing = Typing(rule)
     try:
-        typing = Typing(rule)
         for number, (left, right) in enumerate(zip(rule.left, rule.right, strict=True)):
             types = typing.root("left", number, left), typing.root("right", number, right)
             if types[0].layouts != types[1].layouts:
                 shown = [" ".join(map(str, t.layouts)) for t in types]
-                failure = Failure(
-                    f"root {number}: the left side is {shown[0]}, the right side {shown[1]}", ill_typed=True
-                )
-                return Proved(failure=failure)
-        if (failure := typing.unguarded()) is not None:
-            return Proved(failure=failure)
-        serial = _erasures(rule)
-        return Proved(typing.axioms(serial.axioms), typing.guard(), serial.failure)
+                what = f"root {number}: the left side is {shown[0]}, the right side {shown[1]}"
+                return Proof(failure=Failure(what, ill_typed=True))
     except IllTypedError as error:
-        return Proved(failure=Failure(str(error), malformed=True))
-    except (RuleError, GraphError) as error:
-        return Proved(failure=Failure(str(error)))
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        return Proved(failure=Failure(f"beyond these proofs: {type(error).__name__}: {error}"))
+        return Proof(failure=Failure(str(error), malformed=True))
+    if (failure := typing.unguarded()) is not None:
+        return Proof(failure=failure)
+    serial = _erasures(rule)
+    return Proof(typing.axioms(serial.axioms), serial.failure)
 
 
 def required_guard(rule: Equation) -> tuple[Expression, ...]:
@@ -100,11 +84,11 @@ def required_guard(rule: Equation) -> tuple[Expression, ...]:
     return typing.guard()
 
 
-def _erasures(rule: Equation) -> SerialProof:
+def _erasures(rule: Equation) -> Proof:
     """The proof that the erasures are equal; one term needs none."""
     pairs = [(erase(a), erase(b)) for a, b in zip(rule.left, rule.right, strict=True)]
     different = [(a, b) for a, b in pairs if a != b]
-    return prove_terms(rule, *zip(*different, strict=True)) if different else SerialProof()
+    return prove_terms(rule, *zip(*different, strict=True)) if different else Proof()
 
 
 @dataclass
@@ -115,7 +99,7 @@ class Typing:
     sizes: dict[str, Any] = field(init=False)
     rows: dict[str, RowRule] = field(default_factory=dict)
     needed: dict[Divides, None] = field(default_factory=dict)
-    _types: dict[Term, Type] = field(default_factory=dict)
+    _types: dict[Term, TermType] = field(default_factory=dict)
     _evaluator: Evaluator = field(init=False)
     _indices: frozenset[str] = field(init=False)
 
@@ -131,10 +115,8 @@ class Typing:
         self.sizes = dict(zip(names, _primes(), strict=False))
         for name, digits in symbols.solved.items():
             self.sizes[name] = self._value(product(digits))
-        for term in (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)):
-            for key, value in term.attrs:
-                if value.name is not None and value.name not in self.sizes and key in _SAMPLES:
-                    self.sizes[value.name] = _SAMPLES[key]
+        applied = (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply))
+        self.sizes = {**dict(free_attributes(applied)), **self.sizes}
         self._indices = frozenset(_index_variables(rule))
 
     def _value(self, size: Poly) -> int:
@@ -142,14 +124,14 @@ class Typing:
 
     # ---- types ----
 
-    def root(self, side: str, number: int, term: Term) -> Type:
+    def root(self, side: str, number: int, term: Term) -> TermType:
         """The type of a root; an `IllTypedError` names its field."""
         try:
             return self.of(term)
         except IllTypedError as error:
             raise IllTypedError(f"field '{side}[{number}]': {error}") from None
 
-    def of(self, term: Term) -> Type:
+    def of(self, term: Term) -> TermType:
         """The type of a term; `IllTypedError` where it has none."""
         if term not in self._types:
             found = self._variable(term) if isinstance(term, Variable) else self._applied(term)
@@ -157,14 +139,14 @@ class Typing:
             self._types[term] = found
         return self._types[term]
 
-    def _variable(self, term: Variable) -> Type:
+    def _variable(self, term: Variable) -> TermType:
         shape = self.rule.dims[term.name].shape(self.sizes)
         layouts = tuple(place.at(self.sizes) for place in dict(self.rule.layouts)[term.name])
         if term.name in self._indices and any(x.kind == "P" for x in layouts):
             raise IllTypedError(f"{term}: indices cannot be partial sums")
-        return Type(shape, layouts, term.name not in self._indices)
+        return TermType(shape, layouts, term.name not in self._indices)
 
-    def _check(self, term: Term, found: Type) -> None:
+    def _check(self, term: Term, found: TermType) -> None:
         """Every shard is of some dimension, in whole blocks, and no two axes shard one; note what must divide."""
         shards = [(axis, x) for axis, x in zip(self.rule.axes, found.layouts, strict=True) if x.is_shard]
         for axis, x in shards:
@@ -195,11 +177,11 @@ class Typing:
                 found, number = found * poly(name), number // prime
         return found * number
 
-    def _applied(self, term: Apply) -> Type:
+    def _applied(self, term: Apply) -> TermType:
         operands = [self.of(operand) for operand in term.operands]
         return self._parallel(term, operands[0]) if term.op in PARALLEL_OPS else self._operator(term, operands)
 
-    def _parallel(self, term: Apply, operand: Type) -> Type:
+    def _parallel(self, term: Apply, operand: TermType) -> TermType:
         attrs = dict(term.attrs)
         axis = self.rule.axes.index(str(attrs["axis"]))
         dim, blocks = -1, 1
@@ -212,9 +194,9 @@ class Typing:
             after = step(term.op, axis, operand.layouts[axis], dim, blocks).after
         except GraphError as error:
             raise IllTypedError(f"{term}: {error}") from None
-        return Type(operand.shape, (*operand.layouts[:axis], after, *operand.layouts[axis + 1 :]), operand.grad)
+        return TermType(operand.shape, (*operand.layouts[:axis], after, *operand.layouts[axis + 1 :]), operand.grad)
 
-    def _operator(self, term: Apply, operands: Sequence[Type]) -> Type:
+    def _operator(self, term: Apply, operands: Sequence[TermType]) -> TermType:
         attrs = {key: value.evaluate(self.sizes) for key, value in term.attrs}
         signature = ROWS[term.op].signature([t.shape for t in operands], attrs)
         self._check_shape(term, signature.result_shape)
@@ -222,7 +204,7 @@ class Typing:
             self._along(term, signature, axis, [t.layouts[number] for t in operands], [t.grad for t in operands])
             for number, axis in enumerate(self.rule.axes)
         ]
-        return Type(signature.result_shape, tuple(layouts), any(t.grad for t in operands) or not operands)
+        return TermType(signature.result_shape, tuple(layouts), any(t.grad for t in operands) or not operands)
 
     def _check_shape(self, term: Apply, shape: tuple[int, ...]) -> None:
         """The shape at primes is the symbolic one: nothing was broadcast or cut by accident."""
@@ -369,6 +351,6 @@ def _rules(op: str, signature: Signature, blocks: frozenset[int]) -> Iterator[tu
 def _index_variables(rule: Equation) -> Iterator[str]:
     """Variables that hold indices."""
     for term in (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)):
-        for operand in INDEX_OPERANDS.get(term.op, ()):
+        for operand in term.indexes:
             if operand < len(term.operands):
                 yield from (t.name for t in subterms(term.operands[operand]) if isinstance(t, Variable))

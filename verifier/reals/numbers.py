@@ -1,7 +1,7 @@
 """Functions of real numbers, for the second proof of serial rules: uninterpreted, but for a few laws.
 
 exp(u + v) = exp u · exp v      exp(k·u) = (exp u)^k, k whole      exp u > 0      u · inverse(u) = 1
-log(u · v) = log u + log v and exp(log u) = u, u positive          log(exp u) = u      f(-u) = -f(u), f odd
+log(u · v) = log u + log v and exp(log u) = u, u positive          log(exp u) = u      f(-u) = ∓f(u), f odd or even
 √u > 0 and √u · √u = u          √(u · v) = √u · √v, u positive     [c] · [c] = [c]
 exp(u) = [c] · exp(u where c) + (1 - [c]) · exp(u where not c)
 """
@@ -19,7 +19,7 @@ Need = tuple[str, Number]
 
 
 @dataclass
-class Numbers(Sums):
+class RealNumbers(Sums):
     """The sums and functions of one proof.
 
     needs   what must exist for the numbers that were made so far to exist
@@ -41,6 +41,10 @@ class Numbers(Sums):
         """An odd function: of the number or of its negative, whichever is written first."""
         flat, other = self.flat(number), self.flat(-number)
         return -self.function(name, other) if other.sexpr() < flat.sexpr() else self.function(name, flat)
+
+    def even(self, name: str, number: Number) -> Number:
+        """An even function: of the number or of its negative, whichever is written first."""
+        return self.function(name, min(self.flat(number), self.flat(-number), key=lambda flat: flat.sexpr()))
 
     def root(self, number: Number) -> Number:
         """A root, of each positive factor for itself: it has a value and a slope where the number is positive."""

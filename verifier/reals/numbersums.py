@@ -17,20 +17,20 @@ from shardwright.pcg.errors import RuleError
 from shardwright.verifier.algebra.polys import Atom, Poly
 from shardwright.verifier.logic import Formula, Number, z3
 
-Bound = tuple[Number, Poly]
+Binding = tuple[Number, Poly]
 """An index and how many values it takes."""
-Monomial = tuple[Fraction, list[Number]]
+RealProduct = tuple[Fraction, list[Number]]
 MAX_BOUNDS = 4
 INDEX = ("@", "~", "#")
 """How names of indices begin: free ones, bound ones, and bound ones of a sum that has a name."""
 
 
 @dataclass(frozen=True, eq=False)
-class Sum:
+class NamedSum:
     """Σ over the bounds of a product, or the maximum of an expression, which is then the one factor."""
 
     kind: str
-    bounds: tuple[Bound, ...]
+    bounds: tuple[Binding, ...]
     factors: tuple[Number, ...]
     height: int
     depends: frozenset[str]
@@ -56,14 +56,14 @@ class Sums:
     is_size: Callable[[Atom], bool]
     facts: list[Formula] = field(default_factory=list)
     implied: set[tuple[str, str, str]] = field(default_factory=set)
-    _sums: dict[str, Sum] = field(default_factory=dict)
+    _sums: dict[str, NamedSum] = field(default_factory=dict)
     _named: dict[tuple[str, tuple[str, ...], str], Number] = field(default_factory=dict)
     _met: dict[int, _Seen] = field(default_factory=dict)
     _fresh: Iterator[int] = field(default_factory=count)
 
     # ---- products ----
 
-    def monomials(self, number: Number) -> list[Monomial]:
+    def monomials(self, number: Number) -> list[RealProduct]:
         """The number multiplied out: coefficients and factors, without u · inverse(u) and what indicators imply."""
         return self._multiplied(number)[1]
 
@@ -71,7 +71,7 @@ class Sums:
         """The number in the one form that Z3 multiplies it out to."""
         return self._multiplied(number)[0]
 
-    def _multiplied(self, number: Number) -> tuple[Number, list[Monomial]]:
+    def _multiplied(self, number: Number) -> tuple[Number, list[RealProduct]]:
         """The number multiplied out, and its monomials."""
         flat = multiplied(number)
         found = [_factors(term) for term in (flat.children() if _kind(flat) == z3.Z3_OP_ADD else [flat])]
@@ -107,11 +107,11 @@ class Sums:
         """A new index."""
         return z3.Int(f"~{next(self._fresh)}")
 
-    def total(self, bounds: Sequence[Bound], number: Number) -> Number:
+    def total(self, bounds: Sequence[Binding], number: Number) -> Number:
         """Σ over the bounds."""
         return sum_of([self._summed(bounds, c, factors) for c, factors in self.monomials(number)])
 
-    def _summed(self, bounds: Sequence[Bound], coefficient: Fraction, factors: Sequence[Number]) -> Number:
+    def _summed(self, bounds: Sequence[Binding], coefficient: Fraction, factors: Sequence[Number]) -> Number:
         outside, inside, inner = list[Number](), list[Number](), {name_of(n): (n, size) for n, size in bounds}
         pending = list(factors)
         while pending:
@@ -142,30 +142,28 @@ class Sums:
             groups.append((own, members))
         return groups
 
-    def greatest(self, bounds: Sequence[Bound], number: Number) -> Number:
-        """The maximum over the bounds; what does not depend on them is put before it."""
+    def greatest(self, bounds: Sequence[Binding], number: Number) -> Number:
+        """The maximum over the bounds; what does not depend on them, and a positive number, are put before it."""
         names = {name_of(n) for n, _ in bounds}
-        outside, inside = list[Monomial](), list[Monomial]()
+        outside, inside = list[RealProduct](), list[RealProduct]()
         for c, factors in self.monomials(number):
             free = all(self.depends(f).isdisjoint(names) for f in factors)
             (outside if free else inside).append((c, factors))
         if not inside:
             return number
-        if len(inside) == 1 and inside[0][0] == 1 and (inner := self._maximum(inside[0][1])) is not None:
+        scale = abs(inside[0][0])
+        body = multiplied(total_of([(c / scale, factors) for c, factors in inside]))
+        if (inner := self._sum(body)) is not None and inner.kind == "max":
             opened, (body,) = self._opened(inner)
-            return total_of(outside) + self.greatest([*bounds, *opened], body)
-        return total_of(outside) + self._name("max", list(bounds), [multiplied(total_of(inside))])
+            return total_of(outside) + z3.RealVal(scale) * self.greatest([*bounds, *opened], body)
+        return total_of(outside) + z3.RealVal(scale) * self._name("max", list(bounds), [body])
 
-    def _maximum(self, factors: Sequence[Number]) -> Sum | None:
-        found = self._sum(factors[0]) if len(factors) == 1 else None
-        return found if found is not None and found.kind == "max" else None
-
-    def _name(self, kind: str, bounds: Sequence[Bound], factors: Sequence[Number]) -> Number:
+    def _name(self, kind: str, bounds: Sequence[Binding], factors: Sequence[Number]) -> Number:
         """The constant that stands for a sum, whatever the order and names of its indices."""
         if len(bounds) > MAX_BOUNDS:
             raise RuleError(f"a sum over {len(bounds)} indices")
         height = 1 + max(self._seen(f).height for f in factors)
-        best: tuple[tuple[str, ...], str, tuple[Bound, ...], Number] | None = None
+        best: tuple[tuple[str, ...], str, tuple[Binding, ...], Number] | None = None
         for order in _orders(bounds):
             own = tuple((z3.Int(f"#{height}.{i}"), size) for i, (_, size) in enumerate(order))
             swap = {name_of(old): new for (old, _), (new, _) in zip(order, own, strict=True)}
@@ -178,13 +176,13 @@ class Sums:
             name = f"{kind} {len(self._named)}"
             parts = (best[3],) if kind == "max" else tuple(_factors(best[3])[1])
             depends = self.depends(best[3]) - {name_of(n) for n, _ in best[2]}
-            self._sums[name] = Sum(kind, best[2], parts, height, depends)
+            self._sums[name] = NamedSum(kind, best[2], parts, height, depends)
             self._named[key] = z3.Real(name)
             if self.is_positive(self._named[key]):
                 self.facts.append(self._named[key] > 0)
         return self._named[key]
 
-    def _opened(self, found: Sum) -> tuple[list[Bound], list[Number]]:
+    def _opened(self, found: NamedSum) -> tuple[list[Binding], list[Number]]:
         bounds = [(self.bound(), size) for _, size in found.bounds]
         swap = {name_of(old): new for (old, _), (new, _) in zip(found.bounds, bounds, strict=True)}
         return bounds, [self.renamed(f, swap) for f in found.factors]
@@ -235,7 +233,7 @@ class Sums:
             return _Seen(number, self._sums[name].depends, frozenset([name]), self._sums[name].height)
         return _Seen(number, frozenset([name] if name[:1] in INDEX else []))
 
-    def _sum(self, number: Number) -> Sum | None:
+    def _sum(self, number: Number) -> NamedSum | None:
         return None if number.num_args() else self._sums.get(number.decl().name())
 
     def is_positive(self, number: Number) -> bool:
@@ -278,7 +276,7 @@ def _kind(number: Number) -> int:
     return number.decl().kind()
 
 
-def _factors(term: Number) -> Monomial:
+def _factors(term: Number) -> RealProduct:
     coefficient, factors, pending = Fraction(1), list[Number](), [term]
     while pending:
         part = pending.pop()
@@ -294,14 +292,14 @@ def _factors(term: Number) -> Monomial:
     return coefficient, factors
 
 
-def _orders(bounds: Sequence[Bound]) -> Iterator[tuple[Bound, ...]]:
+def _orders(bounds: Sequence[Binding]) -> Iterator[tuple[Binding, ...]]:
     """The orders of the bounds in which sizes ascend."""
     groups = [list(group) for _, group in groupby(sorted(bounds, key=_size), _size)]
     for parts in product(*map(permutations, groups)):
         yield tuple(bound for part in parts for bound in part)
 
 
-def _size(bound: Bound) -> str:
+def _size(bound: Binding) -> str:
     return str(bound[1])
 
 
@@ -323,7 +321,7 @@ def _without(factors: Sequence[Number], one: Number) -> list[Number]:
     return [*factors[:at], *factors[at + 1 :]]
 
 
-def total_of(monomials: Sequence[Monomial]) -> Number:
+def total_of(monomials: Sequence[RealProduct]) -> Number:
     """The sum of monomials."""
     return sum_of([product_of(c, factors) for c, factors in monomials])
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from shardwright.pcg.errors import RuleError
+from shardwright.pcg.errors import ShardwrightError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term
-from shardwright.verifier.algebra.elements import Dim, Evaluator, UnprovenError, spliced
-from shardwright.verifier.algebra.elements_rows import evaluator
-from shardwright.verifier.algebra.serialproof import solved
+from shardwright.verifier.algebra.elements import Dim, Evaluator, spliced
+from shardwright.verifier.algebra.shapes import evaluator, solved
 from shardwright.verifier.logic import Formula, Number, Solver, z3
-from shardwright.verifier.reals.numbers import Need, Numbers
-from shardwright.verifier.reals.reals import Cuts, Place, Reals, pieces
+from shardwright.verifier.proof import BEYOND, UnprovenError
+from shardwright.verifier.reals.numbers import Need, RealNumbers
+from shardwright.verifier.reals.reals import Place, Reals, Segments, pieces
 from shardwright.verifier.reals.reals_moves import MOVES
 from shardwright.verifier.reals.reals_sums import SUMS
 
@@ -47,10 +47,8 @@ def equal_in_reals(rule: Equation, left: Sequence[Term], right: Sequence[Term]) 
         if not all(_alike(run, a, b) for a, b in zip(ours, theirs, strict=True)):
             return False
         return all(_equal(run, *pair) for pair in zip(left, right, ours, theirs, strict=True))
-    except (RuleError, UnprovenError, z3.Z3Exception):
+    except (ShardwrightError, UnprovenError, z3.Z3Exception, *BEYOND):
         return False
-    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RecursionError):
-        return False  # beyond these proofs
 
 
 def _alike(run: Evaluator, left: Sequence[Dim], right: Sequence[Dim]) -> bool:
@@ -71,7 +69,7 @@ def _equal(run: Evaluator, left: Term, right: Term, ours: Sequence[Dim], theirs:
     return all(_agree(Reals(run, {**MOVES, **SUMS}), left, right, cuts, dims) for cuts in pieces(run, dims))
 
 
-def _agree(reals: Reals, left: Term, right: Term, cuts: Sequence[Cuts], dims: Sequence[Dim]) -> bool:
+def _agree(reals: Reals, left: Term, right: Term, cuts: Sequence[Segments], dims: Sequence[Dim]) -> bool:
     index: list[Place] = []
     for at, (dim, cut) in enumerate(zip(dims, cuts, strict=True)):
         place: list[Number] = []
@@ -89,7 +87,7 @@ def _agree(reals: Reals, left: Term, right: Term, cuts: Sequence[Cuts], dims: Se
     return ours.eq(theirs) or _follows(ours == theirs, [*given, *numbers.facts])
 
 
-def _exists(numbers: Numbers, exists: Sequence[Need], given: Sequence[Formula]) -> bool:
+def _exists(numbers: RealNumbers, exists: Sequence[Need], given: Sequence[Formula]) -> bool:
     """Whether what the right side needs follows from what the left side needs; its own facts count only then."""
     known = [(name, numbers.closed(argument)) for name, argument in exists]
     asked = [
@@ -102,7 +100,7 @@ def _exists(numbers: Numbers, exists: Sequence[Need], given: Sequence[Formula]) 
     return not asked or _follows(z3.And([argument != 0 for _, argument in asked]), given)
 
 
-def _bound(numbers: Numbers, number: Number) -> bool:
+def _bound(numbers: RealNumbers, number: Number) -> bool:
     return any(name[0] != "@" for name in numbers.depends(number))
 
 

@@ -5,6 +5,7 @@ A term's element at an index is a Z3 expression over the elements of the variabl
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -18,21 +19,21 @@ from shardwright.verifier.algebra.elements import Dim, Evaluator
 from shardwright.verifier.algebra.polys import Poly
 from shardwright.verifier.algebra.symbols import translated
 from shardwright.verifier.logic import Formula, Number, z3
-from shardwright.verifier.reals.numbers import Numbers
-from shardwright.verifier.reals.numbersums import Bound, constants, name_of, sum_of
+from shardwright.verifier.reals.numbers import RealNumbers
+from shardwright.verifier.reals.numbersums import Binding, constants, name_of, sum_of
 from shardwright.verifier.solver import is_valid
 
 Place = tuple[Number, ...]
-Index = tuple[Place, ...]
+Address = tuple[Place, ...]
 """A position along every dimension: one number per digit."""
 
 
-Cuts = tuple[tuple[Poly, Poly], ...]
+Segments = tuple[tuple[Poly, Poly], ...]
 """Start and size of a piece along every digit of a dimension."""
-Row = Callable[["Reals", Apply, Index], Number]
+RealRow = Callable[["Reals", Apply, Address], Number]
 
 
-def pieces(run: Evaluator, dims: Sequence[Dim]) -> product[tuple[Cuts, ...]]:
+def pieces(run: Evaluator, dims: Sequence[Dim]) -> product[tuple[Segments, ...]]:
     """Start and size of a piece along every digit, in every combination."""
     whole = (polys.ZERO, polys.ZERO)
     return product(*(product(*([whole] if d.splice else run.segments(d) for d in dim)) for dim in dims))
@@ -49,14 +50,14 @@ class Reals:
     """
 
     run: Evaluator
-    rows: Mapping[str, Row]
-    numbers: Numbers = field(init=False)
+    rows: Mapping[str, RealRow]
+    numbers: RealNumbers = field(init=False)
     given: bool = True
     sizes: dict[str, Poly] = field(default_factory=dict)
-    _made: dict[tuple[Term, tuple[tuple[int, ...], ...]], tuple[Index, Number]] = field(default_factory=dict)
+    _made: dict[tuple[Term, tuple[tuple[int, ...], ...]], tuple[Address, Number]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.numbers = Numbers(self.run.symbols.is_positive)
+        self.numbers = RealNumbers(self.run.symbols.is_positive)
 
     def dims(self, term: Term) -> tuple[Dim, ...]:
         """The dims of a term."""
@@ -77,21 +78,21 @@ class Reals:
             return True
         return False if is_valid(z3.Not(condition), [*given, *sizes]) else None
 
-    def element(self, term: Term, index: Index) -> Number:
+    def element(self, term: Term, index: Address) -> Number:
         """The element of a term at an index, made once: what it needs, both sides then need."""
         key = (term, tuple(tuple(number.get_id() for number in place) for place in index))
         if key not in self._made:  # the index is kept, so that its ids stay its own
             self._made[key] = (index, self._element(term, index))
         return self._made[key][1]
 
-    def _element(self, term: Term, index: Index) -> Number:
+    def _element(self, term: Term, index: Address) -> Number:
         if isinstance(term, Variable):
             return self.cell(term.name, index)
         if term.op not in self.rows:
             raise RuleError(f"{term.op} has no semantics in real numbers")
         return self.rows[term.op](self, term, index)
 
-    def cell(self, name: str, index: Index) -> Number:
+    def cell(self, name: str, index: Address) -> Number:
         """An element of a tensor of which nothing is known."""
         places = [number for place in index for number in place]
         return z3.Function(name, *(n.sort() for n in places), z3.RealSort())(*places)
@@ -100,12 +101,15 @@ class Reals:
         """A number that an attribute is: a literal, a size, or an attribute by its name."""
         if value.names & {*self.run.rule.sizes, *self.run.symbols.solved}:
             return self.numbers.size(self.run.symbols.number(value))
+        match value.tree:
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.constant(Expression(ast.unparse(operand)))
         number = None if value.names else value.evaluate({})
         return (
             z3.RealVal(str(Fraction(str(number)))) if isinstance(number, int | float) else z3.Real(f"attribute {value}")
         )
 
-    def read(self, term: Term, index: Index) -> Number:
+    def read(self, term: Term, index: Address) -> Number:
         """The element that a result at this index is computed from, element by element."""
         dims = self.dims(term)
         own = index[len(index) - len(dims) :]
@@ -123,9 +127,9 @@ class Reals:
             most = z3.If(most > other, most, other)
         return most
 
-    def _over(self, dims: Sequence[Dim]) -> list[tuple[list[Place], list[Bound]]]:
+    def _over(self, dims: Sequence[Dim]) -> list[tuple[list[Place], list[Binding]]]:
         """All positions of these dimensions, piece by piece, with their bound indices."""
-        found: list[tuple[list[Place], list[Bound]]] = []
+        found: list[tuple[list[Place], list[Binding]]] = []
         for cuts in pieces(self.run, dims):
             bounds = [[(self.numbers.bound(), size) for _, size in cut] for cut in cuts]
             places = [

@@ -12,14 +12,14 @@ from shardwright.verifier.algebra.elements import Dim, extent, spliced
 from shardwright.verifier.algebra.polys import Poly
 from shardwright.verifier.algebra.symbols import translated
 from shardwright.verifier.logic import Number, z3
-from shardwright.verifier.reals.numbers import Numbers
+from shardwright.verifier.reals.numbers import RealNumbers
 from shardwright.verifier.reals.numbersums import is_indicator
-from shardwright.verifier.reals.reals import Index, Place, Reals, Row, expect
+from shardwright.verifier.reals.reals import Address, Place, RealRow, Reals, expect
 
 # ---- element by element ----
 
 
-def _sigmoid(numbers: Numbers, x: Number) -> Number:
+def _sigmoid(numbers: RealNumbers, x: Number) -> Number:
     """1/2 + 1/2 · tanh(x/2)."""
     return (1 + numbers.odd("tanh", x / 2)) / 2
 
@@ -35,10 +35,10 @@ _POINTWISE: Mapping[str, Callable[..., Number]] = {
     "contiguous": lambda numbers, x: x,
     "relu": lambda numbers, x: z3.If(x > 0, x, z3.RealVal(0)),
     "abs": lambda numbers, x: z3.If(x > 0, x, -x),
-    "reciprocal": Numbers.inverse,
-    "exp": Numbers.exp,
-    "log": Numbers.log,
-    "sqrt": Numbers.root,
+    "reciprocal": RealNumbers.inverse,
+    "exp": RealNumbers.exp,
+    "log": RealNumbers.log,
+    "sqrt": RealNumbers.root,
     "rsqrt": lambda numbers, x: numbers.inverse(numbers.root(x)),
     "le": lambda numbers, x, y: numbers.indicator("at least 0", y - x),
     "sigmoid": _sigmoid,
@@ -46,24 +46,24 @@ _POINTWISE: Mapping[str, Callable[..., Number]] = {
     "tanh": lambda numbers, x: numbers.odd("tanh", x),
     "sin": lambda numbers, x: numbers.odd("sin", x),
     "erf": lambda numbers, x: numbers.odd("erf", x),
-    "cos": lambda numbers, x: numbers.function("cos", x),
+    "cos": lambda numbers, x: numbers.even("cos", x),
     "softplus": lambda numbers, x: numbers.function("softplus", x),
 }
 
 
-def _gelu(reals: Reals, term: Apply, index: Index) -> Number:
+def _gelu(reals: Reals, term: Apply, index: Address) -> Number:
     """x/2 · (1 + φ(x)), φ odd."""
     x = reals.read(term.operands[0], index)
     return x / 2 * (1 + reals.numbers.odd(f"phi {dict(term.attrs)['approximate']}", x))
 
 
-def _detach(reals: Reals, term: Apply, index: Index) -> Number:
+def _detach(reals: Reals, term: Apply, index: Address) -> Number:
     """Any number, where the operand exists: its gradient is 0 whatever it is."""
     reals.element(term.operands[0], index)
     return reals.cell(f"any {term}", index)
 
 
-def _where(reals: Reals, term: Apply, index: Index) -> Number:
+def _where(reals: Reals, term: Apply, index: Address) -> Number:
     """c·x + (1 - c)·y, where both exist: what is not chosen need not, which the product would ask for."""
     condition, needs = reals.read(term.operands[0], index), len(reals.numbers.needs)
     chosen, other = (reals.read(x, index) for x in term.operands[1:])
@@ -75,7 +75,7 @@ def _where(reals: Reals, term: Apply, index: Index) -> Number:
 # ---- moves ----
 
 
-def _slice(reals: Reals, term: Apply, index: Index) -> Number:
+def _slice(reals: Reals, term: Apply, index: Address) -> Number:
     attrs, dims = dict(term.attrs), reals.dims(term.operands[0])
     at = reals.run.position(dims, attrs["dim"])
     start: Poly | None = reals.run.symbols.number(attrs["start"])
@@ -86,7 +86,7 @@ def _slice(reals: Reals, term: Apply, index: Index) -> Number:
     return reals.element(term.operands[0], (*index[:at], moved, *index[at + 1 :]))
 
 
-def _concat(reals: Reals, term: Apply, index: Index) -> Number:
+def _concat(reals: Reals, term: Apply, index: Address) -> Number:
     dims = [reals.dims(x) for x in term.operands]
     at = reals.run.position(dims[0], dict(term.attrs)["dim"])
     sizes = [d[at][0].size if d[at] else polys.ONE for d in dims]
@@ -113,7 +113,7 @@ def _concat(reals: Reals, term: Apply, index: Index) -> Number:
     return piece(0, polys.ZERO)
 
 
-def _permute(reals: Reals, term: Apply, index: Index) -> Number:
+def _permute(reals: Reals, term: Apply, index: Address) -> Number:
     """The element at the permuted index; of any number of dimensions, by at(compose(p, q), j) = at(p, at(q, j))."""
     dims, value = reals.dims(term.operands[0]), dict(term.attrs)["dims"]
     tree = value.tree
@@ -129,7 +129,7 @@ def _permute(reals: Reals, term: Apply, index: Index) -> Number:
     return reals.element(term.operands[0], tuple(index[order.index(d)] for d in range(len(order))))
 
 
-def _reshape(reals: Reals, term: Apply, index: Index) -> Number:
+def _reshape(reals: Reals, term: Apply, index: Address) -> Number:
     """Digits are regrouped; one whose size is a product of several is read at Σ position · stride."""
     (x,), shape = term.operands, dict(term.attrs)["shape"]
     if not isinstance(shape.tree, ast.Tuple):
@@ -155,7 +155,7 @@ def _reshape(reals: Reals, term: Apply, index: Index) -> Number:
     return reals.element(x, tuple(found))
 
 
-def _reshape_all(reals: Reals, term: Apply, index: Index) -> Number:
+def _reshape_all(reals: Reals, term: Apply, index: Address) -> Number:
     """Any number of dimensions: the element at unflat(before, flat(after, j)), flat and unflat being inverse."""
     (x,), ((place,),) = term.operands, index
     before, after = spliced(reals.dims(x)[0]), spliced(reals.dims(term)[0])
@@ -166,14 +166,14 @@ def _reshape_all(reals: Reals, term: Apply, index: Index) -> Number:
     return reals.element(x, ((unflat(place.arg(0) if inverse else flat(place)),),))
 
 
-def _expand(reals: Reals, term: Apply, index: Index) -> Number:
+def _expand(reals: Reals, term: Apply, index: Address) -> Number:
     return reals.read(term.operands[0], index)
 
 
 # ---- lookups ----
 
 
-def _embedding(reals: Reals, term: Apply, index: Index) -> Number:
+def _embedding(reals: Reals, term: Apply, index: Address) -> Number:
     """w[ids]; a row that is padding has no gradient, it is another row."""
     (w, ids), attrs = term.operands, dict(term.attrs)
     expect(term, str(attrs.get("offset", "0")) == "0")
@@ -187,7 +187,7 @@ def _row(reals: Reals, term: Apply, at: int, value: Number, padding: Expression 
     return (z3.Function(f"row unless {padding}", z3.RealSort(), z3.IntSort())(value),)
 
 
-def _gather(reals: Reals, term: Apply, index: Index) -> Number:
+def _gather(reals: Reals, term: Apply, index: Address) -> Number:
     """x[…, ids[…], …], the indices having the rank of x."""
     x, ids = term.operands
     at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
@@ -195,7 +195,7 @@ def _gather(reals: Reals, term: Apply, index: Index) -> Number:
     return reals.element(x, (*index[:at], row, *index[at + 1 :]))
 
 
-def _index(reals: Reals, term: Apply, index: Index) -> Number:
+def _index(reals: Reals, term: Apply, index: Address) -> Number:
     """x indexed along one dimension, by indices of any rank."""
     x, ids = term.operands
     at, rank = reals.run.position(reals.dims(x), dict(term.attrs)["dim"]), len(reals.dims(ids))
@@ -220,14 +220,14 @@ def kept(reals: Reals, ignored: Expression, value: Number) -> Number:
     return reals.numbers.indicator(f"kept unless {ignored}", value)
 
 
-def _pick(reals: Reals, term: Apply, index: Index) -> Number:
+def _pick(reals: Reals, term: Apply, index: Address) -> Number:
     """x[…, ids], 0 where an index is outside."""
     (x, ids), dim = term.operands, reals.dims(term.operands[0])[-1]
     value = reals.element(ids, index)
     return inside(reals, dim, value) * reals.element(x, (*index, chosen(dim, value)))
 
 
-def _ne(reals: Reals, term: Apply, index: Index) -> Number:
+def _ne(reals: Reals, term: Apply, index: Address) -> Number:
     """Which indices are not a constant."""
     constant, ids = sorted(term.operands, key=lambda x: not (isinstance(x, Apply) and x.op == "full"))
     expect(term, isinstance(constant, Apply))
@@ -237,7 +237,7 @@ def _ne(reals: Reals, term: Apply, index: Index) -> Number:
 # ---- constants ----
 
 
-def _arange(reals: Reals, term: Apply, index: Index) -> Number:
+def _arange(reals: Reals, term: Apply, index: Address) -> Number:
     return number_of(reals.dims(term)[0], index[0])
 
 
@@ -249,15 +249,15 @@ def number_of(dim: Dim, place: Place) -> Number:
     return z3.ToReal(value)
 
 
-def _full(reals: Reals, term: Apply, index: Index) -> Number:
+def _full(reals: Reals, term: Apply, index: Address) -> Number:
     return reals.constant(dict(term.attrs)["value"])
 
 
-def _pointwise(function: Callable[..., Number]) -> Row:
+def _pointwise(function: Callable[..., Number]) -> RealRow:
     return lambda reals, term, index: function(reals.numbers, *(reals.read(x, index) for x in term.operands))
 
 
-MOVES: Mapping[str, Row] = {
+MOVES: Mapping[str, RealRow] = {
     **{name: _pointwise(function) for name, function in _POINTWISE.items()},
     "gelu": _gelu, "detach": _detach, "slice": _slice, "concat": _concat, "permute": _permute, "reshape": _reshape,
     "expand": _expand, "embedding": _embedding, "gather": _gather, "index": _index,

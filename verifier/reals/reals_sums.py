@@ -11,27 +11,27 @@ from shardwright.verifier.algebra import polys
 from shardwright.verifier.algebra.elements import extent, spliced
 from shardwright.verifier.logic import Number, z3
 from shardwright.verifier.reals.numbersums import name_of
-from shardwright.verifier.reals.reals import Index, Place, Reals, Row, expect
+from shardwright.verifier.reals.reals import Address, Place, RealRow, Reals, expect
 from shardwright.verifier.reals.reals_moves import chosen, inside, kept, number_of
 
 # ---- sums ----
 
 
-def _linear(reals: Reals, term: Apply, index: Index) -> Number:
+def _linear(reals: Reals, term: Apply, index: Address) -> Number:
     x, w = term.operands
     return reals.total(
         reals.dims(x)[-1:], lambda i: reals.element(x, (*index[:-1], i)) * reals.element(w, (index[-1], i))
     )
 
 
-def _matmul(reals: Reals, term: Apply, index: Index) -> Number:
+def _matmul(reals: Reals, term: Apply, index: Address) -> Number:
     x, y = term.operands
     return reals.total(
         reals.dims(x)[-1:], lambda k: reals.read(x, (*index[:-1], k)) * reals.read(y, (*index[:-2], k, index[-1]))
     )
 
 
-def _reduced(reals: Reals, term: Apply, index: Index, most: Callable[..., Number], sign: int = 1) -> Number:
+def _reduced(reals: Reals, term: Apply, index: Address, most: Callable[..., Number], sign: int = 1) -> Number:
     (x,), attrs = term.operands, dict(term.attrs)
     dims, keep = reals.dims(x), str(attrs["keepdim"]) == "True"
     over = [reals.run.position(dims, Expression(ast.unparse(tree))) for tree in attrs["dims"].tree.elts]  # type: ignore[attr-defined]
@@ -46,39 +46,39 @@ def _reduced(reals: Reals, term: Apply, index: Index, most: Callable[..., Number
     return sign * most([dims[i] for i in over], number)
 
 
-def _sum(reals: Reals, term: Apply, index: Index) -> Number:
+def _sum(reals: Reals, term: Apply, index: Address) -> Number:
     return _reduced(reals, term, index, reals.total)
 
 
-def _amax(reals: Reals, term: Apply, index: Index) -> Number:
+def _amax(reals: Reals, term: Apply, index: Address) -> Number:
     return _reduced(reals, term, index, reals.greatest)
 
 
-def _amin(reals: Reals, term: Apply, index: Index) -> Number:
+def _amin(reals: Reals, term: Apply, index: Address) -> Number:
     return _reduced(reals, term, index, reals.greatest, -1)
 
 
-def _exp_sum(reals: Reals, term: Apply, index: Index, at: int) -> Number:
+def _exp_sum(reals: Reals, term: Apply, index: Address, at: int) -> Number:
     (x,) = term.operands
     return reals.total(
         reals.dims(x)[at : at + 1], lambda j: reals.numbers.exp(reals.element(x, (*index[:at], j, *index[at + 1 :])))
     )
 
 
-def _softmax(reals: Reals, term: Apply, index: Index) -> Number:
+def _softmax(reals: Reals, term: Apply, index: Address) -> Number:
     (x,) = term.operands
     at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
     return reals.numbers.exp(reals.element(x, index)) * reals.numbers.inverse(_exp_sum(reals, term, index, at))
 
 
-def _log_softmax(reals: Reals, term: Apply, index: Index) -> Number:
+def _log_softmax(reals: Reals, term: Apply, index: Address) -> Number:
     (x,) = term.operands
     at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
     bottom = reals.numbers.flat(_exp_sum(reals, term, index, at))
     return reals.element(x, index) - reals.numbers.log(bottom)
 
 
-def _norm(reals: Reals, term: Apply, index: Index) -> Number:
+def _norm(reals: Reals, term: Apply, index: Address) -> Number:
     """(x - mean) / √(mean of squares + eps), times the weight, plus the bias; the mean is 0 for rms_norm."""
     x, *affine = term.operands
     attrs, numbers = dict(term.attrs), reals.numbers
@@ -97,7 +97,7 @@ def _norm(reals: Reals, term: Apply, index: Index) -> Number:
     return value + reals.read(affine[1], index) if len(affine) > 1 else value
 
 
-def _sdpa(reals: Reals, term: Apply, index: Index) -> Number:
+def _sdpa(reals: Reals, term: Apply, index: Address) -> Number:
     """softmax(q kᵀ · scale + mask) v; query heads (h r) share key heads h."""
     (q, k, v, *masks), attrs, numbers = term.operands, dict(term.attrs), reals.numbers
     shared = len(reals.dims(k)[-3]) if not spliced(reals.dims(q)[-3]) else 1
@@ -120,7 +120,7 @@ def _sdpa(reals: Reals, term: Apply, index: Index) -> Number:
     return top * numbers.inverse(reals.total([keys], weight))
 
 
-def _conv2d(reals: Reals, term: Apply, index: Index) -> Number:
+def _conv2d(reals: Reals, term: Apply, index: Address) -> Number:
     """Σ over channels and window of x · w. Where a window reads, and whether that is inside, are the attributes'."""
     (x, w), attrs = term.operands, dict(term.attrs)
     expect(term, str(attrs["groups"]) == "1")
@@ -140,7 +140,7 @@ def _conv2d(reals: Reals, term: Apply, index: Index) -> Number:
     return reals.total((reals.dims(x)[1], *reals.dims(w)[2:]), number)
 
 
-def _cross_entropy(reals: Reals, term: Apply, index: Index) -> Number:
+def _cross_entropy(reals: Reals, term: Apply, index: Address) -> Number:
     """Σ_n kept_n · (log Σ_j exp x[n, j] - (1 - s)·x[n, t_n] - s·mean_j x[n, j])."""
     (x, target), attrs, numbers = term.operands, dict(term.attrs), reals.numbers
     at = len(reals.dims(target)[:1])
@@ -163,7 +163,7 @@ def _cross_entropy(reals: Reals, term: Apply, index: Index) -> Number:
     return reals.total(reals.dims(target), loss)
 
 
-SUMS: Mapping[str, Row] = {
+SUMS: Mapping[str, RealRow] = {
     "linear": _linear, "matmul": _matmul, "sum": _sum, "amax": _amax, "amin": _amin, "softmax": _softmax,
     "log_softmax": _log_softmax, "layer_norm": _norm, "rms_norm": _norm, "sdpa": _sdpa, "conv2d": _conv2d,
     "cross_entropy_sum": _cross_entropy,

@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any
 
+from shardwright.pcg.attrs import Attrs
 from shardwright.pcg.errors import RuleError
-from shardwright.pcg.optable import ROWS, LocalShapes, keep_attrs
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.row import LocalShapes, keep_attrs, local_result_shape
+from shardwright.pcg.rows.contractions import local_groups
+from shardwright.pcg.rows.structural import local_slice
 from shardwright.substitutions.pattern import Pattern
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.rows.claims import Claim, Encoding
@@ -101,25 +105,25 @@ def _expr(value: int) -> Number:
     return value._plain() if isinstance(value, Sym) else z3.IntVal(value)
 
 
-Sizes = Mapping[str, Number]
+FactorSizes = Mapping[str, Number]
 
 
-def _extents(dims: tuple[tuple[str, ...], ...], sizes: Sizes, path: Path) -> tuple[Sym, ...]:
+def _extents(dims: tuple[tuple[str, ...], ...], sizes: FactorSizes, path: Path) -> tuple[Sym, ...]:
     return tuple(Sym(z3.Product([z3.IntVal(1), *(sizes[name] for name in dim)]), path) for dim in dims)
 
 
-def _result_shape(pattern: Pattern, sizes: Sizes, path: Path) -> dict[str, Any]:
+def _result_shape(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
     return {"shape": _extents(pattern.result, sizes, path)}
 
 
-def _groups(pattern: Pattern, sizes: Sizes, path: Path) -> dict[str, Any]:
+def _groups(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
     """The factors that the channels of the input and of the result begin with together."""
     pairs = zip(pattern.operands[0][1], pattern.operands[1][0], strict=False)
     common = tuple(before for before, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return {"groups": _extents((common,), sizes, path)[0]}
 
 
-def _slice(pattern: Pattern, sizes: Sizes, path: Path) -> dict[str, Any]:
+def _slice(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
     """Block number q of equal blocks `(q! o) -> o`, or any fixed slice `x! -> y!`."""
     pairs = zip(pattern.operands[0], pattern.result, strict=True)
     dim = next((d for d, (before, after) in enumerate(pairs) if before != after), 0)
@@ -129,14 +133,13 @@ def _slice(pattern: Pattern, sizes: Sizes, path: Path) -> dict[str, Any]:
     return {"dim": dim, "start": Sym(z3.Int("start"), path), "stop": Sym(z3.Int("stop"), path)}
 
 
-BY_SIZE: Mapping[str, Callable[[Pattern, Sizes, Path], dict[str, Any]]] = {
-    "reshape": _result_shape,
-    "expand": _result_shape,
-    "full": _result_shape,
-    "conv2d": _groups,
-    "slice": _slice,
+Localize = Callable[[Attrs, LocalShapes], Attrs]
+BY_SIZE: Mapping[Localize, Callable[[Pattern, FactorSizes, Path], dict[str, Any]]] = {
+    local_result_shape: _result_shape,
+    local_groups: _groups,
+    local_slice: _slice,
 }
-"""Per row, the attributes that follow from sizes."""
+"""Per `Row.localize`, the attributes that follow from sizes."""
 
 
 def attribute_claims(row_name: str, encoding: Encoding, localized: bool) -> Iterator[Claim]:
@@ -144,7 +147,7 @@ def attribute_claims(row_name: str, encoding: Encoding, localized: bool) -> Iter
     row = ROWS[row_name]
     if row.localize is keep_attrs:
         return
-    if row_name not in BY_SIZE:
+    if row.localize not in BY_SIZE:
         raise RuleError(
             f"{row_name} localizes its attributes; say how they follow from sizes in verifier/rows/attributes.py"
         )
@@ -158,7 +161,7 @@ def attribute_claims(row_name: str, encoding: Encoding, localized: bool) -> Iter
 
 
 def _one_path(row_name: str, encoding: Encoding, localized: bool, path: Path) -> Iterator[Claim]:
-    pattern, follow = encoding.pattern, BY_SIZE[row_name]
+    pattern, follow = encoding.pattern, BY_SIZE[ROWS[row_name].localize]
     attrs, wanted = (follow(pattern, sizes, path) for sizes in (encoding.whole, encoding.part))
     whole, part = ([_extents(d, n, path) for d in pattern.tensors] for n in (encoding.whole, encoding.part))
     shapes = LocalShapes(tuple(whole[:-1]), whole[-1], tuple(part[:-1]), part[-1])

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from shardwright.substitutions.pattern import Dims, Pattern
+from shardwright.substitutions.pattern import FactorDims, Pattern
 from shardwright.substitutions.placement import Placement
 from shardwright.verifier.logic import Formula, Number, z3
-from shardwright.verifier.rows.semantics import Term
+from shardwright.verifier.rows.semantics import IndexTerm
 
 K, CHUNK, DEVICE, LOCAL = z3.Int("k"), z3.Int("c"), z3.Int("p"), z3.Int("r")
 Claim = tuple[str, Formula]
@@ -111,7 +111,7 @@ def denoted(encoding: Encoding, members: tuple[str, ...], dim: int, placement: P
     return block * (K * width) + DEVICE * width + rest
 
 
-def tensor_claims(encoding: Encoding, title: str, dims: Dims, placement: Placement) -> Iterator[Claim]:
+def tensor_claims(encoding: Encoding, title: str, dims: FactorDims, placement: Placement) -> Iterator[Claim]:
     """Extents, blocks and indices of one tensor."""
     if placement.kind == "S" and not 0 <= placement.dim < len(dims):
         yield f"{title}: {placement} names a dimension of a tensor of rank {len(dims)}", z3.BoolVal(False)
@@ -138,7 +138,7 @@ def tensor_claims(encoding: Encoding, title: str, dims: Dims, placement: Placeme
         yield f"{title} is {placement}: index along dimension {dim}", index == encoding.index(members)
 
 
-def sum_claim(encoding: Encoding, term: Term) -> Claim:
+def sum_claim(encoding: Encoding, term: IndexTerm) -> Claim:
     """Both sides sum over equally many terms; that they correspond is the lemma `split-sum`."""
     partial = any(p.kind == "P" and i not in term.body.ignores for i, p in enumerate(term.operands))
     summed = term.pattern.summed
@@ -147,7 +147,7 @@ def sum_claim(encoding: Encoding, term: Term) -> Claim:
     return f"terms summed for a result in {term.result}", local == whole * (K if partial else 1)
 
 
-def body_claim(encoding: Encoding, term: Term, told: bool) -> Claim:
+def body_claim(encoding: Encoding, term: IndexTerm, told: bool) -> Claim:
     """The local body and the global one see equal cells and positions; congruence of an uninterpreted function.
 
     A `P` operand's cell is one summand on both sides: the sum is taken out of the body by the lemma `additive-sum`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from shardwright.pcg.errors import RuleError
@@ -12,25 +11,13 @@ from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, z3
+from shardwright.verifier.proof import Failure, Proof
 from shardwright.verifier.rows.attributes import attribute_claims
 from shardwright.verifier.rows.claims import Claim, Encoding, K, body_claim, sum_claim, tensor_claims
-from shardwright.verifier.rows.semantics import BODIES, Term, adjoint, forward
-from shardwright.verifier.solver import Failure, is_valid, premises, refute
+from shardwright.verifier.rows.semantics import BODIES, IndexTerm, adjoint, forward
+from shardwright.verifier.solver import is_valid, premises, refute
 
 INDEX_LEMMAS = ("cancel", "digits", "euclid", "exact", "range")
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The outcome for one rule: the axioms and lemmas that its proof uses, or why there is none."""
-
-    rule: RowRule
-    axioms: tuple[str, ...] = ()
-    failure: Failure | None = None
-
-    @property
-    def certified(self) -> bool:
-        return self.failure is None
 
 
 def prove(rule: RowRule) -> Proof:
@@ -41,10 +28,13 @@ def prove(rule: RowRule) -> Proof:
         for term in () if failure else (forward(rule), *(adjoint(rule, j) for j in range(len(pattern.operands)))):
             if (failure := _failed_term(rule, term, used)) is not None:
                 break
-        lemmas = () if failure else tuple(sorted(map(require, used & _PROVEN)))
+        return (
+            Proof(failure=failure)
+            if failure
+            else Proof((*map(require, sorted(used & _PROVEN)), *sorted(used - _PROVEN)))
+        )
     except RuleError as error:
-        failure, lemmas = Failure(str(error)), ()
-    return Proof(rule, (*lemmas, *sorted(used - _PROVEN)) if failure is None else (), failure)
+        return Proof(failure=Failure(str(error)))
 
 
 @lru_cache(maxsize=8192)
@@ -81,7 +71,7 @@ def _unguarded(rule: RowRule, pattern: Pattern) -> Failure | None:
     return None
 
 
-def _failed_term(rule: RowRule, term: Term, used: set[str]) -> Failure | None:
+def _failed_term(rule: RowRule, term: IndexTerm, used: set[str]) -> Failure | None:
     if (failure := _linearity(rule, term, used)) is not None:
         return failure
     if term.title != "forward":
@@ -96,7 +86,7 @@ def _failed_term(rule: RowRule, term: Term, used: set[str]) -> Failure | None:
 
 
 @lru_cache(maxsize=65536)
-def _broken_claim(term: Term, factor: str | None, told: bool, localizing: str, localized: bool) -> Failure | None:
+def _broken_claim(term: IndexTerm, factor: str | None, told: bool, localizing: str, localized: bool) -> Failure | None:
     """The first claim that does not hold. Rows with equal patterns and bodies share the answer."""
     encoding = Encoding(term.pattern, factor)
     with premises(encoding.given) as known:
@@ -106,7 +96,7 @@ def _broken_claim(term: Term, factor: str | None, told: bool, localizing: str, l
     return None
 
 
-def _claims(term: Term, encoding: Encoding, told: bool, localizing: str, localized: bool) -> Iterator[Claim]:
+def _claims(term: IndexTerm, encoding: Encoding, told: bool, localizing: str, localized: bool) -> Iterator[Claim]:
     if localizing:
         yield from attribute_claims(localizing, encoding, localized)
     for number, (dims, placement) in enumerate(zip(term.pattern.operands, term.operands, strict=True)):
@@ -116,7 +106,7 @@ def _claims(term: Term, encoding: Encoding, told: bool, localizing: str, localiz
     yield body_claim(encoding, term, told)
 
 
-def _linearity(rule: RowRule, term: Term, used: set[str]) -> Failure | None:
+def _linearity(rule: RowRule, term: IndexTerm, used: set[str]) -> Failure | None:
     """Partial operands need a body that is jointly linear in exactly them."""
     partial = frozenset(i for i, p in enumerate(term.operands) if p.kind == "P") - term.body.ignores
     if not partial:

@@ -39,7 +39,7 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class IndexTerm:
     """One semantic term with the layouts that a rule claims for it: what there is to prove."""
 
     title: str
@@ -49,12 +49,12 @@ class Term:
     result: Placement
 
 
-def forward(rule: RowRule) -> Term:
+def forward(rule: RowRule) -> IndexTerm:
     """The claim about the operator itself."""
-    return Term("forward", rule.shapes(), _body(rule), rule.operands, rule.result)
+    return IndexTerm("forward", rule.shapes(), _body(rule), rule.operands, rule.result)
 
 
-def adjoint(rule: RowRule, operand: int) -> Term:
+def adjoint(rule: RowRule, operand: int) -> IndexTerm:
     """The claim about the gradient of one operand: dual layouts, and the same values at hand as in forward."""
     pattern, body = rule.shapes(), _body(rule)
     dy = len(pattern.operands)
@@ -63,7 +63,7 @@ def adjoint(rule: RowRule, operand: int) -> Term:
     ignores = [s for s in body.linear if operand in s]
     derived = Body(body.positions, (frozenset([dy]), *linear), frozenset[int]().union(*ignores))
     placements = (*rule.operands, rule.result.dual)
-    return Term(f"gradient of operand {operand}", turned, derived, placements, rule.operands[operand].dual)
+    return IndexTerm(f"gradient of operand {operand}", turned, derived, placements, rule.operands[operand].dual)
 
 
 def _body(rule: RowRule) -> Body:
@@ -73,14 +73,11 @@ def _body(rule: RowRule) -> Body:
     return Body(positions, tuple(frozenset(s) for s in row.linear_in))
 
 
-Reals = list[Number]
-
-
-def _first(x: Reals) -> Number:
+def _first(x: list[Number]) -> Number:
     return x[0]
 
 
-BODIES: dict[str, Callable[[Reals], Number]] = {
+BODIES: dict[str, Callable[[list[Number]], Number]] = {
     **dict.fromkeys(("cast", "detach", "reshape", "permute", "expand", "slice", "contiguous", "sum", "flip"), _first),
     **dict.fromkeys(("linear", "matmul", "mul"), lambda x: x[0] * x[1]),
     "neg": lambda x: -x[0],

@@ -16,7 +16,8 @@ from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.steps import StepRule, SymbolicLayout, SymbolicStep
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, Number, z3
-from shardwright.verifier.solver import Failure, is_valid
+from shardwright.verifier.proof import Failure
+from shardwright.verifier.solver import is_valid
 
 Where = Mapping[str, Number]
 """Digits by name: "p:a" is the device on axis a; "d:block", "d:a", "d:rest" the digits of dimension d."""
@@ -45,15 +46,15 @@ class Summed:
         return z3.And([a == z3.substitute(b, *swap) for a, b in zip(self.index, other.index, strict=True)])
 
 
-Held = Callable[[Where], Summed]
+DeviceElement = Callable[[Where], Summed]
 
 
 @dataclass(frozen=True)
-class State:
+class DeviceState:
     """What every device holds, and in which layouts."""
 
     places: Mapping[str, SymbolicLayout]
-    element: Held
+    element: DeviceElement
 
 
 def prove_steps(rule: StepRule) -> Failure | None:
@@ -66,7 +67,7 @@ def prove_steps(rule: StepRule) -> Failure | None:
         shown = [", ".join(f"{a}: {p}" for a, p in end.items()) for end in ends]
         return Failure(f"the left side ends in {shown[0]}, the right side in {shown[1]}", ill_typed=True)
     require("digits")
-    start = State(dict(rule.start), _start(rule, digits))
+    start = DeviceState(dict(rule.start), _start(rule, digits))
     left, right = (_run(start, moves) for moves in (rule.left, rule.right))
     where, given = _everywhere(rule, digits)
     if not left.element(where).equals(right.element(where), given):
@@ -87,7 +88,7 @@ def _digits(rule: StepRule) -> dict[str, str]:
     return found
 
 
-def _start(rule: StepRule, digits: Mapping[str, str]) -> Held:
+def _start(rule: StepRule, digits: Mapping[str, str]) -> DeviceElement:
     """The logical tensor as the devices hold it; on `P` axes, one summand each."""
     places = dict(rule.start)
     partial = [axis for axis, place in rule.start if place.kind == "P"]
@@ -102,15 +103,15 @@ def _start(rule: StepRule, digits: Mapping[str, str]) -> Held:
     return element
 
 
-def _run(start: State, moves: tuple[SymbolicStep, ...]) -> State:
+def _run(start: DeviceState, moves: tuple[SymbolicStep, ...]) -> DeviceState:
     value = start
     for move in moves:
         before = value.places[move.axis]
-        value = State({**value.places, move.axis: move.after(before)}, _moved(value.element, move, before))
+        value = DeviceState({**value.places, move.axis: move.after(before)}, _moved(value.element, move, before))
     return value
 
 
-def _summed(element: Held, axis: str) -> Held:
+def _summed(element: DeviceElement, axis: str) -> DeviceElement:
     def total(where: Where) -> Summed:
         q = z3.FreshInt("q")
         inner = element({**where, f"p:{axis}": q})
@@ -119,17 +120,17 @@ def _summed(element: Held, axis: str) -> Held:
     return total
 
 
-def _sliced(element: Held, axis: str, dim: str) -> Held:
+def _sliced(element: DeviceElement, axis: str, dim: str) -> DeviceElement:
     """Device p keeps what has its digit."""
     return lambda where: element({**where, f"{dim}:{axis}": where[f"p:{axis}"]})
 
 
-def _gathered(element: Held, axis: str, dim: str) -> Held:
+def _gathered(element: DeviceElement, axis: str, dim: str) -> DeviceElement:
     """Every element comes from the device that its digit names."""
     return lambda where: element({**where, f"p:{axis}": where[f"{dim}:{axis}"]})
 
 
-def _moved(element: Held, move: SymbolicStep, before: SymbolicLayout) -> Held:
+def _moved(element: DeviceElement, move: SymbolicStep, before: SymbolicLayout) -> DeviceElement:
     """What the devices hold after one step."""
     axis = move.axis
     match move.op:
@@ -149,12 +150,12 @@ def _moved(element: Held, move: SymbolicStep, before: SymbolicLayout) -> Held:
             return element
 
 
-def _kept(element: Held, axis: str, dim: str, receiver: Where) -> Held:
+def _kept(element: DeviceElement, axis: str, dim: str, receiver: Where) -> DeviceElement:
     """What every device sends to the receiver: its slice number `receiver`."""
     return lambda where: element({**where, f"{dim}:{axis}": receiver[f"p:{axis}"]})
 
 
-def _denoted(value: State) -> Held:
+def _denoted(value: DeviceState) -> DeviceElement:
     """The logical tensor: gather shards, sum partial values, take any copy."""
     element = value.element
     for axis, place in value.places.items():

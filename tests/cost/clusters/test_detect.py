@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shardwright.cost.calibration.local import default_cluster
 from shardwright.cost.clusters import detect
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.detect import detect_cluster
+from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.clusters.presets import GPUS
 from shardwright.pcg.errors import ClusterError
 from tests.each import each

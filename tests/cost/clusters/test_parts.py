@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.clusters.cluster import Cluster, Part
-from shardwright.cost.clusters.device import Device
-from shardwright.cost.clusters.parts import _LEAST, _MOST, slowest_device
+from shardwright.cost.clusters.cluster import Cluster, ClusterPart
+from shardwright.cost.clusters.device import _LEAST, _MOST, Device, slowest_device
 from shardwright.cost.clusters.presets import GPUS, gpu_device
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives.communication import Communication
@@ -263,7 +262,7 @@ def test_parts_that_are_none(ranks: range, problem: str) -> None:
             {"device": H100.device},
             r"device: expected the slowest of the parts' devices, got 'H100-SXM'; use Cluster\.mi",
         ),
-        ({"parts": (H100,)}, r"parts: expected a tuple of Part, got "),
+        ({"parts": (H100,)}, r"parts: expected a tuple of ClusterPart, got "),
     ],
 )
 def test_contradictory_parts(change: dict[str, object], problem: str) -> None:
@@ -272,10 +271,12 @@ def test_contradictory_parts(change: dict[str, object], problem: str) -> None:
 
 
 def test_parts_are_checked() -> None:
-    with pytest.raises(ClusterError, match=r"^Part\.levels: expected at least one level, got none; give the innermost"):
-        Part(H100.device, ())
-    with pytest.raises(ClusterError, match=r"^Part\.device: expected a Device, got 'h100'; construct one"):
-        Part("h100", H100.levels)  # type: ignore[arg-type]
+    with pytest.raises(
+        ClusterError, match=r"^ClusterPart\.levels: expected at least one level, got none; give the innermost"
+    ):
+        ClusterPart(H100.device, ())
+    with pytest.raises(ClusterError, match=r"^ClusterPart\.device: expected a Device, got 'h100'; construct one"):
+        ClusterPart("h100", H100.levels)  # type: ignore[arg-type]
 
 
 def test_units_of_equal_size_may_be_joined_whatever_joins_their_devices() -> None:

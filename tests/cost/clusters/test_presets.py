@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.clusters.presets import CONTEXT_BYTES, GPUS, LINKS, PRESETS, Gpu, Link, Machine, gpu_device
+from shardwright.cost.clusters.presets import CONTEXT_BYTES, GPUS, LINKS, PRESETS, Gpu, LinkRow, Machine, gpu_device
 from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.errors import ClusterError
 from tests.each import each
@@ -24,7 +24,7 @@ def test_every_preset_constructs(name: str) -> None:
 
 
 @pytest.mark.parametrize("table", [GPUS, PRESETS, LINKS])
-def test_every_row_names_its_source(table: dict[str, Gpu | Machine | Link]) -> None:
+def test_every_row_names_its_source(table: dict[str, Gpu | Machine | LinkRow]) -> None:
     assert all(row.source.strip() for row in table.values())
 
 

@@ -9,7 +9,7 @@ from shardwright.cost.clusters.cluster import COLLECTIVES
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives import algorithms
 from shardwright.cost.collectives.algorithms import Algorithm
-from shardwright.cost.collectives.curve import Line
+from shardwright.cost.collectives.curve import CostLine
 from shardwright.cost.collectives.groups import Link, group_of, links_of
 from tests.cost.simulated import Network, is_reduced, ring_all_gather, ring_reduce_scatter, shards, summands
 from tests.each import each
@@ -209,7 +209,7 @@ def test_the_text_says_what_the_line_does(splits: tuple[int, ...], collective: s
 
 
 def test_a_line_is_straight() -> None:
-    assert Line(1.0, 2.0).time_s(3.0) == 7.0
+    assert CostLine(1.0, 2.0).time_s(3.0) == 7.0
 
 
 @each("n", range(1, 10))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cost.clusters.topology import TOPOLOGIES, Level, LinkKind, Topology
-from shardwright.cost.collectives.groups import Group, Link, between, check_mesh, group_of, links_of
+from shardwright.cost.collectives.groups import AxisGroup, Link, between, check_mesh, group_of, links_of
 from shardwright.pcg.errors import ClusterError
 from tests.each import each
 
@@ -21,7 +21,7 @@ def levels(*sizes: int) -> tuple[Level, ...]:
     return tuple(Level(f"level{i}", size, BYTES / 10**i, HOP * 10**i) for i, size in enumerate(sizes))
 
 
-def groups(shape: tuple[Level, ...], *mesh: int) -> list[Group]:
+def groups(shape: tuple[Level, ...], *mesh: int) -> list[AxisGroup]:
     return [group_of(mesh, axis, shape) for axis in range(len(mesh))]
 
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.communication import Communication
-from shardwright.cost.collectives.resharding import Placed, Resharding, messages, resharding_s, ways
+from shardwright.cost.collectives.resharding import Resharding, StageLayout, resharding_s, ways
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, shard_order
+from tests.cost.collectives.messages import messages
 from tests.each import each
 
 SHAPE = (8, 12)
@@ -21,7 +22,7 @@ MESHES = [(1,), (2,), (4,), (2, 2), (1, 3), (4, 2), (2, 2, 2)]
 DGX = Cluster.preset("dgx-h100", nodes=4)
 
 
-def held(shape: tuple[int, ...], placed: Placed) -> dict[int, set[int]]:
+def held(shape: tuple[int, ...], placed: StageLayout) -> dict[int, set[int]]:
     """By rank: the flat indices of the elements that it holds, cut as the slices of `shard_order` say."""
     order = shard_order(shape, placed.layouts, placed.sizes)
     assert not isinstance(order, str)
@@ -36,16 +37,16 @@ def held(shape: tuple[int, ...], placed: Placed) -> dict[int, set[int]]:
 
 
 @st.composite
-def placements(draw: st.DrawFn, first_rank: int) -> Placed:
+def placements(draw: st.DrawFn, first_rank: int) -> StageLayout:
     sizes = draw(st.sampled_from(MESHES))
     fitting = st.tuples(*[st.sampled_from(CHOICES)] * len(sizes)).filter(
         lambda layouts: not isinstance(shard_order(SHAPE, layouts, sizes), str)
     )
-    return Placed(sizes, draw(fitting), first_rank)
+    return StageLayout(sizes, draw(fitting), first_rank)
 
 
 @given(placements(0), placements(8))
-def test_messages_are_what_the_owners_of_the_elements_say(source: Placed, target: Placed) -> None:
+def test_messages_are_what_the_owners_of_the_elements_say(source: StageLayout, target: StageLayout) -> None:
     """Everyone gets each element that it holds once, from one who has it; the closed form is the busiest rank's."""
     sources, targets = held(SHAPE, source), held(SHAPE, target)
     sent, received, count = (defaultdict[int, int](int) for _ in range(3))
@@ -63,7 +64,7 @@ def test_messages_are_what_the_owners_of_the_elements_say(source: Placed, target
 
 
 @given(placements(0), placements(8))
-def test_scattered_pieces_are_gathered_to_the_part(source: Placed, target: Placed) -> None:
+def test_scattered_pieces_are_gathered_to_the_part(source: StageLayout, target: StageLayout) -> None:
     direct, *rest = ways(SHAPE, 96.0, source, target)
     assert len(rest) == (target.replicas > 1)
     for scattered in rest:
@@ -72,8 +73,8 @@ def test_scattered_pieces_are_gathered_to_the_part(source: Placed, target: Place
         assert scattered.sent_bytes * target.replicas == pytest.approx(direct.sent_bytes)
 
 
-def stages(layouts: Layouts, first: int, sizes: tuple[int, ...] = (8,)) -> Placed:
-    return Placed(sizes, layouts, first)
+def stages(layouts: Layouts, first: int, sizes: tuple[int, ...] = (8,)) -> StageLayout:
+    return StageLayout(sizes, layouts, first)
 
 
 def test_megatrons_trick_wins_between_nodes() -> None:
@@ -81,7 +82,7 @@ def test_megatrons_trick_wins_between_nodes() -> None:
     seconds, way = resharding_s(DGX, (64, 1024), 1e8, stages((R,), 0), stages((R,), 8))
     assert way == Resharding("scatter-gather", 1e8 / 8, 1e8 / 8, 1, (0,), 1e8)
     model = Communication(DGX, (8,))
-    assert seconds == pytest.approx(model.send_s(0, 15, 1e8 / 8) + model.all_gather_s(0, 1e8))
+    assert seconds == pytest.approx(model.send_s(0, 15, 1e8 / 8) + model.time_s("all_gather", 0, 1e8))
     assert seconds < model.send_s(0, 8, 1e8)
 
 
@@ -104,7 +105,7 @@ def test_gathering_along_two_axes() -> None:
     seconds, way = resharding_s(DGX, (64, 64), 1e8, source, target)
     assert way.gather_axes == (0, 1)
     model = Communication(DGX, (2, 4))
-    gathers = model.all_gather_s(0, 1e8 / 4) + model.all_gather_s(1, 1e8)
+    gathers = model.time_s("all_gather", 0, 1e8 / 4) + model.time_s("all_gather", 1, 1e8)
     assert seconds == pytest.approx(model.send_s(0, 15, 1e8 / 8) + gathers)
 
 
@@ -117,8 +118,8 @@ def test_a_partial_sum_goes_on_as_one() -> None:
     seconds, way = resharding_s(DGX, (64, 1024), 1e8, *both)
     assert way == Resharding("scatter-gather", 1e8 / 4, 1e8 / 4, 1, (1,), 1e8)
     links = Communication(DGX, (2, 8)), Communication(DGX, (2, 4))
-    assert seconds == pytest.approx(links[0].send_s(0, 15, 1e8 / 4) + links[1].all_gather_s(1, 1e8))
-    moved = sorted(messages((2, 2), *(Placed((2, 2), (P, S(0)), first) for first in (0, 4))))
+    assert seconds == pytest.approx(links[0].send_s(0, 15, 1e8 / 4) + links[1].time_s("all_gather", 1, 1e8))
+    moved = sorted(messages((2, 2), *(StageLayout((2, 2), (P, S(0)), first) for first in (0, 4))))
     assert moved == [(0, 4, 2), (1, 5, 2), (2, 6, 2), (3, 7, 2)]
 
 
@@ -135,7 +136,9 @@ def test_stages_of_a_mixed_cluster_have_their_own_links() -> None:
     assert way.name == "scatter-gather"
     piece_s = Communication(mixed, ()).send_s(8, 23, 1e8 / 8)
     for seconds, machine in ((into_slow, slow), (into_fast, alone)):
-        assert seconds == pytest.approx(piece_s + Communication(machine.part(range(8)), (8,)).all_gather_s(0, 1e8))
+        assert seconds == pytest.approx(
+            piece_s + Communication(machine.part(range(8)), (8,)).time_s("all_gather", 0, 1e8)
+        )
     assert into_slow > into_fast
 
 
@@ -143,7 +146,7 @@ def test_large_stages_cost_no_more_to_ask() -> None:
     """8,192 ranks a stage, 10⁹ elements: tables of parts, not of elements or pairs of ranks."""
     cluster = Cluster.preset("dgx-h100", nodes=2048)
     layouts = (S(0), S(1), R)
-    source, target = (Placed((128, 8, 8), layouts, first) for first in (0, 8192))
+    source, target = (StageLayout((128, 8, 8), layouts, first) for first in (0, 8192))
     seconds, way = resharding_s(cluster, (128, 8192, 1024), 2e9, source, target)
     assert way.name == "scatter-gather"
     assert 0 < seconds < 1
@@ -168,7 +171,7 @@ def test_large_stages_cost_no_more_to_ask() -> None:
         ),
     ],
 )
-def test_what_cannot_be_moved(source: Placed, target: Placed, problem: str) -> None:
+def test_what_cannot_be_moved(source: StageLayout, target: StageLayout, problem: str) -> None:
     with pytest.raises(ClusterError, match=problem):
         ways(SHAPE, 1.0, source, target)
     with pytest.raises(ClusterError, match=problem):

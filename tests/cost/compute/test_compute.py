@@ -122,13 +122,6 @@ def test_a_kernel_takes_its_least_time() -> None:
     assert Compute(replace(DEVICE, kernel_s=2e-6)).work_s(Work("view", (1,), 0.0, 0.0, "int64")) == 0
 
 
-def test_less_power_is_slower_by_the_cube_root() -> None:
-    assert DEVICE.at_power(1).flops_per_s == DEVICE.flops_per_s
-    assert DEVICE.at_power(0.512).flops_per_s["bf16"] == pytest.approx(0.8 * 2e14)
-    with pytest.raises(ClusterError, match=r"^Device\.at_power\.share: expected a number above 0 and at most 1, got 2"):
-        DEVICE.at_power(2)
-
-
 def test_fp8_without_a_rate_runs_as_bf16() -> None:
     assert DEVICE.peak_flops_per_s("fp8") == 2e14
     assert replace(DEVICE, flops_per_s={"fp32": 1.0, "fp8": 9.0}).peak_flops_per_s("fp8") == 9

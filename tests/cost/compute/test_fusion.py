@@ -80,7 +80,7 @@ def test_what_is_computed_once_is_in_no_kernel_of_a_step() -> None:
 def test_compiled_steps_save_traffic_and_launches() -> None:
     graph = chain()
     eager, compiled = (
-        {graph.by_name[s.name].op: s for s in Steps(graph, CLUSTER, Execution(compiled=c)).steps if s.name}
+        {graph.by_name[n].op: s for n, s in Steps(graph, CLUSTER, Execution(compiled=c)).costs.items()}
         for c in (False, True)
     )
     rate, least = CLUSTER.device.memory_bytes_per_s, CLUSTER.device.kernel_s

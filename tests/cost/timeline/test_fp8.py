@@ -32,7 +32,7 @@ def test_activations_are_cast_once_and_every_gradient_of_a_result() -> None:
     graph = twice_read()
     wide, narrow = (Steps(graph, cluster, Execution(precision=p)) for p in ("amp_bf16", "fp8"))
     cast_s = 6 * TOKENS * WIDTH / cluster.device.memory_bytes_per_s + cluster.device.kernel_s
-    half, full = ([s for s in steps.steps if graph.by_name[s.name].op == "linear"] for steps in (narrow, wide))
+    half, full = ([s for n, s in steps.costs.items() if graph.by_name[n].op == "linear"] for steps in (narrow, wide))
     matmul_s = [step.forward_s / 2 for step in full]
     extra = [step.forward_s - s for step, s in zip(half, matmul_s, strict=True)]
     assert extra == pytest.approx([cast_s, 0.0], abs=0.02 * cast_s)

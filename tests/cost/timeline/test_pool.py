@@ -9,15 +9,14 @@ import torch
 
 from bench.plans import CERTIFIED
 from examples.zoo import ZOO
-from shardwright.cost.calibration.local import default_cluster
-from shardwright.cost.timeline.pool import LARGE_BYTES
-from shardwright.cost.timeline.program import Program, program
+from shardwright.cost.clusters.local import default_cluster
+from shardwright.cost.timeline.program import StepProgram, program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.lowering import buffers
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import capture
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.buckets import PLACED_BYTES
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, TENSOR, ZERO
@@ -46,18 +45,14 @@ def test_a_step_leaves_as_many_buffers_as_predicted(name: str, monkeypatch: pyte
             found.append(really_pooled_bytes(module))
         return found
 
-    for large_bytes in (LARGE_BYTES, 1 << 10):
-        monkeypatch.setattr("shardwright.lowering.buffers.LARGE_BYTES", large_bytes)
-        monkeypatch.setattr("shardwright.cost.timeline.pool.LARGE_BYTES", large_bytes)
+    for large_bytes in (PLACED_BYTES, 1 << 10):
+        monkeypatch.setattr("shardwright.lowering.buffers.PLACED_BYTES", large_bytes)
+        monkeypatch.setattr("shardwright.cost.timeline.pool.PLACED_BYTES", large_bytes)
         predicted = program(plan.graph, default_cluster(2)).stages[0].state["gathered"]
         assert run_ranks(rank, 2, 60) == [[predicted, predicted]] * 2
 
 
-def test_both_sides_agree_on_what_is_large() -> None:
-    assert LARGE_BYTES == buffers.LARGE_BYTES
-
-
-def gathered(made: Program) -> float:
+def gathered(made: StepProgram) -> float:
     return made.stages[0].state.get("gathered", 0.0)
 
 

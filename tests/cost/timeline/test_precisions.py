@@ -10,12 +10,13 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.compute.compute import matmul_share
 from shardwright.cost.compute.kernels import Kernel
 from shardwright.cost.timeline.program import program
-from shardwright.cost.timeline.steps import Step, Steps
+from shardwright.cost.timeline.steps import OperationCost, Steps
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Execution, Precision
+from shardwright.pcg.step.operations import Operation
 from shardwright.pcg.types import ITEM_BYTES
 from tests.each import each
 from tests.search.graphs import cluster
@@ -35,8 +36,17 @@ def run(precision: Precision | None, gpu: Cluster, graph: Graph) -> Timeline:
     return simulate(program(graph, gpu, Execution(precision)))
 
 
-def linear(precision: Precision | None, machine: Cluster, dtype: str = "float32") -> Step:
-    return next(step for step in Steps(product(dtype), machine, Execution(precision)).steps if step.weights)
+def linear(precision: Precision | None, machine: Cluster, dtype: str = "float32") -> OperationCost:
+    found = Steps(product(dtype), machine, Execution(precision))
+    return found.costs[weighted(found).name]
+
+
+def weighted(found: Steps) -> Operation:
+    return next(operation for operation in found.listed if operation.weights)
+
+
+def linear_bytes(precision: Precision | None, machine: Cluster, dtype: str = "float32") -> float:
+    return weighted(Steps(product(dtype), machine, Execution(precision))).num_bytes
 
 
 def linear_s(precision: Precision | None, machine: Cluster) -> float:
@@ -68,8 +78,7 @@ def test_one_gradient_of_two_takes_half_of_the_measured_dispatch(precision: Prec
 
 @precisions
 def test_values_take_the_bytes_of_their_precision(precision: Precision) -> None:
-    step = linear(precision, Cluster.preset("dgx-h100", 1, 1))
-    assert step.num_bytes == WIDTH**2 * ITEM_BYTES[DTYPES[precision].compute]
+    assert linear_bytes(precision, Cluster.preset("dgx-h100", 1, 1)) == WIDTH**2 * ITEM_BYTES[DTYPES[precision].compute]
 
 
 @each(("precision", "twin"), [("amp_fp16", "amp_bf16"), ("fp16", "bf16"), ("tf32", "fp32"), ("fp8", "amp_bf16")])
@@ -119,7 +128,7 @@ def test_rows_of_tf32_are_aligned_as_those_of_32_bits() -> None:
 def test_a_graph_in_16_bits_keeps_its_values(own: str, precision: Precision) -> None:
     gpu, wanted = Cluster.preset("dgx-h100", 1, 1), DTYPES[precision].compute
     if wanted == own:
-        assert linear(precision, gpu, own).num_bytes == 2 * WIDTH**2
+        assert linear_bytes(precision, gpu, own) == 2 * WIDTH**2
         return
     good = " or ".join(sorted({wanted, "float32"}))
     advice = "leave the precision out, or plan the model in float32"

@@ -11,9 +11,9 @@ import pytest
 
 from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.collectives.communication import Communication
-from shardwright.cost.collectives.resharding import Placed, resharding_s
+from shardwright.cost.collectives.resharding import StageLayout, resharding_s
 from shardwright.cost.predict import predict
-from shardwright.cost.timeline.forward import HOST_BYTES_PER_S
+from shardwright.cost.timeline.pricing import HOST_BYTES_PER_S
 from shardwright.cost.timeline.program import Programs, _hop_s, program
 from shardwright.cost.timeline.streams import Sharing
 from shardwright.cost.timeline.tasks import COPY
@@ -349,7 +349,7 @@ def test_hops_are_reshardings_and_no_slower_than_plain_sends(
     hops = program(graph, machine, run).hops_s
     assert len(hops) == num_stages * chunks - 1
     for number, hop_s in enumerate(hops):
-        source, target = (Placed((num_ranks,), layout, (number + i) % num_stages * num_ranks) for i in (0, 1))
+        source, target = (StageLayout((num_ranks,), layout, (number + i) % num_stages * num_ranks) for i in (0, 1))
         assert hop_s == pytest.approx(resharding_s(machine, (8, 8, 64), 8 * 8 * 64 * 4, source, target)[0])
         own = 8 * 8 * 64 * 4 / source.num_parts
         plain_s = links.send_s(source.first_rank, target.first_rank, own)
@@ -364,7 +364,7 @@ def test_the_slower_way_of_a_value_and_its_gradient_counts(layout: Layout, way: 
     value = TensorType((64, 1024), "float32", (layout,), grad=True)
     graph = SimpleNamespace(mesh=Mesh.of(x=8), types={"v": value})
     steps: Any = SimpleNamespace(graph=graph, num_bytes={"v": 1e8 / share})
-    there, back = (Placed((8,), (way,), first) for first in (0, 8))
+    there, back = (StageLayout((8,), (way,), first) for first in (0, 8))
     expected = resharding_s(SLOW_NETWORK, (64, 1024), 1e8, there, back)[0]
     assert _hop_s(["v"], (0, 1), steps, SLOW_NETWORK) == pytest.approx(expected)
 

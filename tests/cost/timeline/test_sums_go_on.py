@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cost.timeline import backward
 from shardwright.cost.timeline.streams import Sharing, run
 from shardwright.cost.timeline.tasks import COMPUTE, Recorder
-from shardwright.lowering import reducer
 
 ALONE = Sharing(1.0, 1.0)
 
@@ -27,13 +25,6 @@ def test_what_every_microbatch_does_is_waited_for() -> None:
     r.launch("gradients of a gathered block", "dp", 3.0, blocks=False)
     found = run(r.segment(), ALONE)
     assert (found.ready_s, found.seconds, found.waiting_s) == pytest.approx((4.0, 4.0, 3.0))
-
-
-def test_both_sides_agree_on_what_a_bucket_holds_and_when_it_is_full() -> None:
-    assert (backward.LARGE_BYTES, backward.BUCKET_BYTES) == (reducer.LARGE_BYTES, reducer.BUCKET_BYTES)
-    alone = [("all_reduce", "dp", 1.0)]
-    assert backward.bucketed(alone, reducer.LARGE_BYTES - 1)
-    assert not backward.bucketed(alone, reducer.LARGE_BYTES)
 
 
 def test_nothing_is_ready_at_once() -> None:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from shardwright.verifier.lemmas import Claim, Lemma
+from shardwright.verifier.lemmas import Lemma, Obligation
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.solver import is_valid, refute
 
@@ -27,7 +27,7 @@ class LemmaTwin:
     lemma: str
     obligation: int
     what: str
-    claim: Claim
+    claim: Obligation
 
 
 def lemma_twins(lemma: Lemma) -> Iterator[LemmaTwin]:

@@ -33,7 +33,7 @@ from shardwright.verifier.falsifiers.falsify import admitted, falsify, falsify_r
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.falsifiers.falsify_steps import falsify_steps
 from shardwright.verifier.limits import Late, limit
-from shardwright.verifier.solver import Failure
+from shardwright.verifier.proof import Failure
 from tests.verifier.mutations.twins import fixed_twins, row_twins, step_twins, term_twins
 
 Outcome = Literal["type", "z3", "counterexample", "true", "not run", "unknown", "wrong"]
@@ -115,7 +115,7 @@ def judgement(rule: Rule, samples: Samples = no_samples) -> tuple[Outcome, str]:
 def _failure(rule: Rule) -> Failure | None:
     try:
         with limit(LIMIT_S):
-            return prove(rule)[1]
+            return prove(rule).failure
     except ShardwrightError as error:
         return Failure(str(error))
     except Late:

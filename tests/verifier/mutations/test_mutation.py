@@ -18,6 +18,7 @@ from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier.lemmas import LEMMAS, Lemma
 from shardwright.verifier.logic import z3
+from shardwright.verifier.proof import Proof
 from tests.each import each
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import MORE, admits, cases, pattern_for
@@ -87,7 +88,7 @@ def test_every_wrong_adjoint_is_ill_typed() -> None:
 
 
 def test_no_wrong_prover_goes_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mutation, "prove", lambda rule: ((), None))
+    monkeypatch.setattr(mutation, "prove", lambda rule: Proof())
     found = sweep([CATALOGUE["linear_of_sum"], STEP_RULES["reduce_scatter"]])
     assert found.wrong
     assert any("is false for" in mutant.reason for mutant in found.wrong)
@@ -274,7 +275,7 @@ def test_a_mutant_that_takes_for_ever_is_given_up(
             pass
 
     monkeypatch.setattr(mutation, "LIMIT_S", 0.2)
-    monkeypatch.setattr(mutation, "prove", lambda rule: (("proven",), None))
+    monkeypatch.setattr(mutation, "prove", lambda rule: Proof(("proven",)))
     monkeypatch.setattr(mutation, "_counterexample", lambda rule, samples: "")
     monkeypatch.setattr(mutation, slow, never)
     rule = equation("sum_of_negs", {"x": "m"}, "reduce(neg(x), axis=a)", "neg(reduce(x, axis=a))", axes=("a",),

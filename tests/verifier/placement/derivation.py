@@ -18,9 +18,8 @@ from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier.algebra.elements import Dim, Evaluator, extent, spliced
-from shardwright.verifier.algebra.elements_rows import evaluator
 from shardwright.verifier.algebra.polys import App, Poly
-from shardwright.verifier.algebra.serialproof import known
+from shardwright.verifier.algebra.shapes import evaluator, known
 from shardwright.verifier.algebra.symbols import formula, translated
 from shardwright.verifier.logic import Formula, Number, Solver, z3
 from shardwright.verifier.solver import is_valid, new_solver

@@ -14,7 +14,7 @@ from shardwright.verifier.algebra.polys import poly
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.logic import z3
 from shardwright.verifier.reals import reals_sums
-from shardwright.verifier.reals.numbers import Numbers
+from shardwright.verifier.reals.numbers import RealNumbers
 from shardwright.verifier.reals.realproof import equal_in_reals
 from tests.each import each
 from tests.verifier import laws
@@ -83,7 +83,7 @@ def test_a_wrong_row_is_seen_by_the_other_proof(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_equal_sums_are_one_constant_whatever_their_indices_are_called() -> None:
-    numbers = Numbers(lambda atom: True)
+    numbers = RealNumbers(lambda atom: True)
     i, j, k = z3.Ints("~i ~j @k")
     x, y = (z3.Function(name, z3.IntSort(), z3.IntSort(), z3.RealSort()) for name in "xy")
     n = poly("n")

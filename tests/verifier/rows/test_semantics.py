@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.optable import ROWS, LocalShapes
-from shardwright.substitutions.pattern import Dims, Pattern
+from shardwright.substitutions.pattern import FactorDims, Pattern
 from shardwright.substitutions.rowrules import derive
 from shardwright.verifier.rows.semantics import BODIES, adjoint, forward
 from tests.each import each
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 EVERY = {row: [*samples, *MORE.get(row, ())] for row, samples in SAMPLES.items()}
 
 
-def pick(array: Array, dims: Dims, factor: str, sizes: dict[str, int], positions: Sequence[int]) -> Array:
+def pick(array: Array, dims: FactorDims, factor: str, sizes: dict[str, int], positions: Sequence[int]) -> Array:
     """The tensor restricted to some positions of one factor, wherever the factor is in it."""
     for dim, members in enumerate(dims):
         if factor in members:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cost.calibration.local import cache_path, default_cluster, memory_per_rank_bytes
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
+from shardwright.cost.clusters.local import cache_path, default_cluster, memory_per_rank_bytes
 from shardwright.pcg.errors import ClusterError
 from tests.each import each
 

@@ -7,20 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.reports.report import Paragraph, Report
 from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.verifier.catalogue import SHIPPED
 from shardwright.verifier.certificates import PROOFS
-from shardwright.verifier.judge import LIMIT_S, Verdict, judge
+from shardwright.verifier.judge import LIMIT_S, RuleVerdict, judge
 from shardwright.verifier.rulefile import Entry, RuleFile, read_rules
-from shardwright.workers import Event, Task, Workers, workers
+from shardwright.workers import Call, CallEvent, Workers, workers
+
+if TYPE_CHECKING:
+    from shardwright.search.planner import Progress
 
 OUTCOMES = ("certified", "refuted", "unknown", "malformed")
 _CHUNK = 16
-_EVERY_S = 2.0
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Judged:
     """A rule of a file and what became of it; no verdict for a malformed one."""
 
     entry: Entry
-    verdict: Verdict | None = None
+    verdict: RuleVerdict | None = None
 
     @property
     def outcome(self) -> str:
@@ -143,7 +144,7 @@ def verify(
     rules = [entry.rule for entry in (*entries, *foundations) if entry.rule is not None]
     with workers(num_jobs) as pool:
         if base:
-            pool.submit([Task("shardwright.rules:prove_lemmas", (), "lemmas")])
+            pool.submit([Call("shardwright.judging:prove_lemmas", (), "lemmas")])
         verdicts, lemmas = _judged(pool, rules, progress, limit_s)
     by_place = dict(zip([e.position for e in entries], verdicts, strict=False))
     judged = tuple(Judged(entry, by_place.get(entry.position)) for entry in file.entries)
@@ -153,23 +154,21 @@ def verify(
 
 def _judged(
     pool: Workers, rules: Sequence[Rule], progress: Progress, limit_s: float
-) -> tuple[list[Verdict], Mapping[str, str]]:
+) -> tuple[list[RuleVerdict], Mapping[str, str]]:
     """The verdicts, in the order of the rules, and the lemmas that are not proven."""
-    found: dict[int, Verdict] = {}
+    found: dict[int, RuleVerdict] = {}
     lemmas: Mapping[str, str] = {}
-    counts: Counter[str] = Counter()
-    pool.submit(judging(range(len(rules)), rules, limit_s, pool.num_jobs))
-    told = time.perf_counter()
-    for event in pool.events():
+
+    def tell() -> None:
+        counts = Counter(verdict.outcome for verdict in found.values())
+        progress(f"{len(found)} of {len(rules)} rules: " + outcomes(counts))
+
+    pool.submit(judging_calls(range(len(rules)), rules, limit_s, pool.num_jobs))
+    for event in pool.events(tell):
         if event.task.label == "lemmas":
             lemmas = event.value if event.kind == "done" else {"all": f"the prover's process died ({event.value})"}
-            continue
-        for number, verdict in verdicts_of(event, pool):
-            found[number] = verdict
-            counts[verdict.outcome] += 1
-        if time.perf_counter() - told > _EVERY_S:
-            told = time.perf_counter()
-            progress(f"{len(found)} of {len(rules)} rules: " + outcomes(counts))
+        else:
+            found.update(verdicts_of(event, pool))
     return [found[number] for number in range(len(rules))], lemmas
 
 
@@ -179,36 +178,36 @@ def outcomes(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts.get(name, 0)} {name}" for name in told)
 
 
-def judging(
+def judging_calls(
     labels: Iterable[Any], rules: Sequence[Rule], limit_s: float, num_jobs: int, *, explain: bool = True
-) -> Iterator[Task]:
+) -> Iterator[Call]:
     """Tasks that judge rules, some rules each; neighbours share what the prover remembers."""
     keys = list(labels)
     size = max(1, min(_CHUNK, len(rules) // (8 * num_jobs)))
     for at in range(0, len(rules), size):
-        yield _judge_task(keys[at : at + size], rules[at : at + size], limit_s, explain)
+        yield _judge_call(keys[at : at + size], rules[at : at + size], limit_s, explain)
 
 
-def _judge_task(labels: Sequence[Any], rules: Sequence[Rule], limit_s: float, explain: bool) -> Task:
-    return Task("shardwright.rules:judge_rules", (list(rules), limit_s, explain), ("judge", tuple(labels)))
+def _judge_call(labels: Sequence[Any], rules: Sequence[Rule], limit_s: float, explain: bool) -> Call:
+    return Call("shardwright.judging:judge_rules", (list(rules), limit_s, explain), ("judge", tuple(labels)))
 
 
-def verdicts_of(event: Event, pool: Workers) -> Iterator[tuple[Any, Verdict]]:
+def verdicts_of(event: CallEvent, pool: Workers) -> Iterator[tuple[Any, RuleVerdict]]:
     """What an event says of a judging task: verdicts, by label. A rule that kills its worker is unknown."""
     _, labels = event.task.label
     rules, limit_s, explain = event.task.arguments
     if event.kind == "done":
         yield from zip(labels, event.value, strict=True)
     elif event.kind == "died" and len(labels) == 1:
-        yield labels[0], Verdict("unknown", None, f"the prover's process died ({event.value})")
+        yield labels[0], RuleVerdict("unknown", None, f"the prover's process died ({event.value})")
     elif event.kind == "died":
-        alone = [_judge_task([label], [rule], limit_s, explain) for label, rule in zip(labels, rules, strict=True)]
+        alone = [_judge_call([label], [rule], limit_s, explain) for label, rule in zip(labels, rules, strict=True)]
         pool.submit(alone, first=True)
 
 
 def judge_rules(
     rules: Sequence[Rule], limit_s: float, explain: bool, report: Callable[[object], None]
-) -> list[Verdict]:
+) -> list[RuleVerdict]:
     """In a worker: judge some rules."""
     return [judge(rule, limit_s, explain=explain) for rule in rules]
 

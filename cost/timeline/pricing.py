@@ -1,0 +1,354 @@
+"""A chunk's actions as tasks and memory: what each takes on which stream, and who gives back what it took.
+
+* Forward: kept values stay; others are freed after their last reader.
+* A gradient lives from its first contribution until the backward of what made its value. Further contributions are
+  added.
+* Parameters' gradients are accumulated; small ones in flat buckets that are always there. Whole gradients of a gathered
+  block are freed when those of the next block are there.
+* In two parts (zero-bubble): the gradients of weights are left to a second segment, with what they need.
+
+Sources: lowering/reducer.py, lowering/blocks.py; Qi et al., "Zero Bubble Pipeline Parallelism" (2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.cost.timeline.steps import Steps
+from shardwright.cost.timeline.tasks import COMPUTE, COPY, Fold, Recorder, Segment
+from shardwright.pcg.step.actions import Action, Actions
+from shardwright.pcg.step.buckets import LARGE_BYTES
+from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Use
+from shardwright.pcg.step.parameters import Parameter
+
+HOST_BYTES_PER_S = 25e9
+"""Between a GPU and its host's pinned memory, one way: assumed, four fifths of what PCIe 4.0 × 16 transfers (31.5
+GB/s)."""
+
+
+def price_forward(steps: Steps, chunk: Chunk, actions: Actions) -> Segment:
+    """Forward of one microbatch."""
+    made = _Forward(steps, chunk)
+    made.run(actions)
+    return made.recorder.segment()
+
+
+def price_backward(steps: Steps, chunk: Chunk, actions: Actions, *, two: bool) -> tuple[Segment, Segment]:
+    """Backward, and, if it is in `two` parts, the part that makes the gradients of weights."""
+    made = _Backward(steps, chunk, actions, two)
+    made.run()
+    return made.recorder.segment(), made.later.segment() if two else Segment()
+
+
+def is_bucketed(parameter: Parameter) -> bool:
+    """Whether its gradient is summed in a bucket with others."""
+    return bool(parameter.sums) and parameter.gradient_bytes < LARGE_BYTES
+
+
+class _Readers:
+    """The last task of each stream that reads something: when all of these have ended, nobody needs it any more."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._last: dict[object, dict[str, int]] = {}
+
+    def note(self, what: object, task: int) -> None:
+        self._last.setdefault(what, {})[self._recorder.tasks[task].stream] = task
+
+    def of(self, what: object) -> tuple[int, ...]:
+        return tuple(self._last.get(what, {}).values())
+
+
+class _Pass:
+    """What forward and backward have in common: operators that run, and blocks that are gathered."""
+
+    def __init__(self, steps: Steps, chunk: Chunk) -> None:
+        self.steps, self.chunk = steps, chunk
+        self.recorder = Recorder(steps.execution.overlap)
+        self.readers = _Readers(self.recorder)
+        self.gathers: dict[int, int] = {}  # block -> the task
+        self.started: dict[int, int] = {}  # sum over ranks -> the task
+
+    def act(self, action: Action) -> None:
+        match action.verb:
+            case "gather":
+                self._gather(action.number)
+            case "await":
+                self.recorder.await_(self.gathers[b] for b in (action.number,) if b in self.gathers)
+            case "wait":
+                self.recorder.await_([self.started.pop(action.number)])
+            case _:
+                pass  # the memory of a gathered block is pooled, and always there
+
+    def emit(self, occurrence: Occurrence, suffix: str = "", *, blocks: bool = True) -> int:
+        """The task of one operation, forward."""
+        name, cost = occurrence.operation.name + suffix, self.steps.costs[occurrence.operation.name]
+        if cost.stream == COMPUTE:
+            return self.recorder.compute(name, cost.forward_s)
+        return self.recorder.launch(name, cost.stream, cost.forward_s, blocks=blocks)
+
+    def _gather(self, number: int) -> None:
+        block = self.chunk.blocks[number]
+        slices, num_bytes = block.parameters[0].slices, block.used_bytes
+        assert slices is not None
+        seconds = self.steps.collective_s("all_gather", slices.axis, num_bytes)
+        task = self.recorder.launch(f"gather {block.parameters[0].home}", slices.axis, seconds, blocks=False)
+        if self.steps.cluster.backend == "gloo":  # torch's all-gather has it write to memory of its own first
+            self.recorder.take("communication", num_bytes, task, (task,))
+        self.gathers[number] = task
+
+
+class _Forward(_Pass):
+    def __init__(self, steps: Steps, chunk: Chunk) -> None:
+        super().__init__(steps, chunk)
+        self.taken: dict[Allocation, int] = {}
+        self.away: dict[Allocation, int] = {}  # copies to the host
+
+    def run(self, actions: Actions) -> None:
+        starts: list[int] = []
+        for own in actions.forward:
+            starts.append(len(self.recorder.tasks))
+            for action in own:
+                self.act(action)
+        starts.append(len(self.recorder.tasks))
+        self.recorder.folds += (Fold(starts[s.start], starts[s.end], s.more) for s in self.chunk.spans if s.more)
+        self._memory()
+
+    def act(self, action: Action) -> None:
+        if action.verb not in ("run", "start"):
+            super().act(action)
+            return
+        occurrence = self.chunk.occurrences[action.number]
+        task = self.emit(occurrence, blocks=action.verb == "run")
+        if action.verb == "start":
+            self.started[action.number] = task
+        for memory in (*occurrence.reads, occurrence.result, *occurrence.keeps):
+            if memory.kept and self.steps.execution.offload and memory not in self.taken:
+                seconds = _copy_s(memory.num_bytes)
+                self.away[memory] = self.recorder.launch("offload", COPY, seconds, blocks=False, after=(task,))
+            self.taken.setdefault(memory, task)
+            self.readers.note(memory, task)
+
+    def _memory(self) -> None:
+        for memory, task in self.taken.items():
+            category = "activations" if memory.kept else "temporary"
+            away = (self.away[memory],) if memory in self.away else ()
+            freed = (*self.readers.of(memory), *away) if away or not memory.kept else ()
+            self.recorder.take(category, memory.num_bytes, task, freed)
+
+
+class _Backward(_Pass):
+    """`recorder` makes the first part, `later` the second, or the same one."""
+
+    def __init__(self, steps: Steps, chunk: Chunk, actions: Actions, two: bool) -> None:
+        super().__init__(steps, chunk)
+        self.actions = actions
+        self.later = Recorder(steps.execution.overlap) if two else self.recorder
+        self.later_readers = _Readers(self.later) if two else self.readers
+        self.fetches = _Fetches(chunk, self.recorder) if steps.execution.offload else None
+        self.gradients: dict[Allocation, int] = {}  # the task that made each
+        self.again: dict[Allocation, int] = {}  # and what was made again
+        self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
+        self.scattered: list[tuple[float, int, int]] = []  # whole gradients: bytes, made by, scattered by
+        self.task = -1  # in `later`, the last that gave gradients to parameters
+
+    def run(self) -> None:
+        starts: dict[int, tuple[int, int]] = {}
+        numbers = [*reversed(range(len(self.chunk.occurrences))), -1]
+        for number, own in zip(numbers, self.actions.backward, strict=True):
+            starts[number] = len(self.recorder.tasks), len(self.later.tasks)
+            if self.fetches is not None:
+                self.fetches.enter(number)
+            for action in own:
+                self.act(action)
+        for span in self.chunk.spans:
+            if span.more:
+                begin, end = starts[span.end - 1], starts[span.start - 1]
+                self.recorder.folds.append(Fold(begin[0], end[0], span.more))
+                if self.later is not self.recorder:
+                    self.later.folds.append(Fold(begin[1], end[1], span.more))
+        self._memory()
+
+    def act(self, action: Action) -> None:
+        match action.verb:
+            case "again":
+                self._again(self.chunk.occurrences[action.number])
+            case "backward":
+                self._inputs(self.chunk.occurrences[action.number])
+            case "weights":
+                self._weights(self.chunk.occurrences[action.number])
+            case "accumulate":
+                self._accumulate(self.chunk.uses[action.number])
+            case "scatter":
+                self._scatter(action.number)
+            case "deliver":
+                self._deliver()
+            case "reduce":
+                self._reduce([self.chunk.uses[use] for use in self.actions.units[action.number]])
+            case _:
+                super().act(action)
+
+    # ---- operations ----
+
+    def _again(self, occurrence: Occurrence) -> None:
+        task = self.emit(occurrence, " again")
+        for memory in (*occurrence.reads, occurrence.result, *occurrence.keeps):
+            if memory.region is occurrence.region:
+                self.again.setdefault(memory, task)
+            self.readers.note(memory, task)
+
+    def _inputs(self, occurrence: Occurrence) -> None:
+        """What gives gradients to activations, or all of an operation's backward."""
+        name, cost = f"{occurrence.operation.name} backward", self.steps.costs[occurrence.operation.name]
+        if cost.back_stream == COMPUTE:
+            task = self.recorder.compute(name, cost.backward_s)
+        else:
+            task = self.recorder.launch(name, cost.back_stream, cost.backward_s, blocks=True)
+        self._note(occurrence, task, self.readers)
+        for memory in occurrence.gradients:
+            if (
+                memory in self.gradients and memory is not occurrence.result
+            ):  # takes memory of its own until it is added
+                self.recorder.take("temporary", memory.num_bytes, task, (task,))
+            elif memory is not occurrence.result:
+                self.gradients[memory] = task
+        if not occurrence.operation.apart:  # made early, as a norm's: taken over at the start of the second part
+            self._contribute(occurrence, task if self.later is self.recorder else 0)
+
+    def _weights(self, occurrence: Occurrence) -> None:
+        name, cost = occurrence.operation.name, self.steps.costs[occurrence.operation.name]
+        task = self.later.compute(f"{name} weights", cost.weight_s)
+        self._note(occurrence, task, self.later_readers)
+        self._contribute(occurrence, task)
+
+    def _note(self, occurrence: Occurrence, task: int, readers: _Readers) -> None:
+        """A part of backward reads what was kept for it, and the gradient of the result."""
+        for what in (*occurrence.keeps, ("gradient", occurrence.result)):
+            readers.note(what, task)
+
+    def _contribute(self, occurrence: Occurrence, task: int) -> None:
+        self.task = task
+        for use in self.chunk.trained(occurrence):
+            self.made.setdefault(use, task)
+
+    # ---- gradients of parameters ----
+
+    def _accumulate(self, use: Use) -> None:
+        parameter, made = use.parameter, self.made[use.number]
+        if is_bucketed(parameter):  # the bucket's memory is always there
+            return
+        used, num_bytes = parameter.used_bytes, parameter.gradient_bytes
+        self.later.take("gradients", num_bytes, made, (), "first")
+        self.later.take(
+            "temporary", used, made, (min(self.task, len(self.later.tasks) - 1),),
+            "every" if num_bytes != used else "later",
+        )  # fmt: skip
+
+    def _reduce(self, uses: Sequence[Use]) -> None:
+        """Sum a unit. What is in a bucket was kept until now; a fold's is seen at this moment only."""
+        first, end = uses[0].parameter, self.later.last
+        name, total = f"gradient {first.leaf}", first.gradient_bytes
+        if is_bucketed(first):
+            name, total = "gradients in a bucket", sum((1 + u.more) * u.parameter.gradient_bytes for u in uses)
+            for use in uses:
+                p, made = use.parameter, self.made[use.number]
+                num_bytes = (1 + use.more) * (p.used_bytes if p.slices is None else p.gradient_bytes)
+                self.later.take("temporary", num_bytes, end if use.more else made, (max(made, end),))
+        collective = "reduce_scatter" if self.steps.execution.shard_optimizer else "all_reduce"
+        tasks: list[int] = []
+        for axis in first.sums:
+            seconds = self.steps.collective_s(collective, axis, total)
+            tasks.append(self.later.launch(name, axis, seconds, blocks=False, after=tasks[-1:], microbatch="last"))
+
+    def _scatter(self, number: int) -> None:
+        """Sum the gradients of a gathered block, where ranks have summands; each keeps its slice."""
+        for copied in (True, False):
+            uses = [u for u in self.chunk.blocks[number].uses if u.parameter.grad and u.parameter.slices
+                    and u.parameter.slices.copied == copied]  # fmt: skip
+            if not uses:
+                continue
+            slices, num_bytes = uses[0].parameter.slices, sum(u.parameter.used_bytes for u in uses)
+            assert slices is not None
+            name = f"gradients of {uses[0].parameter.home}"
+            seconds = self.steps.collective_s("reduce_scatter" if copied else "slice", slices.axis, num_bytes)
+            if copied:
+                task = self.later.launch(name, slices.axis, seconds, blocks=False)
+            else:
+                task = self.later.compute(name, seconds)
+            for use in uses:
+                made = self.made.get(use.number, task)
+                self.scattered.append((use.parameter.used_bytes, made, max(made, task)))
+                self.made[use.number] = task
+                if not is_bucketed(use.parameter):
+                    self.later.take("gradients", use.parameter.gradient_bytes, task, (), "first")
+
+    def _deliver(self) -> None:
+        """Whole gradients are let go of when the next block's are there, or backward ends."""
+        for num_bytes, made, scattered in self.scattered:
+            self.later.take("temporary", num_bytes, made, (max(scattered, self.later.last),))
+        self.scattered.clear()
+
+    # ---- memory ----
+
+    def _memory(self) -> None:
+        """Who frees what: kept and rebuilt activations, and gradients of activations."""
+        if not self.recorder.tasks and not self.later.tasks:
+            return
+        fetched = self.fetches.task_of if self.fetches is not None else {}
+        for memory in self.chunk.allocations:
+            if memory.kept:
+                self._take("activations", memory.num_bytes, memory, fetched.get(memory))
+        for memory, task in self.again.items():
+            self._take("temporary" if memory.kept else "activations", memory.num_bytes, memory, task)
+        for memory, task in self.gradients.items():
+            self._take("temporary", memory.num_bytes, ("gradient", memory), task)
+
+    def _take(self, category: str, num_bytes: float, what: object, taken: int | None) -> None:
+        """Freed after its readers, in the second part if it has readers there."""
+        here, later = self.readers.of(what), self.later_readers.of(what)
+        if later and self.later is not self.recorder:
+            self.recorder.take(category, num_bytes, taken)
+            self.later.take(category, num_bytes, None, later)
+        else:
+            self.recorder.take(category, num_bytes, taken, here or (taken if taken is not None else 0,))
+
+
+def _copy_s(num_bytes: float) -> float:
+    """Seconds to copy between a device and its host."""
+    return num_bytes / HOST_BYTES_PER_S
+
+
+class _Fetches:
+    """Offloaded activations on their way back: those of a block while the block before it, in backward order, runs."""
+
+    def __init__(self, chunk: Chunk, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.task_of: dict[Allocation, int] = {}
+        self.runs: list[list[Allocation]] = []
+        self.run_of: dict[int, int] = {}
+        place, seen = None, set[Allocation]()
+        for occurrence in reversed(chunk.occurrences):
+            span = next(i for i, s in enumerate(chunk.spans) if s.start <= occurrence.number < s.end)
+            if (span, occurrence.operation.block) != place:
+                place = (span, occurrence.operation.block)
+                self.run_of[occurrence.number] = len(self.runs)
+                self.runs.append([])
+            inside = occurrence.region.occurrences if occurrence.region is not None else ()
+            for memory in (*occurrence.keeps, *(m for other in inside for m in other.reads)):
+                if memory.kept and memory not in seen:
+                    seen.add(memory)
+                    self.runs[-1].append(memory)
+
+    def enter(self, number: int) -> None:
+        """Where an operation begins a block: wait for what the block needs, launch what the next one needs."""
+        if (run := self.run_of.get(number)) is None:
+            return
+        self._launch(run)
+        self.recorder.await_(self.task_of[memory] for memory in self.runs[run])
+        if run + 1 < len(self.runs):
+            self._launch(run + 1)
+
+    def _launch(self, run: int) -> None:
+        for memory in self.runs[run]:
+            if memory not in self.task_of:
+                self.task_of[memory] = self.recorder.launch("fetch", COPY, _copy_s(memory.num_bytes), blocks=False)

@@ -1,0 +1,56 @@
+"""What the runtime does around the program of a graph: parameters, the batch, the sums that make the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.lowering.batch import find_inputs
+from shardwright.lowering.late import LOSS, summand_of_loss
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.actions import Actions, actions
+from shardwright.pcg.step.chunk import Chunk, whole_chunk
+from shardwright.pcg.step.operations import Operations
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The division of labour between program and runtime.
+
+    `inputs`: partitions that are done on the batch; `loss_sums`: reductions at the very end, of what is called `loss`.
+    """
+
+    graph: Graph
+    inputs: Mapping[str, str]
+    loss_sums: tuple[str, ...] = ()
+    loss: str = ""
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Every parallel operator that is done outside -> the node whose value its readers see."""
+        return {**self.inputs, **self.operations.aliases}
+
+    @cached_property
+    def operations(self) -> Operations:
+        """Everything that a step runs."""
+        return Operations(self.graph, elsewhere={*self.inputs, *self.loss_sums})
+
+    @cached_property
+    def chunk(self) -> Chunk:
+        """The same, with the memory of its values and the blocks of its parameters."""
+        return whole_chunk(self.operations)
+
+    @cached_property
+    def actions(self) -> Actions:
+        """What is done when: the program has those of forward, the runtime those of backward."""
+        return actions(self.chunk)
+
+
+def find_outside(graph: Graph) -> Outside:
+    """What the runtime does around the program of a graph."""
+    inputs = find_inputs(graph)[1]
+    if LOSS not in dict(graph.outputs):
+        return Outside(graph, inputs)
+    name, sums = summand_of_loss(graph)
+    return Outside(graph, inputs, tuple(node.name for node in sums), name)

@@ -1,0 +1,177 @@
+"""What a row of the op table is, and what rows have in common: dtypes of results, attributes on a device.
+
+A row holds all that importer, inference, rules, prover, search, cost and lowering know of an operator: its factor
+string, its reference semantics in NumPy, the torch expression of a lowered program, and its facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from shardwright.pcg.attrs import Attr, Attrs
+from shardwright.pcg.factors import Shape, Signature, resolve
+from shardwright.pcg.types import is_float, promote
+
+FactorRule = str | Callable[[Sequence[Shape], Attrs], tuple[str, Mapping[str, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShapes:
+    """Global and local shapes around one operator, from which a device's attributes follow."""
+
+    operands: tuple[Shape, ...]
+    result: Shape
+    local_operands: tuple[Shape, ...]
+    local_result: Shape
+
+
+def keep_attrs(attrs: Attrs, shapes: LocalShapes) -> Attrs:
+    """Most operators do the same on every device."""
+    return attrs
+
+
+def local_result_shape(attrs: Attrs, shapes: LocalShapes) -> Attrs:
+    """For operators whose attribute `shape` is the shape of their result."""
+    return {**attrs, "shape": shapes.local_result}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One operator.
+
+    factors       factor string, or a function of (operand shapes, attrs) that gives one and the sizes it leaves open
+    numpy         reference semantics: f(*arrays, **attrs) -> array
+    torch         the expression of a lowered program: `{0}`, `{1}` are operands, `{name}` attributes, `{*}` all
+    dtype         the result's dtype from the operands' dtypes and attrs; None: promote the operands
+    numbers       operands of which one may be a Python number in the torch expression
+    with_number   the torch expression where one is, if it is another one: the number is then `{1}`
+    free          a value for each attribute on which no shape depends
+    indexes       per operand of indices: the operand and its dimension that they point into; dimension -1 is the one
+                  that the attribute `dim` names, or the last where there is no such attribute
+    linear_in     sets of operands in which the operator is jointly linear: those may be `P` together, giving `P`
+    localize      the attributes on one device
+    offset        a factor whose split makes the local operator need the device's `offset` along it
+    random        draws from the generator; the local operator draws the global mask and takes its `shard`
+    view          moves no data
+    passes_on     gives its operand itself where there is nothing to do
+    fresh         its result is memory of its own that no backward reads: partial sums may be summed up in place
+    moves         its result is elements of its operands, from places that no value decides; so are its gradients
+    commutative   its operands can be exchanged
+    differentiable  gradients go through it to its operands of floats
+    rounds        does not give integers for integers
+    saves         what backward keeps: operand indices, "result" or "mask" (one byte an element)
+    joint         backward is one kernel that takes all of `saves`, whichever operand gets a gradient
+    contraction   multiply-adds over the iteration space: 2 FLOPs a point and pass (else `flops_per_element` each)
+    outside       factors that a contraction does not iterate over
+    lookup        picks entries of its first operand by indices: its work is what it returns, not the table
+    scratch       forward writes a tensor of its first operand's shape in fp32, which backward reads
+    """
+
+    name: str
+    factors: FactorRule
+    numpy: Callable[..., np.ndarray]
+    torch: str
+    dtype: Callable[[Sequence[str], Attrs], str] | None = None
+    numbers: tuple[int, ...] = ()
+    with_number: str = ""
+    free: Mapping[str, Attr] = field(default_factory=dict)
+    indexes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    linear_in: tuple[tuple[int, ...], ...] = ()
+    localize: Callable[[Attrs, LocalShapes], Attrs] = keep_attrs
+    offset: str | None = None
+    random: bool = False
+    view: bool = False
+    passes_on: bool = False
+    fresh: bool = False
+    moves: bool = False
+    commutative: bool = False
+    differentiable: bool = True
+    rounds: bool = False
+    saves: tuple[int | str, ...] = ()
+    joint: bool = False
+    contraction: bool = False
+    outside: tuple[str, ...] = ()
+    lookup: bool = False
+    scratch: bool = False
+    passes: int = 1
+    flops_per_element: float = 1.0
+    doc: str = ""
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether it acts on each element of its operands alone, with broadcasting, whatever their shapes and attrs."""
+        return isinstance(self.factors, str) and not set(self.factors) - set(". ,->")
+
+    @property
+    def aliases(self) -> bool:
+        """Whether its result may be its operand's own memory."""
+        return self.view or self.passes_on
+
+    @property
+    def fresh_gradients(self) -> bool:
+        """Whether the gradient of each operand is memory of its own: what is computed from what was kept."""
+        return self.differentiable and bool(self.saves)
+
+    def signature(self, shapes: Sequence[Shape], attrs: Attrs) -> Signature:
+        """The factor string resolved for operands of these shapes; `GraphError` where they do not fit."""
+        if isinstance(self.factors, str):
+            return resolve(self.factors, shapes)
+        text, sizes = self.factors(shapes, attrs)
+        return resolve(text, shapes, sizes)
+
+    def partial_sets(self, dtypes: Sequence[str], attrs: Attrs) -> tuple[tuple[int, ...], ...]:
+        """The sets of `linear_in` that hold for operands of these dtypes.
+
+        Partial sums are of numbers, and rounding to integers is not linear: a cast from float to integer has no set.
+        """
+        result = self.result_dtype(dtypes, attrs)
+        return tuple(s for s in self.linear_in if all(_linear_into(dtypes[i], result) for i in s))
+
+    def result_dtype(self, dtypes: Sequence[str], attrs: Attrs) -> str:
+        return self.dtype(dtypes, attrs) if self.dtype else promote(*dtypes)
+
+    def flops(self, signature: Signature) -> float:
+        """Floating-point operations of the forward pass over the logical tensors."""
+        if self.contraction:
+            return 2.0 * self.passes * prod(f.size for f in signature.factors if f.name not in self.outside)
+        if self.view:
+            return 0.0
+        if self.lookup:
+            return float(prod(signature.result_shape))
+        largest = max((prod(f.size for f in signature.factors if f.role != "fixed"), prod(signature.result_shape)))
+        return self.flops_per_element * largest
+
+
+def _linear_into(operand: str, result: str) -> bool:
+    return "bool" not in (operand, result) and (is_float(result) or not is_float(operand))
+
+
+def numpy_dtype(name: str) -> str:
+    """The dtype in which NumPy stands in for `name`: it has no bfloat16."""
+    return "float32" if name == "bfloat16" else name
+
+
+def no_grad_dtype(name: str) -> Callable[[Sequence[str], Attrs], str]:
+    """A dtype rule for operators that always give `name`."""
+    return lambda dtypes, attrs: name
+
+
+def attr_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
+    """A dtype rule for operators that carry it as the attribute `dtype`."""
+    return str(attrs["dtype"])
+
+
+def float_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
+    """Integers become float32, as true division and the transcendental functions do."""
+    dtype = promote(*dtypes)
+    return dtype if is_float(dtype) else "float32"
+
+
+def count_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
+    """Sums of booleans and small integers count in int64."""
+    dtype = promote(*dtypes)
+    return dtype if is_float(dtype) else "int64"

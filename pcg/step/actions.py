@@ -1,0 +1,230 @@
+"""A rank's step as an ordered list of actions: the one place that says what happens when.
+
+The lowering prints and runs the list, the cost model prices it. It follows from a chunk alone:
+
+* A gathered block is there from before its first reader until after its last. The next one is gathered while this one
+  is used (late gathers: after it). Blocks in use when the last one is gathered stay, as backward begins with them.
+* What was not kept is made again, region by region, right before the first operation that needs it in backward.
+* A gradient is accumulated until its parameter's first reader is through, and then summed with its unit, in a step's
+  last microbatch. The gradients of a gathered block are reduce-scattered together in every microbatch, and there when
+  those of the next block are scattered, or backward ends.
+* Sums that the batch alone determines are started first, and waited for by who reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Literal, NamedTuple
+
+from shardwright.pcg.step.buckets import Buckets
+from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Region, Use
+
+Verb = Literal[
+    "gather", "await", "free", "run", "start", "wait", "again", "backward", "weights", "accumulate", "scatter",
+    "deliver", "reduce",
+]  # fmt: skip
+Microbatch = Literal["every", "first", "later", "last"]
+"""In which of a step's microbatches something happens."""
+
+
+class Action(NamedTuple):
+    """One thing that a rank does.
+
+    gather, await, free    block `number`: launch its all-gather, wait for it, give its memory back
+    run                    operation `number`, forward; start, wait: the same in two halves, of a sum over ranks
+    again                  operation `number`, forward, in the backward
+    backward               of operation `number`, or where that is in two parts, what gives gradients to activations
+    weights                the other part, which gives gradients to parameters
+    accumulate             the gradient of use `number` is complete
+    scatter, deliver       block `number`: launch the reduce-scatter of its gradients, wait for it
+    reduce                 sum the gradients of unit `number` over devices
+    """
+
+    verb: Verb
+    number: int
+    microbatch: Microbatch = "every"
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What a chunk does for one microbatch.
+
+    forward    the actions of every operation, in order
+    backward   the same, the last operation first; and, as the last entry, those at the end of backward
+    units      the uses of parameters whose gradients are summed by one collective, in the order of launch
+    """
+
+    forward: tuple[tuple[Action, ...], ...]
+    backward: tuple[tuple[Action, ...], ...]
+    units: tuple[tuple[int, ...], ...]
+
+    def of(self, *verbs: Verb, backward: bool | None = None) -> list[int]:
+        """The numbers of all actions of these kinds, in order; of forward, backward or both."""
+        passes = (self.forward, self.backward) if backward is None else (self.backward if backward else self.forward,)
+        return [action.number for action in chain(*chain(*passes)) if action.verb in verbs]
+
+
+def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool = True) -> Actions:
+    """The actions of a chunk.
+
+    Args:
+        chunk: what runs.
+        hold: whether backward comes right after forward, and begins with the blocks that are there.
+        late: whether backward gathers the next block only when it is through with one.
+        ahead: whether blocks are gathered before they are needed at all.
+    """
+    held = held_blocks(chunk) if hold else frozenset[int]()
+    forward = tuple(_forward(chunk, _Gathers(range(len(chunk.blocks)), frozenset(), late=False, ahead=ahead), held))
+    backward = _Backward(chunk, held, late=late, ahead=ahead)
+    return Actions(forward, tuple(backward.run()), tuple(backward.units))
+
+
+def held_blocks(chunk: Chunk) -> frozenset[int]:
+    """Blocks that are in use when the last one is gathered."""
+    last_gather = max((_first(block.uses) for block in chunk.blocks), default=0)
+    return frozenset(number for number, block in enumerate(chunk.blocks) if _last(block.uses) >= last_gather)
+
+
+def _first(uses: Iterable[Use]) -> int:
+    return min(use.readers[0] for use in uses)
+
+
+def _last(uses: Iterable[Use]) -> int:
+    return max(use.readers[-1] for use in uses)
+
+
+class _Gathers:
+    """Gathered blocks in one pass: `order` is the one in which the pass needs them, `there` when it begins."""
+
+    def __init__(self, order: Sequence[int], there: frozenset[int], *, late: bool, ahead: bool) -> None:
+        self.next = dict(pairwise(order)) if ahead else {}
+        self.late, self.there, self.used = late, set(there), set[int]()
+
+    def use(self, block: int) -> Iterator[Action]:
+        """Before an operation that reads the block."""
+        if block in self.used:
+            return
+        self.used.add(block)
+        yield from self._gather(block)
+        yield Action("await", block)
+        if not self.late:
+            yield from self._gather_next(block)
+
+    def free(self, block: int) -> Iterator[Action]:
+        """After the last operation that reads it."""
+        yield Action("free", block)
+        if self.late:
+            yield from self._gather_next(block)
+
+    def _gather_next(self, block: int) -> Iterator[Action]:
+        if block in self.next:
+            yield from self._gather(self.next[block])
+
+    def _gather(self, block: int) -> Iterator[Action]:
+        if block not in self.there:
+            self.there.add(block)
+            yield Action("gather", block)
+
+
+def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[tuple[Action, ...]]:
+    started: dict[str, int] = {}
+
+    def of(occurrence: Occurrence) -> Iterator[Action]:
+        number, operation = occurrence.number, occurrence.operation
+        for name in operation.reads:
+            if name in started:
+                yield Action("wait", started.pop(name))
+        blocks = chunk.blocks_of(occurrence)
+        for block in blocks:
+            yield from gathers.use(block)
+        yield Action("start" if operation.early else "run", number)
+        if operation.early:
+            started[operation.name] = number
+        for block in blocks:
+            if _last(chunk.blocks[block].uses) == number and block not in held:
+                yield from gathers.free(block)
+
+    for occurrence in chunk.occurrences:
+        yield tuple(of(occurrence))
+
+
+class _Backward:
+    def __init__(self, chunk: Chunk, held: frozenset[int], *, late: bool, ahead: bool) -> None:
+        self.chunk = chunk
+        readers: dict[int, list[int]] = {}
+        for occurrence in reversed(chunk.occurrences):
+            if occurrence.operation.is_differentiated:
+                for block in chunk.blocks_of(occurrence):
+                    readers.setdefault(block, []).append(occurrence.number)
+        self.last = {block: numbers[-1] for block, numbers in readers.items()}
+        self.gathers = _Gathers(list(readers), held, late=late, ahead=ahead)
+        self.buckets, self.units = Buckets[int](), list[tuple[int, ...]]()
+        self.rebuilt: set[Region] = set()
+        self.scattered: int | None = None
+
+    def run(self) -> Iterator[tuple[Action, ...]]:
+        for occurrence in reversed(self.chunk.occurrences):
+            yield tuple(self._of(occurrence)) if occurrence.operation.is_differentiated else ()
+        yield tuple(self._end())
+
+    def _of(self, occurrence: Occurrence) -> Iterator[Action]:
+        number, operation = occurrence.number, occurrence.operation
+        for memory in occurrence.keeps:
+            yield from self._again(memory)
+        blocks = self.chunk.blocks_of(occurrence)
+        for block in blocks:
+            yield from self.gathers.use(block)
+        trained = self.chunk.trained(occurrence)
+        apart = bool(trained) and operation.apart
+        if operation.gradients or not apart:
+            yield Action("backward", number)
+        if apart:
+            yield Action("weights", number)
+        for use in trained:
+            if self.chunk.uses[use].readers[0] == number and self.chunk.uses[use].block is None:
+                yield Action("accumulate", use)
+                yield from self._complete(self.chunk.uses[use])
+        for block in blocks:
+            if self.last[block] == number:
+                yield from self.gathers.free(block)
+                yield from self._deliver()
+                yield Action("scatter", block)
+                self.scattered = block
+
+    def _again(self, memory: Allocation) -> Iterator[Action]:
+        """Run what makes this again, unless it is kept or there already."""
+        region = memory.region
+        if region is None or memory.kept or region in self.rebuilt:
+            return
+        self.rebuilt.add(region)
+        for occurrence in region.needed():
+            for block in self.chunk.blocks_of(occurrence):
+                yield from self.gathers.use(block)
+            yield Action("again", occurrence.number)
+
+    def _deliver(self) -> Iterator[Action]:
+        if self.scattered is None:
+            return
+        yield Action("deliver", self.scattered)
+        for use in self.chunk.blocks[self.scattered].uses:
+            if use.parameter.grad:
+                yield from self._complete(use)
+        self.scattered = None
+
+    def _complete(self, use: Use) -> Iterator[Action]:
+        """The gradient is there: if it is to be summed, its unit may be complete too."""
+        p = use.parameter
+        if p.sums:
+            found = self.buckets.add(use.number, (p.sums, p.dtype), p.gradient_bytes, use.more)
+            yield from self._reduce([found] if found else [])
+
+    def _reduce(self, units: Iterable[Sequence[int]]) -> Iterator[Action]:
+        for unit in units:
+            yield Action("reduce", len(self.units), "last")
+            self.units.append(tuple(unit))
+
+    def _end(self) -> Iterator[Action]:
+        yield from self._deliver()
+        yield from self._reduce(self.buckets.rest())

@@ -1,0 +1,59 @@
+"""Which parameters are gathered together, and which gradients are summed together. The runtime and the cost model ask.
+
+Gathering is by *block*: neighbours in the order of first use. Gradients are summed in *units*: a large one alone and in
+place, small ones in flat buckets. Units are launched in one order on every rank, each when all of it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
+
+BLOCK_BYTES = 128 << 20
+"""A block is closed when its gathered parameters have reached this size."""
+LARGE_BYTES = 2 << 20
+"""Gradients of this size are summed in place: copying them would cost more than another launch (gloo on CPU, 2026-11:
+a step with 256 KiB here and 4 MiB below took 1.07 × the CPU time of DDP, with these 1.01)."""
+BUCKET_BYTES = 25 << 20
+"""A bucket is closed when it has reached this size; DDP's default."""
+PLACED_BYTES = 1 << 18
+"""Slices of this size along the first dimension are gathered straight into place; others are packed and copied."""
+
+T = TypeVar("T")
+
+
+def blocks(members: Iterable[tuple[T, Hashable, float]]) -> list[list[T]]:
+    """Neighbours of one key; the key says what can be gathered together. Members are (what, key, bytes)."""
+    found: list[list[T]] = []
+    last, size = object(), 0.0
+    for member, key, num_bytes in members:
+        if not found or key != last or size >= BLOCK_BYTES:
+            found.append([])
+            last, size = key, 0.0
+        found[-1].append(member)
+        size += num_bytes
+    return found
+
+
+class Buckets(Generic[T]):
+    """Makes units of gradients, in the order in which these are complete."""
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, list[tuple[T, float]]] = {}
+
+    def add(self, gradient: T, key: Hashable, num_bytes: float, more: int = 0) -> list[T] | None:
+        """The unit that this gradient completes, if it does. `key` says with which others it can be summed.
+
+        One that a fold makes `more` of does not: what is launched within a fold happens once for each of its blocks.
+        """
+        if num_bytes >= LARGE_BYTES:
+            return [gradient]
+        bucket = self._open.setdefault(key, [])
+        bucket.append((gradient, (1 + more) * num_bytes))
+        if more or sum(size for _, size in bucket) < BUCKET_BYTES:
+            return None
+        return [member for member, _ in self._open.pop(key)]
+
+    def rest(self) -> list[list[T]]:
+        """The buckets that are not full when all gradients are there."""
+        return [[member for member, _ in bucket] for bucket in self._open.values()]

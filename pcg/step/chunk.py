@@ -1,0 +1,238 @@
+"""A chunk of a step, unrolled: what runs in the order of forward, the memory of every value, parameters, blocks.
+
+A stretch that occurs more than three times in a chunk is unrolled three times; the second then stands for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardwright.pcg.step.buckets import blocks
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.operations import Operation, Operations
+from shardwright.pcg.step.parameters import Parameter
+
+MOST_COPIES = 3
+
+
+class Stretch(NamedTuple):
+    """Consecutive operations of a model.
+
+    leaves    the parameters that are first read in it: every occurrence has its own
+    carried   (value read from before, value that the previous occurrence gives instead)
+    """
+
+    operations: tuple[Operation, ...]
+    leaves: frozenset[str] = frozenset()
+    carried: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Region:
+    """What backward runs again. `whole`: what leaves it is kept, and only what lies inside is made again."""
+
+    whole: bool
+    occurrences: list[Occurrence] = field(default_factory=list)
+
+    def needed(self) -> list[Occurrence]:
+        """Up to the last that makes what backward needs, where torch.utils.checkpoint stops too."""
+        if not self.whole:
+            return self.occurrences
+        wanted = {value for o in self.occurrences for value in o.keeps if value.region is self}
+        made = [{o.result, *o.keeps} - set(o.reads) for o in self.occurrences]
+        last = max((i for i, values in enumerate(made) if wanted & values), default=-1)
+        return self.occurrences[: last + 1]
+
+
+@dataclass(eq=False, slots=True)
+class Allocation:
+    """That of one value and its views. `kept` for backward; `region`: where it is made again instead."""
+
+    num_bytes: float
+    kept: bool = False
+    region: Region | None = None
+
+
+class Occurrence(NamedTuple):
+    """An operation at its place in the chunk: what it reads, makes and keeps, and the weights that it reads.
+
+    gradients    what among `reads` gets one
+    weights      uses of parameters, by number; `blocks`: gathered blocks that it reads, by number, also through views
+    """
+
+    number: int
+    operation: Operation
+    reads: tuple[Allocation, ...]
+    result: Allocation
+    keeps: tuple[Allocation, ...]
+    gradients: tuple[Allocation, ...]
+    weights: tuple[int, ...]
+    views: tuple[int, ...]
+    region: Region | None
+
+
+@dataclass(eq=False, slots=True)
+class Use:
+    """A parameter of one occurrence of its stretch. A fold makes `more` of them; `readers`: who reads it, in order."""
+
+    number: int
+    parameter: Parameter
+    home: int | None
+    more: int
+    readers: list[int] = field(default_factory=list)
+    block: int | None = None
+
+
+class Block(NamedTuple):
+    """Parameters that are gathered and freed together, and whose gradients are reduce-scattered together."""
+
+    uses: tuple[Use, ...]
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(use.parameter for use in self.uses)
+
+    @property
+    def used_bytes(self) -> float:
+        return sum(p.used_bytes for p in self.parameters)
+
+
+class Span(NamedTuple):
+    """The operations of one occurrence of a stretch. `more`: how many further ones it stands for."""
+
+    start: int
+    end: int
+    more: int
+
+
+class Chunk:
+    """Consecutive stretches of a model, each with how often it occurs, one occurrence after the other."""
+
+    def __init__(
+        self,
+        stretches: Sequence[tuple[Stretch, int]],
+        parameters: Mapping[str, Parameter],
+        execution: Execution = DEFAULT,
+        value_bytes: Mapping[str, float] | None = None,
+    ) -> None:
+        """`value_bytes`: of values that come from another chunk."""
+        self.stretches, self.parameters, self.execution = tuple(stretches), parameters, execution
+        self._value_bytes = value_bytes or {}
+        self.occurrences: list[Occurrence] = []
+        self.allocations: list[Allocation] = []
+        self.uses: list[Use] = []
+        self.spans: list[Span] = []
+        self._env: dict[str, Allocation] = {}
+        self._numbers: dict[tuple[int | None, str], int] = {}
+        self._regions: dict[tuple[int, str], Region] = {}
+        for stretch, times in stretches:
+            for copy in range(min(times, MOST_COPIES)):
+                if copy:
+                    self._env.update((new, self._env[old]) for new, old in stretch.carried)
+                more = times - MOST_COPIES if copy == 1 and times > MOST_COPIES else 0
+                start = len(self.occurrences)
+                self.spans.append(Span(start, start + len(stretch.operations), more))
+                for operation in stretch.operations:
+                    self._add(operation, stretch)
+        self.blocks = self._blocks()
+
+    def _add(self, operation: Operation, stretch: Stretch) -> None:
+        reads = tuple(self._read(name) for name in operation.reads)
+        region = self._region(operation)
+        result = self._env.get(operation.alias) or self._new(operation.num_bytes, region)
+        self._env[operation.name] = result
+        keeps = [self._env[name] for name in operation.keeps if name in self._env]
+        keeps += [self._new(operation.mask_bytes, region)] if operation.mask_bytes else []
+        for memory in keeps:
+            _keep(memory, region)
+        outside = (memory for memory in reads if region is not None and memory.region is not region)
+        for memory in outside:
+            _keep(memory, region)
+        weights, views = (
+            tuple(self._use(leaf, stretch) for leaf in leaves) for leaves in (operation.weights, operation.views)
+        )
+        gradients = tuple(self._env[name] for name in operation.gradients if name in self._env)
+        occurrence = Occurrence(
+            len(self.occurrences), operation, reads, result, tuple(dict.fromkeys(keeps)), gradients, weights, views,
+            region,
+        )  # fmt: skip
+        if region is not None:
+            region.occurrences.append(occurrence)
+        self.occurrences.append(occurrence)
+
+    def _new(self, num_bytes: float, region: Region | None) -> Allocation:
+        self.allocations.append(Allocation(num_bytes, False, region))
+        return self.allocations[-1]
+
+    def _read(self, name: str) -> Allocation:
+        """A value of this chunk; what comes from another takes memory too, unlike leaves, which are always there."""
+        if name not in self._env:
+            self._env[name] = self._new(self._value_bytes.get(name, 0.0), None)
+        return self._env[name]
+
+    def _region(self, operation: Operation) -> Region | None:
+        match self.execution.recompute:
+            case "full" if operation.block:
+                return self._regions.setdefault((len(self.spans), operation.block), Region(True))
+            case "selective" if operation.attention:
+                return Region(False)
+            case _:
+                return None
+
+    def _use(self, leaf: str, stretch: Stretch) -> int:
+        occurrence = len(self.spans) - 1
+        home = occurrence if leaf in stretch.leaves else None
+        number = self._numbers.setdefault((home, leaf), len(self.uses))
+        if number == len(self.uses):
+            more = self.spans[occurrence].more if home is not None else 0
+            self.uses.append(Use(number, self.parameters[leaf], home, more))
+        self.uses[number].readers.append(len(self.occurrences))
+        return number
+
+    def _blocks(self) -> list[Block]:
+        """Of one occurrence, one module, one axis and one dtype."""
+        sliced = sorted((u for u in self.uses if u.parameter.slices is not None), key=lambda u: u.readers[0])
+        keyed = (
+            (use, (use.home, p.module, p.slices and p.slices.axis, p.dtype), p.used_bytes)
+            for use in sliced
+            for p in (use.parameter,)
+        )
+        found = [Block(tuple(uses)) for uses in blocks(keyed)]
+        for number, block in enumerate(found):
+            for use in block.uses:
+                use.block = number
+        return found
+
+    # ---- what is asked of it ----
+
+    def blocks_of(self, occurrence: Occurrence) -> list[int]:
+        """The gathered blocks whose memory an operation reads."""
+        found = (self.uses[number].block for number in (*occurrence.weights, *occurrence.views))
+        return list(dict.fromkeys(block for block in found if block is not None))
+
+    def trained(self, occurrence: Occurrence) -> list[int]:
+        """The uses of parameters that an operation gives gradients."""
+        return [number for number in occurrence.weights if self.uses[number].parameter.grad]
+
+    def leaves(self) -> Iterator[tuple[str, int]]:
+        """The parameters that the chunk reads, and how many of each."""
+        found: dict[str, int] = {}
+        for stretch, times in self.stretches:
+            for operation in stretch.operations:
+                for leaf in operation.weights:
+                    found[leaf] = times if leaf in stretch.leaves else 1
+        yield from found.items()
+
+
+def whole_chunk(operations: Operations) -> Chunk:
+    """All operations of a graph, each once."""
+    stretch = Stretch(tuple(operations.listed), frozenset(operations.parameters))
+    return Chunk([(stretch, 1)], operations.parameters, operations.execution, operations.num_bytes)
+
+
+def _keep(memory: Allocation, reader: Region | None) -> None:
+    """Kept for backward, unless it is made again there."""
+    if memory.region is None or (memory.region is not reader and memory.region.whole):
+        memory.kept = True

@@ -1,0 +1,207 @@
+"""What a step runs, in order: operators, and changes of layout of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from shardwright.pcg.analysis import computed_once, saved_by, written
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.moves import fused_moves
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.parameters import Parameters, find_parameters, module_block, narrow_dtypes
+from shardwright.pcg.types import ITEM_BYTES
+
+
+class Operation(NamedTuple):
+    """One operator, or one change of layout of an activation.
+
+    reads        activations, by name; `weights`: parameters, by leaf
+    views        parameters whose memory it reads by way of views
+    alias        the operand whose memory the result shares, or ""
+    keeps        what backward needs of activations; `mask_bytes`: and of a mask
+    gradients    the activations among `reads` that get one; none and no weights: there is no backward
+    grad         whether its result gets one
+    apart        whether the gradients of its weights are made apart from those of its activations
+    attention    whether it is made again under selective recomputation
+    early        whether it is a sum over ranks that is started before anything else runs
+    module       where it lies in the model
+    """
+
+    name: str
+    reads: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    views: tuple[str, ...] = ()
+    alias: str = ""
+    num_bytes: float = 0.0
+    keeps: tuple[str, ...] = ()
+    mask_bytes: float = 0.0
+    gradients: tuple[str, ...] = ()
+    grad: bool = False
+    apart: bool = False
+    attention: bool = False
+    early: bool = False
+    module: str = ""
+
+    @property
+    def block(self) -> str:
+        """The repeated module that it lies in, or ""."""
+        return module_block(f"{self.module}.")
+
+    @property
+    def is_differentiated(self) -> bool:
+        return self.grad and bool(self.gradients or self.weights)
+
+
+class Operations:
+    """The operations and parameters of a typed parallel graph that is run in some way.
+
+    Moves of two parallel operators are one operation. Sums that the batch alone determines come first, with all that
+    they need. `once`: what is computed before the first step.
+
+    Raises:
+        PlanError: a precision of other values than those of a graph that is captured in 16 bits.
+    """
+
+    def __init__(self, graph: Graph, execution: Execution = DEFAULT, elsewhere: Collection[str] = ()) -> None:
+        """`elsewhere`: operators that are none, as others do their work."""
+        self.graph, self.execution = graph, execution
+        narrow = narrow_dtypes(graph)
+        self._is_narrow = bool(narrow)
+        _check_precision(execution, narrow)
+        found = find_parameters(graph, execution)
+        self.parameters, self.aliases, self.leaf_of = found.by_leaf, found.aliases, found.names
+        self.once = computed_once(graph)
+        self.moves = {node.name: (start, move) for node, start, move in fused_moves(graph)}
+        self._views = views_of_parameters(graph, found)
+        self._alias: dict[str, str] = {}
+        sums, self._before = early_sums(graph, self.once)
+        self._sums = frozenset(sums)
+        listed = [
+            operation
+            for node in graph.nodes
+            if not (node.is_leaf or node.name in self.once or node.name in self.leaf_of or node.name in elsewhere)
+            if (operation := self._move(node) if node.is_parallel else self._operator(node)) is not None
+        ]
+        self.listed = sorted(listed, key=lambda o: not (o.early or o.name in self._before))
+
+    @cached_property
+    def num_bytes(self) -> dict[str, float]:
+        """Of every activation, by the name of its operation."""
+        return {operation.name: operation.num_bytes for operation in self.listed}
+
+    def bytes_of(self, name: str) -> float:
+        """Of one device's part of a value, in the dtype that the execution keeps it in."""
+        kind = self.graph.types[name]
+        return kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] * ITEM_BYTES[self.dtype(kind.dtype)]
+
+    def dtype(self, dtype: str) -> str:
+        """What a value is computed and kept in. A graph that is captured in 16 bits says itself what stays wide."""
+        return dtype if self._is_narrow else self.execution.compute_dtype(dtype)
+
+    def _name(self, name: str) -> str:
+        """A parameter's leaf; a value that is only half of a fused move is read as the whole move's start."""
+        name = self._alias.get(name, name)
+        return self.leaf_of.get(name, name)
+
+    def _operation(self, node: Node, operands: Sequence[str]) -> Operation:
+        """What moves and operators have in common."""
+        names, types = [self._name(name) for name in operands], self.graph.types
+        reads = tuple(name for name in names if name not in self.parameters)
+        differentiated = (n for n in reads if types[node.name].grad and types[n].grad)
+        return Operation(
+            name=node.name,
+            reads=reads,
+            weights=tuple(name for name in names if name in self.parameters),
+            views=tuple(dict.fromkeys(leaf for name in operands for leaf in self._views.get(name, ()))),
+            gradients=tuple(dict.fromkeys(differentiated)),
+            grad=types[node.name].grad,
+            module=node.source.module,
+            num_bytes=self.bytes_of(node.name),
+        )
+
+    def _move(self, node: Node) -> Operation | None:
+        if node.name not in self.moves:
+            self._alias[node.name] = self._name(node.inputs[0])
+            return None
+        start, move = self.moves[node.name]
+        forward, _ = move.collectives()
+        inplace = forward == "" or (forward == "all_reduce" and len(self.graph.users[start]) == 1)
+        alias = self._name(start) if inplace and start not in self.leaf_of else ""
+        return self._operation(node, (start,))._replace(alias=alias, early=node.name in self._sums)
+
+    def _operator(self, node: Node) -> Operation:
+        row, kind, names = ROWS.get(node.op), self.graph.types[node.name], [self._name(i) for i in node.inputs]
+        moves_nothing = row is not None and row.view and written(self.graph, node) != "copy" and bool(names)
+        of_weight = moves_nothing and names[0] in self.parameters
+        grads = [self.graph.types[i].grad for i in node.inputs]
+        saved = saved_by(node, grads) if kind.grad else ()
+        keeps = [names[i] for i in saved if isinstance(i, int) and i < len(names)]
+        keeps += [node.name] if "result" in saved else []
+        trained = any(grad and name in self.parameters for name, grad in zip(names, grads, strict=True))
+        operation = self._operation(node, node.inputs)
+        return operation._replace(
+            alias=names[0] if moves_nothing and not of_weight else "",
+            num_bytes=0.0 if of_weight else operation.num_bytes,
+            keeps=tuple(k for k in keeps if k not in self.parameters),
+            mask_bytes=kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0,
+            apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
+            attention=row is not None and row.passes > 1,
+        )
+
+
+def _check_precision(execution: Execution, narrow: set[str]) -> None:
+    wanted = execution.compute_dtype("float32")
+    if narrow and execution.precision and wanted not in narrow:
+        own, good = " and ".join(sorted(narrow)), " or ".join(sorted({wanted, "float32"}))
+        problem = f"expected parameters in {good}, got {own}; leave the precision out, or plan the model in float32"
+        raise PlanError(f"precision {execution.precision!r}: {problem}")
+
+
+def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple[str, ...]]:
+    """Values that may lie in the memory of parameters, and in that of which."""
+    names, found = parameters.names, dict[str, tuple[str, ...]]()
+    for node in graph.nodes:
+        row = ROWS.get(node.op)
+        keeps_memory = node.op in (PARTITION, REPLICATE) or (
+            row is not None and (row.view or node.op in ("cast", "contiguous"))
+        )
+        if node.name in names or node.is_leaf or not keeps_memory:
+            continue
+        leaves = dict.fromkeys(leaf for i in node.inputs for leaf in ((names[i],) if i in names else found.get(i, ())))
+        if leaves:
+            found[node.name] = tuple(leaves)
+    return found
+
+
+def early_sums(graph: Graph, constant: frozenset[str]) -> tuple[list[str], frozenset[str]]:
+    """Reductions of single values that the batch alone determines, and everything that has to come before them."""
+    from_batch: set[str] = set(constant)
+    sums: list[str] = []
+    for node in graph.nodes:
+        if node.op == "input":
+            from_batch.add(node.name)
+        elif node.is_leaf or node.op in (OPAQUE, COMBINE) or not all(i in from_batch for i in node.inputs):
+            continue
+        elif node.op == REDUCE:
+            small = graph.types[node.name].num_elements == 1
+            if small and node.name not in constant:
+                sums.append(node.name)
+        elif node.op == PARTITION or (node.op in ROWS and not ROWS[node.op].random):
+            from_batch.add(node.name)
+    return sums, _ancestors(graph, sums)
+
+
+def _ancestors(graph: Graph, names: Iterable[str]) -> frozenset[str]:
+    found: set[str] = set()
+    pending = list(names)
+    while pending:
+        for name in graph.by_name[pending.pop()].inputs:
+            if name not in found:
+                found.add(name)
+                pending.append(name)
+    return frozenset(found)

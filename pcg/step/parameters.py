@@ -1,0 +1,165 @@
+"""How parameters reach their readers, and what of that a step does around its operators.
+
+`replicate` on a stored parameter is no operator: every reader lies behind it, so the gradient may be summed once, when
+all of it is there. `combine` of a sharded parameter (ZeRO-3), alone or with `replicate` along the same axis, is done
+for a whole block of the model at a time. Whatever else changes a parameter's layout is an operator of the program, as
+if the parameter were an activation.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.layout import shard_order
+from shardwright.pcg.parallel import COMBINE, PARTITION, REPLICATE
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.types import ITEM_BYTES
+
+
+class Slices(NamedTuple):
+    """A parameter is stored in slices along `axis` and gathered before use.
+
+    `dim`, `blocks`: the slices, in blocks of what the other axes leave. `copied`: used differently on each rank, so
+    that its gradient is reduce-scattered; otherwise every rank has the whole gradient and keeps its slice.
+    """
+
+    axis: str
+    dim: int
+    blocks: int
+    copied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter.
+
+    leaf            where it is stored; `result`: the node whose value readers see
+    module          the repeated block of the model that it belongs to, or ""
+    slices          what is gathered before use; None: it is there
+    sums            axes, in mesh order, that its gradient is summed over when the backward has made it
+    num_elements    of one rank's part, as stored
+    used_bytes      of what readers see, and `gradient_bytes` of the accumulated gradient, on one rank
+    """
+
+    leaf: str
+    result: str
+    module: str
+    grad: bool
+    dtype: str
+    slices: Slices | None
+    sums: tuple[str, ...]
+    num_elements: int
+    used_bytes: float
+    gradient_bytes: float
+
+    @property
+    def home(self) -> str:
+        """For people: its block, or itself."""
+        return self.module or self.leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """All parameters by leaf. `aliases`: parallel operators that are done around the program -> whom readers see."""
+
+    by_leaf: dict[str, Parameter]
+    aliases: dict[str, str]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The leaf behind every name under which an operator may read a parameter."""
+        seen = {p.result: leaf for leaf, p in self.by_leaf.items()}
+        stored = {leaf: leaf for leaf in self.by_leaf}
+        return {**seen, **stored, **{name: seen.get(base, base) for name, base in self.aliases.items()}}
+
+
+def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
+    """Follow every parameter from its storage to its readers."""
+    found, results = Parameters({}, {}), {name for _, name in graph.outputs}
+    narrow = bool(narrow_dtypes(graph))
+    for leaf in graph.leaves("parameter"):
+        walk = _Walk(graph, leaf, results)
+        kind, seen = graph.types[leaf.name], graph.types[walk.visible]
+        item, num_elements = ITEM_BYTES[kind.dtype], prod(kind.local_shape(graph.mesh))
+        used = kind.dtype if narrow else execution.compute_dtype(kind.dtype)
+        found.aliases.update(walk.aliases)
+        found.by_leaf[leaf.name] = Parameter(
+            leaf=leaf.name,
+            result=walk.visible,
+            module=module_block(str(leaf.attr("target"))),
+            grad=kind.grad,
+            dtype=kind.dtype,
+            slices=walk.slices,
+            sums=tuple(axis for axis in graph.mesh.names if axis in walk.summed),
+            used_bytes=seen.local_bytes(graph.mesh) / item * ITEM_BYTES[used],
+            num_elements=num_elements,
+            gradient_bytes=num_elements * ITEM_BYTES[execution.state_dtype(kind.dtype)],
+        )
+    return found
+
+
+def narrow_dtypes(graph: Graph) -> set[str]:
+    """The 16-bit formats that parameters are captured in. Such a graph says itself what is computed in which dtype."""
+    return {graph.types[n.name].dtype for n in graph.leaves("parameter")} & {"bfloat16", "float16"}
+
+
+class _Walk:
+    """The parallel operators between one leaf and its readers."""
+
+    def __init__(self, graph: Graph, leaf: Node, results: set[str]) -> None:
+        self.graph = graph
+        self.sizes = dict(zip(graph.mesh.names, graph.mesh.sizes, strict=True))
+        self.aliases: dict[str, str] = {}
+        self.summed: set[str] = set()
+        self.slices: Slices | None = None
+        self.visible = leaf.name
+        name: str | None = leaf.name
+        while name is not None and name not in results:
+            name = self._pass(name)
+
+    def _pass(self, name: str) -> str | None:
+        """Go through the operators that read `name` if all are one and the same; the next name, or None at the end."""
+        readers = list(dict.fromkeys(self.graph.users[name]))
+        nodes = [self.graph.by_name[reader] for reader in readers]
+        if not nodes or len({(n.op, n.attr("axis") if n.is_parallel else n.name) for n in nodes}) > 1:
+            return None
+        axis = str(nodes[0].attr("axis")) if nodes[0].is_parallel else ""
+        if nodes[0].op == REPLICATE:
+            self._replicate(readers, axis)
+        elif nodes[0].op == COMBINE and len(nodes) == 1 and self.slices is None:
+            self._combine(nodes[0], axis)
+        else:
+            return None
+        return readers[0] if len(readers) == 1 else None
+
+    def _replicate(self, readers: list[str], axis: str) -> None:
+        if self.slices is not None and self.slices.axis == axis:
+            self.slices = self.slices._replace(copied=True)
+        elif self.sizes[axis] > 1:
+            self.summed.add(axis)
+        self.aliases.update(dict.fromkeys(readers, self.visible))
+
+    def _combine(self, node: Node, axis: str) -> None:
+        if self.sizes[axis] == 1:
+            self.aliases[node.name] = self.visible
+            return
+        self.slices = Slices(axis, *place(self.graph, node))
+        self.visible = node.name
+
+
+def place(graph: Graph, node: Node) -> tuple[int, int]:
+    """The (dim, blocks) that a partition makes or a combine removes, in blocks of what is left locally."""
+    whole = node if node.op == PARTITION else graph.by_name[node.inputs[0]]
+    kind, axis = graph.types[whole.name], graph.mesh.index(str(node.attr("axis")))
+    order = shard_order(kind.shape, kind.layouts, graph.mesh.sizes)
+    return next((dim, blocks) for a, dim, blocks in order if a == axis)  # type: ignore[misc]
+
+
+def module_block(name: str) -> str:
+    """The repeated part of the model that a name lies in: `h.3.attn.weight` is in `h.3`; others are in ``."""
+    match = re.match(r"((?:[^.]+\.)*?\d+)\.", name)
+    return match[1] if match else ""

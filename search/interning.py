@@ -1,0 +1,51 @@
+"""Interning: equal things are one object, and what was computed from equal things is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+_NOTHING = object()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Interned(Generic[T]):
+    """A value that stands for how it was made: it equals itself alone, and is part of the keys of what is made of it.
+
+    So arrays, which cannot be hashed, and long tuples, which take long to hash, are compared at once.
+    """
+
+    value: T
+
+
+class Interner:
+    """Keeps one object per key, so that equal things are identical."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The object made for an equal key before, or a new one."""
+        found = self._made.get(key, _NOTHING)
+        if found is _NOTHING:
+            found = self._made[key] = make()
+        return found
+
+    def of(self, value: T) -> Interned[T]:
+        """This value, and every one that equals it."""
+        return self.get((Interned, value), lambda: Interned(value))
+
+    def call(self, function: Callable[..., T], *args: Hashable) -> Interned[T]:
+        """`function(*args)`, computed once; arguments that are interned reach the function as their values."""
+        key = (function, *args)
+        found = self._made.get(key)
+        if found is None:
+            plain = (a.value if isinstance(a, Interned) else a for a in args)
+            found = self._made[key] = Interned(function(*plain))
+        return found
+
+    def num_made(self, kind: Hashable) -> int:
+        """How many objects of a kind were made: by `call` of this function, or for keys that begin with it."""
+        return sum(1 for key in self._made if isinstance(key, tuple) and key[0] == kind)

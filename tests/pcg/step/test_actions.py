@@ -1,0 +1,134 @@
+"""Lists of actions as text: what happens in which order, with what is gathered, split, made again or started early."""
+
+from __future__ import annotations
+
+from shardwright.pcg.step.actions import Action, Actions, actions
+from shardwright.pcg.step.chunk import Chunk, Stretch
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.operations import Operation
+from shardwright.pcg.step.parameters import Parameter, Slices
+
+
+def parameter(leaf: str, *, sliced: bool = False, sums: tuple[str, ...] = ()) -> Parameter:
+    slices = Slices("dp", 0, 1, copied=True) if sliced else None
+    return Parameter(leaf, leaf, f"h.{leaf}", True, "float32", slices, sums, 4, 16.0, 16.0)
+
+
+def product(name: str, x: str, weight: str, *, apart: bool = False, attention: bool = False) -> Operation:
+    """`name` = x · weight, which keeps x for the gradient of the weight."""
+    return Operation(
+        name, (x,), (weight,), num_bytes=1.0, keeps=(x,), gradients=() if x == "x" else (x,), grad=True, apart=apart,
+        attention=attention,
+    )  # fmt: skip
+
+
+def chain(**facts: bool) -> list[Operation]:
+    return [product("a", "x", "u", **facts), product("b", "a", "v", **facts), product("c", "b", "w", **facts)]
+
+
+def chunk(operations: list[Operation], *parameters: Parameter, times: int = 1, execution: Execution = DEFAULT) -> Chunk:
+    by_leaf = {p.leaf: p for p in parameters}
+    return Chunk([(Stretch(tuple(operations), frozenset(by_leaf)), times)], by_leaf, execution)
+
+
+def text(made: Chunk, own: tuple[tuple[Action, ...], ...]) -> str:
+    """Operations by name; blocks, uses of parameters and units by number."""
+
+    def word(action: Action) -> str:
+        operation = action.verb in ("run", "start", "wait", "again", "backward", "weights")
+        what = made.occurrences[action.number].operation.name if operation else action.number
+        return f"{action.verb} {what}"
+
+    return ", ".join(word(action) for actions_ in own for action in actions_)
+
+
+def both(made: Chunk, found: Actions) -> tuple[str, str]:
+    return text(made, found.forward), text(made, found.backward)
+
+
+SLICED = [parameter(leaf, sliced=True) for leaf in "uvw"]
+
+
+def test_the_next_block_is_gathered_while_one_is_used() -> None:
+    made = chunk(chain(), *SLICED)
+    assert both(made, actions(made)) == (
+        "gather 0, await 0, gather 1, run a, free 0, await 1, gather 2, run b, free 1, await 2, run c",
+        (
+            "await 2, gather 1, backward c, free 2, scatter 2, await 1, gather 0, backward b, free 1, deliver 2, "
+            "scatter 1, await 0, backward a, free 0, deliver 1, scatter 0, deliver 0"
+        ),
+    )
+
+
+def test_a_block_is_gathered_anew_where_backward_does_not_follow() -> None:
+    made = chunk(chain(), *SLICED)
+    forward, backward = both(made, actions(made, hold=False))
+    assert forward.endswith("await 2, run c, free 2")
+    assert backward.startswith("gather 2, await 2, gather 1, backward c")
+
+
+def test_late_gathers_wait_for_the_block_before() -> None:
+    made = chunk(chain(), *SLICED)
+    _, backward = both(made, actions(made, late=True))
+    assert backward.startswith("await 2, backward c, free 2, gather 1, scatter 2, await 1, backward b")
+
+
+def test_without_overlap_nothing_is_gathered_ahead() -> None:
+    made = chunk(chain(), *SLICED)
+    forward, _ = both(made, actions(made, ahead=False))
+    assert forward.startswith("gather 0, await 0, run a, free 0, gather 1, await 1, run b")
+
+
+def test_a_view_of_a_gathered_parameter_keeps_it_there() -> None:
+    late = product("d", "b", "t")._replace(views=("u",))
+    made = chunk([*chain()[:2], late], *SLICED[:2], parameter("t"))
+    assert "free" not in text(made, actions(made).forward)
+
+
+def test_gradients_are_summed_with_their_unit_when_all_of_it_is_there() -> None:
+    made = chunk(chain(), *(parameter(leaf, sums=("dp",)) for leaf in "uvw"))
+    found = actions(made)
+    assert text(made, found.backward) == (
+        "backward c, accumulate 2, backward b, accumulate 1, backward a, accumulate 0, reduce 0"
+    )
+    assert found.units == ((2, 1, 0),)
+    assert [a.microbatch for own in found.backward for a in own if a.verb == "reduce"] == ["last"]
+
+
+def test_slices_of_gradients_are_summed_over_further_axes_when_they_are_delivered() -> None:
+    made = chunk(chain(), *(parameter(leaf, sliced=True, sums=("node",)) for leaf in "uvw"))
+    found = actions(made)
+    assert text(made, found.backward).endswith("deliver 1, scatter 0, deliver 0, reduce 0")
+    assert found.units == ((2, 1, 0),)
+
+
+def test_backward_in_two_parts_makes_the_gradients_of_weights_apart() -> None:
+    made = chunk(chain(apart=True), *map(parameter, "uvw"))
+    assert text(made, actions(made).backward) == (
+        "backward c, weights c, accumulate 2, backward b, weights b, accumulate 1, weights a, accumulate 0"
+    )
+
+
+def test_what_is_made_again_runs_before_what_needs_it() -> None:
+    run = Execution(recompute="full")
+    operations = [o._replace(module=f"h.{i // 2}") for i, o in enumerate([*chain(), product("d", "c", "t")])]
+    made = chunk(operations, *map(parameter, "uvwt"), execution=run)
+    assert text(made, actions(made).backward) == (
+        "again c, backward d, accumulate 3, backward c, accumulate 2, again a, backward b, accumulate 1, "
+        "backward a, accumulate 0"
+    )
+    assert [m.kept for m in made.allocations] == [True, False, True, False, False]
+
+
+def test_a_sum_of_the_batch_is_started_early_and_waited_for_by_its_reader() -> None:
+    count = Operation("n", ("x",), early=True)
+    last = product("c", "b", "w")._replace(reads=("b", "n"))
+    made = chunk([count, *chain()[:2], last], *map(parameter, "uvw"))
+    assert text(made, actions(made).forward) == "start n, run a, run b, wait n, run c"
+
+
+def test_three_of_many_equal_stretches_stand_for_all() -> None:
+    few, many = (chunk([product("a", "x", "u")._replace(gradients=("x",))], *SLICED[:1], times=n) for n in (3, 99))
+    assert both(few, actions(few)) == both(many, actions(many))
+    assert [span.more for span in many.spans] == [0, 96, 0]
+    assert len(many.blocks) == 3
