@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import eliminate, problem
+from shardwright.search import eliminate
 from shardwright.search.eliminate import Eliminator
-from shardwright.search.problem import Interner, Problem
+from shardwright.search.interning import Interned, Interner
+from shardwright.search.problem import Costs, Problem
 from tests.search.graphs import mlp
 
 Array = np.ndarray
@@ -38,13 +39,13 @@ def along(table: Array, scope: tuple[int, ...], rank: int) -> Array:
     return table.reshape(shape)
 
 
-def plain(table: object) -> Array:
-    return table if isinstance(table, np.ndarray) else table.value  # type: ignore[attr-defined]
+def plain(table: Costs) -> Array:
+    return table.value
 
 
-def interned(table: Array) -> Array:
+def interned(table: Array) -> Costs:
     """As the builder hands tables to the solver."""
-    return table if not hasattr(problem, "Interned") else problem.Interned(table)
+    return Interned(table)
 
 
 class Shared:
@@ -54,7 +55,7 @@ class Shared:
         self.rng, self.size = rng, size
         self.own = [interned(rng.integers(0, 9, size).astype(float)) for _ in range(num_tables)]
         self.kept = [interned(rng.integers(0, 9, size).astype(float)) for _ in range(num_tables)]
-        self.tables: list[Array] = []
+        self.tables: list[Costs] = []
         for _ in range(num_tables):
             table = rng.integers(0, 20, (size, size)).astype(float)
             table[rng.random(table.shape) < 0.1] = np.inf
@@ -89,14 +90,13 @@ def test_models_of_shared_tables_are_solved_as_by_brute_force(
     if large == 1:
         monkeypatch.setattr(eliminate, "_BEAM", 1)
     rng = np.random.default_rng(size)
-    solver, held = Eliminator(Interner()), list[Shared]()
+    solver = Eliminator(Interner())
     for group in range(8):
         shared = Shared(rng, size)
         for number in range(40):
             model = shared.model(int(rng.integers(2, 8 if size == 2 else 7)), float(rng.choice([0.3, 0.6, 1.0])))
             for price in (0.0, 0.5, 2.0):
                 check(solver, model, price, f"model {number} of group {group} at price {price}")
-        held.append(shared)  # tables live as long as the interner that knows them, as a builder's do
 
 
 def test_a_table_is_not_its_transpose() -> None:
