@@ -39,7 +39,7 @@ def seconds(name: str, axis: int, num_bytes: float) -> float:
         return 0.0
     if name == "slice":
         return 2 * num_bytes / SIZES[axis] / device.memory_bytes_per_s + device.op_overhead_s
-    return float(getattr(Communication(CLUSTER, SIZES), f"{name}_s")(axis, num_bytes)) + device.op_overhead_s
+    return float(Communication(CLUSTER, SIZES).time_s(name, axis, num_bytes)) + device.op_overhead_s
 
 
 @each(("before", "after", "forward", "backward"), MOVES)
