@@ -20,12 +20,10 @@ from typing import cast
 import numpy as np
 
 from bench.tuning import UNTUNED, Tuning, fit_tuning
-from shardwright.cost import checks
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective
 from shardwright.cost.collectives import nccl
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.curve import Curve
-from shardwright.cost.collectives.tuning import UNTUNED, Tuning
 from shardwright.pcg import checks
 
 DATA = Path(__file__).parent / "data" / "collectives.csv"

@@ -10,6 +10,7 @@ import ast
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -237,7 +238,7 @@ def _constants(value: object) -> Sequence[object]:
 
 def _swaps(values: Sequence[ast.expr]) -> Iterator[list[ast.expr]]:
     """Neighbours of one shape, swapped."""
-    for i, (a, b) in enumerate(zip(values, values[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(values)):
         plain = isinstance(a, ast.Name | ast.Attribute | ast.Subscript | ast.Constant | ast.Call)
         if plain and type(a) is type(b) and ast.unparse(a) != ast.unparse(b):
             yield [*values[:i], b, a, *values[i + 2 :]]

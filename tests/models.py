@@ -10,5 +10,5 @@ from examples.zoo import ZOO
 
 
 def zoo() -> list[Any]:
-    """The models of the zoo, as cases of `parametrize`: those of one model run in one worker, which prepares it once."""
+    """The models of the zoo, as cases of `parametrize`. The tests of one run in one worker, which prepares it once."""
     return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ZOO]

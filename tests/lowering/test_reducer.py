@@ -74,8 +74,8 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     """Buckets of 64 bytes; gradients of 40 bytes and more are summed by themselves."""
     simulated = Simulated()
     monkeypatch.setattr(reducer, "dist", simulated)
-    for module in (reducer, buckets):
-        monkeypatch.setattr(module, "LARGE_BYTES", 40)
+    monkeypatch.setattr(reducer, "LARGE_BYTES", 40)
+    monkeypatch.setattr(buckets, "LARGE_BYTES", 40)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
     return simulated
 
@@ -86,27 +86,29 @@ def parameter(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Hel
 
 
 class Member(NamedTuple):
-    """A parameter, and the axis that its gradient is summed over."""
+    """A parameter and the axis that its gradient is summed over; None: not at all."""
 
     held: Held
     axis: Axis | None
 
 
+def reducing(members: Sequence[Member]) -> Reducer:
+    """A reducer of gradients that come in this order."""
+    units: list[tuple[Axis, list[Held]]] = []
+    open_, axes = Buckets[Held](), dict[str, Axis]()
+    for held, axis in members:
+        if axis is not None:
+            axes[held.name] = axis
+            size = held.inside.numel() * held.inside.element_size()
+            if (unit := open_.add(held, (axis.name, held.inside.dtype), size)) is not None:
+                units.append((axis, unit))
+    units += [(axes[unit[0].name], unit) for unit in open_.rest()]
+    return Reducer(units, [held for held, _ in members])
+
+
 def member(held: Held, axis: Axis | None = DP) -> Member:
     group = axis and Axis(axis.name, axis.size, axis.rank, axis.size)  # type: ignore[arg-type]  # sums are multiples
     return Member(held, group)
-
-
-def reducer_of(members: Sequence[Member]) -> Reducer:
-    """Of members in the order in which their gradients become complete, in the units that a step has."""
-    open_, units = Buckets[Member](), list[list[Member]]()
-    for m in members:
-        inside = m.held.inside
-        if m.axis is not None:
-            found = open_.add(m, (m.axis.name, inside.dtype), inside.numel() * inside.element_size())
-            units += [found] if found else []
-    sums = [(unit[0].axis, [m.held for m in unit]) for unit in (*units, *open_.rest())]
-    return Reducer([(axis, held) for axis, held in sums if axis is not None], [m.held for m in members])
 
 
 def parameters(*names: str, size: int = 4) -> list[Held]:
@@ -141,7 +143,7 @@ def keyed(held: Sequence[Held], *factors: float) -> Any:
 def test_every_gradient_is_summed_over_its_own_axis_step_after_step(sums: Simulated) -> None:
     small, large, other, alone = parameter("a", 2, 3), parameter("b", 4, 4), parameter("c", 5), parameter("d", 3)
     every = [small, large, other, alone]
-    made = reducer_of([member(small), member(large), member(other, TP), member(alone, None)])
+    made = reducing([member(small), member(large), member(other, TP), member(alone, None)])
     for step in (1.0, 2.0, 3.0):
         backward(made, keyed(every, step, 10 * step, 100 * step, 1000 * step))
         assert gradients(every) == [2 * step, 20 * step, 300 * step, 1000 * step]
@@ -152,7 +154,7 @@ def test_every_gradient_is_summed_over_its_own_axis_step_after_step(sums: Simula
 
 def test_gradients_that_the_user_keeps_are_added_to_and_not_overwritten(sums: Simulated) -> None:
     every = [*parameters("a", "b"), parameter("c", 16), parameter("d", 3)]
-    made = reducer_of([*(member(held) for held in every[:3]), member(every[3], None)])
+    made = reducing([*(member(held) for held in every[:3]), member(every[3], None)])
     backward(made, keyed(every, 1, 2, 3, 4))
     backward(made, keyed(every, 10, 20, 30, 40))
     assert gradients(every) == [22, 44, 66, 44]
@@ -166,7 +168,7 @@ def test_buckets_close_at_their_size(sums: Simulated) -> None:
     ones, doubles, across = parameters(*"abcde"), [parameter("f", 4, dtype=torch.float64)], parameters("g", "h")
     large = [parameter("i", 10), parameter("j", 9)]  # 40 bytes and 36
     order = [ones[0], large[0], doubles[0], *ones[1:3], across[0], ones[3], large[1], ones[4], across[1]]
-    made = reducer_of([member(held, TP if held in across else DP) for held in order])
+    made = reducing([member(held, TP if held in across else DP) for held in order])
     units = ["".join(held.name for held in unit.members) for unit in made.units]
     assert units == ["i", "abcd", "f", "gh", "je"]
     assert [unit.packed for unit in made.units] == [False, True, True, True, True]
@@ -183,7 +185,7 @@ def test_sizes_are_those_that_were_measured() -> None:
     mib = 2**20
     assert (2 * mib, 25 * mib) == (LARGE_BYTES, BUCKET_BYTES)
     small = [parameter(str(i), mib // 4) for i in range(26)]
-    units = reducer_of([member(parameter("large", mib // 2)), *map(member, small)]).units
+    units = reducing([member(parameter("large", mib // 2)), *map(member, small)]).units
     assert [(len(unit.members), unit.packed) for unit in units] == [(1, False), (25, True), (1, True)]
 
 
@@ -192,7 +194,7 @@ def test_units_are_launched_in_one_order_and_as_soon_as_they_can_be(sums: Simula
     for arrivals, during in (("abc", [1, 2, 3]), ("cab", [0, 1, 3]), ("cba", [0, 0, 3])):
         a, b, c = (parameter(name, size) for name, size in (("a", 16), ("b", 17), ("c", 18)))
         order = [{"a": a, "b": b, "c": c}[name] for name in arrivals]
-        made = reducer_of([member(a), member(b), member(c)])
+        made = reducing([member(a), member(b), member(c)])
         sums.launched.clear()
         counts: list[int] = []
         for held in order:
@@ -205,7 +207,7 @@ def test_units_are_launched_in_one_order_and_as_soon_as_they_can_be(sums: Simula
 
 def test_the_next_step_begins_with_the_first_unit_again(sums: Simulated) -> None:
     a, b = parameter("a", 16), parameter("b", 17)
-    made = reducer_of([member(a), member(b)])
+    made = reducing([member(a), member(b)])
     for _ in range(2):
         sums.launched.clear()
         backward(made, {a: 1, b: 2}, (b, a))
@@ -216,7 +218,7 @@ def test_parameters_without_a_gradient_count_as_zero_and_get_none(sums: Simulate
     """What lay in the bucket before must not reach the other ranks."""
     a, b, c, d = *parameters("a", "b", "c"), parameter("d", 16)
     direct = parameter("e", 2)
-    made = reducer_of([member(a), member(b), member(c), member(d), member(direct, None)])
+    made = reducing([member(a), member(b), member(c), member(d), member(direct, None)])
     backward(made, {a: 1, b: 2, c: 3, d: 4, direct: 5})
     for held in (a, b, c, d, direct):
         held.outside.grad = None
@@ -231,7 +233,7 @@ def test_parameters_without_a_gradient_count_as_zero_and_get_none(sums: Simulate
 
 def test_gradients_of_a_backward_that_did_not_end_are_forgotten(sums: Simulated) -> None:
     a, b, c, direct = parameter("a", 16), *parameters("b", "c"), parameter("d", 3)
-    made = reducer_of([member(a), member(b), member(c), member(direct, None)])
+    made = reducing([member(a), member(b), member(c), member(direct, None)])
     ended: list[str] = []
     made.at_end.append(lambda: ended.append("end"))
 
@@ -253,7 +255,7 @@ def test_gradients_of_a_backward_that_did_not_end_are_forgotten(sums: Simulated)
 
 
 def test_a_loss_without_gradient_is_nothing_to_wait_for(sums: Simulated) -> None:
-    made = reducer_of([member(parameter("a", 4))])
+    made = reducing([member(parameter("a", 4))])
     made.watch(torch.tensor(1.0))
     assert not sums.launched
 
@@ -261,7 +263,7 @@ def test_a_loss_without_gradient_is_nothing_to_wait_for(sums: Simulated) -> None
 def test_gradients_that_do_not_come_from_autograd_are_delivered(sums: Simulated) -> None:
     """Those of a summed parameter join its unit; the others are handed over at once, and added to what is there."""
     a, b, direct = parameter("a", 16), parameter("b", 4), parameter("c", 4)
-    made = reducer_of([member(a), member(b), member(direct, None)])
+    made = reducing([member(a), member(b), member(direct, None)])
 
     def finish() -> None:
         made.deliver(a.inside, torch.full((16,), 5.0))
@@ -278,7 +280,7 @@ def test_gradients_that_do_not_come_from_autograd_are_delivered(sums: Simulated)
 
 def test_a_delivery_completes_a_unit_and_launches_it(sums: Simulated) -> None:
     a, b = parameters("a", "b")
-    made = reducer_of([member(a), member(b)])
+    made = reducing([member(a), member(b)])
     made.deliver(a.inside, torch.full((4,), 1.0))
     assert not sums.launched
     made.deliver(a.inside, torch.full((4,), 2.0))
@@ -289,7 +291,7 @@ def test_a_delivery_completes_a_unit_and_launches_it(sums: Simulated) -> None:
 def test_two_losses_of_one_backward_end_once_and_sum_everything(sums: Simulated) -> None:
     """The second loss reaches a unit that has been launched: it is summed again, with what came later."""
     a, b = parameter("a", 16), parameter("b", 4)
-    made = reducer_of([member(a), member(b)])
+    made = reducing([member(a), member(b)])
     ended: list[str] = []
     made.at_end.append(lambda: ended.append("end"))
     first, second = 2 * a.inside.sum(), 3 * a.inside.sum() + 5 * b.inside.sum()
@@ -302,7 +304,7 @@ def test_two_losses_of_one_backward_end_once_and_sum_everything(sums: Simulated)
 
 def test_what_is_delivered_after_its_unit_was_launched_is_summed_too(sums: Simulated) -> None:
     a, b = parameter("a", 16), parameter("b", 4)
-    made = reducer_of([member(a), member(b)])
+    made = reducing([member(a), member(b)])
     made.at_end.append(lambda: made.deliver(a.inside, torch.full((16,), 100.0)))
     backward(made, {a: 1, b: 2})
     assert gradients([a, b]) == [202, 4]
@@ -313,7 +315,7 @@ def test_what_is_delivered_after_its_unit_was_launched_is_summed_too(sums: Simul
 
 def test_gradients_of_any_strides_are_summed(sums: Simulated) -> None:
     a = parameter("a", 4, 5)
-    made = reducer_of([member(a)])
+    made = reducing([member(a)])
     weight = torch.arange(20.0).reshape(5, 4)
     loss = (a.inside.t() * weight).sum()
     made.watch(loss)
@@ -324,7 +326,7 @@ def test_gradients_of_any_strides_are_summed(sums: Simulated) -> None:
 
 def test_a_bucket_keeps_its_memory_and_a_large_gradient_needs_none(sums: Simulated) -> None:
     a, b, large = *parameters("a", "b"), parameter("c", 16)
-    made = reducer_of([member(a), member(b), member(large)])
+    made = reducing([member(a), member(b), member(large)])
     assert [unit.home is None for unit in made.units] == [True, False]
     places: list[tuple[int, int]] = []
     for step in range(3):
@@ -339,7 +341,7 @@ def test_a_bucket_keeps_its_memory_and_a_large_gradient_needs_none(sums: Simulat
 
 def test_all_sums_are_launched_before_the_first_is_waited_for(sums: Simulated) -> None:
     a, b, c = *parameters("a", "b"), parameter("c", 16)
-    made = reducer_of([member(a), member(b), member(c, TP)])
+    made = reducing([member(a), member(b), member(c, TP)])
     backward(made, {a: 1, c: 2})  # the bucket waits for b until the end
     assert sums.events == ["launch", "launch", "wait", "wait"]
     assert gradients([a, b, c]) == [2, None, 6]
@@ -347,7 +349,7 @@ def test_all_sums_are_launched_before_the_first_is_waited_for(sums: Simulated) -
 
 def test_nothing_of_a_step_is_kept(sums: Simulated) -> None:
     a = parameter("a", 16)
-    made = reducer_of([member(a)])
+    made = reducing([member(a)])
     backward(made, {a: 1})
     gradient = weakref.ref(a.outside.grad)
     a.outside.grad = None

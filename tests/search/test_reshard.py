@@ -41,12 +41,12 @@ def steps(state: Layouts, axis: int) -> dict[Layout, tuple[str, ...]]:
     ends = [x for x in PER_AXIS[axis] if x.is_shard]
     one: dict[str, dict[Layout, tuple[str, ...]]] = {
         "S": {R: ("combine",)}, "P": {R: ("reduce",)},
-        "R": {C: ("replicate",), **{x: ("partition",) for x in ends}}, "C": {},
+        "R": {C: ("replicate",), **dict.fromkeys(ends, ("partition",))}, "C": {},
     }  # fmt: skip
     for after, ops in one[state[axis].kind].items():
         found[after] = ops
         if after == R:
-            found.update({C: (*ops, "replicate"), **{x: (*ops, "partition") for x in ends}})
+            found.update({C: (*ops, "replicate"), **dict.fromkeys(ends, (*ops, "partition"))})
     return found
 
 

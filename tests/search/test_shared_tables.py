@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import eliminate, problem
+from shardwright.search import eliminate
 from shardwright.search.eliminate import Eliminator
-from shardwright.search.problem import Interner, Problem
+from shardwright.search.interning import Interned, Interner
+from shardwright.search.problem import Costs, Problem
 from tests.search.graphs import mlp
 
 Array = np.ndarray
@@ -38,13 +39,13 @@ def along(table: Array, scope: tuple[int, ...], rank: int) -> Array:
     return table.reshape(shape)
 
 
-def plain(table: object) -> Array:
-    return table if isinstance(table, np.ndarray) else table.value  # type: ignore[attr-defined]
+def plain(table: Costs) -> Array:
+    return table.value
 
 
-def interned(table: Array) -> Array:
+def interned(table: Array) -> Costs:
     """As the builder hands tables to the solver."""
-    return table if not hasattr(problem, "Interned") else problem.Interned(table)
+    return Interned(table)
 
 
 class Shared:
@@ -54,7 +55,7 @@ class Shared:
         self.rng, self.size = rng, size
         self.own = [interned(rng.integers(0, 9, size).astype(float)) for _ in range(num_tables)]
         self.kept = [interned(rng.integers(0, 9, size).astype(float)) for _ in range(num_tables)]
-        self.tables: list[Array] = []
+        self.tables: list[Costs] = []
         for _ in range(num_tables):
             table = rng.integers(0, 20, (size, size)).astype(float)
             table[rng.random(table.shape) < 0.1] = np.inf
@@ -89,14 +90,13 @@ def test_models_of_shared_tables_are_solved_as_by_brute_force(
     if large == 1:
         monkeypatch.setattr(eliminate, "_BEAM", 1)
     rng = np.random.default_rng(size)
-    solver, held = Eliminator(Interner()), list[Shared]()
+    solver = Eliminator(Interner())
     for group in range(8):
         shared = Shared(rng, size)
         for number in range(40):
             model = shared.model(int(rng.integers(2, 8 if size == 2 else 7)), float(rng.choice([0.3, 0.6, 1.0])))
             for price in (0.0, 0.5, 2.0):
                 check(solver, model, price, f"model {number} of group {group} at price {price}")
-        held.append(shared)  # tables live as long as the interner that knows them, as a builder's do
 
 
 def test_a_table_is_not_its_transpose() -> None:
@@ -129,3 +129,71 @@ def test_dropping_by_bounds_keeps_an_optimum_that_ties() -> None:
             left, right = shift[v] * (1 if v == 0 else 0.5), shift[v + 1] * (1 if v == 4 else 0.5)
             model.edges[v, v + 1] = interned(2e3 - left[:, None] - right)
         check(Eliminator(Interner()), model, 0.0, "ties")
+
+
+# ---- what is eliminated when, and what is dropped before ----
+
+
+def chain(num_variables: int, size: int = 4) -> Problem:
+    made = Problem(mlp(), Mesh())
+    made.variables = [None] * num_variables  # type: ignore[list-item]
+    rng = np.random.default_rng(0)
+    made.time_s = [interned(rng.random(size)) for _ in range(num_variables)]
+    made.kept_bytes = [interned(np.zeros(size)) for _ in range(num_variables)]
+    made.edges = {(v, v + 1): interned(rng.random((size, size))) for v in range(num_variables - 1)}
+    return made
+
+
+def order_of(model: Problem) -> tuple[tuple[int, ...], int]:
+    """The order in which variables are eliminated, and the largest table on the way."""
+    Eliminator(Interner()).solve(model)
+    assert model.order is not None
+    return model.order.variables, model.order.largest_table
+
+
+def test_a_chain_is_eliminated_from_its_ends() -> None:
+    """No table spans more than a variable and its neighbour; from the middle it would be two."""
+    model = chain(6)
+    order, largest = order_of(model)
+    assert sorted(order) == list(range(6))
+    assert largest == 4 * 4
+    assert order[0] in (0, 5)
+    assert all(v in (min(left), max(left)) for i, v in enumerate(order) for left in [order[i:]])
+
+
+def test_the_middle_of_a_star_is_eliminated_last_but_one() -> None:
+    made = chain(6)
+    table = next(iter(made.edges.values()))
+    made.edges = {(0, v): table for v in range(1, 6)}
+    order, largest = order_of(made)
+    assert 0 in order[-2:]
+    assert largest == 4 * 4
+
+
+def test_a_ring_needs_tables_of_three() -> None:
+    """Eliminating a variable joins its neighbours, so that the next one has both."""
+    made = chain(6)
+    made.edges[0, 5] = interned(np.random.default_rng(1).random((4, 4)))
+    order, largest = order_of(made)
+    assert sorted(order) == list(range(6))
+    assert largest == 4**3
+    for far in ((0, 3), (1, 4)):
+        made.edges[far] = made.edges[0, 5]
+    made.order = None
+    assert order_of(made)[1] == 4**4
+
+
+def test_dominated_choices_are_dropped_before_tables_are_made() -> None:
+    """The first choice of each beats the others; then, where only a choice that is gone spoke for another, that too."""
+    made = chain(5)
+    made.time_s = [interned(np.array([0.0, 50.0, 60.0, 70.0])) for _ in range(5)]
+    made.edges = dict.fromkeys(made.edges, interned(np.zeros((4, 4))))
+    assert order_of(made)[1] == 1
+    made = chain(2, size=2)
+    made.time_s = [interned(np.zeros(2)) for _ in range(2)]
+    made.edges = {(0, 1): interned(np.array([[0.0, 9.0], [1.0, 5.0]]))}
+    assert order_of(made)[1] == 1
+    made = chain(2, size=2)
+    made.edges = {(0, 1): interned(np.array([[0.0, 9.0], [9.0, 0.0]]))}
+    made.time_s = [interned(np.zeros(2)) for _ in range(2)]
+    assert order_of(made)[1] == 4

@@ -163,7 +163,8 @@ def test_operators_have_the_operands_and_attributes_of_the_term() -> None:
 
 def test_places_are_matches_with_every_choice_of_the_parameters() -> None:
     rule = equation(
-        "blocks", {"x": "(n c) (k d)"}, "relu(x)", "reshape(relu(reshape(x, shape=(n, c, k, d))), shape=(n * c, k * d))",
+        "blocks", {"x": "(n c) (k d)"}, "relu(x)",
+        "reshape(relu(reshape(x, shape=(n, c, k, d))), shape=(n * c, k * d))",
         parameters=("n", "k"),
     )  # fmt: skip
     before = graph("x[4, 6]\n%y = relu(%x)", outputs="y")

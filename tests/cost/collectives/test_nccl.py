@@ -15,7 +15,6 @@ from shardwright.cost.collectives import nccl
 from shardwright.cost.collectives.curve import Curve
 from shardwright.cost.collectives.groups import Link, group_of, links_of
 from shardwright.cost.collectives.nccl import AMPERE, BLACKWELL, HOPPER, VOLTA, Generation, generation
-from shardwright.cost.collectives.tuning import Tuning
 from tests.each import each
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")

@@ -74,7 +74,8 @@ def drawn(rng: random.Random, depth: int) -> str:
     return rng.choice([
         f"relu({inner})", f"neg({inner})", f"add({inner}, {other})", f"mul({inner}, {other})", f"linear({inner}, w)",
         f"concat({inner}, {other}, dim={rng.randrange(2)})", f"permute({inner}, dims=(1, 0))",
-        f"reshape({inner}, shape=(m, h, d))", f"reshape({inner}, shape=(m, h * d))", f"reshape({inner}, shape=(m * h, d))",
+        f"reshape({inner}, shape=(m, h, d))", f"reshape({inner}, shape=(m, h * d))",
+        f"reshape({inner}, shape=(m * h, d))",
         f"sum({inner}, dims=({rng.randrange(2)},), keepdim={rng.random() < 0.5})", f"softmax({inner}, dim=1)",
         f"combine({inner}, axis={axis})", f"replicate({inner}, axis={axis})", f"reduce({inner}, axis={axis})",
         f"partition({inner}, axis={axis}, dim={rng.randrange(3)})",

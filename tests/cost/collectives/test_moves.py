@@ -1,0 +1,79 @@
+"""Prices of moves: the collectives of both ways, of what the other axes leave of the tensor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from math import inf
+
+import pytest
+
+from shardwright.cost.collectives.communication import Communication
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass, collectives_of
+from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
+from shardwright.pcg.moves import Move
+from tests.each import each
+from tests.search.graphs import cluster
+
+SIZES = (2, 8)
+CLUSTER = cluster(16, link_bytes_per_s=3e8, latency_s=5e-6)
+TENSOR = TensorClass((64, 48), "bfloat16", grad=True)
+NUM_BYTES = 64 * 48 * 2
+COSTS = MoveCosts(CLUSTER, SIZES)
+MOVES: list[tuple[Layout, Layout, str, str]] = [
+    (R, S(0), "slice", "all_gather"),
+    (S(0), R, "all_gather", "slice"),
+    (R, C, "", "all_reduce"),
+    (P, R, "all_reduce", ""),
+    (P, S(0), "reduce_scatter", "all_gather"),
+    (S(0), C, "all_gather", "reduce_scatter"),
+    (P, C, "all_reduce", "all_reduce"),
+    (S(0), S(1), "all_to_all", "all_to_all"),
+]
+
+
+def seconds(name: str, axis: int, num_bytes: float) -> float:
+    """One collective, and what starts it; a slice reads and writes one part of the tensor."""
+    device = CLUSTER.device
+    if not name:
+        return 0.0
+    if name == "slice":
+        return 2 * num_bytes / SIZES[axis] / device.memory_bytes_per_s + device.op_overhead_s
+    return float(Communication(CLUSTER, SIZES).time_s(name, axis, num_bytes)) + device.op_overhead_s
+
+
+@each(("before", "after", "forward", "backward"), MOVES)
+def test_a_move_is_priced_as_its_collectives(before: Layout, after: Layout, forward: str, backward: str) -> None:
+    for axis, other in product(range(2), (R, C, P, S(1))):
+        if other == S(1) and S(1) in (before, after):
+            continue
+        state: Layouts = (before, other) if axis == 0 else (other, before)
+        num_bytes = NUM_BYTES / (SIZES[1 - axis] if other.is_shard else 1)
+        move = Move(axis, before, after)
+        to, back = (seconds(name, axis, num_bytes) for name in (forward, backward))
+        gathered_s = to if forward == "all_gather" else 0.0
+        stored_s = inf if forward == "all_to_all" else to + back + gathered_s
+        view_s = inf if before.is_shard else to + back
+        assert COSTS.move_s(TENSOR, state, move) == pytest.approx(to + back, rel=1e-12)
+        assert COSTS.move_s(replace(TENSOR, grad=False), state, move) == pytest.approx(to, rel=1e-12)
+        assert COSTS.move_s(replace(TENSOR, stored=True), state, move) == pytest.approx(stored_s, rel=1e-12)
+        assert COSTS.move_s(replace(TENSOR, view=True), state, move) == pytest.approx(view_s, rel=1e-12)
+        assert COSTS.move_s(TensorClass((64, 48), "bfloat16", True), state, move) == pytest.approx(to + back)
+
+
+@each(("before", "after", "forward", "backward"), MOVES)
+def test_what_a_move_runs(before: Layout, after: Layout, forward: str, backward: str) -> None:
+    move = Move(0, before, after)
+    again = (forward,) if forward == "all_gather" else ()
+    assert collectives_of(TENSOR, move) == (forward, backward)
+    assert collectives_of(replace(TENSOR, stored=True), move) == (forward, backward, *again)
+    assert collectives_of(replace(TENSOR, grad=False, stored=True), move) == (forward,)
+
+
+def test_prices_are_kept_by_collective_axis_and_bytes() -> None:
+    """One object answers for all: what it knows of one is not what it says of another."""
+    costs = MoveCosts(CLUSTER, SIZES)
+    names = ("slice", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "")
+    for _ in range(2):
+        for name, axis, num_bytes in product(names, range(2), (1e3, 1e6, 1e9)):
+            assert costs.collective_s(name, axis, num_bytes) == pytest.approx(seconds(name, axis, num_bytes))
