@@ -74,7 +74,7 @@ def calibrate(
     limit_s = (1200.0 if thorough else 240.0) if timeout_s is None else timeout_s
     limit_s = checks.positive(limit_s, "calibrate", "timeout_s", "seconds")
     workload = workload or _workload(num_ranks, device, thorough, limit_s)
-    _check_gpus(workload)
+    _device_of(workload)  # before anything is measured
     load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
     target = cache_path(num_ranks, kind=workload.device)
     with _folder(target if save else None, workload) as folder:
@@ -107,24 +107,16 @@ def _workload(num_ranks: int, device: str, thorough: bool, timeout_s: float) -> 
     return workload
 
 
-def _check_gpus(workload: Workload) -> None:
-    """A `ClusterError` unless torch sees a GPU for every rank."""
+def _device_of(workload: Workload) -> tuple[str, int]:
+    """Name, and memory of one rank; a `ClusterError` unless torch sees a GPU for every rank."""
     if workload.device == "cpu":
-        return
+        return device_name(), memory_per_rank_bytes(workload.num_ranks)
     import torch
 
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found < workload.num_ranks:
         advice = "give as many ranks as there are GPUs, or use device 'cpu'"
         raise ClusterError(f"calibrate: {workload.num_ranks} ranks need a GPU each, torch sees {found}; {advice}")
-
-
-def _device_of(workload: Workload) -> tuple[str, int]:
-    """Name, and memory of one rank."""
-    if workload.device == "cpu":
-        return device_name(), memory_per_rank_bytes(workload.num_ranks)
-    import torch
-
     properties = torch.cuda.get_device_properties(0)
     return properties.name, properties.total_memory
 

@@ -24,7 +24,6 @@ With k the split of a link and m the members inside (`groups.py`):
     binomial tree      hops ⌈log₂ k⌉                     share ⌈log₂ k⌉: rounds of the whole tensor
     nvls               hops 1                            share (k+1)/k: the switch sums and copies; a tree beyond
     direct exchange    hops (k−1)·m                      share (k−1)·m / n², all links at once
-    point to point     hops 1 at the level they meet at  share 1
 
 One pass for all-gather and reduce-scatter, two for all-reduce. On a torus of r dimensions the data is cut
 into r parts that take the dimensions in different order, so all links work all the time.
@@ -135,11 +134,6 @@ def direct_exchange(links: Sequence[Link]) -> Algorithm:
     peers = [(link.split - 1) * link.inside for link in links]
     steps = [LinkUse(x, p, Fraction(p, n * n), x.exchange_bytes_per_s) for x, p in zip(links, peers, strict=True)]
     return Algorithm("direct exchange", tuple(steps), True)
-
-
-def point_to_point(links: Sequence[Link]) -> Algorithm:
-    """One device sends to another that it meets at the outermost of `links`."""
-    return Algorithm("point to point", (LinkUse(links[-1], 1, Fraction(1), links[-1].bytes_per_s),), True)
 
 
 def candidates(collective: Collective, links: Sequence[Link]) -> tuple[Algorithm, ...]:

@@ -66,9 +66,8 @@ class Communication:
         link = between(source, target, self.cluster.levels)
         if link is None:
             return NOTHING.time_s(num_bytes)
-        line = algorithms.point_to_point((link,)).line
         base_s = nccl.send_base_s() if self.cluster.backend == "nccl" else gloo.BASE_S
-        return CostLine(base_s + line.latency_s, line.s_per_byte).time_s(num_bytes)
+        return CostLine(base_s + link.hop_s, 1 / link.bytes_per_s).time_s(num_bytes)
 
     def links(self, axis: int) -> tuple[Link, ...]:
         """What a group of `axis` has of the levels that it spans."""

@@ -191,7 +191,6 @@ def test_formulas() -> None:
     assert algorithms.hierarchical(both, 2).text("x+1") == (
         "14·α(level0) + 6·α(level1) + 7/4·(x+1)/B(level0) + 3/16·(x+1)/B(level1)"
     )
-    assert algorithms.point_to_point(links(2)).text() == "1·α(level0) + 1·S/B(level0)"
 
 
 @each("splits", SPLITS)
