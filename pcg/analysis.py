@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
@@ -204,12 +203,3 @@ def stored_nodes(graph: Graph) -> set[str]:
 def is_whole(choice: str) -> bool:
     """Whether a split choice leaves the operator's work undivided: R, C, or partial operands."""
     return choice in ("R", "C") or (choice[0] == "P" and choice[1:].replace(",", "").isdigit())
-
-
-_BLOCK = re.compile(r"^(.*?\.\d+)\.|^(.*)\.")
-
-
-def block_of(qualified_name: str) -> str:
-    """The repeated block of a parameter: its name up to the first number (`model.layers.3`), else its module."""
-    match = _BLOCK.match(qualified_name)
-    return (match[1] or match[2]) if match else ""

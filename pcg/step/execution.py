@@ -68,8 +68,7 @@ class Execution:
         shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
         overlap: whether collectives of parameters and gradients run beside compute.
         late_gathers: whether backward gathers a block's weights only when it is through with the block before it, not
-            beside that: BACKWARD_POST, not BACKWARD_PRE, as FSDP's documentation has them. That it needs one buffer
-            less is not counted.
+            beside that: BACKWARD_POST, not BACKWARD_PRE, as FSDP's documentation has them.
     """
 
     precision: Precision | None = None

@@ -111,15 +111,14 @@ class Operations:
     def _operation(self, node: Node, operands: Sequence[str]) -> Operation:
         """What moves and operators have in common."""
         names, types = [self._name(name) for name in operands], self.graph.types
-        reads = tuple(name for name in names if name not in self.parameters)
-        differentiated = (n for n in reads if types[node.name].grad and types[n].grad)
+        grad, reads = types[node.name].grad, tuple(name for name in names if name not in self.parameters)
         return Operation(
             name=node.name,
             reads=reads,
             weights=tuple(name for name in names if name in self.parameters),
             views=tuple(dict.fromkeys(leaf for name in operands for leaf in self._views.get(name, ()))),
-            gradients=tuple(dict.fromkeys(differentiated)),
-            grad=types[node.name].grad,
+            gradients=tuple(name for name in dict.fromkeys(reads) if types[name].grad) if grad else (),
+            grad=grad,
             module=node.source.module,
             num_bytes=self.bytes_of(node.name),
         )
@@ -183,9 +182,11 @@ def early_sums(graph: Graph, constant: frozenset[str]) -> tuple[list[str], froze
     from_batch: set[str] = set(constant)
     sums: list[str] = []
     for node in graph.nodes:
+        if not from_batch.issuperset(node.inputs):
+            continue
         if node.op == "input":
             from_batch.add(node.name)
-        elif node.is_leaf or node.op in (OPAQUE, COMBINE) or not all(i in from_batch for i in node.inputs):
+        elif node.is_leaf or node.op in (OPAQUE, COMBINE):
             continue
         elif node.op == REDUCE:
             small = graph.types[node.name].num_elements == 1

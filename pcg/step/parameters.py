@@ -14,8 +14,8 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.layout import shard_order
-from shardwright.pcg.parallel import COMBINE, PARTITION, REPLICATE
+from shardwright.pcg.layout import local_blocks
+from shardwright.pcg.parallel import COMBINE, REPLICATE
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.types import ITEM_BYTES
 
@@ -147,16 +147,10 @@ class _Walk:
         if self.sizes[axis] == 1:
             self.aliases[node.name] = self.visible
             return
-        self.slices = Slices(axis, *place(self.graph, node))
+        mesh, layouts = self.graph.mesh, self.graph.types[node.inputs[0]].layouts
+        number = mesh.index(axis)
+        self.slices = Slices(axis, layouts[number].dim, local_blocks(layouts, number, mesh.sizes))
         self.visible = node.name
-
-
-def place(graph: Graph, node: Node) -> tuple[int, int]:
-    """The (dim, blocks) that a partition makes or a combine removes, in blocks of what is left locally."""
-    whole = node if node.op == PARTITION else graph.by_name[node.inputs[0]]
-    kind, axis = graph.types[whole.name], graph.mesh.index(str(node.attr("axis")))
-    order = shard_order(kind.shape, kind.layouts, graph.mesh.sizes)
-    return next((dim, blocks) for a, dim, blocks in order if a == axis)  # type: ignore[misc]
 
 
 def module_block(name: str) -> str:
