@@ -10,7 +10,7 @@ store of certificates. docs/proofs.md says what is claimed and trusted. Where a 
     placement/     placement rules ▶ typing; second proof: denotation
     falsifiers/    of row, serial and placement rules and steps, exactness; they print a mismatch
     lemmas         what every proof stands on: integers, digits, finite sums, laws
-    judgement      proof (what comes of one), certificates (by every proof that there is), judge (never fails), fit (rules
+    judgement      proof (what comes of one), certificates (take all proofs there are), judge (never fails), fit (rules
                    of no tensors), guards (what mends a rule), describe
     files          rulefile (from outside), catalogue (rules with certificates), choices (what the search may use)
 
