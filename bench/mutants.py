@@ -24,14 +24,17 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.faults import Mutant, mutants, mutated
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
@@ -124,10 +127,10 @@ class _Watch:
         sys.settrace(None)
         self.baseline.seconds[nodeid] = time.perf_counter() - self.begin
 
-    def _enter(self, frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+    def _enter(self, frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         return self._line if frame.f_code.co_filename.endswith(self.path) else None
 
-    def _line(self, frame: FrameType, event: str, argument: object) -> Callable[..., object]:
+    def _line(self, frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         self.baseline.reaching.setdefault(frame.f_lineno, set()).add(self.test)
         return self._line
 
@@ -156,7 +159,7 @@ def _pytest(tests: Sequence[str], plugin: object) -> int:
 
 
 @contextlib.contextmanager
-def _forked(output: int) -> Iterator[int]:
+def _forked(output: int) -> Generator[int]:
     """In the child 0, in the parent the child's process id; the child ends with the block."""
     sys.stdout.flush()
     if pid := os.fork():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -109,15 +110,14 @@ def typed_terms(number: int, seed: int) -> list[tuple[Equation, Typing | None]]:
     rng, found = random.Random(seed), list[tuple[Equation, Typing | None]]()
     while len(found) < number:
         term = drawn(rng, rng.randint(1, 4))
-        try:
+        with suppress(GraphError, RuleError, IndexError):
             rule = rule_of(term, rng)
-            typing = Typing(rule)
-            typing.of(rule.left[0])
+            typing: Typing | None = Typing(rule)
+            try:
+                typing.of(rule.left[0])
+            except IllTypedError:
+                typing = None
             found.append((rule, typing))
-        except IllTypedError:
-            found.append((rule, None))
-        except (GraphError, RuleError, IndexError):
-            continue
     return found
 
 
