@@ -19,12 +19,11 @@ from typing import cast
 
 import numpy as np
 
-from bench.tuning import fit_tuning
+from bench.tuning import UNTUNED, Tuning, fit_tuning
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective
 from shardwright.cost.collectives import nccl
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.curve import Curve
-from shardwright.cost.collectives.tuning import UNTUNED, Tuning
 from shardwright.pcg import checks
 
 DATA = Path(__file__).parent / "data" / "collectives.csv"
@@ -113,11 +112,11 @@ def predicted(rows: Sequence[Measured], tuning: Tuning = UNTUNED) -> list[Row]:
 @lru_cache(maxsize=256)
 def _curve(gpu: str, collective: Collective, algorithm: str, ranks: int, per_node: int, tuning: Tuning) -> Curve:
     cluster = Cluster.preset(MACHINES[gpu], nodes=ranks // per_node, devices_per_node=per_node)
-    model = Communication(cluster, (ranks,), tuning)
+    model = Communication(cluster, (ranks,), tuning.factors)
     if not algorithm:
         return model.curve(collective, 0)
     rows = nccl.generation(cluster.device.name)
-    return nccl.curve.__wrapped__(collective, model.links(0), rows, tuning, algorithm)
+    return nccl.curve.__wrapped__(collective, model.links(0), rows, tuning.factors, algorithm)
 
 
 def splits(rows: Sequence[Measured], every: int = 10) -> list[Split]:
@@ -148,7 +147,7 @@ so left it before 512 KiB. `8-gpu-2023` is off where NCCL's rows for Volta are: 
 the rows) and carries 54 GB/s or more (39), one under LL128 carries 83 (110). Factors for each protocol would meet it,
 but a tenth of its rows are two."""
 FITTED = """\
-A tenth of the rows fitted (factors on latency and bandwidth, `cost/collectives/tuning.py`), the rest judged, at every
+A tenth of the rows fitted (factors on latency and bandwidth, `bench/tuning.py`), the rest judged, at every
 offset. Two or three rows carry less than NCCL's constants do, where the machine is known:"""
 NEIGHBOURS = """\
 About the floor: how far each row is from the line through its two neighbours in size (leave one out, logarithms of

@@ -1,26 +1,54 @@
-"""The factors of `cost/collectives/tuning.py` from measured collectives.
+"""Factors on NCCL's own figures from measured collectives: on latency, and on time per byte, by what the library runs.
 
-The fit minimizes Σ (log t/t_model)² / noise² + Σ (log factor)² / trust², so two measurements move the machine's own
-factors, and many move each choice's. How far the model's constants can be trusted the measurements say too: `trust` is
-the value under which, with everything Gaussian, they are most likely, with an exponential prior whose mean is the
-noise. Two rows cannot say that constants are far off: one may lie at a border between choices, where the library's
-version decides.
+    t = λ · latency + σ · (t_model − latency)        λ = λ₀·λ_c, σ = σ₀·σ_p
+
+λ₀ and σ₀ belong to the machine, λ_c to a choice ("ring LL") and σ_p to a phase of it ("ring LL, opening"). Every one of
+them is 1 unless measurements say otherwise: the fit minimizes Σ (log t/t_model)² / noise² + Σ (log factor)² / trust²,
+so two measurements move the machine's own factors, and many move each choice's. How far the model's constants can be
+trusted the measurements say too: `trust` is the value under which, with everything Gaussian, they are most likely, with
+an exponential prior whose mean is the noise. Two rows cannot say that constants are far off: one may lie at a border
+between choices, where the library's version decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from shardwright.cost.collectives.tuning import UNTUNED, Tuning, choice_of
 
 NOISE = 0.06
 """What a time is known to: two published tables of 8 H100 differ by this, at the median (`bench/collectives.py`)."""
 TRUSTS = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
 STEP = 1e-4
 ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Factors by name; "" is the machine's, which counts where a name has none of its own.
+
+    Attributes:
+        latency: (choice, λ).
+        slope: (phase, σ).
+    """
+
+    latency: tuple[tuple[str, float], ...] = ()
+    slope: tuple[tuple[str, float], ...] = ()
+
+    def factors(self, phase: str) -> tuple[float, float]:
+        """(λ, σ) of a phase."""
+        latency, slope = dict(self.latency), dict(self.slope)
+        return latency.get(choice_of(phase), latency.get("", 1.0)), slope.get(phase, slope.get("", 1.0))
+
+
+def choice_of(phase: str) -> str:
+    """The choice that a phase belongs to."""
+    return phase.partition(",")[0]
+
+
+UNTUNED = Tuning()
 
 
 def fit_tuning(phases: Sequence[str], seconds: Sequence[float], predict: Callable[[Tuning], Sequence[float]]) -> Tuning:

@@ -9,7 +9,7 @@ from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_
 from shardwright.lowering.pieces import attribute, identifiers, literal, opaque_call
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
-from shardwright.pcg.optable import ROWS, LocalShapes
+from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
 from shardwright.pcg.types import TensorType, is_float
 
@@ -120,18 +120,12 @@ class Expressions:
         return all(row is not None and row.fresh_gradients for row in rows)
 
     def _row(self, node: Node, operands: list[str]) -> str:
-        row, mesh, types = ROWS[node.op], self.graph.mesh, self.graph.types
-        shapes = LocalShapes(
-            tuple(types[name].shape for name in node.inputs),
-            types[node.name].shape,
-            tuple(types[name].local_shape(mesh) for name in node.inputs),
-            types[node.name].local_shape(mesh),
-        )
-        attrs: dict[str, Any] = {k: attribute(v) for k, v in row.localize(dict(node.attrs), shapes).items()}
+        row = ROWS[node.op]
+        attrs: dict[str, Any] = {k: attribute(v) for k, v in self.graph.local_attrs(node).items()}
         if row.offset is not None:
             attrs["offset"] = self._offset(node, row.offset)
         if row.random:
-            attrs["shard"] = self._shard(types[node.name])
+            attrs["shard"] = self._shard(self.graph.types[node.name])
             if node.name in self.drawn:
                 return f"rt.drop({operands[0]}, {attrs['p']}, {mask_name(node)}, {attrs['shard']})"
         numbers = [operand for operand in operands if operand in self.literals.values()]

@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from shardwright.pcg.attrs import Attr
+from shardwright.pcg.attrs import Attr, Attrs
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.factors import Shape, Signature
 from shardwright.pcg.inference import fits, infer, required_layouts
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import LEAVES, OPAQUE, Node, Source, leaf, make_attrs
-from shardwright.pcg.optable import ROWS
+from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.types import TensorType
 
 SERIAL = Mesh()
@@ -70,6 +70,17 @@ class Graph:
     def signature(self, node: Node) -> Signature:
         """The node's resolved factor string, over the logical shapes."""
         return _signature(node.op, node.attrs, tuple(self.types[name].shape for name in node.inputs))
+
+    def local_attrs(self, node: Node) -> Attrs:
+        """The attributes with which a device computes its part of a node that has a row."""
+        operands, result = [self.types[name] for name in node.inputs], self.types[node.name]
+        shapes = LocalShapes(
+            tuple(t.shape for t in operands),
+            result.shape,
+            tuple(t.local_shape(self.mesh) for t in operands),
+            result.local_shape(self.mesh),
+        )
+        return ROWS[node.op].localize(dict(node.attrs), shapes)
 
     def validate(self) -> Graph:
         """Check every invariant; returns the graph itself, so that passes can end with it."""

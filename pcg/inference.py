@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
-from shardwright.pcg.attrs import Attr, get, integer, integers
+from shardwright.pcg.attrs import Attr, Attrs, get, integer, integers
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.factors import Signature, parse_choice
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, check_layouts, format_layouts
@@ -56,11 +56,9 @@ def offered(
 
 def infer(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
     """The type of a node's result from its operands' types: the only place where types are decided."""
-    if node.is_leaf or node.is_parallel or node.op == OPAQUE:
-        if node.split:
-            raise GraphError(f"{node}: only operators with a row have a split, got {node.split}; leave it empty")
-        return _leaf_type(node, mesh) if node.is_leaf else _special_type(node, operands, mesh)
     try:
+        if node.is_leaf or node.is_parallel or node.op == OPAQUE:
+            return _special_type(node, operands, mesh)
         try:
             return _row_type(node.op, node.attrs, node.split, tuple(operands), mesh)
         except TypeError:  # an attribute that cannot be hashed
@@ -130,63 +128,55 @@ def fits(operand: TensorType, axis: int, need: Layout) -> bool:
     return have == need or (not operand.grad and {have.kind, need.kind} == {"R", "C"})
 
 
-def _leaf_type(node: Node, mesh: Mesh) -> TensorType:
-    if node.inputs:
-        raise GraphError(f"{node}: a leaf has no operands, got {list(node.inputs)}")
-    attrs = dict(node.attrs)
-    try:
-        shape, dtype, stored = integers(attrs, "shape"), get(attrs, "dtype"), get(attrs, "layouts")
-        layouts = tuple(Layout.parse(str(text)) for text in (stored if isinstance(stored, tuple) else (stored,)))
-    except GraphError as error:
-        raise type(error)(f"{node}: {error}") from None
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise GraphError(f"{node}: dtype {dtype!r} is not one of {sorted(ITEM_BYTES)}")
-    layouts = layouts or (R,) * len(mesh)
-    check_layouts(shape, layouts, mesh, str(node))
-    if any(x.kind not in "RS" for x in layouts):
-        raise LayoutError(f"{node}: a leaf is stored R or S, got ({format_layouts(layouts, mesh)})")
-    return TensorType(shape, dtype, layouts, bool(node.attr("grad")))
-
-
 def _special_type(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
+    """Of what has no row: leaves, opaque operators, parallel operators."""
+    attrs = dict(node.attrs)
+    if node.split:
+        raise GraphError(f"only operators with a row have a split, got {node.split}; leave it empty")
+    if node.is_leaf:
+        if operands:
+            raise GraphError(f"a leaf has no operands, got {list(node.inputs)}")
+        return _leaf_type(attrs, mesh)
     if node.op == OPAQUE:
-        return _opaque_type(node, operands, mesh)
+        return _opaque_type(attrs, operands, mesh)
     if len(operands) != 1:
-        raise GraphError(f"{node}: {node.op} takes one operand, got {len(operands)}")
-    return _parallel_type(node, operands[0], mesh)
+        raise GraphError(f"{node.op} takes one operand, got {len(operands)}")
+    return _parallel_type(node.op, {"blocks": 1, **attrs}, operands[0], mesh)
 
 
-def _parallel_type(node: Node, operand: TensorType, mesh: Mesh) -> TensorType:
-    attrs = {"blocks": 1, **dict(node.attrs)}
-    try:
-        axis = mesh.index(str(get(attrs, "axis")))
-        dim, blocks = (integer(attrs, "dim"), integer(attrs, "blocks")) if node.op == PARTITION else (-1, 1)
-        move = step(node.op, axis, operand.layouts[axis], dim, blocks)
-    except GraphError as error:
-        raise type(error)(f"{node}: {error}") from None
+def _leaf_type(attrs: Attrs, mesh: Mesh) -> TensorType:
+    shape, dtype, stored = integers(attrs, "shape"), get(attrs, "dtype"), get(attrs, "layouts")
+    layouts = tuple(Layout.parse(str(text)) for text in (stored if isinstance(stored, tuple) else (stored,)))
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise GraphError(f"dtype {dtype!r} is not one of {sorted(ITEM_BYTES)}")
+    layouts = layouts or (R,) * len(mesh)
+    check_layouts(shape, layouts, mesh)
+    if any(x.kind not in "RS" for x in layouts):
+        raise LayoutError(f"a leaf is stored R or S, got ({format_layouts(layouts, mesh)})")
+    return TensorType(shape, dtype, layouts, bool(get(attrs, "grad")))
+
+
+def _parallel_type(op: str, attrs: Attrs, operand: TensorType, mesh: Mesh) -> TensorType:
+    axis = mesh.index(str(get(attrs, "axis")))
+    dim, blocks = (integer(attrs, "dim"), integer(attrs, "blocks")) if op == PARTITION else (-1, 1)
+    move = step(op, axis, operand.layouts[axis], dim, blocks)
     after = (*operand.layouts[:axis], move.after, *operand.layouts[axis + 1 :])
-    check_layouts(operand.shape, after, mesh, str(node))
+    check_layouts(operand.shape, after, mesh)
     if not applicable(operand.shape, operand.layouts, mesh.sizes, move):
         dim = move.after.dim if move.after.is_shard else move.before.dim
         raise LayoutError(
-            f"{node}: another axis shards dimension {dim} inside this one ({format_layouts(operand.layouts, mesh)}); "
+            f"another axis shards dimension {dim} inside this one ({format_layouts(operand.layouts, mesh)}); "
             "move the innermost axis first"
         )
     return TensorType(operand.shape, operand.dtype, after, operand.grad)
 
 
-def _opaque_type(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
+def _opaque_type(attrs: Attrs, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
     """An operator without a row runs on whole tensors; its result type was recorded at capture."""
-    attrs = dict(node.attrs)
     for position, operand in enumerate(operands):
         if any(x.kind != "R" for x in operand.layouts):
-            target = node.attr("target")
-            raise LayoutError(
-                f"{node}: {target} has no row in the op table, so operand {position} must be R, got {operand}"
-            )
-    try:
-        shape, dtype = integers(attrs, "shape"), str(get(attrs, "dtype"))
-    except GraphError as error:
-        raise GraphError(f"{node}: {error}") from None
+            target = get(attrs, "target")
+            raise LayoutError(f"{target} has no row in the op table, so operand {position} must be R, got {operand}")
+    shape, dtype = integers(attrs, "shape"), str(get(attrs, "dtype"))
     grad = is_float(dtype) and any(t.grad for t in operands)
     return TensorType(shape, dtype, (R,) * len(mesh), grad)

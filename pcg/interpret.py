@@ -21,7 +21,7 @@ from shardwright.pcg.factors import Shape
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layouts, R, S, format_layouts, shard_order
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.optable import ROWS, Attr, LocalShapes
+from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
 from shardwright.pcg.types import TensorType, is_float
 
@@ -153,14 +153,7 @@ def attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
     if node.op == OPAQUE:
         return [dict(node.attrs)] * graph.mesh.num_devices
     row, mesh, result = ROWS[node.op], graph.mesh, graph.types[node.name]
-    operands = [graph.types[name] for name in node.inputs]
-    shapes = LocalShapes(
-        tuple(t.shape for t in operands),
-        result.shape,
-        tuple(t.local_shape(mesh) for t in operands),
-        result.local_shape(mesh),
-    )
-    local: dict[str, Attr] = {**row.localize(dict(node.attrs), shapes)}
+    local = graph.local_attrs(node)
     by_rank: list[Mapping[str, Any]] = []
     for coordinate in mesh.coordinates():
         own: dict[str, Any] = dict(local)

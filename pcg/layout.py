@@ -33,8 +33,8 @@ from typing import Literal
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.mesh import Mesh
 
-Kind = Literal["R", "C", "S", "P"]
-_DUAL: dict[Kind, Kind] = {"R": "R", "C": "P", "S": "S", "P": "C"}
+LayoutKind = Literal["R", "C", "S", "P"]
+_DUAL: dict[LayoutKind, LayoutKind] = {"R": "R", "C": "P", "S": "S", "P": "C"}
 _SHARD = re.compile(r"S\((\d+)(?:,\s*(\d+))?\)")
 
 
@@ -42,7 +42,7 @@ _SHARD = re.compile(r"S\((\d+)(?:,\s*(\d+))?\)")
 class Layout:
     """The layout of a tensor on one mesh axis."""
 
-    kind: Kind
+    kind: LayoutKind
     dim: int = -1
     blocks: int = 1
 
@@ -141,14 +141,15 @@ def local_shape(shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]
     return tuple(local)
 
 
-def check_layouts(shape: tuple[int, ...], layouts: Layouts, mesh: Mesh, where: str) -> None:
-    """Raise a `LayoutError` naming `where` if a tensor of `shape` cannot have these layouts."""
+def check_layouts(shape: tuple[int, ...], layouts: Layouts, mesh: Mesh, where: str = "") -> None:
+    """Raise a `LayoutError`, which begins with `where`, if a tensor of `shape` cannot have these layouts."""
+    where = where and f"{where}: "
     if len(layouts) != len(mesh):
-        raise LayoutError(f"{where}: {len(layouts)} layouts for the {len(mesh)} axes of {mesh}")
+        raise LayoutError(f"{where}{len(layouts)} layouts for the {len(mesh)} axes of {mesh}")
     reason = shard_order(shape, layouts, mesh.sizes)
     if isinstance(reason, str):
         raise LayoutError(
-            f"{where}: shape {list(shape)} cannot have layout ({format_layouts(layouts, mesh)}): {reason}; "
+            f"{where}shape {list(shape)} cannot have layout ({format_layouts(layouts, mesh)}): {reason}; "
             "choose axis sizes that divide the dimension, or another layout"
         )
 

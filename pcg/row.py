@@ -165,6 +165,11 @@ def attr_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
     return str(attrs["dtype"])
 
 
+def first_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
+    """A dtype rule for operators that keep that of their first operand."""
+    return dtypes[0]
+
+
 def float_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
     """Integers become float32, as true division and the transcendental functions do."""
     dtype = promote(*dtypes)

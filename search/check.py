@@ -17,7 +17,7 @@ from shardwright.search.leaves import replay
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.substitutions.equations import Equation
 
-Numbers = dict[Hashable, int]
+NodeNumbers = dict[Hashable, int]
 
 
 def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None = None) -> None:
@@ -48,7 +48,7 @@ def difference(planned: Graph, captured: Graph) -> str | None:
     """The first difference between two serial graphs up to names, order and repeated nodes, if there is any."""
     if found := _leaf_difference(planned, captured):
         return found
-    numbers: Numbers = {}
+    numbers: NodeNumbers = {}
     ours, theirs = number(planned, numbers), number(captured, numbers)
     results, expected = dict(planned.outputs), dict(captured.outputs)
     if results.keys() != expected.keys():
@@ -61,7 +61,7 @@ def difference(planned: Graph, captured: Graph) -> str | None:
     return _batch_difference(planned, captured, ours, theirs)
 
 
-def number(graph: Graph, numbers: Numbers) -> Mapping[str, int]:
+def number(graph: Graph, numbers: NodeNumbers) -> Mapping[str, int]:
     """Each node's number in the table: equal for nodes that compute the same from the same leaves."""
     found: dict[str, int] = {}
     for node in graph.nodes:

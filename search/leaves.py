@@ -156,13 +156,5 @@ def _read(part: Leaf) -> list[str]:
 
 def _chosen(problem: Problem, solution: Solution, name: str) -> Layouts:
     """The layouts in which the incumbent plan hands a tensor on."""
-    hub = problem.index.get(("hub", name))
-    if hub is not None:
-        return problem.closures[name].states[solution.choices[hub]]
-    made = problem.index.get(("node", name))
-    domain = problem.variables[made].domain if made is not None else None
-    return (
-        domain.result[solution.choices[made]]
-        if domain is not None and made is not None
-        else replicated(len(problem.mesh))
-    )
+    found = (problem.chosen(solution.choices, kind, name) for kind in ("hub", "node"))
+    return next((layouts for layouts in found if layouts is not None), replicated(len(problem.mesh)))

@@ -60,25 +60,17 @@ class _Materializer:
         self.nodes[name] = node
         return name
 
-    def _choice(self, kind: str, name: str) -> int | None:
-        index = self.problem.index.get((kind, name))
-        return None if index is None else self.solution.choices[index]
+    def _chosen(self, kind: str, name: str) -> Layouts | None:
+        return self.problem.chosen(self.solution.choices, kind, name)
 
     def _parameter(self, node: Node) -> None:
-        index = self.problem.index.get(("storage", node.name))
-        layouts = self.whole
-        if index is not None:
-            domain = self.problem.variables[index].domain
-            assert domain is not None
-            layouts = domain.result[self.solution.choices[index]]
+        layouts = self._chosen("storage", node.name) or self.whole
         self.made[node.name, layouts] = self._append(_with_layouts(node, layouts))
 
     def _operator(self, node: Node) -> None:
-        variable = self.problem.index["node", node.name]
-        domain, choice = self.problem.variables[variable].domain, self.solution.choices[variable]
-        assert domain is not None
-        needs = domain.operands[choice]
-        inputs = tuple(self._at(name, need) for name, need in zip(node.inputs, needs, strict=True))
+        domain = self.problem.domains[node.name]
+        choice = self.solution.choices[self.problem.index["node", node.name]]
+        inputs = tuple(self._at(name, need) for name, need in zip(node.inputs, domain.operands[choice], strict=True))
         name = self._append(replace(node, inputs=inputs, split=domain.splits[choice] if node.op != OPAQUE else ()))
         self.made[node.name, domain.result[choice]] = name
 
@@ -92,19 +84,13 @@ class _Materializer:
         need = closure.plain(need)
         if (name, need) in self.made:
             return self.made[name, need]
-        start = self._produced(name)
-        if (hub := self._choice("hub", name)) is not None:
-            shared = closure.plain(closure.states[hub])
+        start = self._chosen("storage" if self.graph.by_name[name].op == "parameter" else "node", name)
+        assert start is not None
+        if (hub := self._chosen("hub", name)) is not None:
+            shared = closure.plain(hub)
             self._walk(name, closure, start, shared)
             start = shared
         return self._walk(name, closure, start, need)
-
-    def _produced(self, name: str) -> Layouts:
-        kind = "storage" if self.graph.by_name[name].op == "parameter" else "node"
-        variable = self.problem.index[kind, name]
-        domain = self.problem.variables[variable].domain
-        assert domain is not None
-        return domain.result[self.solution.choices[variable]]
 
     def _walk(self, name: str, closure: Closure, start: Layouts, end: Layouts) -> str:
         state, current = start, self.made[name, start]
@@ -131,26 +117,19 @@ class _Materializer:
         if (name, need) in self.made:
             return self.made[name, need]
         node = self.graph.by_name[name]
-        if node.is_leaf:
-            made = (
-                self._append(_with_layouts(node, ()))
-                if need == self.whole
-                else self._sliced(self._constant(name, self.whole), self.whole, need)
-            )
-        elif node.op == OPAQUE or ROWS[node.op].random:
-            made = (
-                self._whole_constant(node)
-                if need == self.whole
-                else self._sliced(self._constant(name, self.whole), self.whole, need)
-            )
-        else:
+        if not (node.is_leaf or node.op == OPAQUE or ROWS[node.op].random):
             made = self._split_constant(node, need)
+        elif need != self.whole:
+            made = self._sliced(self._constant(name, self.whole), self.whole, need)
+        elif node.is_leaf:
+            made = self._append(_with_layouts(node, ()))
+        else:
+            inputs = tuple(self._constant(i, self.whole) for i in node.inputs)
+            made = self._append(
+                replace(node, inputs=inputs, split=() if node.op == OPAQUE else ("R",) * len(self.mesh))
+            )
         self.made[name, need] = made
         return made
-
-    def _whole_constant(self, node: Node) -> str:
-        inputs = tuple(self._constant(i, self.whole) for i in node.inputs)
-        return self._append(replace(node, inputs=inputs, split=() if node.op == OPAQUE else ("R",) * len(self.mesh)))
 
     def _split_constant(self, node: Node, need: Layouts) -> str:
         """Split the operator itself on every axis where a certified factor gives the needed shard; slice the rest."""

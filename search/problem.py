@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,8 +40,14 @@ Restrict = Callable[[Node, int, str], bool]
 Costs = Interned[np.ndarray]
 """Seconds or bytes: per choice of a variable, or per pair of choices of two."""
 PerAxis = tuple[tuple[Layout, ...], ...]
-Reader = tuple[Domain, int]
-"""The choices of an operator that reads a tensor, and as which operand."""
+
+
+class Use(NamedTuple):
+    """A variable that reads a tensor: its choices, and as which operand it reads."""
+
+    variable: int
+    domain: Domain
+    position: int
 
 
 @dataclass(frozen=True)
@@ -52,32 +59,31 @@ class Order:
 
 
 @dataclass
-class Variable:
-    """One choice to make. `kind` is "node", "storage" or "hub"; `name` the node or tensor it belongs to."""
-
-    kind: str
-    name: str
-    size: int
-    domain: Domain | None = None
-    closure: Closure | None = None
-
-
-@dataclass
 class Problem:
-    """Variables with their domains; `edges[i, j]` is the cost table between two variables, i < j.
+    """Variables, numbered, with the costs of their choices; `edges[i, j]` is the cost table between two, i < j.
 
-    `order` is the elimination order, once a solver has decided it.
+    index       the variables by kind ("node", "storage" or "hub") and the name of the node or tensor they belong to
+    states      per variable and choice: the layouts in which that tensor is made, stored or handed on
+    domains     by name: what operators, and tensors that are stored, choose from
+    closures    by name: how tensors change layouts
+    order       the elimination order, once a solver has decided it
     """
 
     graph: Graph
     mesh: Mesh
-    variables: list[Variable] = field(default_factory=list)
+    index: dict[tuple[str, str], int] = field(default_factory=dict)
+    states: list[tuple[Layouts, ...]] = field(default_factory=list)
+    domains: dict[str, Domain] = field(default_factory=dict)
+    closures: dict[str, Closure] = field(default_factory=dict)
     time_s: list[Costs] = field(default_factory=list)
     kept_bytes: list[Costs] = field(default_factory=list)
     edges: dict[tuple[int, int], Costs] = field(default_factory=dict)
-    closures: dict[str, Closure] = field(default_factory=dict)
-    index: dict[tuple[str, str], int] = field(default_factory=dict)
     order: Order | None = None
+
+    def chosen(self, choices: Sequence[int], kind: str, name: str) -> Layouts | None:
+        """The layouts that these choices give a tensor; None where it has no such variable."""
+        variable = self.index.get((kind, name))
+        return None if variable is None else self.states[variable][choices[variable]]
 
 
 class ProblemBuilder:
@@ -131,36 +137,41 @@ class _Build:
         self.roots: dict[str, str] = {}
 
     def run(self) -> Problem:
-        readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        readers: dict[str, list[Use]] = defaultdict(list)
         for node in self.graph.nodes:
             if node.name in self.constants or node.is_leaf:
                 self.roots[node.name] = node.name
                 continue
-            variable = self._add("node", node.name, self._domain(node))
+            domain = self._domain(node)
+            variable = self._choose("node", node.name, domain)
             for position, name in enumerate(node.inputs):
                 if name not in self.constants:
-                    readers[name].append((variable, position))
+                    readers[name].append(Use(variable, domain, position))
         outputs = dict.fromkeys(name for _, name in self.graph.outputs)
         for name in outputs:
             if name not in self.constants:
                 readers.setdefault(name, [])
-        for node in self.graph.leaves("parameter"):
+        for node in (*self.graph.leaves("parameter"), *self.graph.leaves("input")):
             if node.name in readers:
-                self._add("storage", node.name, self._storage(node, readers[node.name]))
-        for node in self.graph.leaves("input"):
-            if node.name in readers:
-                self._add("storage", node.name, self._held(node))
+                held = self._storage(node, readers[node.name]) if node.op == "parameter" else self._held(node)
+                self._choose("storage", node.name, held)
         for name, uses in readers.items():
             self._connect(name, uses, name in outputs)
         return self.problem
 
-    def _add(self, kind: str, name: str, domain: Domain | None, closure: Closure | None = None, size: int = 0) -> int:
+    def _choose(self, kind: str, name: str, domain: Domain) -> int:
+        """A variable that has this domain."""
+        self.problem.domains[name] = domain
+        costs = (self.interner.call(cost, domain) for cost in (_TIME_S, _KEPT_BYTES))
+        return self._variable(kind, name, domain.result, *costs)
+
+    def _variable(self, kind: str, name: str, states: tuple[Layouts, ...], time_s: Costs, kept_bytes: Costs) -> int:
         p = self.problem
-        p.index[kind, name] = len(p.variables)
-        p.variables.append(Variable(kind, name, len(domain) if domain else size, domain, closure))
-        p.time_s.append(self.interner.call(_TIME_S, domain) if domain else self.interner.call(np.zeros, size))
-        p.kept_bytes.append(self.interner.call(_KEPT_BYTES, domain) if domain else self.interner.call(np.zeros, size))
-        return len(p.variables) - 1
+        number = p.index[kind, name] = len(p.states)
+        p.states.append(states)
+        p.time_s.append(time_s)
+        p.kept_bytes.append(kept_bytes)
+        return number
 
     def _domain(self, node: Node) -> Domain:
         operands = [self.types[i] for i in node.inputs]
@@ -229,9 +240,9 @@ class _Build:
                 charged.append(item)
         return charged
 
-    def _storage(self, node: Node, uses: Sequence[tuple[int, int]]) -> Domain:
-        readers, kind = self._readers(uses), self.types[node.name]
-        per_axis = self.interner.get(("used", *readers), lambda: self.interner.of(self._used(readers)))
+    def _storage(self, node: Node, uses: Sequence[Use]) -> Domain:
+        kind = self.types[node.name]
+        per_axis = self.interner.get(("used", *(use[1:] for use in uses)), lambda: self.interner.of(self._used(uses)))
         allowed = tuple(
             frozenset(
                 str(x)
@@ -245,34 +256,26 @@ class _Build:
             lambda: _restricted(storage_domain(kind, per_axis.value, self.sizes, self.b.compute), allowed),
         )
 
-    def _readers(self, uses: Sequence[tuple[int, int]]) -> list[Reader]:
-        return [(self._domain_of(variable), position) for variable, position in uses]
-
-    def _domain_of(self, variable: int) -> Domain:
-        domain = self.problem.variables[variable].domain
-        assert domain is not None
-        return domain
-
-    def _used(self, readers: Sequence[Reader]) -> PerAxis:
+    def _used(self, uses: Sequence[Use]) -> PerAxis:
         """Per axis, the layouts in which readers want a tensor."""
-        wanted = [needs[position] for domain, position in readers for needs in domain.operands]
+        wanted = [needs[use.position] for use in uses for needs in use.domain.operands]
         return tuple(tuple(sorted({layouts[axis] for layouts in wanted})) for axis in range(len(self.sizes)))
 
-    def _connect(self, name: str, uses: Sequence[tuple[int, int]], is_output: bool) -> None:
+    def _connect(self, name: str, uses: Sequence[Use], is_output: bool) -> None:
         """Edges from a tensor's producer to its readers, through a hub where there are several."""
         node = self.graph.by_name[name]
         producer = self.problem.index["storage" if node.is_leaf else "node", name]
-        closure = self._closure(name, producer, uses)
+        closure = self._closure(name, uses)
         self.problem.closures[name] = closure.value
-        source, rows = producer, self._rows(closure, self._domain_of(producer))
+        source, rows = producer, self._rows(closure, self.problem.domains[name])
         if len(uses) + is_output > 1:
-            num_states = len(closure.value.states)
-            source = self._add("hub", name, None, closure.value, num_states)
-            every = self.interner.call(np.arange, num_states)
+            states = closure.value.states
+            free, every = (self.interner.call(make, len(states)) for make in (np.zeros, np.arange))
+            source = self._variable("hub", name, states, free, free)
             self._edge(producer, source, closure, rows, every)
             rows = every
-        for variable, position in uses:
-            self._edge(source, variable, closure, rows, self._rows(closure, self._domain_of(variable), position))
+        for use in uses:
+            self._edge(source, use.variable, closure, rows, self._rows(closure, use.domain, use.position))
         if is_output:
             column = closure.value.index[self._handed_on(name)]
             extra = self.interner.call(_last_step, closure, rows, column)
@@ -302,10 +305,11 @@ class _Build:
         known = self.problem.edges.get((i, j))
         self.problem.edges[i, j] = table if known is None else self.interner.call(np.add, known, table)
 
-    def _closure(self, name: str, producer: int, uses: Sequence[tuple[int, int]]) -> Interned[Closure]:
-        made, readers, handed_on = self._domain_of(producer), self._readers(uses), self._handed_on(name)
+    def _closure(self, name: str, uses: Sequence[Use]) -> Interned[Closure]:
+        made, handed_on = self.problem.domains[name], self._handed_on(name)
         per_axis = self.interner.get(
-            ("layouts", made, handed_on, *readers), lambda: self.interner.of(_layouts(made, readers, handed_on))
+            ("layouts", made, handed_on, *(use[1:] for use in uses)),
+            lambda: self.interner.of(_layouts(made, uses, handed_on)),
         )
         root = self.graph.by_name[self.roots[name]]
         stored, view = root.name == name and root.op == "parameter", root.name != name and root.op == "parameter"
@@ -315,10 +319,10 @@ class _Build:
 _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
 
 
-def _layouts(made: Domain, readers: Sequence[Reader], handed_on: Layouts) -> PerAxis:
+def _layouts(made: Domain, uses: Sequence[Use], handed_on: Layouts) -> PerAxis:
     """Per axis, the layouts in which a tensor is made or wanted."""
     layouts: list[set[Layout]] = [{R, x} for x in handed_on]
-    wanted = [tuple(needs[position] for needs in domain.operands) for domain, position in readers]
+    wanted = [tuple(needs[use.position] for needs in use.domain.operands) for use in uses]
     for state in (state for group in (made.result, *wanted) for state in group):
         for axis, layout in enumerate(state):
             layouts[axis].add(layout)

@@ -55,9 +55,9 @@ def record(data: object, required: Collection[str], optional: Collection[str] = 
     return dict(data)
 
 
-def text(data: Mapping[str, Any], key: str, *, empty: bool = False) -> str:
+def text(data: Mapping[str, Any], key: str) -> str:
     """A field that is text."""
-    return _text(data[key], key, empty)
+    return _text(data[key], key)
 
 
 def texts(data: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from shardwright.pcg.errors import RuleError
-from shardwright.pcg.layout import Kind, Layout
+from shardwright.pcg.layout import Layout, LayoutKind
 
 _PLACEMENT = re.compile(r"R|C|P|S\((\d+)(?:, ?([a-z]\d*(?:\*[a-z]\d*)*))?\)")
 
@@ -23,7 +23,7 @@ _PLACEMENT = re.compile(r"R|C|P|S\((\d+)(?:, ?([a-z]\d*(?:\*[a-z]\d*)*))?\)")
 class Placement:
     """The layout of one tensor of a rule; `blocks` lists the factors whose product is the number of blocks."""
 
-    kind: Kind
+    kind: LayoutKind
     dim: int = -1
     blocks: tuple[str, ...] = ()
 

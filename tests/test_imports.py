@@ -35,7 +35,8 @@ def imported(source: str, known: Mapping[str, object]) -> Iterator[str]:
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Groups of modules that lead to each other."""
-    found = nx.strongly_connected_components(nx.DiGraph(graph))
+    edges = [(name, other) for name, others in graph.items() for other in others]
+    found = nx.strongly_connected_components(nx.DiGraph(edges))
     return sorted(sorted(group) for group in found if len(group) > 1)
 
 

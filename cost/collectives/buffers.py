@@ -36,7 +36,6 @@ from shardwright.cost.collectives import nccl
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.groups import Link
 from shardwright.cost.collectives.nccl import Generation
-from shardwright.cost.collectives.tuning import UNTUNED
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.moves import fused_moves
 
@@ -118,7 +117,7 @@ def _algorithms(collectives: Collection[Collective], links: Sequence[Link], rows
         if any(link.grid for link in links):
             found.add("ring")
             continue
-        names = (piece.name.split()[0] for piece in nccl.curve(collective, tuple(links), rows, UNTUNED).pieces)
+        names = (piece.name.split()[0] for piece in nccl.curve(collective, tuple(links), rows).pieces)
         found.update(name if name in ("tree", "nvls") else "ring" for name in names)
     return found
 

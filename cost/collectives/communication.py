@@ -24,7 +24,6 @@ from shardwright.cost.collectives import algorithms, gloo, nccl
 from shardwright.cost.collectives.algorithms import LinkUse
 from shardwright.cost.collectives.curve import Bytes, CostLine, Curve, highest, lowest, straight
 from shardwright.cost.collectives.groups import Link, between, check_mesh, group_of, links_of, one_switch
-from shardwright.cost.collectives.tuning import UNTUNED, Tuning
 from shardwright.pcg.errors import ClusterError
 
 NOTHING = straight(CostLine(0.0, 0.0), "nothing")
@@ -34,14 +33,14 @@ class Communication:
     """Times of collectives along the axes of one mesh on one cluster.
 
     Args:
-        tuning: factors on NCCL's own figures, as measurements fit them.
+        factors: on NCCL's own latency and time per byte, by the phase of a choice.
 
     Raises:
         ClusterError: a size is not a positive integer, or the mesh has more devices than the cluster.
     """
 
-    def __init__(self, cluster: Cluster, mesh_sizes: Sequence[int], tuning: Tuning = UNTUNED) -> None:
-        self.cluster, self.tuning = cluster, tuning
+    def __init__(self, cluster: Cluster, mesh_sizes: Sequence[int], factors: nccl.Factors = nccl.untuned) -> None:
+        self.cluster, self.factors = cluster, factors
         self.mesh_sizes = tuple(mesh_sizes)
         check_mesh(self.mesh_sizes, cluster.num_devices, cluster.name)
         self.groups = tuple(group_of(self.mesh_sizes, axis, cluster.levels) for axis in range(len(self.mesh_sizes)))
@@ -98,7 +97,7 @@ class Communication:
             return gloo.curve(collective, links)
         if any(link.grid for link in links):
             return _least(collective, links)
-        return nccl.curve(collective, links, nccl.generation(self.cluster.device.name), self.tuning)
+        return nccl.curve(collective, links, nccl.generation(self.cluster.device.name), self.factors)
 
 
 def _sent(num_bytes: Bytes) -> Bytes:

@@ -19,7 +19,7 @@ node), the PAT algorithm, and NCCL's estimate of two nodes by the links inside t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import floor, log2, prod
@@ -28,7 +28,6 @@ from shardwright.cost.clusters.cluster import Collective
 from shardwright.cost.collectives import algorithms
 from shardwright.cost.collectives.curve import CostLine, Curve, CurvePiece, crossings, intervals, least_of, rising
 from shardwright.cost.collectives.groups import Link
-from shardwright.cost.collectives.tuning import Tuning
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 
@@ -59,6 +58,15 @@ LL_BYTES_PER_CHANNEL_AND_RANK = 4096
 NVLS_CHANNELS = 16
 NVLS_CHUNKS = ((2 * 32768, 16384), (8 * 65536, 32768), (64 * 131072, 65536), (float("inf"), 131072))
 NVLS_WAITING_STAGES = 2
+
+
+Factors = Callable[[str], tuple[float, float]]
+"""On the latency and on the time per byte of a phase of a choice, such as "ring LL, opening"."""
+
+
+def untuned(phase: str) -> tuple[float, float]:
+    """The figures of the source as they are."""
+    return 1.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +138,9 @@ class Choice:
         corrected = self.correction[octave] if 0 <= octave < len(self.correction) else 1.0
         return CostLine(self.latency_s, self.estimate_s_per_byte / corrected)
 
-    def time(self, num_bytes: float, tuning: Tuning) -> CostLine:
+    def time(self, num_bytes: float, factors: Factors = untuned) -> CostLine:
         """The line of the time around `num_bytes`."""
-        latency, slope = tuning.factors(self.phase(num_bytes))
+        latency, slope = factors(self.phase(num_bytes))
         s_per_byte = self.s_per_byte * slope
         ahead, behind = self._carried(num_bytes)
         return CostLine(self.latency_s * latency + ahead * s_per_byte, behind * s_per_byte)
@@ -161,14 +169,14 @@ class Choice:
 
 @lru_cache(maxsize=4096)
 def curve(
-    collective: Collective, links: tuple[Link, ...], rows: Generation, tuning: Tuning, algorithm: str = ""
+    collective: Collective, links: tuple[Link, ...], rows: Generation, factors: Factors = untuned, algorithm: str = ""
 ) -> Curve:
     """Seconds of `collective` over `links`, whose pieces are named by what NCCL chooses.
 
     `algorithm` leaves it that one alone, as NCCL_ALGO does: "ring", "tree" or "nvls".
     """
     if collective == "all_to_all":
-        return _exchange(links, tuning)
+        return _exchange(links, factors)
     found = [choice for choice in choices(collective, links, rows) if choice.name.startswith(algorithm)]
     starts = sorted({0.0, *(start for choice in found for start in choice.starts())})
     pieces: list[CurvePiece] = []
@@ -176,7 +184,7 @@ def curve(
         lines = [choice.estimate(start) for choice in found]
         for point, beyond in intervals([start, *sorted(x for x in crossings(lines) if start < x < end)], end):
             least = least_of(lines, point, beyond)
-            pieces.append(CurvePiece(point, found[least].time(point, tuning), found[least].phase(point)))
+            pieces.append(CurvePiece(point, found[least].time(point, factors), found[least].phase(point)))
     return rising(pieces)
 
 
@@ -247,10 +255,10 @@ def _nvls(links: Sequence[Link], rows: Generation) -> Choice:
     return Choice("nvls tree", latency_us * 1e-6, slope, slope)
 
 
-def _exchange(links: Sequence[Link], tuning: Tuning) -> Curve:
+def _exchange(links: Sequence[Link], factors: Factors) -> Curve:
     """All-to-all: NCCL sends and receives, one pair after the other."""
     line = algorithms.direct_exchange(links).line
-    latency, slope = tuning.factors("direct exchange")
+    latency, slope = factors("direct exchange")
     return Curve(
         (
             CurvePiece(

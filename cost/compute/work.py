@@ -199,10 +199,8 @@ def _attention(part: Local) -> Passes:
     flops = 2.0 * scores * (q[-1] + part.operands[2].shape[-1])
     num_bytes = _bytes(part.operands) + part.result.num_bytes
     forward = Work("attention", shape, flops, num_bytes, part.dtype, causal)
-    if not part.trained:
-        return Passes((forward,))
     again = num_bytes + part.result.num_bytes + _bytes(part.trained)
-    return Passes((forward,), (Work("attention", shape, 2.5 * flops, again, part.dtype, causal, backward=True),))
+    return _both(part, forward, Work("attention", shape, 2.5 * flops, again, part.dtype, causal, backward=True))
 
 
 def _scores(queries: int, keys: int, causal: bool) -> int:
@@ -226,17 +224,14 @@ def _kind(part: Local) -> WorkKind:
 def _elementwise(part: Local, kind: WorkKind, flops_per_element: float) -> Passes:
     """A pass forward; backward one kernel, or, for a pointwise operator of several operands, one for each."""
     forward = _work(part, kind, _bytes(part.operands) + part.result.num_bytes, flops_per_element)
-    if not part.trained:
-        return Passes((forward,))
-    if _passes_gradient_on(part):
+    if part.trained and _passes_gradient_on(part):
         return Passes(() if part.written == "fused" else (forward,), _moved_back(part))
     saved, gradient = _saved_bytes(part), part.result.num_bytes
     if kind == "pointwise":
         per_operand = saved / len(part.operands)
         kernels = [_work(part, kind, gradient + per_operand + t.num_bytes, flops_per_element) for t in part.trained]
-        return Passes((forward,), (*kernels, *_broadcast_sums(part)))
-    kernel = _work(part, kind, gradient + saved + _bytes(part.trained), flops_per_element)
-    return Passes((forward,), (kernel,))
+        return _both(part, forward, *kernels, *_broadcast_sums(part))
+    return _both(part, forward, _work(part, kind, gradient + saved + _bytes(part.trained), flops_per_element))
 
 
 def _passes_gradient_on(part: Local) -> bool:
@@ -284,9 +279,7 @@ def _lookup(part: Local) -> Passes:
     index = _bytes(part.operands[1:])
     returned = part.result.num_bytes
     forward = _work(part, "lookup", min(part.operands[0].num_bytes, returned) + returned + index)
-    if not part.trained:
-        return Passes((forward,))
-    return Passes((forward,), (_work(part, "lookup", part.operands[0].num_bytes + 3 * returned + index),))
+    return _both(part, forward, _work(part, "lookup", part.operands[0].num_bytes + 3 * returned + index))
 
 
 def _random(part: Local) -> Passes:
@@ -295,9 +288,7 @@ def _random(part: Local) -> Passes:
     drawn, local = part.drawn, part.result.num_elements
     moved = _bytes(part.operands) + part.result.num_bytes
     draw = Work("random", (drawn,), part.row.flops_per_element * drawn, drawn + local + moved, part.dtype)
-    if not part.trained:
-        return Passes((draw,))
-    return Passes((draw,), (_work(part, "pointwise", moved + local),))
+    return _both(part, draw, _work(part, "pointwise", moved + local))
 
 
 def _with_scratch(part: Local) -> Passes:
@@ -312,6 +303,11 @@ def _with_scratch(part: Local) -> Passes:
     if not operand.grad:
         return Passes(forward)
     return Passes(forward, (_work(part, "copy", wide), _work(part, "reduction", 3 * wide), *cast))
+
+
+def _both(part: Local, forward: Work, *backward: Work) -> Passes:
+    """A kernel forward, and those of backward where an operand gets a gradient."""
+    return Passes((forward,), backward if part.trained else ())
 
 
 def _view(part: Local) -> Work:

@@ -20,23 +20,6 @@ def full(b: GraphBuilder, shape: Sequence[int], value: Any, dtype: object) -> st
     return b.op("full", shape=tuple(shape), value=value, dtype=name)
 
 
-def _filled(value: int) -> Handler:
-    return lambda b, shape, *, dtype=None: full(b, shape, value, dtype or b.default_float)
-
-
-def _filled_like(value: int) -> Handler:
-    return lambda b, x, *, dtype=None: full(b, b.shape(x), value, dtype or b.types[x].dtype)
-
-
-def _new_filled(value: int) -> Handler:
-    return lambda b, x, shape, *, dtype=None: full(b, shape, value, dtype or b.types[x].dtype)
-
-
-HANDLERS.update({name: _filled(value) for name, value in _FILLS.items()})
-HANDLERS.update({f"{name}_like": _filled_like(value) for name, value in _FILLS.items()})
-HANDLERS.update({f"new_{name}": _new_filled(value) for name, value in _FILLS.items()})
-
-
 @handles("full")
 def _full(b: GraphBuilder, shape: Sequence[int], value: Any, *, dtype: Any = None) -> str:
     usual = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else b.default_float
@@ -45,12 +28,25 @@ def _full(b: GraphBuilder, shape: Sequence[int], value: Any, *, dtype: Any = Non
 
 @handles("full_like")
 def _full_like(b: GraphBuilder, x: str, value: Any, *, dtype: Any = None) -> str:
-    return full(b, b.shape(x), value, dtype or b.types[x].dtype)
+    return _new_full(b, x, b.shape(x), value, dtype=dtype)
 
 
 @handles("new_full")
 def _new_full(b: GraphBuilder, x: str, shape: Sequence[int], value: Any, *, dtype: Any = None) -> str:
     return full(b, shape, value, dtype or b.types[x].dtype)
+
+
+def _filled(value: int) -> tuple[Handler, Handler, Handler]:
+    """A new tensor, one like another, and one of another's dtype."""
+    return (
+        lambda b, shape, *, dtype=None: full(b, shape, value, dtype or b.default_float),
+        lambda b, x, *, dtype=None: _full_like(b, x, value, dtype=dtype),
+        lambda b, x, shape, *, dtype=None: _new_full(b, x, shape, value, dtype=dtype),
+    )
+
+
+for _name, _value in _FILLS.items():
+    HANDLERS.update(zip((_name, f"{_name}_like", f"new_{_name}"), _filled(_value), strict=True))
 
 
 @handles("scalar_tensor")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from shardwright.pcg.aten.registry import NotCovered, handles, pair, require
+from shardwright.pcg.aten.registry import Ints, NotCovered, handles, pair, require
 from shardwright.pcg.aten.structure import reshape, squeeze, unsqueeze
 from shardwright.pcg.builder import GraphBuilder
-
-Size = int | Sequence[int]
 
 
 @handles("linear")
@@ -36,16 +33,16 @@ def _addmm(b: GraphBuilder, bias: str, x: str, y: str, *, beta: float = 1, alpha
 
 
 @handles("conv2d.default")
-def _conv2d(b: GraphBuilder, x: str, w: str, bias: str | None = None, stride: Size = 1, padding: Size = 0,
-            dilation: Size = 1, groups: int = 1) -> str:  # fmt: skip
+def _conv2d(b: GraphBuilder, x: str, w: str, bias: str | None = None, stride: Ints = 1, padding: Ints = 0,
+            dilation: Ints = 1, groups: int = 1) -> str:  # fmt: skip
     require(len(b.shape(x)) == 4 and len(b.shape(w)) == 4)
     y = b.op("conv2d", x, w, stride=pair(stride), padding=pair(padding), dilation=pair(dilation), groups=groups)
     return y if bias is None else b.op("add", y, reshape(b, bias, (1, b.shape(bias)[0], 1, 1)))
 
 
 @handles("convolution")
-def _convolution(b: GraphBuilder, x: str, w: str, bias: str | None, stride: Size, padding: Size, dilation: Size,
-                 transposed: bool, output_padding: Size, groups: int) -> str:  # fmt: skip
+def _convolution(b: GraphBuilder, x: str, w: str, bias: str | None, stride: Ints, padding: Ints, dilation: Ints,
+                 transposed: bool, output_padding: Ints, groups: int) -> str:  # fmt: skip
     """In two dimensions, or in one, which is two of which the first has size 1."""
     require(not transposed)
     if len(b.shape(w)) != 3:

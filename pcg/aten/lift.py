@@ -13,7 +13,7 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.types import ITEM_BYTES
 
-Type = tuple[tuple[int, ...], str]
+ResultType = tuple[tuple[int, ...], str]
 # Where a tensor lies and how it is stored is no part of a graph.
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 _signature = cache(inspect.signature)
@@ -24,7 +24,7 @@ def lift(
     target: str,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    types: Sequence[Type | None],
+    types: Sequence[ResultType | None],
     read: Collection[int],
 ) -> tuple[str | None, ...]:
     """Append what `target`, such as "aten.add.Tensor", computes; one node name per result.
@@ -69,7 +69,7 @@ def _by_handler(
     return found if isinstance(found, tuple) else (found,)
 
 
-def _checked(b: GraphBuilder, name: str, kind: Type) -> str:
+def _checked(b: GraphBuilder, name: str, kind: ResultType) -> str:
     """The result has the shape that torch says; its dtype is made to be the one that torch says."""
     shape, dtype = kind
     if b.shape(name) != shape:

@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 
 from shardwright.pcg.aten.reductions import mean
-from shardwright.pcg.aten.registry import cast, handles, pair, require
+from shardwright.pcg.aten.registry import Ints, cast, handles, pair, require
 from shardwright.pcg.aten.structure import reshape
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.types import is_float
 
-Size = int | Sequence[int]
 _EPSILON, _EPSILON_DOUBLE = 2.0**-23, 2.0**-52  # of float32, in which halves are normalized too, and of float64
 
 
@@ -114,7 +113,7 @@ def _affine(b: GraphBuilder, y: str, w: str | None, bias: str | None, rank: int)
 
 
 @handles("max_pool2d")
-def _max_pool(b: GraphBuilder, x: str, kernel: Size, stride: Size = (), padding: Size = 0, dilation: Size = 1,
+def _max_pool(b: GraphBuilder, x: str, kernel: Ints, stride: Ints = (), padding: Ints = 0, dilation: Ints = 1,
               ceil: bool = False) -> str:  # fmt: skip
     require(pair(dilation) == (1, 1) and not ceil)
     require(len(b.shape(x)) == 4 and is_float(b.types[x].dtype))
@@ -122,13 +121,13 @@ def _max_pool(b: GraphBuilder, x: str, kernel: Size, stride: Size = (), padding:
 
 
 @handles("max_pool2d_with_indices")
-def _max_pool_with_indices(b: GraphBuilder, x: str, kernel: Size, stride: Size = (), padding: Size = 0,
-                           dilation: Size = 1, ceil: bool = False) -> tuple[str, None]:  # fmt: skip
+def _max_pool_with_indices(b: GraphBuilder, x: str, kernel: Ints, stride: Ints = (), padding: Ints = 0,
+                           dilation: Ints = 1, ceil: bool = False) -> tuple[str, None]:  # fmt: skip
     return (_max_pool(b, x, kernel, stride, padding, dilation, ceil), None)
 
 
 @handles("avg_pool2d")
-def _avg_pool(b: GraphBuilder, x: str, kernel: Size, stride: Size = (), padding: Size = 0, ceil: bool = False,
+def _avg_pool(b: GraphBuilder, x: str, kernel: Ints, stride: Ints = (), padding: Ints = 0, ceil: bool = False,
               count_padding: bool = True, divisor: int | None = None) -> str:  # fmt: skip
     require(not ceil and divisor is None and (count_padding or pair(padding) == (0, 0)))
     require(len(b.shape(x)) == 4 and is_float(b.types[x].dtype))
@@ -136,7 +135,7 @@ def _avg_pool(b: GraphBuilder, x: str, kernel: Size, stride: Size = (), padding:
 
 
 @handles("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
-def _adaptive(b: GraphBuilder, x: str, size: Size) -> str:
+def _adaptive(b: GraphBuilder, x: str, size: Ints) -> str:
     if pair(size) == (1, 1):
         return mean(b, x, (-2, -1), True)
     require(len(b.shape(x)) == 4)

@@ -8,7 +8,7 @@ from shardwright.pcg.aten.registry import HANDLERS, Handler, cast, handles, requ
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.types import is_float
 
-_UNARY = ("abs", "neg", "relu", "sign")
+_UNARY = ("abs", "detach", "neg", "relu", "sign")
 _REAL = ("cos", "erf", "exp", "log", "log1p", "reciprocal", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh")
 _ROUNDING = ("ceil", "floor")
 _BINARY = {
@@ -50,11 +50,6 @@ HANDLERS.update({name: _real(name) for name in _REAL})
 HANDLERS.update({name: _rounding(name) for name in _ROUNDING})
 HANDLERS.update({name: _binary(row) for name, row in _BINARY.items()})
 HANDLERS.update({name: _logical(row) for name, row in _LOGICAL.items()})
-
-
-@handles("detach")
-def _detach(b: GraphBuilder, x: str) -> str:
-    return b.op("detach", x)
 
 
 @handles("square")
@@ -149,15 +144,6 @@ def _clamp(b: GraphBuilder, x: str, low: Any = None, high: Any = None) -> str:
 
 
 @handles("clamp_min")
-def _clamp_min(b: GraphBuilder, x: str, low: Any) -> str:
-    return _at_least(b, x, low)
-
-
-@handles("clamp_max")
-def _clamp_max(b: GraphBuilder, x: str, high: Any) -> str:
-    return _at_most(b, x, high)
-
-
 def _at_least(b: GraphBuilder, x: str, low: Any) -> str:
     """Where x equals a tensor of bounds its gradient goes to x alone; `maximum` would give each a half."""
     if not isinstance(low, str):
@@ -165,6 +151,7 @@ def _at_least(b: GraphBuilder, x: str, low: Any) -> str:
     return b.op("where", b.op("lt", x, low), low, x)
 
 
+@handles("clamp_max")
 def _at_most(b: GraphBuilder, x: str, high: Any) -> str:
     if not isinstance(high, str):
         return x if high is None else b.op("minimum", x, high)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-from shardwright.pcg.aten.registry import Handler, cast, dimension, dtype_name, handles, reduced, require
+from shardwright.pcg.aten.registry import Handler, Ints, cast, dimension, dtype_name, handles, reduced, require
 from shardwright.pcg.aten.structure import flatten, reshape
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.types import is_float
 
-Dims = int | Sequence[int] | None
 
-
-def total(b: GraphBuilder, x: str, dims: Dims = None, keepdim: bool = False) -> str:
+def total(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False) -> str:
     """The sum over `dims`, None: over all."""
     return b.op("sum", x, dims=reduced(b, x, dims), keepdim=keepdim)
 
 
-def mean(b: GraphBuilder, x: str, dims: Dims = None, keepdim: bool = False) -> str:
+def mean(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False) -> str:
     """A sum times one over the global count, so that a split gives exact partial sums."""
     count = math.prod(b.shape(x)[d] for d in reduced(b, x, dims))
     require(count > 0)
@@ -32,17 +29,19 @@ def wide(b: GraphBuilder, x: str) -> str:
 
 
 @handles("sum")
-def _sum(b: GraphBuilder, x: str, dims: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> str:
+def _sum(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False, *, dtype: Any = None) -> str:
     return total(b, cast(b, x, dtype), dims, keepdim)
 
 
 @handles("mean")
-def _mean(b: GraphBuilder, x: str, dims: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> str:
+def _mean(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False, *, dtype: Any = None) -> str:
     return mean(b, cast(b, x, dtype), dims, keepdim)
 
 
 @handles("var.correction")
-def _var(b: GraphBuilder, x: str, dims: Dims = None, *, correction: float | None = 1, keepdim: bool = False) -> str:
+def _var(
+    b: GraphBuilder, x: str, dims: Ints | None = None, *, correction: float | None = 1, keepdim: bool = False
+) -> str:
     count = math.prod(b.shape(x)[d] for d in reduced(b, x, dims))
     freedom = count - (1 if correction is None else correction)
     require(freedom > 0)
@@ -88,7 +87,7 @@ def _chosen(b: GraphBuilder, x: str, score: str, dim: int, keepdim: bool) -> tup
 
 
 def _logical(row: str) -> Handler:
-    def handler(b: GraphBuilder, x: str, dims: Dims = None, keepdim: bool = False) -> str:
+    def handler(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False) -> str:
         x = cast(b, x, "bool")
         if dims is not None and dims in ((), []):  # here, and only here, no dimensions mean none
             return x

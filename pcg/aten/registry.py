@@ -13,6 +13,8 @@ from typing import Any
 from shardwright.pcg.builder import GraphBuilder
 
 Handler = Callable[..., Any]
+Ints = int | Sequence[int]
+"""Where ATen takes one number for several dimensions."""
 
 # By name, or by name and overload where overloads mean different things; operators that are not ATen's by
 # namespace::name.
@@ -58,18 +60,18 @@ def dimension(b: GraphBuilder, x: str, dim: int, extra: int = 0) -> int:
     return dim % rank
 
 
-def dimensions(b: GraphBuilder, x: str, dims: int | Sequence[int]) -> tuple[int, ...]:
+def dimensions(b: GraphBuilder, x: str, dims: Ints) -> tuple[int, ...]:
     """The dimensions counted from the front; of a scalar, dimensions 0 and -1 are none."""
     rank = len(b.shape(x))
     return tuple(d % rank for d in ([dims] if isinstance(dims, int) else dims) if rank)
 
 
-def reduced(b: GraphBuilder, x: str, dims: int | Sequence[int] | None) -> tuple[int, ...]:
+def reduced(b: GraphBuilder, x: str, dims: Ints | None) -> tuple[int, ...]:
     """The dimensions that a reduction over `dims` takes: all of them where none is named."""
     return dimensions(b, x, tuple(range(len(b.shape(x)))) if dims is None or dims in ((), []) else dims)
 
 
-def pair(value: int | Sequence[int]) -> tuple[int, int]:
+def pair(value: Ints) -> tuple[int, int]:
     """One number for both spatial dimensions, or one for each."""
     values = [value] if isinstance(value, int) else list(value)
     return (values[0], values[-1])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from shardwright.pcg.aten.registry import cast, dimension, dimensions, handles, require
+from shardwright.pcg.aten.registry import Ints, cast, dimension, dimensions, handles, require
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.types import is_float
 
@@ -39,7 +39,7 @@ def unsqueeze(b: GraphBuilder, x: str, dim: int) -> str:
 
 
 @handles("squeeze")
-def squeeze(b: GraphBuilder, x: str, dims: int | Sequence[int] | None = None) -> str:
+def squeeze(b: GraphBuilder, x: str, dims: Ints | None = None) -> str:
     """Drop the dimensions of size 1 among `dims`; None: among all."""
     drop = range(len(b.shape(x))) if dims is None else dimensions(b, x, dims)
     return reshape(b, x, [s for i, s in enumerate(b.shape(x)) if i not in drop or s != 1])
@@ -119,7 +119,7 @@ def select(b: GraphBuilder, x: str, dim: int, index: int) -> str:
 
 
 @handles("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
-def split(b: GraphBuilder, x: str, sizes: int | Sequence[int], dim: int = 0) -> tuple[str, ...]:
+def split(b: GraphBuilder, x: str, sizes: Ints, dim: int = 0) -> tuple[str, ...]:
     """Pieces of these sizes, or of one size with what remains at the end."""
     dim = dimension(b, x, dim)
     extent = b.shape(x)[dim]
@@ -172,7 +172,7 @@ def _stack(b: GraphBuilder, xs: Sequence[str], dim: int = 0) -> str:
 
 
 @handles("roll")
-def _roll(b: GraphBuilder, x: str, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> str:
+def _roll(b: GraphBuilder, x: str, shifts: Ints, dims: Ints = ()) -> str:
     """What is pushed out at the end comes in at the front."""
     distances, order = ([n] if isinstance(n, int) else n for n in (shifts, dims))
     require(len(distances) == len(order))

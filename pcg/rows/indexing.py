@@ -9,7 +9,7 @@ import numpy as np
 from shardwright.pcg.attrs import Attrs, dimension
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.row import Row
+from shardwright.pcg.row import Row, first_dtype
 from shardwright.pcg.rows.structural import FactorText, names
 
 
@@ -84,20 +84,20 @@ def _np_embedding_bag(w: np.ndarray, index: np.ndarray, starts: np.ndarray, mode
 
 ROWS = [
     Row("embedding", "v h, ... -> ... h", _embedding, "rt.embedding({0}, {1}, {padding_idx}, {offset})",
-        dtype=lambda dtypes, attrs: dtypes[0], free={"padding_idx": None}, indexes={1: (0, 0)}, linear_in=((0,),),
+        dtype=first_dtype, free={"padding_idx": None}, indexes={1: (0, 0)}, linear_in=((0,),),
         fresh=True, offset="v", saves=(1,), lookup=True),
-    Row("pick", "... v, ... -> ...", _pick, "rt.pick({0}, {1}, {offset})", dtype=lambda dtypes, attrs: dtypes[0],
+    Row("pick", "... v, ... -> ...", _pick, "rt.pick({0}, {1}, {offset})", dtype=first_dtype,
         indexes={1: (0, -1)}, linear_in=((0,),), fresh=True, offset="v", saves=(1,),
         doc="one entry along the last dimension, zero for indices outside"),
     Row("index", _index, _np_index, "rt.index({0}, [{*1}], {dim})",
-        dtype=lambda dtypes, attrs: dtypes[0], indexes={1: (0, -1)}, linear_in=((0,),), fresh=True,
+        dtype=first_dtype, indexes={1: (0, -1)}, linear_in=((0,),), fresh=True,
         saves=(1,), lookup=True),
     Row("gather", _gather, _np_gather, "{0}.gather({dim}, {1})",
-        dtype=lambda dtypes, attrs: dtypes[0], indexes={1: (0, -1)}, linear_in=((0,),), fresh=True,
+        dtype=first_dtype, indexes={1: (0, -1)}, linear_in=((0,),), fresh=True,
         saves=(1,), lookup=True),
     Row("index_put", _put_fixed, _np_index_put, "{0}.index_put(({1},), {2})", saves=(1,),
-        dtype=lambda dtypes, attrs: dtypes[0]),
+        dtype=first_dtype),
     Row("embedding_bag", "v! h, n!, b! -> b! h", _np_embedding_bag, "F.embedding_bag({1}, {0}, {2}, mode={mode!r})",
-        dtype=lambda dtypes, attrs: dtypes[0], linear_in=((0,),), fresh=True,
+        dtype=first_dtype, linear_in=((0,),), fresh=True,
         saves=(1,), lookup=True),
 ]  # fmt: skip

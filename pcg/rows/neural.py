@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.pcg.attrs import Attrs, get, integer, integers
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.row import Row, float_dtype
+from shardwright.pcg.row import Row, first_dtype, float_dtype
 from shardwright.pcg.rows.contractions import conv_extent, windows
 from shardwright.pcg.rows.reductions import _np_log_softmax, _np_softmax
 from shardwright.pcg.rows.structural import FactorText, names
@@ -137,17 +137,13 @@ def _np_cross_entropy_sum(
     return np.where(kept, loss, 0).sum()
 
 
-def _value_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
-    return dtypes[0]
-
-
 _WINDOW = {"stride": (1, 1), "padding": (0, 0)}
 ROWS = [
-    Row("layer_norm", _norm, _np_layer_norm, "rt.layer_norm({eps}, {normalized_dims}, {*})", dtype=_value_dtype,
+    Row("layer_norm", _norm, _np_layer_norm, "rt.layer_norm({eps}, {normalized_dims}, {*})", dtype=first_dtype,
         free={"eps": 1e-5}, rounds=True, saves=(0,), flops_per_element=8),
-    Row("rms_norm", _norm, _np_rms_norm, "rt.rms_norm({eps}, {normalized_dims}, {*})", dtype=_value_dtype,
+    Row("rms_norm", _norm, _np_rms_norm, "rt.rms_norm({eps}, {normalized_dims}, {*})", dtype=first_dtype,
         free={"eps": 1e-5}, rounds=True, saves=(0,), flops_per_element=6),
-    Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {*})", dtype=_value_dtype, free={"scale": 0.5},
+    Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {*})", dtype=first_dtype, free={"scale": 0.5},
         rounds=True, saves=(0, 1, 2, "result"), contraction=True, outside=("e",), passes=2,
         doc="softmax(q kᵀ · scale + mask) v"),
     Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,

@@ -7,12 +7,10 @@ from pathlib import Path
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import format_option, output_option
+from shardwright.cli.options import examples, format_option, output_option
 
 
-@click.command(
-    epilog="\b\nExample:\n  shardwright calibrate 2\n  shardwright plan examples/zoo.py:gpt2 --cluster local:2\n"
-)
+@click.command(epilog=examples("calibrate 2", "plan examples/zoo.py:gpt2 --cluster local:2"))
 @click.argument("num_ranks", type=click.IntRange(1), default=2)
 @output_option("Save the cluster in this file too.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="What to measure.")

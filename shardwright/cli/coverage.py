@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import CLUSTER_HELP, format_option, parse_cluster
+from shardwright.cli.options import CLUSTER_HELP, examples, format_option, parse_cluster
 
 if TYPE_CHECKING:
     from shardwright.pcg.graph import Graph
     from shardwright.search.planner import Progress
 
-_EPILOG = """\
-\b
-Examples:
-  shardwright rules coverage --models examples/zoo.py --cluster local:4
-  shardwright rules coverage rules.json --models examples/zoo.py:gpt2 --models train.py:make --cluster preset:dgx-h100
-"""
 
-
-@click.command(epilog=_EPILOG)
+@click.command(
+    epilog=examples(
+        "rules coverage --models examples/zoo.py --cluster local:4",
+        "rules coverage rules.json --models examples/zoo.py:gpt2 --models train.py:make --cluster preset:dgx-h100",
+    )
+)
 @click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
 @click.option(
     "--models", "specs", multiple=True, required=True, metavar="FILE.py[:FUNCTION]",

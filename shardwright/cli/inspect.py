@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import format_option, output_option
+from shardwright.cli.options import examples, format_option, output_option
 
 _PLAN = click.argument("plan_file", metavar="PLAN.json", type=click.Path(path_type=Path))
 
 
-@click.command(epilog="\b\nExample:\n  shardwright explain plan.json --depth 2\n")
+@click.command(epilog=examples("explain plan.json --depth 2"))
 @_PLAN
 @click.option("--depth", type=click.IntRange(1), help="Levels of modules to show; by default what fits a page.")
 @format_option
@@ -29,7 +29,7 @@ def explain(plan_file: Path, depth: int | None, form: str) -> None:
     terminal.show(PlanReport(Plan.load(plan_file), depth), form)
 
 
-@click.command(epilog="\b\nExample:\n  shardwright compare plan.json other-plan.json\n")
+@click.command(epilog=examples("compare plan.json other-plan.json"))
 @click.argument("plan_files", metavar="PLAN.json...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @format_option
 def compare(plan_files: tuple[Path, ...], form: str) -> None:
@@ -43,7 +43,7 @@ def compare(plan_files: tuple[Path, ...], form: str) -> None:
     terminal.show(ComparisonReport({str(path): Plan.load(path) for path in plan_files}), form)
 
 
-@click.command(epilog="\b\nExample:\n  shardwright view plan.json --output plan.html --open\n")
+@click.command(epilog=examples("view plan.json --output plan.html --open"))
 @_PLAN
 @output_option("Write the page here; by default beside the plan.")
 @click.option("--open", "open_it", is_flag=True, help="Open it in the browser.")

@@ -57,10 +57,6 @@ class Errors:
     buffers: Mapping[str, float]
     same_random_state: bool
 
-    def worst(self) -> tuple[str, float]:
-        """The gradient that is farthest off."""
-        return max(self.gradients.items(), key=lambda item: item[1], default=("", 0.0))
-
 
 @dataclass(frozen=True)
 class NumericCheck(Report):

@@ -23,6 +23,12 @@ CLUSTER_FORMS = (
 CLUSTER_HELP = f"What to plan for: {CLUSTER_FORMS}"
 
 
+def examples(*commands: str) -> str:
+    """What the help of a command ends with."""
+    title = "Examples" if len(commands) > 1 else "Example"
+    return "\n".join(["\b", f"{title}:", *(f"  shardwright {command}" for command in commands)])
+
+
 def parse_cluster(text: str) -> Cluster:
     """The cluster that an option names; a `ShardwrightError` where it names none."""
     from shardwright.cost.clusters.cluster import Cluster

@@ -9,21 +9,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import cluster_option, format_option, model_options, output_option, search_options
+from shardwright.cli.options import (
+    cluster_option,
+    examples,
+    format_option,
+    model_options,
+    output_option,
+    search_options,
+)
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
 
-_EPILOG = """\
-\b
-Examples:
-  shardwright plan examples/zoo.py:gpt2 --cluster local:4 --output plan.json
-  shardwright plan train.py:make --cluster cluster.json --mesh dp=4,tp=2 --roles data,tensor
-  shardwright plan --hf-config config.json --batch-size 64 --seq-len 4096 --cluster preset:dgx-h100:8 -o plan.json
-"""
 
-
-@click.command(epilog=_EPILOG)
+@click.command(
+    epilog=examples(
+        "plan examples/zoo.py:gpt2 --cluster local:4 --output plan.json",
+        "plan train.py:make --cluster cluster.json --mesh dp=4,tp=2 --roles data,tensor",
+        "plan --hf-config config.json --batch-size 64 --seq-len 4096 --cluster preset:dgx-h100:8 -o plan.json",
+    )
+)
 @model_options
 @cluster_option
 @search_options

@@ -10,24 +10,23 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.coverage import coverage
-from shardwright.cli.options import format_option
+from shardwright.cli.options import examples, format_option
 
 if TYPE_CHECKING:
     from shardwright.verifier.rulefile import RuleFile
 
-_EPILOG = """\
-\b
-Examples:
-  shardwright rules generate --max-ops 3 -o rules.json
-  shardwright rules verify rules.json
-  shardwright rules list --form placement --operator linear
-  shardwright rules show fuse_two_linears
-  shardwright rules coverage --models examples/zoo.py --cluster local:4
-"""
 _FILE = click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
 
 
-@click.group(epilog=_EPILOG)
+@click.group(
+    epilog=examples(
+        "rules generate --max-ops 3 -o rules.json",
+        "rules verify rules.json",
+        "rules list --form placement --operator linear",
+        "rules show fuse_two_linears",
+        "rules coverage --models examples/zoo.py --cluster local:4",
+    )
+)
 def rules() -> None:
     """Generate, list, show and verify rules.
 
@@ -46,16 +45,13 @@ jobs_option = click.option(
 )
 
 
-_GENERATE_EPILOG = """\
-\b
-Examples:
-  shardwright rules generate --max-ops 3 -o rules.json
-  shardwright rules generate --max-ops 2 --operators linear,add,relu -o small.json
-  shardwright rules generate --max-ops 4 --jobs 8 -o large.json
-"""
-
-
-@rules.command(epilog=_GENERATE_EPILOG)
+@rules.command(
+    epilog=examples(
+        "rules generate --max-ops 3 -o rules.json",
+        "rules generate --max-ops 2 --operators linear,add,relu -o small.json",
+        "rules generate --max-ops 4 --jobs 8 -o large.json",
+    )
+)
 @click.option("--max-ops", type=click.IntRange(1, 8), default=3, show_default=True, metavar="N",
               help="Operators on each side of a rule, at most.")  # fmt: skip
 @click.option("--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path),
@@ -82,16 +78,13 @@ def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, f
     terminal.show(found, form)
 
 
-_VERIFY_EPILOG = """\
-\b
-Examples:
-  shardwright rules verify
-  shardwright rules verify rules.json --format json > verdicts.json
-  shardwright rules verify mine.json --no-base
-"""
-
-
-@rules.command(epilog=_VERIFY_EPILOG)
+@rules.command(
+    epilog=examples(
+        "rules verify",
+        "rules verify rules.json --format json > verdicts.json",
+        "rules verify mine.json --no-base",
+    )
+)
 @_FILE
 @click.option("--base/--no-base", default=True, show_default=True,
               help="Prove the shipped rules and the lemmas anew as well, on which proofs rest.")  # fmt: skip
@@ -114,16 +107,14 @@ def verify(file: Path | None, base: bool, limit: float, jobs: int, form: str) ->
     return 0 if found.passed else 1
 
 
-_LIST_EPILOG = """\
-\b
-Examples:
-  shardwright rules list --form serial
-  shardwright rules list rules.json --minimal --operator softmax
-  shardwright rules list --search concat --format json
-"""
-
-
-@rules.command("list", epilog=_LIST_EPILOG)
+@rules.command(
+    "list",
+    epilog=examples(
+        "rules list --form serial",
+        "rules list rules.json --minimal --operator softmax",
+        "rules list --search concat --format json",
+    ),
+)
 @_FILE
 @click.option("--form", "kind", type=click.Choice(["row", "steps", "serial", "placement"]), help="Rules of this kind.")
 @click.option("--operator", "wanted", multiple=True, metavar="OP", help="That speak about it. May be repeated.")
@@ -148,16 +139,13 @@ def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minim
     terminal.show(RuleListReport(found, chosen), form)
 
 
-_SHOW_EPILOG = """\
-\b
-Examples:
-  shardwright rules show fuse_two_linears
-  shardwright rules show "linear [a b, c b -> a c] by b"
-  shardwright rules show my_rule mine.json --format json
-"""
-
-
-@rules.command(epilog=_SHOW_EPILOG)
+@rules.command(
+    epilog=examples(
+        "rules show fuse_two_linears",
+        'rules show "linear [a b, c b -> a c] by b"',
+        "rules show my_rule mine.json --format json",
+    )
+)
 @click.argument("name")
 @_FILE
 @format_option

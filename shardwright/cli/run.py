@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import cluster_option
+from shardwright.cli.options import cluster_option, examples
 from shardwright.pcg.errors import ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
 
-_EPILOG = """\
-\b
-Examples:
-  shardwright run examples/zoo.py:gpt2 --cluster local:2 --steps 20
-  shardwright run train.py --cluster local:4 -- --epochs 3
-  shardwright run train.py:make --plan plan.json
-"""
 
-
-@click.command(epilog=_EPILOG)
+@click.command(
+    epilog=examples(
+        "run examples/zoo.py:gpt2 --cluster local:2 --steps 20",
+        "run train.py --cluster local:4 -- --epochs 3",
+        "run train.py:make --plan plan.json",
+    )
+)
 @click.argument("target", metavar="SCRIPT.py|FILE.py:FUNCTION")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @cluster_option

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import CLUSTER_FORMS, format_option, parse_cluster
+from shardwright.cli.options import CLUSTER_FORMS, examples, format_option, parse_cluster
 from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, RECOMPUTES, SCHEDULES
 
 if TYPE_CHECKING:
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from shardwright.cost.timeline.timeline import Timeline
     from shardwright.pcg.step.execution import Execution
 
-_EPILOG = """\
-\b
-Examples:
-  shardwright timeline plan.json --trace trace.json
-  shardwright timeline plan.json --cluster preset:dgx-h100:4 --stages 4 --microbatches 16 --precision amp_bf16
-"""
 _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chunks_per_stage": "--chunks"}
 """Fields of `Execution` whose options have other names."""
 
 
-@click.command(epilog=_EPILOG)
+@click.command(
+    epilog=examples(
+        "timeline plan.json --trace trace.json",
+        "timeline plan.json --cluster preset:dgx-h100:4 --stages 4 --microbatches 16 --precision amp_bf16",
+    )
+)
 @click.argument("plan_file", metavar="PLAN.json", type=click.Path(path_type=Path))
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path),
               help="Write the tasks here, for ui.perfetto.dev or chrome://tracing.")  # fmt: skip

@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import cluster_option, format_option, model_options, search_options
+from shardwright.cli.options import cluster_option, examples, format_option, model_options, search_options
 from shardwright.pcg.errors import PlanError
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
 
-_EPILOG = """\
-\b
-Examples:
-  shardwright verify examples/zoo.py:gpt2 --cluster local:2
-  shardwright verify examples/zoo.py:llama --cluster local:4 --mesh dp=2,tp=2 --roles data,tensor
-  shardwright verify train.py:make --plan plan.json
-"""
 
-
-@click.command(epilog=_EPILOG)
+@click.command(
+    epilog=examples(
+        "verify examples/zoo.py:gpt2 --cluster local:2",
+        "verify examples/zoo.py:llama --cluster local:4 --mesh dp=2,tp=2 --roles data,tensor",
+        "verify train.py:make --plan plan.json",
+    )
+)
 @model_options
 @cluster_option
 @click.option(

@@ -116,19 +116,19 @@ class PlanFacts:
     @cached_property
     def axes(self) -> tuple[AxisFacts, ...]:
         total_s = sum(self.costs[n.name].compute_s for n in self.operators) or 1.0
-        found: list[AxisFacts] = []
-        for axis, (name, size) in enumerate(zip(self.mesh.names, self.mesh.sizes, strict=True)):
-            count: dict[SplitAlong, int] = dict.fromkeys(SPLITS, 0)
-            seconds: dict[SplitAlong, float] = dict.fromkeys(SPLITS, 0.0)
-            for node in self.operators:
-                use = self.uses[node.name][axis]
-                count[use] += 1
-                seconds[use] += self.costs[node.name].compute_s
-            stored: dict[StoredAs, int] = dict.fromkeys(STORED, 0)
-            for storage in self.storage.values():
-                stored[storage[axis]] += 1
-            found.append(AxisFacts(name, size, count, {u: s / total_s for u, s in seconds.items()}, stored))
-        return tuple(found)
+
+        def facts(axis: int) -> AxisFacts:
+            split = [(self.uses[n.name][axis], self.costs[n.name].compute_s) for n in self.operators]
+            stored = [kept[axis] for kept in self.storage.values()]
+            return AxisFacts(
+                self.mesh.names[axis],
+                self.mesh.sizes[axis],
+                {use: sum(u == use for u, _ in split) for use in SPLITS},
+                {use: sum(s for u, s in split if u == use) / total_s for use in SPLITS},
+                {kind: stored.count(kind) for kind in STORED},
+            )
+
+        return tuple(map(facts, range(len(self.mesh))))
 
     @cached_property
     def uses(self) -> Mapping[str, tuple[SplitAlong, ...]]:

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.generator.symbolicdims import monomials, times
+from shardwright.substitutions.generator.symbolicdims import extent, monomials
 from shardwright.substitutions.generator.vocabulary import VOCABULARY, Reach, SymbolicType, Way
 from shardwright.substitutions.terms import Dims
 
@@ -110,12 +110,7 @@ class SerialContext(Context):
 
 def _extent(entry: Sequence[str]) -> str:
     """The dimension that an entry of dims is."""
-    if len(entry) == 1:
-        return entry[0]
-    text = "1"
-    for name in entry:
-        text = times(text, name)
-    return text
+    return extent("*".join(entry) or "1")
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,6 @@ class Ring:
             step = step * step % self.p
         return powers[: 2 * self.q]
 
-    @cached_property
-    def _logs(self) -> Array:
-        """k such that g^k = x; 0 for x = 0."""
-        logs = np.zeros(self.p, np.int64)
-        logs[self._powers] = np.arange(2 * self.q)
-        return logs
-
     def _table(self, values: Array) -> Array:
         """A function of nonzero x, given in the order of the powers; 0 for x = 0."""
         table = np.zeros(self.p, np.int32)

@@ -53,10 +53,6 @@ class Field:
         """A random real attribute."""
         return Constant(tuple(int(rng.integers(1, r.p)) for r in self.rings))
 
-    def of(self, values: Array, parts: int = 1) -> Parts:
-        """A tensor of integers."""
-        return tuple(r.reduce(np.asarray(values, np.int64)) for r in self.rings[:parts])
-
     def number(self, value: RealAttribute, part: int) -> int:
         """A real attribute in one ring."""
         if isinstance(value, Constant):

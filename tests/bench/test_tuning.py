@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.tuning import fit_tuning
-from shardwright.cost.collectives.tuning import UNTUNED, Tuning
+from bench.tuning import UNTUNED, Tuning, fit_tuning
 
 MODEL = [("small", 10.0, 0.0), ("small", 10.0, 1.0), ("large", 20.0, 100.0), ("large", 20.0, 1000.0)]
 """Choice, latency, time of the bytes."""

@@ -93,7 +93,6 @@ def test_the_optimum_with_a_price_on_memory_is_the_integer_programs(price: float
 def random_problem(rng: np.random.Generator, sizes: list[int], density: float) -> Problem:
     """Random tables on a random graph, infinities included."""
     problem = Problem(mlp(), Mesh())
-    problem.variables = [None] * len(sizes)  # type: ignore[list-item]
     problem.time_s = [Interned(rng.random(s)) for s in sizes]
     problem.kept_bytes = [Interned(rng.random(s)) for s in sizes]
     for i, j in product(range(len(sizes)), repeat=2):
@@ -168,6 +167,6 @@ def test_repeated_blocks_are_eliminated_once() -> None:
         problem = builder.build(mlp(64, 16, 32, layers=layers))
         Eliminator(builder.interner).solve(problem)
         made.append(builder.interner.num_made(minimize_last))
-        variables.append(len(problem.variables))
+        variables.append(len(problem.states))
     assert made[1] - made[0] <= 0.65 * (variables[1] - variables[0])
     assert made[1] < variables[1] / 1.5

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.tuning import Tuning
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine, Level
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.collectives import algorithms, gloo, nccl
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.curve import CostLine
 from shardwright.cost.collectives.groups import links_of
-from shardwright.cost.collectives.tuning import Tuning
 from shardwright.pcg.errors import ClusterError
 from tests.each import each
 
@@ -155,9 +155,7 @@ def test_arrays_are_costed_at_once(cluster: Cluster) -> None:
 
 def test_the_backend_chooses() -> None:
     links = links_of(Communication(machine(8), (8,)).groups[0], machine(8).levels)
-    assert Communication(machine(8), (8,)).curve("all_reduce", 0) == nccl.curve(
-        "all_reduce", links, nccl.HOPPER, Tuning()
-    )
+    assert Communication(machine(8), (8,)).curve("all_reduce", 0) == nccl.curve("all_reduce", links, nccl.HOPPER)
     local = replace(LOCAL, collectives=())
     links = links_of(Communication(local, (8,)).groups[0], local.levels)
     assert Communication(local, (8,)).curve("all_reduce", 0) == gloo.curve("all_reduce", links)
@@ -170,7 +168,7 @@ def test_on_a_torus_the_least_counts() -> None:
 
 
 def test_tuning_goes_to_nccl() -> None:
-    plain, tuned = (Communication(machine(8), (8,), t) for t in (Tuning(), Tuning((("", 2.0),), (("", 2.0),))))
+    plain, tuned = (Communication(machine(8), (8,), t.factors) for t in (Tuning(), Tuning((("", 2.0),), (("", 2.0),))))
     assert tuned.time_s("all_reduce", 0, 1e9) == pytest.approx(2 * plain.time_s("all_reduce", 0, 1e9))
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.tuning import Tuning
 from shardwright.cost.clusters.cluster import Collective
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives import nccl
 from shardwright.cost.collectives.curve import Curve
 from shardwright.cost.collectives.groups import Link, group_of, links_of
 from shardwright.cost.collectives.nccl import AMPERE, BLACKWELL, HOPPER, VOLTA, Generation, generation
-from shardwright.cost.collectives.tuning import UNTUNED, Tuning
 from tests.each import each
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -32,7 +32,7 @@ def links(levels: tuple[Level, ...], *mesh: int, axis: int = 0) -> tuple[Link, .
 
 
 def curve(collective: Collective, found: tuple[Link, ...], rows: Generation = HOPPER) -> Curve:
-    return nccl.curve(collective, found, rows, UNTUNED)
+    return nccl.curve(collective, found, rows)
 
 
 def names(collective: Collective, found: tuple[Link, ...], rows: Generation = HOPPER) -> list[str]:
@@ -133,10 +133,10 @@ def test_generations_by_name(name: str, rows: Generation) -> None:
 def test_the_choice_need_not_be_the_fastest() -> None:
     """The library takes the least estimate; the time is that of its choice."""
     found = links(machine(8))
-    slower = nccl.curve("all_reduce", found, HOPPER, Tuning((("nvls", 3.0),), (("nvls", 3.0),)))
+    slower = nccl.curve("all_reduce", found, HOPPER, Tuning((("nvls", 3.0),), (("nvls", 3.0),)).factors)
     assert slower.at(64 * MIB).name == "nvls"
     ring = next(c for c in nccl.choices("all_reduce", found, HOPPER) if c.name == "ring Simple")
-    assert slower.time_s(64.0 * MIB) > ring.time(64 * MIB, UNTUNED).time_s(64 * MIB)
+    assert slower.time_s(64.0 * MIB) > ring.time(64 * MIB).time_s(64 * MIB)
 
 
 # --------------------------------------------------------------------------------------------------------------- time
@@ -155,8 +155,8 @@ def test_an_nvls_chunk_waits_for_two_stages() -> None:
     heads = 16 * 8
     for num_bytes, chunk in ((heads * 16384, 16384), (heads * 40000, 16384), (4e9, 131072)):
         expected = 25e-6 + (num_bytes + 2 * heads * chunk) * nvls.s_per_byte
-        assert nvls.time(num_bytes, UNTUNED).time_s(num_bytes) == pytest.approx(expected)
-    small = nvls.time(1000.0, UNTUNED)
+        assert nvls.time(num_bytes).time_s(num_bytes) == pytest.approx(expected)
+    small = nvls.time(1000.0)
     assert small.time_s(1000.0) == pytest.approx(25e-6 + 3000 * nvls.s_per_byte)
 
 
@@ -171,7 +171,7 @@ def test_a_long_way_counts_beyond_what_the_tables_hold() -> None:
 
 def test_tuning_moves_one_choice_alone() -> None:
     found = links(machine(8))
-    tuned = nccl.curve("all_reduce", found, HOPPER, Tuning((("ring LL", 1.1),)))
+    tuned = nccl.curve("all_reduce", found, HOPPER, Tuning((("ring LL", 1.1),)).factors)
     plain = curve("all_reduce", found)
     assert tuned.time_s(8.0) == pytest.approx(1.1 * plain.time_s(8.0), rel=1e-3)
     assert tuned.time_s(1e9) == plain.time_s(1e9)
