@@ -26,6 +26,7 @@ import time
 import tomllib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -213,7 +214,7 @@ class _Trial:
     def __init__(self, mutant: Mutant, known: Baseline) -> None:
         self.mutant, self.deadline = mutant, time.monotonic() + known.limit_s
         self.output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `result`
-        source = _path(mutant.module).read_text()
+        source = _source(mutant.module)
         lines = _lines(source, mutant.line)
         with _forked(self.output.fileno()) as pid:
             if not pid:
@@ -250,6 +251,12 @@ def trials(chosen: Sequence[Mutant], known: Mapping[str, Baseline], num_jobs: in
                 yield result
 
 
+@cache
+def _source(module: str) -> str:
+    """As it was when the run began: an edit is a place in this text."""
+    return _path(module).read_text()
+
+
 def _path(module: str) -> Path:
     return ROOT.joinpath(*module.split(".")).with_suffix(".py")
 
@@ -268,7 +275,7 @@ def _lines(source: str, line: int) -> range:
 
 def every_mutant(modules: Sequence[str]) -> list[Mutant]:
     """All mutants of some modules of the core."""
-    return [mutant for module in modules for mutant in mutants(module, _path(module).read_text())]
+    return [mutant for module in modules for mutant in mutants(module, _source(module))]
 
 
 def equivalent() -> dict[tuple[str, str, str, str], str]:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from tests.pcg.run_torch import apply
 from tests.samples import SAMPLES, Array, Sample
 
 INTEGERS = [-4.0, -3.0, -2.0, 2.0, 3.0, 4.0]
-EVERY_ROW = pytest.mark.parametrize("name", sorted(ROWS))
+EVERY_ROW = each("name", sorted(ROWS))
 
 
 class Run:
