@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shardwright.pcg.graph import Node, make_attrs
 from shardwright.pcg.optable import ROWS
+from tests.each import each
 from tests.pcg.run_torch import apply
 from tests.samples import SAMPLES, Array, Sample
 
