@@ -24,14 +24,18 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.faults import Mutant, mutants, mutated
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
@@ -124,10 +128,10 @@ class _Watch:
         sys.settrace(None)
         self.baseline.seconds[nodeid] = time.perf_counter() - self.begin
 
-    def _enter(self, frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+    def _enter(self, frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         return self._line if frame.f_code.co_filename.endswith(self.path) else None
 
-    def _line(self, frame: FrameType, event: str, argument: object) -> Callable[..., object]:
+    def _line(self, frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         self.baseline.reaching.setdefault(frame.f_lineno, set()).add(self.test)
         return self._line
 
@@ -156,7 +160,7 @@ def _pytest(tests: Sequence[str], plugin: object) -> int:
 
 
 @contextlib.contextmanager
-def _forked(output: int) -> Iterator[int]:
+def _forked(output: int) -> Generator[int]:
     """In the child 0, in the parent the child's process id; the child ends with the block."""
     sys.stdout.flush()
     if pid := os.fork():
@@ -210,7 +214,7 @@ class _Trial:
     def __init__(self, mutant: Mutant, known: Baseline) -> None:
         self.mutant, self.deadline = mutant, time.monotonic() + known.limit_s
         self.output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `result`
-        source = _path(mutant.module).read_text()
+        source = _source(mutant.module)
         lines = _lines(source, mutant.line)
         with _forked(self.output.fileno()) as pid:
             if not pid:
@@ -247,6 +251,12 @@ def trials(chosen: Sequence[Mutant], known: Mapping[str, Baseline], num_jobs: in
                 yield result
 
 
+@cache
+def _source(module: str) -> str:
+    """As it was when the run began: an edit is a place in this text."""
+    return _path(module).read_text()
+
+
 def _path(module: str) -> Path:
     return ROOT.joinpath(*module.split(".")).with_suffix(".py")
 
@@ -265,7 +275,7 @@ def _lines(source: str, line: int) -> range:
 
 def every_mutant(modules: Sequence[str]) -> list[Mutant]:
     """All mutants of some modules of the core."""
-    return [mutant for module in modules for mutant in mutants(module, _path(module).read_text())]
+    return [mutant for module in modules for mutant in mutants(module, _source(module))]
 
 
 def equivalent() -> dict[tuple[str, str, str, str], str]:

@@ -53,8 +53,12 @@ class Simulated:
 class Plain(Held):
     """A parameter that is a plain tensor, on one rank."""
 
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
     num_wrapped = 0
 
     def wrap(self, part: Tensor) -> Tensor:
@@ -80,7 +84,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     return simulated
 
 
-def parameter(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Held:
+def parameter(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Plain:
     outside = nn.Parameter(torch.zeros(shape, dtype=dtype))
     return Plain((name,), (), outside, outside.detach().requires_grad_())
 
@@ -88,14 +92,14 @@ def parameter(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Hel
 class Member(NamedTuple):
     """A parameter and the axis that its gradient is summed over; None: not at all."""
 
-    held: Held
+    held: Plain
     axis: Axis | None
 
 
 def reducing(members: Sequence[Member]) -> Reducer:
     """A reducer of gradients that come in this order."""
-    units: list[tuple[Axis, list[Held]]] = []
-    open_, axes = Buckets[Held](), dict[str, Axis]()
+    units: list[tuple[Axis, list[Plain]]] = []
+    open_, axes = Buckets[Plain](), dict[str, Axis]()
     for held, axis in members:
         if axis is not None:
             axes[held.name] = axis
@@ -106,16 +110,16 @@ def reducing(members: Sequence[Member]) -> Reducer:
     return Reducer(units, [held for held, _ in members])
 
 
-def member(held: Held, axis: Axis | None = DP) -> Member:
+def member(held: Plain, axis: Axis | None = DP) -> Member:
     group = axis and Axis(axis.name, axis.size, axis.rank, axis.size)  # type: ignore[arg-type]  # sums are multiples
     return Member(held, group)
 
 
-def parameters(*names: str, size: int = 4) -> list[Held]:
+def parameters(*names: str, size: int = 4) -> list[Plain]:
     return [parameter(name, size) for name in names]
 
 
-def backward(reducer_: Reducer, factors: dict[Held, float], order: Sequence[Held] = ()) -> None:
+def backward(reducer_: Reducer, factors: dict[Plain, float], order: Sequence[Plain] = ()) -> None:
     """Gradients of `factor` everywhere; those in `order` come in that order, the others before."""
     loss = sum(factor * held.inside.double().sum() for held, factor in factors.items() if held not in order)
     for held in reversed(order):  # what is multiplied last is differentiated first
@@ -125,7 +129,7 @@ def backward(reducer_: Reducer, factors: dict[Held, float], order: Sequence[Held
     loss.backward()
 
 
-def gradients(held: Sequence[Held]) -> list[float | None]:
+def gradients(held: Sequence[Plain]) -> list[float | None]:
     """The gradient of each, which is the same everywhere."""
     found: list[float | None] = []
     for one in held:
@@ -136,7 +140,7 @@ def gradients(held: Sequence[Held]) -> list[float | None]:
     return found
 
 
-def keyed(held: Sequence[Held], *factors: float) -> Any:
+def keyed(held: Sequence[Plain], *factors: float) -> Any:
     return dict(zip(held, factors, strict=True))
 
 

@@ -7,17 +7,17 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
 from shardwright.pcg.graph import Node, make_attrs
 from shardwright.pcg.optable import ROWS
+from tests.each import each
 from tests.pcg.run_torch import apply
 from tests.samples import SAMPLES, Array, Sample
 
 INTEGERS = [-4.0, -3.0, -2.0, 2.0, 3.0, 4.0]
-EVERY_ROW = pytest.mark.parametrize("name", sorted(ROWS))
+EVERY_ROW = each("name", sorted(ROWS))
 
 
 class Run:

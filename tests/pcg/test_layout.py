@@ -81,6 +81,7 @@ def test_shard_order(layouts: Layouts, sizes: tuple[int, ...], order: tuple[tupl
         ((10,), (S(0),), (4,), r"dimension 0 has size 10, not divisible by 4"),
         ((12,), (S(0), S(0)), (4, 2), r"dimension 0 has size 12 \(3 after outer shards\), not divisible by 2"),
         ((12,), (S(0, 4),), (2,), r"dimension 0 has size 12 in 4 blocks, not divisible by 2"),
+        ((6,), (S(0, 2),), (2,), r"dimension 0 has size 6 in 2 blocks, not divisible by 2"),
         (
             (12,),
             (S(0), S(0, 3)),

@@ -8,6 +8,7 @@ from math import inf
 
 import pytest
 
+from shardwright.cost.clusters.cluster import Collective
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass, collectives_of
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
@@ -15,6 +16,12 @@ from shardwright.pcg.moves import Move
 from tests.each import each
 from tests.search.graphs import cluster
 
+COLLECTIVES: dict[str, Collective] = {
+    "all_gather": "all_gather",
+    "all_reduce": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+}
 SIZES = (2, 8)
 CLUSTER = cluster(16, link_bytes_per_s=3e8, latency_s=5e-6)
 TENSOR = TensorClass((64, 48), "bfloat16", grad=True)
@@ -39,7 +46,7 @@ def seconds(name: str, axis: int, num_bytes: float) -> float:
         return 0.0
     if name == "slice":
         return 2 * num_bytes / SIZES[axis] / device.memory_bytes_per_s + device.op_overhead_s
-    return float(Communication(CLUSTER, SIZES).time_s(name, axis, num_bytes)) + device.op_overhead_s
+    return float(Communication(CLUSTER, SIZES).time_s(COLLECTIVES[name], axis, num_bytes)) + device.op_overhead_s
 
 
 @each(("before", "after", "forward", "backward"), MOVES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -65,7 +66,7 @@ def _by_any_split(op: str, attrs: dict[str, Any], operands: list[TensorType], me
 
 
 def drawn(rng: random.Random, depth: int) -> str:
-    """A term over x and y: m (h d), w: o (h d), i: m; its shapes may not fit."""
+    """A term over x and y: m (h d), w: o (h d), i: m, z: m o; its shapes may not fit."""
     if depth == 0:
         return rng.choice(["x", "x", "y"])
     inner = drawn(rng, depth - 1)
@@ -81,13 +82,14 @@ def drawn(rng: random.Random, depth: int) -> str:
         f"partition({inner}, axis={axis}, dim={rng.randrange(3)})",
         f"partition({inner}, axis={axis}, dim=1, blocks={rng.choice('hd')})",
         "embedding(w, i, padding_idx=None)",
+        f"concat({inner}, z, dim=1)",
     ])  # fmt: skip
 
 
 def rule_of(term: str, rng: random.Random) -> Equation:
     """The term as a rule on two axes, its variables in layouts at random."""
     layouts = ["R", "R", "C", "P", "S(0)", "S(1)", "S(1, h)", "S(1, d)"]
-    dims = {"x": "m (h d)", "y": "m (h d)", "w": "o (h d)", "i": "m"}
+    dims = {"x": "m (h d)", "y": "m (h d)", "w": "o (h d)", "i": "m", "z": "m o"}
     used = {name: text for name, text in dims.items() if Variable(name) in _leaves(term)}
     places = {name: [rng.choice(layouts if name != "i" else ["R", "C", "S(0)"]), rng.choice(["R", "C", "S(0)"])]
               for name in used}  # fmt: skip
@@ -97,7 +99,7 @@ def rule_of(term: str, rng: random.Random) -> Equation:
 
 
 def _leaves(term: str) -> set[Variable]:
-    return {Variable(name) for name in "xywi" if f"({name}," in term or f"({name})" in term or f" {name}" in term}
+    return {Variable(name) for name in "xywiz" if f"({name}," in term or f"({name})" in term or f" {name}" in term}
 
 
 def some_sizes(rng: random.Random) -> tuple[Sizes, Mapping[str, int]]:
@@ -109,15 +111,14 @@ def typed_terms(number: int, seed: int) -> list[tuple[Equation, Typing | None]]:
     rng, found = random.Random(seed), list[tuple[Equation, Typing | None]]()
     while len(found) < number:
         term = drawn(rng, rng.randint(1, 4))
-        try:
+        with suppress(GraphError, RuleError, IndexError):
             rule = rule_of(term, rng)
-            typing = Typing(rule)
-            typing.of(rule.left[0])
+            typing: Typing | None = Typing(rule)
+            try:
+                typing.of(rule.left[0])
+            except IllTypedError:
+                typing = None
             found.append((rule, typing))
-        except IllTypedError:
-            found.append((rule, None))
-        except (GraphError, RuleError, IndexError):
-            continue
     return found
 
 
