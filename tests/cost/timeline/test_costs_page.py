@@ -1,4 +1,4 @@
-"""docs/architecture.md says what is so: its example of an execution runs, from the command line and from Python."""
+"""docs/costs.md says what is so: its example of an execution runs, from the command line and from Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "costs.md").read_text(encoding="utf-8")
 
 
 def test_a_pipeline_is_costed_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
