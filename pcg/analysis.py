@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.moves import source_of
 from shardwright.pcg.parallel import REPLICATE
 
 CONSTANT_BYTES = 64 << 20
@@ -71,9 +72,7 @@ def copies_data(graph: Graph, node: Node) -> bool:
         return _moves_batch(graph, node) and any(_reads_as_batch(graph, r) for r in _readers(graph, node))
     if node.op != "reshape":
         return False
-    source = graph.by_name[node.inputs[0]]
-    while source.is_parallel:
-        source = graph.by_name[source.inputs[0]]
+    source = source_of(graph, node.inputs[0])
     return source.op in ("permute", "expand") or (source.op == "slice" and not _splits_dims(graph, source, node))
 
 
@@ -192,11 +191,7 @@ def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
 
 def stored_nodes(graph: Graph) -> set[str]:
     """Parameters, and parameters on their way through parallel operators."""
-    found: set[str] = set()
-    for node in graph.nodes:
-        if node.op == "parameter" or (node.is_parallel and node.inputs[0] in found):
-            found.add(node.name)
-    return found
+    return {node.name for node in graph.nodes if source_of(graph, node.name).op == "parameter"}
 
 
 def is_whole(choice: str) -> bool:
