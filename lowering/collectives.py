@@ -8,6 +8,9 @@ gradient of `replicate`. The lowering sets it where nobody else can read that me
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from torch import Tensor
 from torch.autograd import Function
 
@@ -18,106 +21,40 @@ from shardwright.lowering.private import AutogradContext
 # pyright: reportIncompatibleMethodOverride=false
 
 
-class _Replicate(Function):
-    @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, inplace: bool) -> Tensor:
-        ctx.axis, ctx.inplace = axis, inplace
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None]:
-        return all_sum(grad, ctx.axis, inplace=ctx.inplace), None, None
+Along = Callable[[Tensor], Tensor]
+"""What happens to a tensor, or to its gradient: a function of `movement` with all but its first argument."""
 
 
-class _Reduce(Function):
+class _Move(Function):
+    """A change of layout and its adjoint."""
+
     @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, inplace: bool) -> Tensor:
-        return all_sum(x.detach(), axis, inplace=inplace)
+    def forward(ctx: AutogradContext, x: Tensor, change: Along, adjoint: Along) -> Tensor:
+        ctx.adjoint = adjoint
+        return change(x.detach())
 
     @staticmethod
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad, None, None
+        return ctx.adjoint(grad), None, None
 
 
-class _ReduceCopy(Function):
-    @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, inplace: bool) -> Tensor:
-        ctx.axis = axis
-        return all_sum(x.detach(), axis, inplace=inplace)
-
-    @staticmethod
-    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None]:
-        return all_sum(grad, ctx.axis), None, None
-
-
-class _Partition(Function):
-    @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
-        ctx.where = (axis, dim, blocks)
-        return take(x.detach(), axis, dim, blocks)
-
-    @staticmethod
-    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return gather(grad, *ctx.where), None, None, None
-
-
-class _Combine(Function):
-    @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
-        ctx.where = (axis, dim, blocks)
-        return gather(x.detach(), axis, dim, blocks)
-
-    @staticmethod
-    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return take(grad, *ctx.where), None, None, None
-
-
-class _ReduceScatter(Function):
-    @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
-        ctx.where = (axis, dim, blocks)
-        return sum_scatter(x.detach(), axis, dim, blocks)
-
-    @staticmethod
-    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return gather(grad, *ctx.where), None, None, None
-
-
-class _GatherCopy(Function):
-    @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
-        ctx.where = (axis, dim, blocks)
-        return gather(x.detach(), axis, dim, blocks)
-
-    @staticmethod
-    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return sum_scatter(grad, *ctx.where), None, None, None
-
-
-class _AllToAll(Function):
-    @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-        ctx.where = (axis, new, old)
-        return exchange(x.detach(), axis, old, new)
-
-    @staticmethod
-    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return exchange(grad, *ctx.where), None, None, None
+def _nothing(x: Tensor) -> Tensor:
+    return x
 
 
 def replicate(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
     """R → C: used differently on each rank from here on."""
-    return _Replicate.apply(x, axis, inplace)
+    return _Move.apply(x, _nothing, partial(all_sum, axis=axis, inplace=inplace))
 
 
 def reduce(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
     """P → R: the sum of the ranks' summands."""
-    return _Reduce.apply(x, axis, inplace)
+    return _Move.apply(x, partial(all_sum, axis=axis, inplace=inplace), _nothing)
 
 
 def reduce_copy(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
     """P → R → C."""
-    return _ReduceCopy.apply(x, axis, inplace)
+    return _Move.apply(x, partial(all_sum, axis=axis, inplace=inplace), partial(all_sum, axis=axis))
 
 
 def start_sum(x: Tensor, axis: Axis) -> Tensor:
@@ -133,24 +70,33 @@ def finish_sum(x: Tensor) -> Tensor:
 
 def partition(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
     """R → S(dim, blocks): my slice."""
-    return _Partition.apply(x, axis, dim, blocks)
+    return _sliced(x, take, gather, axis, dim, blocks)
 
 
 def combine(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
     """S(dim, blocks) → R: every rank's slice."""
-    return _Combine.apply(x, axis, dim, blocks)
+    return _sliced(x, gather, take, axis, dim, blocks)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
     """P → R → S(dim, blocks): my slice of the sum."""
-    return _ReduceScatter.apply(x, axis, dim, blocks)
+    return _sliced(x, sum_scatter, gather, axis, dim, blocks)
 
 
 def gather_copy(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
     """S(dim, blocks) → R → C: ZeRO-3's all-gather, whose gradient is reduce-scattered."""
-    return _GatherCopy.apply(x, axis, dim, blocks)
+    return _sliced(x, gather, sum_scatter, axis, dim, blocks)
+
+
+def _sliced(
+    x: Tensor, change: Callable[..., Tensor], adjoint: Callable[..., Tensor], axis: Axis, dim: int, blocks: int
+) -> Tensor:
+    where = {"axis": axis, "dim": dim, "blocks": blocks}
+    return _Move.apply(x, partial(change, **where), partial(adjoint, **where))
 
 
 def all_to_all(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
     """S(d, m) → R → S(e, n) with `old` = (d, m) and `new` = (e, n); where d = e, as `pcg.moves` says."""
-    return _AllToAll.apply(x, axis, old, new)
+    return _Move.apply(
+        x, partial(exchange, axis=axis, old=old, new=new), partial(exchange, axis=axis, old=new, new=old)
+    )

@@ -67,7 +67,7 @@ class Expressions:
         return found
 
     def _takes_number(self, reader: Node, number: str, literals: Mapping[str, str]) -> bool:
-        row = ROWS.get(reader.op)
+        row = reader.row
         if row is None or reader.name in self.fused:
             return False
         if any(name == number and position not in row.numbers for position, name in enumerate(reader.inputs)):
@@ -112,11 +112,11 @@ class Expressions:
     def _sum_in_place(self, node: Node) -> bool:
         """Whether a sum over ranks may overwrite its operand, which nothing else reads."""
         producer = self.graph.by_name[node.inputs[0]]
-        row = ROWS.get(producer.op)
+        row = producer.row
         return self.graph.users[producer.name] == (node.name,) and row is not None and row.fresh
 
     def _gradient_in_place(self, node: Node) -> bool:
-        rows = [ROWS.get(self.graph.by_name[name].op) for name in self.graph.users[node.name]]
+        rows = [self.graph.by_name[name].row for name in self.graph.users[node.name]]
         return all(row is not None and row.fresh_gradients for row in rows)
 
     def _row(self, node: Node, operands: list[str]) -> str:

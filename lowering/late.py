@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import REDUCE
 
 LOSS = "loss"
@@ -44,9 +43,9 @@ def _next(graph: Graph) -> tuple[Node, str, tuple[int, ...]] | None:
         name = graph.by_name[name].inputs[0]
     node = graph.by_name[name]
     results = [result for _, result in graph.outputs]
-    if node.op not in ROWS or len(graph.users[name]) + results.count(name) != 1:
+    if node.row is None or len(graph.users[name]) + results.count(name) != 1:
         return None
-    for operands in ROWS[node.op].linear_in:
+    for operands in node.row.linear_in:
         sums = [graph.by_name[node.inputs[i]] for i in operands]
         rest = [i for k, i in enumerate(node.inputs) if k not in operands]
         axes = {str(s.attr("axis")) for s in sums if s.op == REDUCE}

@@ -16,7 +16,6 @@ from shardwright.lowering.expressions import Expressions
 from shardwright.lowering.outside import Outside
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.optable import ROWS
 
 
 class Statement(NamedTuple):
@@ -34,7 +33,7 @@ def statements(graph: Graph, code: Expressions, outside: Outside, results: Seque
 def drawn_ahead(graph: Graph, found: Sequence[Statement]) -> set[str]:
     """The dropouts whose masks are drawn in statements of their own."""
     seeds = {graph.by_name[str(s.name)].attr("seed") for s in found if s.kind == "draw"}
-    return {n.name for n in graph.nodes if n.op in ROWS and ROWS[n.op].random and n.attr("seed") in seeds}
+    return {n.name for n in graph.nodes if n.is_random and n.attr("seed") in seeds}
 
 
 class _Writer:
@@ -44,7 +43,7 @@ class _Writer:
         self.written_into = {inner: name for name, fused in code.fused.items() for inner in fused.absorbed}
         self.later: dict[str, list[Statement]] = {}  # what is freed where a node is written
         nodes = (graph.by_name[occurrence.operation.name] for occurrence in outside.chunk.occurrences)
-        self.seeds = {n.name: integer(dict(n.attrs), "seed") for n in nodes if n.op in ROWS and ROWS[n.op].random}
+        self.seeds = {n.name: integer(dict(n.attrs), "seed") for n in nodes if n.is_random}
         self.drawn: set[int] = set()
         self.there: set[str] = set()
         self.started: set[str] = set()

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.optable import ROWS
+from shardwright.pcg.moves import source_of
 from shardwright.pcg.parallel import REPLICATE
 
 CONSTANT_BYTES = 64 << 20
@@ -33,7 +33,7 @@ def computed_once(graph: Graph) -> frozenset[str]:
     """
     found: set[str] = set()
     for node in graph.nodes:
-        if node.is_leaf or node.op == OPAQUE or (node.op in ROWS and ROWS[node.op].random):
+        if node.is_leaf or node.op == OPAQUE or node.is_random:
             continue
         if all(i in found for i in node.inputs) and graph.types[node.name].local_bytes(graph.mesh) <= CONSTANT_BYTES:
             found.add(node.name)
@@ -59,7 +59,7 @@ def _memory_of(graph: Graph, name: str) -> str:
 
 
 def _is_view(node: Node) -> bool:
-    return node.op in ROWS and ROWS[node.op].view and bool(node.inputs)
+    return node.row is not None and node.row.view and bool(node.inputs)
 
 
 def copies_data(graph: Graph, node: Node) -> bool:
@@ -72,9 +72,7 @@ def copies_data(graph: Graph, node: Node) -> bool:
         return _moves_batch(graph, node) and any(_reads_as_batch(graph, r) for r in _readers(graph, node))
     if node.op != "reshape":
         return False
-    source = graph.by_name[node.inputs[0]]
-    while source.is_parallel:
-        source = graph.by_name[source.inputs[0]]
+    source = source_of(graph, node.inputs[0])
     return source.op in ("permute", "expand") or (source.op == "slice" and not _splits_dims(graph, source, node))
 
 
@@ -108,8 +106,8 @@ def _readers(graph: Graph, node: Node) -> Iterator[Node]:
 
 
 def _keeps_order(graph: Graph, node: Node) -> bool:
-    row = ROWS.get(node.op)
-    return row is not None and row.pointwise and sum(bool(graph.types[name].shape) for name in node.inputs) == 1
+    pointwise = node.row is not None and node.row.pointwise
+    return pointwise and sum(bool(graph.types[name].shape) for name in node.inputs) == 1
 
 
 def _reads_as_batch(graph: Graph, reader: Node) -> bool:
@@ -179,7 +177,7 @@ def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
     `grads`: which operands get a gradient. One that the result is linear in is kept for the others' gradients only: of
     the product of an activation and a constant, the constant.
     """
-    row = ROWS.get(node.op)
+    row = node.row
     if row is None:
         return (*range(len(node.inputs)), "result")
     if row.joint:
@@ -193,11 +191,7 @@ def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
 
 def stored_nodes(graph: Graph) -> set[str]:
     """Parameters, and parameters on their way through parallel operators."""
-    found: set[str] = set()
-    for node in graph.nodes:
-        if node.op == "parameter" or (node.is_parallel and node.inputs[0] in found):
-            found.add(node.name)
-    return found
+    return {node.name for node in graph.nodes if source_of(graph, node.name).op == "parameter"}
 
 
 def is_whole(choice: str) -> bool:

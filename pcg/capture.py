@@ -155,9 +155,14 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 
 def tied_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Every parameter's qualified names, keyed by the first of them."""
+    return names_by_first(dict(model.named_parameters(remove_duplicate=False)))
+
+
+def names_by_first(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
+    """All names of every tensor, keyed by the first of them."""
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
     return {group[0]: tuple(group) for group in names.values()}
 
 
@@ -178,9 +183,10 @@ def _source(node: torch.fx.Node) -> Source:
     return Source(module, f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "")
 
 
-def _key(path: Sequence[Any]) -> str:
-    """A batch key for one tensor inside a nest: `pixels`, `boxes.0`."""
-    return ".".join(str(getattr(p, "key", getattr(p, "idx", p))) for p in path)
+def flat_batch(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves of a batch by key, those inside a nest too: `pixels`, `boxes.0`."""
+    leaves = tree_flatten_with_path(dict(batch))[0]
+    return {".".join(str(getattr(p, "key", getattr(p, "idx", p))) for p in path): value for path, value in leaves}
 
 
 class _Importer:
@@ -188,7 +194,7 @@ class _Importer:
 
     def __init__(self, model: nn.Module, exported: torch.export.ExportedProgram, tensors: Mapping[str, Any]) -> None:
         self.model, self.exported = model, exported
-        self.keys = [_key(path) for path, _ in tree_flatten_with_path(dict(tensors))[0]]
+        self.keys = list(flat_batch(tensors))
         self.builder = GraphBuilder(dtype_name(torch.get_default_dtype()))
         self.values: dict[torch.fx.Node, Any] = {}
         self.constants: dict[str, torch.Tensor] = {}

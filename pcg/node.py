@@ -8,6 +8,7 @@ from shardwright.pcg.attrs import Attr
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
 from shardwright.pcg.layout import Layouts
+from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARALLEL_OPS
 
 LEAVES = ("input", "parameter", "buffer", "constant")
@@ -54,6 +55,16 @@ class Node:
     @property
     def is_parallel(self) -> bool:
         return self.op in PARALLEL_OPS
+
+    @property
+    def row(self) -> Row | None:
+        """The row of its operator, if that is in the op table."""
+        return ROWS.get(self.op)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws from the generator."""
+        return self.row is not None and self.row.random
 
     def __str__(self) -> str:
         return f"%{self.name} = {self.op}({', '.join(self.inputs)})" + (

@@ -12,9 +12,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout
-from shardwright.pcg.optable import ROWS
 
 MAX_BLOCKED = 3
 """Blocked choices per operator, the most wanted first."""
@@ -50,9 +49,8 @@ def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, tup
 
 def _splittable(node: Node, constants: frozenset[str]) -> bool:
     """Blocks need an operator that works alike on any part: not one that draws, nor one that counts positions."""
-    if node.is_leaf or node.op == OPAQUE or node.name in constants:
-        return False
-    return not ROWS[node.op].random and ROWS[node.op].offset is None
+    row = node.row
+    return row is not None and node.name not in constants and not row.random and row.offset is None
 
 
 def _refine(
@@ -85,7 +83,7 @@ class _Useful:
         self._known: dict[tuple[str, Layout], bool] = {}
 
     def __call__(self, node: Node, result: Layout) -> bool:
-        return ROWS[node.op].contraction or result.kind == "P" or self._later(node.name, result)
+        return (node.row is not None and node.row.contraction) or result.kind == "P" or self._later(node.name, result)
 
     def _later(self, name: str, layout: Layout) -> bool:
         key = (name, layout)

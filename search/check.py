@@ -12,7 +12,6 @@ from collections.abc import Hashable, Mapping
 
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.optable import ROWS
 from shardwright.search.leaves import replay
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.substitutions.equations import Equation
@@ -105,7 +104,7 @@ def _describe(node: Node) -> str:
 
 def _draws(graph: Graph) -> list[object]:
     """Which random numbers are drawn, in program order."""
-    return [node.attr("seed") for node in graph.nodes if node.op in ROWS and ROWS[node.op].random]
+    return [node.attr("seed") for node in graph.nodes if node.is_random]
 
 
 def _batch_difference(

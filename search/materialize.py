@@ -39,7 +39,7 @@ class _Materializer:
     def run(self) -> Graph:
         for node in self.graph.nodes:
             if node.name in self.constants:
-                if node.is_leaf or node.op == OPAQUE or (node.op in ROWS and ROWS[node.op].random):
+                if node.is_leaf or node.op == OPAQUE or node.is_random:
                     self._constant(node.name, self.whole)
                 continue
             if node.op == "parameter":
@@ -117,7 +117,7 @@ class _Materializer:
         if (name, need) in self.made:
             return self.made[name, need]
         node = self.graph.by_name[name]
-        if not (node.is_leaf or node.op == OPAQUE or ROWS[node.op].random):
+        if not (node.is_leaf or node.op == OPAQUE or node.is_random):
             made = self._split_constant(node, need)
         elif need != self.whole:
             made = self._sliced(self._constant(name, self.whole), self.whole, need)

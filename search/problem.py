@@ -28,7 +28,6 @@ from shardwright.pcg.analysis import Written, constant_nodes, is_whole, saved_by
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
@@ -175,8 +174,7 @@ class _Build:
 
     def _domain(self, node: Node) -> Domain:
         operands = [self.types[i] for i in node.inputs]
-        row = ROWS.get(node.op)
-        how = written(self.graph, node)
+        row, how = node.row, written(self.graph, node)
         view = row is not None and row.view and how != "copy"
         self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
         saved = saved_by(node, [t.grad for t in operands]) if self.types[node.name].grad else ()
@@ -200,7 +198,7 @@ class _Build:
 
     def _allowed(self, node: Node, operands: Sequence[TensorType], kind: Hashable) -> tuple[frozenset[str], ...]:
         """Per axis, the certified choices that the restriction leaves."""
-        if node.op not in ROWS:
+        if node.row is None:
             return (frozenset({"R"}),) * len(self.sizes)
         blocked, constant = self.blocked.get(node.name, ()), tuple(i in self.constants for i in node.inputs)
         certified = self.interner.get(

@@ -14,7 +14,6 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.factors import Signature, parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout, S
-from shardwright.pcg.optable import ROWS
 from shardwright.search.problem import Restrict
 
 DATA, ZERO, CONTEXT, TENSOR, FREE = "data", "zero", "context", "tensor", "free"
@@ -98,7 +97,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
 
 def _weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[str, int]]:
     """The factors, with their sizes, that a contraction or a lookup shares with a parameter it reads."""
-    if node.op not in ROWS or not (ROWS[node.op].contraction or ROWS[node.op].lookup):
+    if node.row is None or not (node.row.contraction or node.row.lookup):
         return []
     signature = graph.signature(node)
     held = [dims for name, dims in zip(node.inputs, signature.operands, strict=True) if _is_weight(graph, name)]
@@ -113,7 +112,7 @@ def _weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[s
 def _is_weight(graph: Graph, name: str) -> bool:
     """Whether a value is a parameter, possibly transposed, reshaped or cast."""
     node = graph.by_name[name]
-    while node.op in ROWS and ROWS[node.op].aliases:
+    while node.row is not None and node.row.aliases:
         node = graph.by_name[node.inputs[0]]
     return node.op == "parameter"
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from shardwright.cost.compute.work import Passes, Work
 from shardwright.pcg.analysis import computed_once, saved_by
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.optable import ROWS
 
 
 class Fusion(NamedTuple):
@@ -55,7 +54,7 @@ def fusions(graph: Graph) -> Mapping[str, Fusion]:
 
 def _fuses(graph: Graph, node: Node, *, reduces: bool) -> bool:
     """Whether a node works on each element alone; with `reduces`, whether it is a pass that sums or normalizes."""
-    row = ROWS.get(node.op)
+    row = node.row
     if row is None or row.contraction or row.view or row.lookup or not node.inputs:
         return False
     alone = all(factor.role == "map" for factor in graph.signature(node).factors)

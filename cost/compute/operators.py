@@ -9,9 +9,8 @@ from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.analysis import Written, is_whole
 from shardwright.pcg.factors import parse_choice
-from shardwright.pcg.graph import OPAQUE, Node
+from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layouts, local_shape
-from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 
@@ -41,7 +40,7 @@ class NodeCost:
         self.compute, self.kept = compute, kept
         self.written: Written = written
         self.op, self.attrs = node.op, dict(node.attrs)
-        self.row = ROWS[node.op] if node.op != OPAQUE else None
+        self.row = node.row
         self.signature = self.row.signature([t.shape for t in operands], self.attrs) if self.row else None
         self._known: dict[object, tuple[Passes, tuple[float, float]]] = {}
 

@@ -19,7 +19,6 @@ from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.moves import SLICE
-from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operation, Operations
 from shardwright.pcg.types import TensorType, is_float
@@ -65,7 +64,7 @@ class Steps(Operations):
         node = self.graph.by_name[operation.name]
         if node.is_parallel:
             return self._move_cost(node)
-        cost, row = self._operator_cost(node), ROWS.get(node.op)
+        cost, row = self._operator_cost(node), node.row
         if self._rates.get("matmul") == "fp8" and row is not None and row.contraction and row.passes == 1:
             return self._with_casts(cost, operation)
         return cost

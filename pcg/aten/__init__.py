@@ -18,20 +18,8 @@ from shardwright.pcg.aten import (
     structure,
 )
 from shardwright.pcg.aten.lift import find_handler, lift
-from shardwright.pcg.aten.opaque import opaque
-from shardwright.pcg.aten.registry import HANDLERS, IGNORED, Handler, NotCovered, Ref, dtype_name
+from shardwright.pcg.aten.registry import HANDLERS, IGNORED, Ref, dtype_name
 
 TOPICS = (pointwise, structure, constants, reductions, contractions, lookups, networks, attention, losses)
 
-__all__ = [
-    "HANDLERS",
-    "IGNORED",
-    "TOPICS",
-    "Handler",
-    "NotCovered",
-    "Ref",
-    "dtype_name",
-    "find_handler",
-    "lift",
-    "opaque",
-]
+__all__ = ["HANDLERS", "IGNORED", "TOPICS", "Ref", "dtype_name", "find_handler", "lift"]

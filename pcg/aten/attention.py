@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from shardwright.pcg.aten.registry import handles, require
 from shardwright.pcg.aten.structure import expand, reshape, transpose, unsqueeze
 from shardwright.pcg.builder import GraphBuilder
-
-# The lowest finite number: what scores are where a mask hides them.
-_LOWEST = {
-    "float16": -65504.0,
-    "bfloat16": -3.3895313892515355e38,
-    "float32": -3.4028234663852886e38,
-    "float64": -1.7976931348623157e308,
-}
 
 
 @handles("scaled_dot_product_attention")
@@ -48,7 +42,7 @@ def _with_dropout(b: GraphBuilder, q: str, k: str, v: str, mask: str | None, p: 
     if causal:
         mask = _lower_triangle(b, *b.shape(scores)[-2:])
     if mask is not None and b.types[mask].dtype == "bool":
-        scores = b.op("where", mask, scores, b.scalar(_LOWEST[dtype], dtype))
+        scores = b.op("where", mask, scores, b.scalar(torch.finfo(getattr(torch, dtype)).min, dtype))
     elif mask is not None:
         scores = b.op("add", scores, mask)
     weights = b.op("dropout", b.op("softmax", scores, dim=len(b.shape(scores)) - 1), p=p)

@@ -10,8 +10,6 @@ from shardwright.pcg.aten.structure import copy
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.types import is_float
 
-_FILLS = {"zeros": 0, "ones": 1, "empty": 0}  # what is in a new empty tensor is anybody's guess
-
 
 def full(b: GraphBuilder, shape: Sequence[int], value: Any, dtype: object) -> str:
     """A tensor of one value."""
@@ -26,42 +24,28 @@ def _full(b: GraphBuilder, shape: Sequence[int], value: Any, *, dtype: Any = Non
     return full(b, shape, value, dtype or usual)
 
 
-@handles("full_like")
-def _full_like(b: GraphBuilder, x: str, value: Any, *, dtype: Any = None) -> str:
-    return _new_full(b, x, b.shape(x), value, dtype=dtype)
-
-
-@handles("new_full")
-def _new_full(b: GraphBuilder, x: str, shape: Sequence[int], value: Any, *, dtype: Any = None) -> str:
+def _as(b: GraphBuilder, x: str, shape: Sequence[int], value: Any, dtype: object) -> str:
+    """A tensor of one value, in the dtype of x unless another is named."""
     return full(b, shape, value, dtype or b.types[x].dtype)
 
 
-def _filled(value: int) -> tuple[Handler, Handler, Handler]:
+def _filled(name: str, value: int) -> dict[str, Handler]:
     """A new tensor, one like another, and one of another's dtype."""
-    return (
-        lambda b, shape, *, dtype=None: full(b, shape, value, dtype or b.default_float),
-        lambda b, x, *, dtype=None: _full_like(b, x, value, dtype=dtype),
-        lambda b, x, shape, *, dtype=None: _new_full(b, x, shape, value, dtype=dtype),
-    )
+    return {
+        name: lambda b, shape, *, dtype=None: full(b, shape, value, dtype or b.default_float),
+        f"{name}_like": lambda b, x, *, dtype=None: _as(b, x, b.shape(x), value, dtype),
+        f"new_{name}": lambda b, x, shape, *, dtype=None: _as(b, x, shape, value, dtype),
+    }
 
 
-for _name, _value in _FILLS.items():
-    HANDLERS.update(zip((_name, f"{_name}_like", f"new_{_name}"), _filled(_value), strict=True))
-
-
-@handles("scalar_tensor")
-def _scalar_tensor(b: GraphBuilder, value: Any, *, dtype: Any = None) -> str:
-    return full(b, (), value, dtype or b.default_float)
-
-
-@handles("fill")
-def _fill(b: GraphBuilder, x: str, value: Any) -> str:
-    return copy(b, x, value) if isinstance(value, str) else full(b, b.shape(x), value, b.types[x].dtype)
-
-
-@handles("zero")
-def _zero(b: GraphBuilder, x: str) -> str:
-    return full(b, b.shape(x), 0, b.types[x].dtype)
+HANDLERS.update(_filled("zeros", 0) | _filled("ones", 1) | _filled("empty", 0))  # what an empty one holds is open
+HANDLERS.update({
+    "fill": lambda b, x, value: copy(b, x, value) if isinstance(value, str) else _as(b, x, b.shape(x), value, None),
+    "full_like": lambda b, x, value, *, dtype=None: _as(b, x, b.shape(x), value, dtype),
+    "new_full": lambda b, x, shape, value, *, dtype=None: _as(b, x, shape, value, dtype),
+    "scalar_tensor": lambda b, value, *, dtype=None: full(b, (), value, dtype or b.default_float),
+    "zero": lambda b, x: _as(b, x, b.shape(x), 0, None),
+})  # fmt: skip
 
 
 @handles("arange")

@@ -52,15 +52,10 @@ def _convolution(b: GraphBuilder, x: str, w: str, bias: str | None, stride: Ints
     return squeeze(b, y, -2)
 
 
-@handles("_grouped_mm")
+@handles("_grouped_mm", "transformers::grouped_mm_fallback")
 def _grouped_mm(
     b: GraphBuilder, x: str, w: str, ends: str | None = None, bias: str | None = None, dtype: Any = None
 ) -> str:
     if ends is None or bias is not None or dtype is not None or (len(b.shape(x)), len(b.shape(w))) != (2, 3):
         raise NotCovered
     return b.op("grouped_mm", x, w, ends)
-
-
-@handles("transformers::grouped_mm_fallback")
-def _grouped_mm_fallback(b: GraphBuilder, x: str, w: str, ends: str) -> str:
-    return _grouped_mm(b, x, w, ends)

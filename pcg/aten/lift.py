@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from shardwright.pcg.aten.opaque import opaque
-from shardwright.pcg.aten.registry import HANDLERS, Handler, NotCovered
+from shardwright.pcg.aten.registry import HANDLERS, Handler, NotCovered, Ref
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
+from shardwright.pcg.node import OPAQUE
 from shardwright.pcg.types import ITEM_BYTES
 
 ResultType = tuple[tuple[int, ...], str]
@@ -37,7 +37,7 @@ def lift(
             raise GraphError(f"a result is {dtype}; expected one of {', '.join(ITEM_BYTES)}: compute with real numbers")
     names = _by_handler(b, target, args, kwargs)
     if names is None or any(names[i] is None for i in read):
-        names = opaque(b, target, args, kwargs, types)
+        names = _opaque(b, target, args, kwargs, types)
     return tuple(
         name if name is None or kind is None else _checked(b, name, kind)
         for name, kind in zip(names, types, strict=True)
@@ -67,6 +67,33 @@ def _by_handler(
     except NotCovered:
         return None
     return found if isinstance(found, tuple) else (found,)
+
+
+def _opaque(
+    b: GraphBuilder,
+    target: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    types: Sequence[ResultType | None],
+) -> tuple[str | None, ...]:
+    """An operator without a row: its argument template has ("$", i) where operand i goes. One node per result."""
+    operands: list[str] = []
+
+    def template(value: Any) -> Any:
+        if isinstance(value, Ref):
+            operands.append(value)
+            return ("$", len(operands) - 1)
+        if isinstance(value, (list, tuple)):
+            return tuple(template(v) for v in value)
+        return value if isinstance(value, (int, float, bool, str, type(None))) else ("torch", str(value))
+
+    packed = template(args)
+    named = tuple((key, template(value)) for key, value in sorted(kwargs.items()))
+
+    def node(i: int, shape: tuple[int, ...], dtype: str) -> str:
+        return b.op(OPAQUE, *operands, target=target, args=packed, kwargs=named, result=i, shape=shape, dtype=dtype)
+
+    return tuple(None if kind is None else node(i, *kind) for i, kind in enumerate(types))
 
 
 def _checked(b: GraphBuilder, name: str, kind: ResultType) -> str:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.pcg.aten.reductions import mean, total
-from shardwright.pcg.aten.registry import NotCovered, cast, dimension, handles, require
+from shardwright.pcg.aten.registry import HANDLERS, NotCovered, cast, dimension, handles, require
 from shardwright.pcg.aten.structure import reshape
 from shardwright.pcg.builder import GraphBuilder
 
 Bags = tuple[str, None, None, None]
+HANDLERS.update({
+    "gather": lambda b, x, dim, index, *, sparse_grad=False: b.op("gather", x, index, dim=dimension(b, x, dim)),
+    "index_select": lambda b, x, dim, index: b.op("index", x, reshape(b, index, (-1,)), dim=dimension(b, x, dim)),
+})  # fmt: skip
 
 
 @handles("embedding")
@@ -60,16 +64,6 @@ def _index(b: GraphBuilder, x: str, indices: Sequence[str | None]) -> str:
     require(used == list(range(used[0], used[0] + len(used))))
     require(not any(b.types[v].dtype in ("bool", "uint8") for v in names))
     return b.op("index", x, *names, dim=used[0])
-
-
-@handles("index_select")
-def _index_select(b: GraphBuilder, x: str, dim: int, index: str) -> str:
-    return b.op("index", x, reshape(b, index, (-1,)), dim=dimension(b, x, dim))
-
-
-@handles("gather")
-def _gather(b: GraphBuilder, x: str, dim: int, index: str, *, sparse_grad: bool = False) -> str:
-    return b.op("gather", x, index, dim=dimension(b, x, dim))
 
 
 @handles("index_put")

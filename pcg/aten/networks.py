@@ -6,18 +6,23 @@ import math
 from collections.abc import Sequence
 
 from shardwright.pcg.aten.reductions import mean
-from shardwright.pcg.aten.registry import Ints, cast, handles, pair, require
+from shardwright.pcg.aten.registry import HANDLERS, Ints, cast, handles, pair, require
 from shardwright.pcg.aten.structure import reshape
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.types import is_float
 
 _EPSILON, _EPSILON_DOUBLE = 2.0**-23, 2.0**-52  # of float32, in which halves are normalized too, and of float64
 
-
-@handles("native_dropout")
-def _native_dropout(b: GraphBuilder, x: str, p: float, train: bool | None = True) -> tuple[str, None]:
-    return (b.op("dropout", x, p=0 if train is False else p), None)
-
+HANDLERS.update({
+    "native_dropout": lambda b, x, p, train=True: (b.op("dropout", x, p=0 if train is False else p), None),
+    # with the statistics of the batch, in training and in evaluation
+    "_native_batch_norm_legit.no_stats": lambda b, x, w, bias, training, momentum, eps: (
+        _standardized(b, x, *_statistics(b, x), w, bias, eps), None, None,
+    ),
+    "_native_batch_norm_legit_no_training": lambda b, x, w, bias, running_mean, running_var, momentum, eps: (
+        _standardized(b, x, running_mean, running_var, w, bias, eps), None, None,
+    ),
+})  # fmt: skip
 
 # ---- normalization ----
 
@@ -61,19 +66,6 @@ def _batch_norm(b: GraphBuilder, x: str, w: str | None, bias: str | None, runnin
         return cast(b, mixed, b.types[old].dtype)
 
     return (y, None, None, update(running_mean, b.op("detach", centre)), update(running_var, unbiased))
-
-
-@handles("_native_batch_norm_legit.no_stats")
-def _batch_norm_no_stats(b: GraphBuilder, x: str, w: str | None, bias: str | None, training: bool, momentum: float,
-                         eps: float) -> tuple[str, None, None]:  # fmt: skip
-    """Statistics of the batch, in training and in evaluation."""
-    return (_standardized(b, x, *_statistics(b, x), w, bias, eps), None, None)
-
-
-@handles("_native_batch_norm_legit_no_training")
-def _batch_norm_evaluated(b: GraphBuilder, x: str, w: str | None, bias: str | None, running_mean: str,
-                          running_var: str, momentum: float, eps: float) -> tuple[str, None, None]:  # fmt: skip
-    return (_standardized(b, x, running_mean, running_var, w, bias, eps), None, None)
 
 
 def _single(b: GraphBuilder, x: str) -> str:

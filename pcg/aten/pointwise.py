@@ -50,16 +50,22 @@ HANDLERS.update({name: _real(name) for name in _REAL})
 HANDLERS.update({name: _rounding(name) for name in _ROUNDING})
 HANDLERS.update({name: _binary(row) for name, row in _BINARY.items()})
 HANDLERS.update({name: _logical(row) for name, row in _LOGICAL.items()})
-
-
-@handles("square")
-def _square(b: GraphBuilder, x: str) -> str:
-    return b.op("mul", x, x)
-
-
-@handles("logical_not")
-def _logical_not(b: GraphBuilder, x: str) -> str:
-    return b.op("logical_not", cast(b, x, "bool"))
+HANDLERS.update({
+    "add": lambda b, x, y, alpha=1: x if y == 0 else b.op("add", x, _scaled(b, y, alpha)),
+    "addcmul": lambda b, x, y, z, *, value=1: b.op("add", x, _scaled(b, b.op("mul", y, z), value)),
+    "alias": lambda b, x: x,
+    "clamp": lambda b, x, low=None, high=None: _at_most(b, _at_least(b, x, low), high),
+    "clone": lambda b, x: x,
+    "gelu": lambda b, x, approximate="none": b.op("gelu", x, approximate=approximate),
+    "isnan": lambda b, x: b.op("ne", x, x),
+    "leaky_relu": lambda b, x, slope=0.01: b.op("where", b.op("gt", x, 0), x, b.op("mul", x, slope)),
+    "logical_not": lambda b, x: b.op("logical_not", cast(b, x, "bool")),
+    "rsub": lambda b, x, y, alpha=1: b.op("sub", y, _scaled(b, x, alpha)),
+    "square": lambda b, x: b.op("mul", x, x),
+    "sub": lambda b, x, y, alpha=1: x if y == 0 else b.op("sub", x, _scaled(b, y, alpha)),
+    "_to_copy": lambda b, x, *, dtype=None: cast(b, x, dtype),  # devices and memory formats are no part of a graph
+    "where": lambda b, condition, x, y: b.op("where", cast(b, condition, "bool"), *b.operands(x, y)),
+})  # fmt: skip
 
 
 @handles("bitwise_not")
@@ -75,35 +81,10 @@ def _bitwise_xor(b: GraphBuilder, x: Any, y: Any) -> str:
     return b.op("ne", x, y)
 
 
-@handles("isnan")
-def _isnan(b: GraphBuilder, x: str) -> str:
-    return b.op("ne", x, x)
-
-
-@handles("add")
-def _add(b: GraphBuilder, x: Any, y: Any, alpha: float = 1) -> str:
-    return x if y == 0 else b.op("add", x, _scaled(b, y, alpha))
-
-
-@handles("sub")
-def _sub(b: GraphBuilder, x: Any, y: Any, alpha: float = 1) -> str:
-    return x if y == 0 else b.op("sub", x, _scaled(b, y, alpha))
-
-
-@handles("rsub")
-def _rsub(b: GraphBuilder, x: Any, y: Any, alpha: float = 1) -> str:
-    return b.op("sub", y, _scaled(b, x, alpha))
-
-
 def _scaled(b: GraphBuilder, y: Any, alpha: float) -> Any:
     if alpha == 1:
         return y
     return b.op("mul", y, alpha) if isinstance(y, str) else y * alpha
-
-
-@handles("addcmul")
-def _addcmul(b: GraphBuilder, x: str, y: str, z: str, *, value: float = 1) -> str:
-    return b.op("add", x, _scaled(b, b.op("mul", y, z), value))
 
 
 @handles("div")
@@ -115,20 +96,10 @@ def _div(b: GraphBuilder, x: str, y: Any, rounding_mode: str | None = None) -> s
     return b.op("floor_divide", b.op("detach", x), b.op("detach", y) if isinstance(y, str) else y)
 
 
-@handles("gelu")
-def _gelu(b: GraphBuilder, x: str, approximate: str = "none") -> str:
-    return b.op("gelu", x, approximate=approximate)
-
-
 @handles("softplus")
 def _softplus(b: GraphBuilder, x: str, beta: float = 1, threshold: float = 20) -> str:
     require((beta, threshold) == (1, 20))
     return b.op("softplus", x)
-
-
-@handles("leaky_relu")
-def _leaky_relu(b: GraphBuilder, x: str, slope: float = 0.01) -> str:
-    return b.op("where", b.op("gt", x, 0), x, b.op("mul", x, slope))
 
 
 @handles("hardtanh")
@@ -136,11 +107,6 @@ def _hardtanh(b: GraphBuilder, x: str, low: float = -1, high: float = 1) -> str:
     """Like `clamp`, but no gradient passes where x is at a bound."""
     y = b.op("where", b.op("ge", x, high), high, x)
     return b.op("where", b.op("le", x, low), low, y)
-
-
-@handles("clamp")
-def _clamp(b: GraphBuilder, x: str, low: Any = None, high: Any = None) -> str:
-    return _at_most(b, _at_least(b, x, low), high)
 
 
 @handles("clamp_min")
@@ -156,22 +122,6 @@ def _at_most(b: GraphBuilder, x: str, high: Any) -> str:
     if not isinstance(high, str):
         return x if high is None else b.op("minimum", x, high)
     return b.op("where", b.op("gt", x, high), high, x)
-
-
-@handles("_to_copy")
-def _to_copy(b: GraphBuilder, x: str, *, dtype: Any = None) -> str:
-    """Devices and memory formats are not part of a graph."""
-    return cast(b, x, dtype)
-
-
-@handles("clone", "alias")
-def _same(b: GraphBuilder, x: str) -> str:
-    return x
-
-
-@handles("where")
-def _where(b: GraphBuilder, condition: str, x: Any, y: Any) -> str:
-    return b.op("where", cast(b, condition, "bool"), *b.operands(x, y))
 
 
 @handles("masked_fill")

@@ -28,16 +28,6 @@ def wide(b: GraphBuilder, x: str) -> str:
     return cast(b, x, "float32" if b.types[x].dtype == "float16" else None)
 
 
-@handles("sum")
-def _sum(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False, *, dtype: Any = None) -> str:
-    return total(b, cast(b, x, dtype), dims, keepdim)
-
-
-@handles("mean")
-def _mean(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False, *, dtype: Any = None) -> str:
-    return mean(b, cast(b, x, dtype), dims, keepdim)
-
-
 @handles("var.correction")
 def _var(
     b: GraphBuilder, x: str, dims: Ints | None = None, *, correction: float | None = 1, keepdim: bool = False
@@ -53,20 +43,11 @@ def _extreme(row: str) -> Handler:
     return lambda b, x, dims=None, keepdim=False: b.op(row, x, dims=reduced(b, x, dims), keepdim=keepdim)
 
 
-def _extreme_of_all(row: str) -> Handler:
-    return lambda b, x: b.op(row, x, dims=reduced(b, x, None), keepdim=False)
-
-
-handles("amax")(_extreme("amax"))
-handles("amin")(_extreme("amin"))
-handles("max.default")(_extreme_of_all("amax"))
-handles("min.default")(_extreme_of_all("amin"))
-
-
-@handles("max.dim")
-def _max_dim(b: GraphBuilder, x: str, dim: int, keepdim: bool = False) -> tuple[str, str]:
-    """Values by their index: the gradient goes to the chosen element, not to all that equal it, as `amax` has it."""
-    return _chosen(b, x, x, dim, keepdim)
+handles("sum")(lambda b, x, dims=None, keepdim=False, *, dtype=None: total(b, cast(b, x, dtype), dims, keepdim))
+handles("mean")(lambda b, x, dims=None, keepdim=False, *, dtype=None: mean(b, cast(b, x, dtype), dims, keepdim))
+handles("max.dim")(lambda b, x, dim, keepdim=False: _chosen(b, x, x, dim, keepdim))
+handles("amax", "max.default")(_extreme("amax"))
+handles("amin", "min.default")(_extreme("amin"))
 
 
 @handles("min.dim")
@@ -76,7 +57,10 @@ def _min_dim(b: GraphBuilder, x: str, dim: int, keepdim: bool = False) -> tuple[
 
 
 def _chosen(b: GraphBuilder, x: str, score: str, dim: int, keepdim: bool) -> tuple[str, str]:
-    """The element of x with the highest score, and its index."""
+    """The element of x with the highest score, and its index.
+
+    The gradient goes to the chosen element, not to all that equal it, as `amax` has it.
+    """
     dim = dimension(b, x, dim)
     index = b.op("argmax", score, dims=(dim,), keepdim=True)
     value = b.op("gather", x, index, dim=dim)

@@ -7,9 +7,17 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from shardwright.pcg.aten.registry import Ints, cast, dimension, dimensions, handles, require
+from shardwright.pcg.aten.registry import HANDLERS, Ints, cast, dimension, dimensions, handles, require
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.types import is_float
+
+HANDLERS.update({
+    "permute": lambda b, x, dims: b.op("permute", x, dims=dimensions(b, x, dims)),
+    "t": lambda b, x: transpose(b, x, 0, 1) if len(b.shape(x)) == 2 else x,
+    "tril": lambda b, x, diagonal=0: _triangle(b, x, "le", diagonal),
+    "triu": lambda b, x, diagonal=0: _triangle(b, x, "ge", diagonal),
+    "unbind": lambda b, x, dim=0: tuple(select(b, x, dim, i) for i in range(b.shape(x)[dimension(b, x, dim)])),
+})  # fmt: skip
 
 # ---- reshapes ----
 
@@ -45,11 +53,6 @@ def squeeze(b: GraphBuilder, x: str, dims: Ints | None = None) -> str:
     return reshape(b, x, [s for i, s in enumerate(b.shape(x)) if i not in drop or s != 1])
 
 
-@handles("permute")
-def _permute(b: GraphBuilder, x: str, dims: Sequence[int]) -> str:
-    return b.op("permute", x, dims=dimensions(b, x, dims))
-
-
 @handles("transpose")
 def transpose(b: GraphBuilder, x: str, i: int, j: int) -> str:
     """Two dimensions exchanged."""
@@ -58,11 +61,6 @@ def transpose(b: GraphBuilder, x: str, i: int, j: int) -> str:
     order = list(range(len(b.shape(x))))
     order[i], order[j] = order[j], order[i]
     return b.op("permute", x, dims=tuple(order))
-
-
-@handles("t")
-def _t(b: GraphBuilder, x: str) -> str:
-    return transpose(b, x, 0, 1) if len(b.shape(x)) == 2 else x
 
 
 @handles("expand")
@@ -129,19 +127,9 @@ def split(b: GraphBuilder, x: str, sizes: Ints, dim: int = 0) -> tuple[str, ...]
     return tuple(part(b, x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True))
 
 
-@handles("unbind")
-def _unbind(b: GraphBuilder, x: str, dim: int = 0) -> tuple[str, ...]:
-    return tuple(select(b, x, dim, i) for i in range(b.shape(x)[dimension(b, x, dim)]))
-
-
-@handles("tril")
-def _tril(b: GraphBuilder, x: str, diagonal: int = 0) -> str:
-    return b.op("where", b.op("le", *_positions(b, x, diagonal)), x, b.scalar(0, b.types[x].dtype))
-
-
-@handles("triu")
-def _triu(b: GraphBuilder, x: str, diagonal: int = 0) -> str:
-    return b.op("where", b.op("ge", *_positions(b, x, diagonal)), x, b.scalar(0, b.types[x].dtype))
+def _triangle(b: GraphBuilder, x: str, side: str, diagonal: int) -> str:
+    """The elements on the diagonal and on one side of it; zeros elsewhere."""
+    return b.op("where", b.op(side, *_positions(b, x, diagonal)), x, b.scalar(0, b.types[x].dtype))
 
 
 def _positions(b: GraphBuilder, x: str, diagonal: int) -> tuple[str, str]:

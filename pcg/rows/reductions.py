@@ -46,20 +46,16 @@ def _np_log_softmax(x: np.ndarray, dim: int) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=dim, keepdims=True))
 
 
-def _order(x: np.ndarray, dim: int, descending: bool) -> np.ndarray:
+def _sort_indices(x: np.ndarray, dim: int, descending: bool) -> np.ndarray:
     return np.argsort(-x if descending else x, axis=dim, kind="stable")
 
 
-def _sort_indices(x: np.ndarray, dim: int, descending: bool) -> np.ndarray:
-    return _order(x, dim, descending)
-
-
 def _sort_values(x: np.ndarray, dim: int, descending: bool) -> np.ndarray:
-    return np.take_along_axis(x, _order(x, dim, descending), dim)
+    return np.take_along_axis(x, _sort_indices(x, dim, descending), dim)
 
 
 def _topk_indices(x: np.ndarray, k: int, dim: int) -> np.ndarray:
-    return np.take(_order(x, dim, True), np.arange(k), axis=dim)
+    return np.take(_sort_indices(x, dim, True), np.arange(k), axis=dim)
 
 
 def _topk_values(x: np.ndarray, k: int, dim: int) -> np.ndarray:

@@ -10,7 +10,6 @@ from shardwright.pcg.analysis import computed_once, saved_by, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.moves import fused_moves
-from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.parameters import Parameters, find_parameters, module_block, narrow_dtypes
@@ -134,7 +133,7 @@ class Operations:
         return self._operation(node, (start,))._replace(alias=alias, early=node.name in self._sums)
 
     def _operator(self, node: Node) -> Operation:
-        row, kind, names = ROWS.get(node.op), self.graph.types[node.name], [self._name(i) for i in node.inputs]
+        row, kind, names = node.row, self.graph.types[node.name], [self._name(i) for i in node.inputs]
         moves_nothing = row is not None and row.view and written(self.graph, node) != "copy" and bool(names)
         of_weight = moves_nothing and names[0] in self.parameters
         grads = [self.graph.types[i].grad for i in node.inputs]
@@ -165,7 +164,7 @@ def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple
     """Values that may lie in the memory of parameters, and in that of which."""
     names, found = parameters.names, dict[str, tuple[str, ...]]()
     for node in graph.nodes:
-        row = ROWS.get(node.op)
+        row = node.row
         keeps_memory = node.op in (PARTITION, REPLICATE) or (
             row is not None and (row.view or node.op in ("cast", "contiguous"))
         )
@@ -192,7 +191,7 @@ def early_sums(graph: Graph, constant: frozenset[str]) -> tuple[list[str], froze
             small = graph.types[node.name].num_elements == 1
             if small and node.name not in constant:
                 sums.append(node.name)
-        elif node.op == PARTITION or (node.op in ROWS and not ROWS[node.op].random):
+        elif node.op == PARTITION or (node.row is not None and not node.is_random):
             from_batch.add(node.name)
     return sums, _ancestors(graph, sums)
 
