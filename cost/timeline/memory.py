@@ -54,9 +54,6 @@ class Memory:
         """Bytes by category, as `by_category` gives them."""
         return cls(**{f"{name}_bytes": round(num_bytes) for name, num_bytes in categories.items()})
 
-    def __add__(self, other: Memory) -> Memory:
-        return Memory(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
-
 
 SAFE_SHARE = 0.9
 """Predictions of memory are not exact: a plan is only said to fit if it leaves a tenth of the device's memory free."""

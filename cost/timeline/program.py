@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.device import Device
@@ -24,6 +23,7 @@ from shardwright.cost.timeline.pool import BufferKind, joined, pool_bytes
 from shardwright.cost.timeline.pricing import is_bucketed, price_backward, price_forward
 from shardwright.cost.timeline.sections import Section, Share, crossing, sections, spread
 from shardwright.cost.timeline.steps import Steps
+from shardwright.cost.timeline.streams import SegmentTimeline
 from shardwright.cost.timeline.tasks import Recorder, Segment
 from shardwright.pcg.analysis import kept_constants, written
 from shardwright.pcg.errors import PlanError
@@ -67,13 +67,13 @@ class StepProgram:
     """What runs, on each device of every stage.
 
     hops_s      seconds to send a microbatch from each virtual stage to the next one, one way; the slower of the two
-    simulated   segments whose timeline is known already, shared by programs of the same pieces
+    simulated   timelines of segments that are known already, shared by programs of the same pieces
     """
 
     execution: Execution
     stages: tuple[Stage, ...]
     hops_s: tuple[float, ...] = ()
-    simulated: dict[tuple[object, ...], Any] = field(default_factory=dict, compare=False, repr=False)
+    simulated: dict[tuple[object, ...], SegmentTimeline] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def serial_s(self) -> float:
@@ -121,7 +121,7 @@ class Programs:
     def __init__(self, graph: Graph, cluster: Cluster, repeats: Mapping[str, int] | None = None) -> None:
         self.graph, self.cluster, self.repeats = graph, cluster, repeats or {}
         self._makers: dict[Execution, list[_Maker]] = {}
-        self._simulated: dict[tuple[object, ...], Any] = {}
+        self._simulated: dict[tuple[object, ...], SegmentTimeline] = {}
 
     def program(self, execution: Execution = DEFAULT, split: Sequence[int] | None = None) -> StepProgram:
         """As the function of this name."""

@@ -34,11 +34,12 @@ class Course(NamedTuple):
     values: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SegmentTimeline:
     """A simulated segment, with times from its start.
 
     Attributes:
+        segment: what was simulated.
         seconds: until the last task has ended, folds included.
         ready_s: until the next segment can begin: sums of gradients over devices go on beside it.
         starts, ends: of every task, as if folds stood for nothing; `offsets`: how much later they are because of them.
@@ -51,6 +52,7 @@ class SegmentTimeline:
         memory: bytes in all, relative to the segment's start, at every change.
     """
 
+    segment: Segment
     seconds: float
     ready_s: float
     starts: Sequence[float]
@@ -69,11 +71,9 @@ class SegmentTimeline:
         return sum(self.peak.values())
 
 
-def run(
-    segment: Segment, sharing: Sharing, known: tuple[Sequence[float], Sequence[float]] | None = None
-) -> SegmentTimeline:
-    """Simulate a segment. `known`: starts and ends of the same tasks, where only the memory differs."""
-    starts, ends = known or times(segment.tasks, sharing)
+def run(segment: Segment, sharing: Sharing, alike: SegmentTimeline | None = None) -> SegmentTimeline:
+    """Simulate a segment. `alike`: one of the same tasks, where only the memory differs."""
+    starts, ends = (alike.starts, alike.ends) if alike else times(segment.tasks, sharing)
     windows = [_window(fold, segment.tasks, ends) for fold in segment.folds]
     offsets, seconds = _stretch(segment, starts, ends, windows)
     busy = defaultdict[str, float](float)
@@ -83,7 +83,7 @@ def run(
     awaited = (e + o for t, e, o in zip(segment.tasks, ends, offsets, strict=True) if not _goes_on(t))
     ready_s = max(awaited, default=seconds)
     waiting_s = max(0.0, ready_s - busy.get(COMPUTE, 0.0))
-    return SegmentTimeline(seconds, ready_s, starts, ends, offsets, dict(busy), waiting_s, *memory)
+    return SegmentTimeline(segment, seconds, ready_s, starts, ends, offsets, dict(busy), waiting_s, *memory)
 
 
 def _goes_on(task: Task) -> bool:

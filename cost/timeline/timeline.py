@@ -21,7 +21,7 @@ from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.program import Stage, StepProgram
 from shardwright.cost.timeline.schedules import Item, orders
 from shardwright.cost.timeline.streams import SHARING, SegmentTimeline, Sharing, run
-from shardwright.cost.timeline.tasks import COMPUTE, Segment
+from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.errors import PlanError
 
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
@@ -36,7 +36,6 @@ class PlacedSegment(NamedTuple):
 
     item: Item | None
     start_s: float
-    segment: Segment
     timeline: SegmentTimeline
 
 
@@ -53,6 +52,7 @@ class StageTimeline:
         memory: at the peak, by category, the allocator's slack included.
         peak_s: the moment of the peak.
         peak_at: what runs then.
+        state_bytes: what is there when the step begins.
     """
 
     placed: tuple[PlacedSegment, ...]
@@ -63,6 +63,7 @@ class StageTimeline:
     memory: Memory
     peak_s: float
     peak_at: str
+    state_bytes: float
 
     @property
     def at_work_s(self) -> float:
@@ -89,56 +90,40 @@ class Timeline:
 
 def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
     """The timeline of a program. `sharing`: how compute and communication slow each other, by kind of device."""
-    known: dict[tuple[object, ...], tuple[Segment, SegmentTimeline]] = program.simulated
     schedules = orders(program.execution)
-    segments = [
-        _stage_segments(stage, items, sharing[stage.device.kind], known)
+    timelines = [
+        _stage_timelines(stage, items, sharing[stage.device.kind], program.simulated)
         for stage, items in zip(program.stages, schedules, strict=True)
     ]
-    starts = _place(program, schedules, segments)
-    ends = [
-        [start + timeline.seconds for start, (_, timeline) in zip(own, found, strict=False)]
-        for own, found in zip(starts, segments, strict=True)
-    ]
-    step_s = max(own[-1] for own in ends)
     placed = [
-        tuple(
-            PlacedSegment(item, start, *found)
-            for item, start, found in zip((*items, None), own, stage_segments, strict=True)
-        )
-        for items, own, stage_segments in zip(schedules, starts, segments, strict=True)
+        tuple(map(PlacedSegment, (*items, None), starts, own))
+        for items, starts, own in zip(schedules, _place(program, schedules, timelines), timelines, strict=True)
     ]
-    courses: dict[tuple[object, ...], tuple[Memory, int, str]] = {}
-    return Timeline(
-        step_s,
-        tuple(_stage(stage, own, step_s, courses) for stage, own in zip(program.stages, placed, strict=True)),
-    )
+    step_s = max(own[-1].start_s + own[-1].timeline.seconds for own in placed)
+    return Timeline(step_s, tuple(_stage(*own, step_s) for own in zip(program.stages, placed, strict=True)))
 
 
-def _stage_segments(
-    stage: Stage,
-    items: Sequence[Item],
-    sharing: Sharing,
-    known: dict[tuple[object, ...], tuple[Segment, SegmentTimeline]],
-) -> list[tuple[Segment, SegmentTimeline]]:
-    """The segment of every item of a stage, and that of the end; equal ones are simulated once."""
+def _stage_timelines(
+    stage: Stage, items: Sequence[Item], sharing: Sharing, known: dict[tuple[object, ...], SegmentTimeline]
+) -> list[SegmentTimeline]:
+    """Those of every item of a stage, and of the end; equal ones are simulated once."""
     last = {(item.chunk, item.direction): number for number, item in enumerate(items)}
     seen: set[tuple[int, str]] = set()
-    found: list[tuple[Segment, SegmentTimeline]] = []
+    found: list[SegmentTimeline] = []
     for number, item in enumerate(items):
         way = (item.chunk, item.direction)
         when = (way not in seen, number == last[way]) if item.direction != "forward" else (False, False)
         seen.add(way)
         piece = stage.pieces[item.chunk]
-        key = (id(piece), item.direction, *when, sharing)
+        key = (piece, item.direction, *when, sharing)
         if key not in known:
             segment = getattr(piece, item.direction).in_microbatch(first=when[0], last=when[1])
-            alike = known.get((id(piece), item.direction, not when[0], when[1], sharing))  # but for its memory
-            known[key] = segment, run(segment, sharing, alike and (alike[1].starts, alike[1].ends))
+            alike = known.get((piece, item.direction, not when[0], when[1], sharing))  # but for its memory
+            known[key] = run(segment, sharing, alike)
         found.append(known[key])
-    if (id(stage), sharing) not in known:
-        known[id(stage), sharing] = stage.end, run(stage.end, sharing)
-    return [*found, known[id(stage), sharing]]
+    if (stage, sharing) not in known:
+        known[stage, sharing] = run(stage.end, sharing)
+    return [*found, known[stage, sharing]]
 
 
 # --------------------------------------------------------------------------------------------------- between the stages
@@ -147,7 +132,7 @@ def _stage_segments(
 def _place(
     program: StepProgram,
     schedules: Sequence[Sequence[Item]],
-    segments: Sequence[Sequence[tuple[Segment, SegmentTimeline]]],
+    timelines: Sequence[Sequence[SegmentTimeline]],
 ) -> list[list[float]]:
     """When every segment of every stage starts; the last one of each is the end of the step."""
     num_stages, overlap = len(schedules), program.execution.overlap
@@ -159,7 +144,7 @@ def _place(
     while waiting:
         before = sum(map(len, starts))
         for stage in sorted(waiting):
-            items, own, durations = schedules[stage], starts[stage], segments[stage]
+            items, own, durations = schedules[stage], starts[stage], timelines[stage]
             while len(own) < len(items):
                 item = items[len(own)]
                 virtual = item.chunk * num_stages + stage
@@ -167,7 +152,7 @@ def _place(
                 if ready is None:
                     break
                 start = max(clocks[stage], ready)
-                timeline = durations[len(own)][1]
+                timeline = durations[len(own)]
                 end = start + timeline.ready_s
                 sums[stage] = max(sums[stage], end) + timeline.seconds - timeline.ready_s
                 own.append(start)
@@ -208,46 +193,44 @@ def _send(
 # ------------------------------------------------------------------------------------------------------------ one stage
 
 
-def _stage(
-    stage: Stage,
-    placed: tuple[PlacedSegment, ...],
-    step_s: float,
-    courses: dict[tuple[object, ...], tuple[Memory, int, str]],
-) -> StageTimeline:
+def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], step_s: float) -> StageTimeline:
     busy = defaultdict[str, float](float)
     waiting = 0.0
-    for _, _, _, timeline in placed:
+    for _, _, timeline in placed:
         waiting += timeline.waiting_s
         for stream, seconds in timeline.busy_s.items():
             busy[stream] += seconds
     if len(placed) > 1:  # the end waits for sums that are still going on
         waiting += placed[-1].start_s - max(p.start_s + p.timeline.ready_s for p in placed[:-1])
     compute_s = busy.get(COMPUTE, 0.0)
-    key = (id(stage), *(id(p.timeline) for p in placed))
-    if key not in courses:
-        courses[key] = _peak(stage, placed)
-    memory, number, task = courses[key]
-    peak_s = placed[number].start_s + placed[number].timeline.peak_s
-    bubble_s = max(0.0, step_s - compute_s - waiting)
+    memory, peak = _peak(stage, placed)
     return StageTimeline(
-        placed, compute_s, waiting, bubble_s, dict(busy), memory, peak_s, _moment(placed[number].item, task)
+        placed=placed,
+        compute_s=compute_s,
+        exposed_s=waiting,
+        bubble_s=max(0.0, step_s - compute_s - waiting),
+        busy_s=dict(busy),
+        memory=memory,
+        peak_s=peak.start_s + peak.timeline.peak_s,
+        peak_at=_moment(peak.item, peak.timeline.peak_task),
+        state_bytes=sum(stage.state.values()),
     )
 
 
-def _peak(stage: Stage, placed: Sequence[PlacedSegment]) -> tuple[Memory, int, str]:
-    """Memory at the peak, the number of the segment in which it is, and the task."""
+def _peak(stage: Stage, placed: Sequence[PlacedSegment]) -> tuple[Memory, PlacedSegment]:
+    """Memory at the peak, and the segment in which it is."""
     now, total = defaultdict[str, float](float, stage.state), sum(stage.state.values())
-    best, found, number, task = -1.0, dict[str, float](), 0, ""
-    for i, place in enumerate(placed):
+    best, found, at = -1.0, dict[str, float](), placed[0]
+    for place in placed:
         timeline = place.timeline
         if total + timeline.peak_bytes > best:
-            best, number, task = total + timeline.peak_bytes, i, timeline.peak_task
+            best, at = total + timeline.peak_bytes, place
             found = {c: now.get(c, 0.0) + timeline.peak.get(c, 0.0) for c in (*now, *timeline.peak)}
         for category, num_bytes in timeline.net.items():
             now[category] += num_bytes
             total += num_bytes
     allocated = best - sum(stage.state.get(category, 0.0) for category in NOT_ALLOCATED)
-    return Memory.of({**found, "slack": SLACK[stage.device.kind] * allocated}), number, task
+    return Memory.of({**found, "slack": SLACK[stage.device.kind] * allocated}), at
 
 
 def _moment(item: Item | None, task: str) -> str:

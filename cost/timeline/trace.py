@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from shardwright.cost.timeline.streams import SegmentTimeline
-from shardwright.cost.timeline.tasks import COMPUTE, COPY, Segment
+from shardwright.cost.timeline.tasks import COMPUTE, COPY
 from shardwright.cost.timeline.timeline import PlacedSegment, StageTimeline, Timeline
 
 MAX_TASKS = 200_000
@@ -22,7 +22,7 @@ TraceEvent = dict[str, Any]
 
 def trace(timeline: Timeline) -> dict[str, Any]:
     """The trace, to be written with `json.dump`."""
-    num_tasks = sum(len(place.segment.tasks) for stage in timeline.stages for place in stage.placed)
+    num_tasks = sum(len(place.timeline.segment.tasks) for stage in timeline.stages for place in stage.placed)
     events: list[TraceEvent] = []
     for number, stage in enumerate(timeline.stages):
         events += _apart(_stage_events(number, stage, everything=num_tasks <= MAX_TASKS))
@@ -52,15 +52,15 @@ def _stage_events(number: int, stage: StageTimeline, *, everything: bool) -> Ite
     yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": f"stage {number}"}}
     for name, track in tracks.items():
         yield {"ph": "M", "name": "thread_name", "pid": number, "tid": track, "args": {"name": name}}
-    seen: set[int] = set()
-    bytes_ = _state_bytes(stage)
+    seen: set[SegmentTimeline] = set()
+    bytes_ = stage.state_bytes
     for place in stage.placed:
         name = "end" if place.item is None else f"{place.item.direction} {place.item.microbatch}"
         if place.timeline.seconds > 0:
             yield _event(name, "segment", number, 0, place.start_s, place.timeline.seconds)
-        if everything or id(place.timeline) not in seen:
+        if everything or place.timeline not in seen:
             yield from _tasks(place, number, tracks)
-        seen.add(id(place.timeline))
+        seen.add(place.timeline)
         for moment, value in zip(*place.timeline.memory, strict=True):
             yield {
                 "ph": "C",
@@ -72,32 +72,22 @@ def _stage_events(number: int, stage: StageTimeline, *, everything: bool) -> Ite
         bytes_ += sum(place.timeline.net.values())
 
 
-def _state_bytes(stage: StageTimeline) -> float:
-    """What is there when the step begins: the peak, less what the step has added until then."""
-    added = peak = 0.0
-    for place in stage.placed:
-        peak = max(peak, added + place.timeline.peak_bytes)
-        added += sum(place.timeline.net.values())
-    return stage.memory.total_bytes - stage.memory.slack_bytes - peak
-
-
 def _tasks(place: PlacedSegment, number: int, tracks: dict[str, int]) -> Iterator[TraceEvent]:
-    segment, timeline = place.segment, place.timeline
-    for task, start, end, offset in zip(segment.tasks, timeline.starts, timeline.ends, timeline.offsets, strict=True):
+    timeline = place.timeline
+    tasks = timeline.segment.tasks
+    for task, start, end, offset in zip(tasks, timeline.starts, timeline.ends, timeline.offsets, strict=True):
         if end > start:
             yield _event(
                 task.name, task.stream, number, tracks[task.stream], place.start_s + start + offset, end - start
             )
-    yield from _folds(segment, timeline, place.start_s, number, tracks)
+    yield from _folds(timeline, place.start_s, number, tracks)
 
 
-def _folds(
-    segment: Segment, timeline: SegmentTimeline, start_s: float, number: int, tracks: dict[str, int]
-) -> Iterator[TraceEvent]:
+def _folds(timeline: SegmentTimeline, start_s: float, number: int, tracks: dict[str, int]) -> Iterator[TraceEvent]:
     """What a fold stands for, as one event on the compute stream."""
-    for fold in segment.folds:
-        own = [i for i in range(fold.end) if segment.tasks[i].stream == COMPUTE]
-        later = [i for i in range(fold.end, len(segment.tasks)) if segment.tasks[i].stream == COMPUTE]
+    computed = [i for i, task in enumerate(timeline.segment.tasks) if task.stream == COMPUTE]
+    for fold in timeline.segment.folds:
+        own, later = [i for i in computed if i < fold.end], [i for i in computed if i >= fold.end]
         if not own or not later:
             continue
         begin = timeline.ends[own[-1]] + timeline.offsets[own[-1]]

@@ -17,13 +17,10 @@ from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, Execution, Op
 from tests.each import each
 
 
-def test_total_and_sum() -> None:
+def test_total() -> None:
     one = Memory(parameters_bytes=1, activations_bytes=2)
     two = Memory(*range(1, len(fields(Memory)) + 1))
     assert (one.total_bytes, two.total_bytes) == (3, 55)
-    assert (one + two).total_bytes == 58
-    assert (one + two).activations_bytes == 6
-    assert one + Memory() == one
     assert list(two.by_category()) == [
         "parameters", "gradients", "optimizer", "activations", "gathered", "buffers", "communication",
         "temporary", "context", "slack",
