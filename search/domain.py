@@ -2,7 +2,6 @@
 
 A choice names, per mesh axis, a factor to split, or R, C, or a set of partial operands (`Node.split`). Choices come
 from the op table's factor strings through certified row rules only; the `CertifiedSplits` object decides.
-from the op table's factor strings through certified row rules only; the `CertifiedSplits` object decides.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -106,14 +107,11 @@ class _Model:
         """Keep only these of a variable's choices."""
         if len(choices.value) == len(self.unary[v].value):
             return
-        self.unary[v] = self._cut(self.unary[v], choices, 0)
-        self.kept[v] = self._cut(self.kept[v], choices, 0)
+        cut = partial(self.interner.call, _cut)
+        self.unary[v], self.kept[v] = cut(self.unary[v], choices, 0), cut(self.kept[v], choices, 0)
         for n in self.neighbours[v]:
             edge = (min(v, n), max(v, n))
-            self.edges[edge] = self._cut(self.edges[edge], choices, 0 if v < n else 1)
-
-    def _cut(self, table: Interned[np.ndarray], keep: Interned[np.ndarray], axis: int) -> Interned[np.ndarray]:
-        return self.interner.call(_cut, table, keep, axis)
+            self.edges[edge] = cut(self.edges[edge], choices, 0 if v < n else 1)
 
     def left_with(self, keep: Sequence[np.ndarray]) -> _Model:
         """This model with fewer choices."""
@@ -211,9 +209,6 @@ class _Elimination:
     def run(self, order: Sequence[int]) -> Solution:
         return self._decode([self._eliminate(v) for v in order])
 
-    def _scope(self, v: int) -> list[int]:
-        return sorted({n for f in self.touching[v] for n in self.factors[f].scope} - {v})
-
     def _add_factor(self, factor: _Factor) -> None:
         key, self.num_factors = self.num_factors, self.num_factors + 1
         self.factors[key] = factor
@@ -221,7 +216,7 @@ class _Elimination:
             self.touching[v].add(key)
 
     def _eliminate(self, v: int) -> _Eliminated:
-        scope = self._scope(v)
+        scope = sorted({n for f in self.touching[v] for n in self.factors[f].scope} - {v})
         positions = {n: i for i, n in enumerate(scope)} | {v: len(scope)}
         used = sorted(self.touching[v], key=lambda f: ([positions[n] for n in self.factors[f].scope], f))
         factors = [self.factors[f] for f in used]
@@ -233,19 +228,16 @@ class _Elimination:
         if not scope:
             self.constant += float(table.value)
         elif len(scope) == 1:
-            self.unary[scope[0]] = self._plus(self.unary[scope[0]], table)
+            self.unary[scope[0]] = self.interner.call(np.add, self.unary[scope[0]], table)
         else:
             self._merge(tuple(scope), table)
         return _Eliminated(v, tuple(scope), best)
-
-    def _plus(self, a: Costs, b: Costs) -> Costs:
-        return self.interner.call(np.add, a, b)
 
     def _merge(self, scope: tuple[int, ...], table: Costs) -> None:
         """Add a table to a factor that spans the same variables, if there is one."""
         for f in self.touching[scope[0]]:
             if self.factors[f].scope == scope:
-                self.factors[f] = _Factor(scope, self._plus(self.factors[f].table, table))
+                self.factors[f] = _Factor(scope, self.interner.call(np.add, self.factors[f].table, table))
                 return
         self._add_factor(_Factor(scope, table))
 

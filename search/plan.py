@@ -17,6 +17,7 @@ from typing import Any
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
 from shardwright.pcg.errors import ClusterError, GraphError, PlanError
+from shardwright.pcg.files import write_whole
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.text import parse_graph, print_graph
@@ -146,14 +147,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan; an existing file is replaced only once the new one is complete."""
-        target = Path(path)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-            partial.replace(target)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise PlanError(f"{target}: cannot write the plan: {error.strerror or error}") from error
+        write_whole(Path(path), json.dumps(self.to_json(), indent=1) + "\n", "the plan", PlanError)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

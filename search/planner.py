@@ -1,8 +1,7 @@
 """The search: every mesh, the exact optimum on each, memory as a hard limit, baselines on the same terms.
 
 On a mesh the sum of compute and communication is minimized, to which bounds and cut-offs refer. The timeline, in which
-they overlap, then
-judges what was found: plans of all meshes and baselines alike.
+they overlap, then judges what was found: plans of all meshes and baselines alike.
 """
 
 from __future__ import annotations

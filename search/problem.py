@@ -240,7 +240,9 @@ class _Build:
 
     def _storage(self, node: Node, uses: Sequence[Use]) -> Domain:
         kind = self.types[node.name]
-        per_axis = self.interner.get(("used", *(use[1:] for use in uses)), lambda: self.interner.of(self._used(uses)))
+        per_axis = self.interner.get(
+            ("used", *(use[1:] for use in uses)), lambda: self.interner.of(_by_axis(_wanted(uses), len(self.sizes)))
+        )
         allowed = tuple(
             frozenset(
                 str(x)
@@ -253,11 +255,6 @@ class _Build:
             ("storage", self.kinds[node.name], per_axis, allowed),
             lambda: _restricted(storage_domain(kind, per_axis.value, self.sizes, self.b.compute), allowed),
         )
-
-    def _used(self, uses: Sequence[Use]) -> PerAxis:
-        """Per axis, the layouts in which readers want a tensor."""
-        wanted = [needs[use.position] for use in uses for needs in use.domain.operands]
-        return tuple(tuple(sorted({layouts[axis] for layouts in wanted})) for axis in range(len(self.sizes)))
 
     def _connect(self, name: str, uses: Sequence[Use], is_output: bool) -> None:
         """Edges from a tensor's producer to its readers, through a hub where there are several."""
@@ -304,10 +301,10 @@ class _Build:
         self.problem.edges[i, j] = table if known is None else self.interner.call(np.add, known, table)
 
     def _closure(self, name: str, uses: Sequence[Use]) -> Interned[Closure]:
-        made, handed_on = self.problem.domains[name], self._handed_on(name)
+        made, handed_on, whole = self.problem.domains[name], self._handed_on(name), replicated(len(self.sizes))
         per_axis = self.interner.get(
             ("layouts", made, handed_on, *(use[1:] for use in uses)),
-            lambda: self.interner.of(_layouts(made, uses, handed_on)),
+            lambda: self.interner.of(_by_axis([*made.result, *_wanted(uses), handed_on, whole], len(whole))),
         )
         root = self.graph.by_name[self.roots[name]]
         stored, view = root.name == name and root.op == "parameter", root.name != name and root.op == "parameter"
@@ -317,14 +314,14 @@ class _Build:
 _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
 
 
-def _layouts(made: Domain, uses: Sequence[Use], handed_on: Layouts) -> PerAxis:
-    """Per axis, the layouts in which a tensor is made or wanted."""
-    layouts: list[set[Layout]] = [{R, x} for x in handed_on]
-    wanted = [tuple(needs[use.position] for needs in use.domain.operands) for use in uses]
-    for state in (state for group in (made.result, *wanted) for state in group):
-        for axis, layout in enumerate(state):
-            layouts[axis].add(layout)
-    return tuple(tuple(sorted(x)) for x in layouts)
+def _wanted(uses: Sequence[Use]) -> list[Layouts]:
+    """The layouts in which readers want a tensor."""
+    return [needs[use.position] for use in uses for needs in use.domain.operands]
+
+
+def _by_axis(states: Sequence[Layouts], num_axes: int) -> PerAxis:
+    """Per axis, the layouts that occur in these states."""
+    return tuple(tuple(sorted({state[axis] for state in states})) for axis in range(num_axes))
 
 
 def _states(closure: Closure, domain: Domain, position: int | None) -> np.ndarray:

@@ -19,9 +19,9 @@ from typing import Any
 
 import shardwright
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.files import write_whole
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.wellformed import equation_from_json
-from shardwright.verifier.catalogue import write_text
 from shardwright.verifier.certificates import Certificate
 from shardwright.verifier.judge import RuleVerdict
 
@@ -51,7 +51,7 @@ class Unfinished:
     def save(self, name: str, found: Found) -> None:
         """Keep a finished context."""
         rules = [{**asdict(verdict), "rule": rule.to_json()} for rule, verdict in found.rules]
-        write_text(self._file(name), json.dumps({"counts": found.counts, "rules": rules}))
+        _write(self._file(name), {"counts": found.counts, "rules": rules})
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.json"
@@ -82,7 +82,7 @@ def unfinished(path: Path, arguments: Mapping[str, Any], progress: Callable[[str
             progress("the unfinished run was of other arguments or another version: starting anew")
             for file in set(folder.iterdir()) - {lock, mark}:
                 file.unlink()
-        write_text(mark, json.dumps(key))
+        _write(mark, key)
         yield Unfinished(folder)
         shutil.rmtree(folder)
 
@@ -101,6 +101,10 @@ def _read(path: Path) -> Any:  # noqa: ANN401 - JSON
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def _write(path: Path, data: object) -> None:
+    write_whole(path, json.dumps(data), "unfinished work", RuleError)
 
 
 def _verdict(data: Mapping[str, Any]) -> RuleVerdict:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.files import write_whole
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.fields import shown
 from shardwright.substitutions.rules import Rule, kind_of, rule_from_json
@@ -126,7 +127,7 @@ class Catalogue:
         lines = [json.dumps(self._entry(key, prover), ensure_ascii=False) for key in self.sorted()]
         head = {"version": VERSION, "prover": prover, "generator": self.generator}
         text = json.dumps(head, ensure_ascii=False)[:-1] + ', "rules": [\n' + ",\n".join(lines) + "\n]}\n"
-        write_text(path, text)
+        write_whole(path, text, "the rules", RuleError, make_folder=True)
 
     def sorted(self) -> list[str]:
         """The hashes of all rules: rows, steps and equations, each by name."""
@@ -200,18 +201,6 @@ def hash_of(data: Mapping[str, Any]) -> str:
     """The hash of a rule from its JSON form as we write it; another rule's, or nobody's, for any other text."""
     named = {key: value for key, value in data.items() if key != "name"}
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".new")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise RuleError(f"{path}: cannot write the rules ({error.strerror}); check the path") from error
 
 
 MAX_BYTES = 1 << 28

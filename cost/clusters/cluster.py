@@ -25,6 +25,7 @@ from shardwright.cost.clusters.device import Device, slowest_device
 from shardwright.cost.clusters.topology import Level, slowest_level
 from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.files import write_whole
 
 FORMAT = "shardwright-cluster"
 VERSION = 2
@@ -212,15 +213,8 @@ class Cluster:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON form to `path`, whole or not at all; makes the folder where there is none."""
-        target = Path(path)
-        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
-            partial.replace(target)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ClusterError(f"{target}: cannot write the cluster file ({reason}); choose a writable path") from error
+        text = json.dumps(self.to_json(), indent=2) + "\n"
+        write_whole(Path(path), text, "the cluster file", ClusterError, make_folder=True)
 
 
 class _Preset(Protocol):

@@ -11,11 +11,12 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import CLUSTER_FORMS, examples, format_option, parse_cluster
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.files import write_whole
 from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, RECOMPUTES, SCHEDULES
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
-    from shardwright.cost.timeline.timeline import Timeline
     from shardwright.pcg.step.execution import Execution
 
 _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chunks_per_stage": "--chunks"}
@@ -71,7 +72,9 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
         plan = moved(plan, cluster)
     found = plan_timeline(plan, run)
     if trace_file is not None:
-        _write(trace_file, found)
+        from shardwright.cost.timeline.trace import trace
+
+        write_whole(trace_file, json.dumps(trace(found)) + "\n", "the trace", PlanError)
     terminal.show(TimelineReport(plan, found), form)
 
 
@@ -85,13 +88,3 @@ def _execution(ways: Mapping[str, Any]) -> Execution:
     except FieldError as error:
         option = _OPTIONS.get(error.field, f"--{error.field}")
         raise click.UsageError(f"{option}: {error.problem}") from error
-
-
-def _write(path: Path, found: Timeline) -> None:
-    from shardwright.cost.timeline.trace import trace
-    from shardwright.pcg.errors import PlanError
-
-    try:
-        path.write_text(json.dumps(trace(found)) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise PlanError(f"{path}: cannot write the trace: {error.strerror or error}; choose a writable path") from error

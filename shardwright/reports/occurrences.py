@@ -16,7 +16,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.parallel import PARALLEL_OPS
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import PartialMatch, extended
-from shardwright.substitutions.terms import Apply, Term, Variable, erase, subterms
+from shardwright.substitutions.terms import Term, Variable, applied, erase
 
 Side = tuple[Term, ...]
 
@@ -54,4 +54,4 @@ def _sides(rule: Equation) -> list[Side]:
 
 
 def _ops(side: Side) -> list[str]:
-    return [t.op for t in {t for root in side for t in subterms(root)} if isinstance(t, Apply)]
+    return [term.op for term in set(applied(side))]

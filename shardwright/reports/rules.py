@@ -11,7 +11,7 @@ from shardwright.reports.report import Paragraph, Report
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.substitutions.steps import StepRule, SymbolicStep
-from shardwright.substitutions.terms import Apply, Term, Variable, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, applied
 from shardwright.verifier.catalogue import SHIPPED
 from shardwright.verifier.rulefile import Entry, RuleFile, read_rules
 
@@ -25,8 +25,7 @@ def operators(rule: Rule) -> frozenset[str]:
         return frozenset([rule.row])
     if isinstance(rule, StepRule):
         return frozenset(move.op for move in (*rule.left, *rule.right))
-    terms = (term for root in (*rule.left, *rule.right) for term in subterms(root))
-    return frozenset(term.op for term in terms if isinstance(term, Apply))
+    return frozenset(term.op for term in applied((*rule.left, *rule.right)))
 
 
 @dataclass(frozen=True)

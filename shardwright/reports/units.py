@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _LEAST_S = 5e-9  # less is the rounding of sums of times
 
 
 def seconds(value: float) -> str:
     """`4.60 s`, `95.3 ms`, `12.0 µs`."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= 0.9995 * scale:
-            return f"{_digits(value / scale)} {unit}"
-    return "0" if value < _LEAST_S else f"{_digits(value / 1e-6)} µs"
+    return "0" if value < _LEAST_S else _scaled(value, ((1.0, "s"), (1e-3, "ms"))) or f"{_digits(value / 1e-6)} µs"
 
 
 def size(num_bytes: float) -> str:
     """`65.7 GB`, `512 B`."""
-    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= 0.9995 * scale:
-            return f"{_digits(num_bytes / scale)} {unit}"
-    return "0" if num_bytes <= 0 else f"{num_bytes:.0f} B"
-
-
-def count(value: int) -> str:
-    """`10.8 M` for parameters and the like."""
-    for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= 0.9995 * scale:
-            return f"{_digits(value / scale)} {unit}"
-    return str(value)
+    large = _scaled(num_bytes, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
+    return large or ("0" if num_bytes <= 0 else f"{num_bytes:.0f} B")
 
 
 def percent(share: float) -> str:
@@ -49,6 +38,11 @@ def bar(share: float) -> str:
 def plural(number: int, singular: str, plural_form: str = "") -> str:
     """`1 mesh`, `6 meshes`."""
     return f"{number} {singular if number == 1 else plural_form or singular + 's'}"
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """In the largest unit of which there is one, to three digits; "" where there is none."""
+    return next((f"{_digits(value / scale)} {unit}" for scale, unit in units if value >= 0.9995 * scale), "")
 
 
 def _digits(value: float) -> str:

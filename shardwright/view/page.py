@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 from importlib.resources import files
 from pathlib import Path
 
 from shardwright import __version__
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.files import write_whole
 from shardwright.reports.plan import PlanReport
 from shardwright.search.plan import Plan
 
@@ -31,13 +31,7 @@ def page(plan: Plan) -> str:
 
 def write_page(plan: Plan, target: Path) -> None:
     """Write the page of a plan; an existing file is replaced only once the new one is complete."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(page(plan), encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise PlanError(f"{target}: cannot write the page: {error.strerror or error}") from error
+    write_whole(target, page(plan), "the page", PlanError)
 
 
 def _asset(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.generator.canonical import key, named
+from shardwright.substitutions.generator.canonical import named
 from shardwright.substitutions.generator.context import PlacementContext, SerialContext
 from shardwright.substitutions.generator.placedrules import PlacedRules
 from shardwright.substitutions.generator.serialrules import SerialRules
@@ -29,7 +29,7 @@ def candidates(
         report({**run.counts, "candidates": len(found)})
 
     for rule in run.rules(max_ops, tick):
-        run.counts["duplicate"] += key(rule) in found
-        found.setdefault(key(rule), rule)
+        run.counts["duplicate"] += rule.claim in found
+        found.setdefault(rule.claim, rule)
     tick()
     return [named(rule) for rule in found.values()]

@@ -56,18 +56,13 @@ def canonical(rule: Equation) -> Equation:
     return best[2]
 
 
-def key(rule: Equation) -> str:
-    """The text by which rules are found to be the same, guards aside; `rule` is canonical."""
-    return rule.claim
-
-
 def named(rule: Equation) -> Equation:
     """A canonical rule under its name: that of the hand-named rule it is, or one made of its operators and a hash."""
-    known = _hand_named().get(key(rule))
+    known = _hand_named().get(rule.claim)
     if known is not None and set(known.guard) == set(rule.guard):
         return known
     ops = [list(dict.fromkeys(t.op for t in _preorder(root) if isinstance(t, Apply))) for root in rule.left]
-    digest = hashlib.sha256(key(rule).encode()).hexdigest()[:6]
+    digest = hashlib.sha256(rule.claim.encode()).hexdigest()[:6]
     return replace(rule, name=f"{'_and_'.join('_of_'.join(each[:3]) for each in ops)}_{digest}")
 
 
@@ -77,7 +72,7 @@ def _hand_named() -> Mapping[str, Equation]:
     found: dict[str, Equation] = {}
     for rule in CATALOGUE.values():
         if not rule.parameters:
-            found.setdefault(key(canonical(replace(rule, guard=()))), rule)
+            found.setdefault(canonical(replace(rule, guard=())).claim, rule)
     return found
 
 

@@ -102,19 +102,11 @@ def aligned(*arrays: Array) -> list[Array]:
 # ---- pointwise ----
 
 
-def _add(ring: Ring, x: Array, y: Array) -> Array:
-    x, y = aligned(x, y)
-    return ring.reduce(x + y)
+def _binary(function: Callable[[Array, Array], Array]) -> Callable[[Ring, Array, Array], Array]:
+    return lambda ring, x, y: ring.reduce(function(*aligned(x, y)))
 
 
-def _sub(ring: Ring, x: Array, y: Array) -> Array:
-    x, y = aligned(x, y)
-    return ring.reduce(x - y)
-
-
-def _mul(ring: Ring, x: Array, y: Array) -> Array:
-    x, y = aligned(x, y)
-    return ring.reduce(x * y)
+_add, _sub, _mul = map(_binary, (np.add, np.subtract, np.multiply))
 
 
 def _div(ring: Ring, x: Array, y: Array) -> Array:

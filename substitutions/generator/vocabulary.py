@@ -7,7 +7,7 @@ stand alone, so that a rule holds for all of them. A mean is a sum times a scala
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,13 +50,25 @@ class Reach:
     extents: frozenset[str]
 
 
+Use = tuple[Attributes, SymbolicType]
+"""What one use of a row is: its attributes, and the type of its result."""
+
+
 @dataclass(frozen=True)
 class Way:
-    """One way of applying a row: how many operands, and its uses on operands of given types."""
+    """One way of applying a row: how many operands, and its uses on operands of given types.
+
+    With `indices`, operands may be index tensors.
+    """
 
     name: str
     arity: int
-    uses: Callable[[Sequence[SymbolicType], Reach], Iterator[RowUse]]
+    found: Callable[[Sequence[SymbolicType], Reach], Iterable[Use]]
+    indices: bool = False
+
+    def uses(self, types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+        if self.indices or not any(t.into for t in types):
+            yield from (RowUse(self.name, *use) for use in self.found(types, reach))
 
 
 def attributes(**attrs: str) -> Attributes:
@@ -76,21 +88,12 @@ def plain(dims: SymbolicDims) -> list[int]:
     return [i for i, d in enumerate(dims) if not d.startswith("*")]
 
 
-def _real(types: Sequence[SymbolicType]) -> bool:
-    return not any(t.into for t in types)
-
-
 # ---- pointwise ----
 
 
 def pointwise(name: str, **attrs: str) -> Way:
     """A function of each element."""
-
-    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
-        if _real(types):
-            yield RowUse(name, attributes(**attrs), types[0])
-
-    return Way(name, 1, uses)
+    return Way(name, 1, lambda types, reach: [(attributes(**attrs), types[0])])
 
 
 def broadcast(long: SymbolicDims, short: SymbolicDims) -> SymbolicDims | None:
@@ -103,49 +106,45 @@ def broadcast(long: SymbolicDims, short: SymbolicDims) -> SymbolicDims | None:
     return lead + tuple(b if a == "1" else a for a, b in zip(tail, short, strict=True))
 
 
-def binary(name: str) -> Way:
+def _binary(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """A function of two elements, with broadcasting."""
-
-    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
-        (x, _), (y, _) = types
-        dims = broadcast(x, y) if len(x) >= len(y) else broadcast(y, x)
-        if dims is not None and _real(types):
-            yield RowUse(name, (), SymbolicType(dims))
-
-    return Way(name, 2, uses)
+    (x, _), (y, _) = types
+    dims = broadcast(x, y) if len(x) >= len(y) else broadcast(y, x)
+    if dims is not None:
+        yield (), SymbolicType(dims)
 
 
 # ---- contractions ----
 
 
-def _linear(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _linear(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     (x, _), (w, _) = types
-    if x and len(w) == 2 and x[-1] == w[1] and len(plain(w)) == 2 and _real(types):
-        yield RowUse("linear", (), SymbolicType((*x[:-1], w[0])))
+    if x and len(w) == 2 and x[-1] == w[1] and len(plain(w)) == 2:
+        yield (), SymbolicType((*x[:-1], w[0]))
 
 
-def _matmul(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _matmul(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """Of a splice and a dimension with a matrix too: the re-check finds that the splice may not be empty."""
     (x, _), (y, _) = types
-    fits = len(x) >= 2 and len(plain(y[-2:])) == 2 and x[-1] == y[-2] and _real(types)
+    fits = len(x) >= 2 and len(plain(y[-2:])) == 2 and x[-1] == y[-2]
     if fits and (len(y) == 2 or (x[:-2] == y[:-2] and len(plain(x[-2:])) == 2)):
-        yield RowUse("matmul", (), SymbolicType((*x[:-1], y[-1])))
+        yield (), SymbolicType((*x[:-1], y[-1]))
 
 
-def _conv2d(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _conv2d(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """Strides, padding and dilation are free; the spatial sizes of the result are `y` and `x`, known to nobody else."""
     (x, _), (w, _) = types
     if len(x) == len(w) == 4 and x[1] == w[1] and x[2:] == ("h", "w") and w[2:] == ("p", "q"):
         attrs = attributes(stride="stride", padding="padding", dilation="dilation", groups="1")
-        yield RowUse("conv2d", attrs, SymbolicType((x[0], w[0], "y", "x")))
+        yield attrs, SymbolicType((x[0], w[0], "y", "x"))
 
 
 def _sdpa(causal: str) -> Way:
-    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
         q, k, v = (t.dims for t in types)
         plains = all(len(d) >= 3 and len(plain(d[-2:])) == 2 for d in (q, k, v))
-        if plains and q[:-2] == k[:-2] == v[:-2] and q[-1] == k[-1] and k[-2] == v[-2] and _real(types):
-            yield RowUse("sdpa", attributes(causal=causal, scale="scale"), SymbolicType((*q[:-1], v[-1])))
+        if plains and q[:-2] == k[:-2] == v[:-2] and q[-1] == k[-1] and k[-2] == v[-2]:
+            yield attributes(causal=causal, scale="scale"), SymbolicType((*q[:-1], v[-1]))
 
     return Way("sdpa", 3, uses)
 
@@ -153,81 +152,73 @@ def _sdpa(causal: str) -> Way:
 # ---- reductions and norms ----
 
 
-def _sum(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _sum(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     x = types[0].dims
-    for i in plain(x) if _real(types) else ():
-        yield RowUse("sum", attributes(dims=f"({position(x, i)},)", keepdim="False"), SymbolicType(x[:i] + x[i + 1 :]))
+    for i in plain(x):
+        yield attributes(dims=f"({position(x, i)},)", keepdim="False"), SymbolicType(x[:i] + x[i + 1 :])
 
 
-def _sum_keep(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _sum_keep(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     x = types[0].dims
-    if x and plain(x[-1:]) and x[-1] != "1" and _real(types):
-        at = position(x, len(x) - 1)
-        yield RowUse("sum", attributes(dims=f"({at},)", keepdim="True"), SymbolicType((*x[:-1], "1")))
+    if _ends_plain(x):
+        yield attributes(dims=f"({position(x, len(x) - 1)},)", keepdim="True"), SymbolicType((*x[:-1], "1"))
 
 
-def along(name: str) -> Way:
+def _ends_plain(dims: SymbolicDims) -> bool:
+    """Whether the last dimension is neither a splice nor of size 1."""
+    return bool(plain(dims[-1:])) and dims[-1] != "1"
+
+
+def _along(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """An operator along one plain dimension."""
-
-    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
-        x = types[0].dims
-        for i in plain(x) if _real(types) else ():
-            if x[i] != "1":
-                yield RowUse(name, attributes(dim=position(x, i)), types[0])
-
-    return Way(name, 1, uses)
+    x = types[0].dims
+    yield from ((attributes(dim=position(x, i)), types[0]) for i in plain(x) if x[i] != "1")
 
 
-def norm(name: str, arity: int) -> Way:
+def _norm(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """A norm over the last dimension, with up to two affine operands."""
-
-    def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
-        x = types[0].dims
-        if x and plain(x[-1:]) and x[-1] != "1" and all(t.dims == x[-1:] for t in types[1:]) and _real(types):
-            yield RowUse(name, attributes(eps="eps", normalized_dims="1"), types[0])
-
-    return Way(name, arity, uses)
+    x = types[0].dims
+    if _ends_plain(x) and all(t.dims == x[-1:] for t in types[1:]):
+        yield attributes(eps="eps", normalized_dims="1"), types[0]
 
 
-def _cross_entropy(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _cross_entropy(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     (logits, _), target = types
     if len(plain(logits)) == len(logits) == 2 and target == SymbolicType(logits[:1], logits[1]):
-        yield RowUse(
-            "cross_entropy_sum", attributes(ignore_index="ignore", label_smoothing="smoothing"), SymbolicType(())
-        )
+        yield attributes(ignore_index="ignore", label_smoothing="smoothing"), SymbolicType(())
 
 
 # ---- lookups ----
 
 
-def _embedding(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _embedding(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     (w, _), (ids, into) = types
     if len(plain(w)) == len(w) == 2 and into == w[0] and not types[0].into:
-        yield RowUse("embedding", attributes(padding_idx="padding"), SymbolicType((*ids, w[1])))
+        yield attributes(padding_idx="padding"), SymbolicType((*ids, w[1]))
 
 
 # ---- movement ----
 
 
-def _transpose(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _transpose(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """Neighbouring plain dimensions swapped."""
     x = types[0].dims
     for i in range(len(x) - 1):
         if len(plain(x[i : i + 2])) == 2:
             order = [*range(i), i + 1, i, *range(i + 2, len(x))]
             result = SymbolicType(tuple(x[j] for j in order), types[0].into)
-            yield RowUse("permute", attributes(dims=f"({', '.join(_places(x, order))},)"), result)
+            yield attributes(dims=f"({', '.join(_places(x, order))},)"), result
 
 
 def _places(dims: SymbolicDims, order: Sequence[int]) -> list[str]:
     return [f"*iota({dims[i].replace('*', 'len(')}))" if dims[i].startswith("*") else position(dims, i) for i in order]
 
 
-def _reshaped(x: SymbolicType, dims: SymbolicDims) -> RowUse:
-    return RowUse("reshape", attributes(shape=f"({', '.join(dims)},)" if dims else "()"), SymbolicType(dims, x.into))
+def _reshaped(x: SymbolicType, dims: SymbolicDims) -> Use:
+    return attributes(shape=f"({', '.join(dims)},)"), SymbolicType(dims, x.into)
 
 
-def _merge(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _merge(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """Neighbouring plain dimensions made one."""
     x = types[0].dims
     for i in range(len(x) - 1):
@@ -237,7 +228,7 @@ def _merge(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
                 yield _reshaped(types[0], (*x[:i], merged, *x[i + 2 :]))
 
 
-def _split(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _split(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     """A dimension made two."""
     x = types[0].dims
     for i in plain(x) if len(x) < _MAX_RANK else ():
@@ -245,15 +236,15 @@ def _split(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
             yield _reshaped(types[0], (*x[:i], major, minor, *x[i + 1 :]))
 
 
-def _slice(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _slice(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     x = types[0].dims
     for i in plain(x):
         for start, stop in reach.cuts.get(x[i], ()):
             attrs = attributes(dim=position(x, i), start=start, stop=stop, step="1")
-            yield RowUse("slice", attrs, SymbolicType((*x[:i], minus(stop, start), *x[i + 1 :]), types[0].into))
+            yield attrs, SymbolicType((*x[:i], minus(stop, start), *x[i + 1 :]), types[0].into)
 
 
-def _concat(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
+def _concat(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
     (x, into), (y, other) = types
     if len(x) != len(y) or into != other:
         return
@@ -261,15 +252,13 @@ def _concat(types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
         if len(plain(y[i : i + 1])) == 1 and x[:i] == y[:i] and x[i + 1 :] == y[i + 1 :]:
             joined = plus(x[i], y[i])
             if joined in reach.extents:
-                yield RowUse(
-                    "concat", attributes(dim=position(x, i)), SymbolicType((*x[:i], joined, *x[i + 1 :]), into)
-                )
+                yield attributes(dim=position(x, i)), SymbolicType((*x[:i], joined, *x[i + 1 :]), into)
 
 
 VOCABULARY: Mapping[str, Way] = {
     **{name: pointwise(name) for name in ("neg", "relu", "exp", "sigmoid", "tanh", "silu")},
     "gelu": pointwise("gelu", approximate="'none'"),
-    **{name: binary(name) for name in ("add", "sub", "mul", "div")},
+    **{name: Way(name, 2, _binary) for name in ("add", "sub", "mul", "div")},
     "linear": Way("linear", 2, _linear),
     "matmul": Way("matmul", 2, _matmul),
     "conv2d": Way("conv2d", 2, _conv2d),
@@ -277,19 +266,18 @@ VOCABULARY: Mapping[str, Way] = {
     "causal_sdpa": _sdpa("True"),
     "sum": Way("sum", 1, _sum),
     "sum_keep": Way("sum", 1, _sum_keep),
-    "softmax": along("softmax"),
-    "log_softmax": along("log_softmax"),
-    "layer_norm": norm("layer_norm", 1),
-    "layer_norm_scaled": norm("layer_norm", 2),
-    "layer_norm_affine": norm("layer_norm", 3),
-    "rms_norm": norm("rms_norm", 1),
-    "rms_norm_scaled": norm("rms_norm", 2),
-    "cross_entropy": Way("cross_entropy_sum", 2, _cross_entropy),
-    "embedding": Way("embedding", 2, _embedding),
-    "transpose": Way("permute", 1, _transpose),
-    "merge": Way("reshape", 1, _merge),
-    "split": Way("reshape", 1, _split),
-    "slice": Way("slice", 1, _slice),
-    "concat": Way("concat", 2, _concat),
+    **{name: Way(name, 1, _along) for name in ("softmax", "log_softmax")},
+    "layer_norm": Way("layer_norm", 1, _norm),
+    "layer_norm_scaled": Way("layer_norm", 2, _norm),
+    "layer_norm_affine": Way("layer_norm", 3, _norm),
+    "rms_norm": Way("rms_norm", 1, _norm),
+    "rms_norm_scaled": Way("rms_norm", 2, _norm),
+    "cross_entropy": Way("cross_entropy_sum", 2, _cross_entropy, indices=True),
+    "embedding": Way("embedding", 2, _embedding, indices=True),
+    "transpose": Way("permute", 1, _transpose, indices=True),
+    "merge": Way("reshape", 1, _merge, indices=True),
+    "split": Way("reshape", 1, _split, indices=True),
+    "slice": Way("slice", 1, _slice, indices=True),
+    "concat": Way("concat", 2, _concat, indices=True),
 }
 """Every way of applying a row, by the name that contexts use."""

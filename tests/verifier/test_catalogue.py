@@ -163,7 +163,7 @@ def test_what_is_no_text_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "rules.json").mkdir()
-    with pytest.raises(RuleError, match=r"rules.json: cannot write the rules \(Is a directory\); check the path"):
+    with pytest.raises(RuleError, match=r"rules.json: cannot write the rules: Is a directory; choose a writable path"):
         Catalogue().save(tmp_path / "rules.json")
     assert [p.name for p in tmp_path.iterdir()] == ["rules.json"]
 

@@ -335,7 +335,7 @@ def test_what_is_no_cluster_file(make: Callable[[Path], object], problem: str, t
 
 def test_saving_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ClusterError, match=r"cannot write the cluster file \(.*\); choose a writable path"):
+    with pytest.raises(ClusterError, match=r"cannot write the cluster file: .*; choose a writable path"):
         Cluster.preset("t4-box").save(tmp_path / "file" / "cluster.json")
 
 
