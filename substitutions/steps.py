@@ -131,26 +131,21 @@ class StepRule:
         """Read the JSON form; a `RuleError` names the rule, the field and what is wrong."""
         with fields.located(f"rule {fields.name_of(data)!r}"):
             found = fields.record(data, ("name", "start", "left", "right"), ("form",))
-            start = fields.text_map(found, "start")
+            start = fields.text_map(found, "start", SymbolicLayout.parse)
             if not start or set(start) - {"a", "b"}:
                 raise RuleError(f"field 'start': expected layouts on the axes a and b, got {sorted(start)}")
-            places = tuple(
-                (axis, fields.one(text, f"start.{axis}", SymbolicLayout.parse)) for axis, text in start.items()
-            )
-            left, right = (
-                fields.each(fields.texts(found, side), side, SymbolicStep.parse) for side in ("left", "right")
-            )
+            left, right = (fields.each(found, side, SymbolicStep.parse) for side in ("left", "right"))
             if not left:
                 raise RuleError("field 'left': no steps; an empty chain would match anything")
-            rule = cls(fields.text(found, "name"), places, left, right)
+            rule = cls(fields.text(found, "name"), tuple(start.items()), left, right)
             for moves in (left, right):
                 rule.end(moves)
         return rule
 
     @property
     def hash(self) -> str:
-        """Names the rule: SHA-256 over its JSON form without its name."""
-        return fields.digest({key: value for key, value in self.to_json().items() if key != "name"})
+        """Names the rule."""
+        return fields.digest(self.to_json())
 
 
 def steps(name: str, start: Mapping[str, str], left: str, right: str) -> StepRule:
