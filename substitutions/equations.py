@@ -19,7 +19,7 @@ Attributes are those of the logical operator; what a device computes with follow
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -94,7 +94,7 @@ class Equation:
                     f"{where}: layouts: {name!r} has {len(placements)} for the axes ({', '.join(self.axes)}); "
                     "give one per axis"
                 )
-        for term in applied((*self.left, *self.right)):
+        for term in self.operators:
             if term.op in PARALLEL_OPS:
                 self._check_parallel(where, term)
 
@@ -140,10 +140,15 @@ class Equation:
             tuple(g for g in self.guard if not g.names & set(self.axes)), self.moves, parameters=self.parameters,
         )  # fmt: skip
 
+    @property
+    def operators(self) -> Iterator[Apply]:
+        """Every operator of both sides, operands first, as often as it is used."""
+        return applied((*self.left, *self.right))
+
     @cached_property
     def any_kind(self) -> bool:
         """Whether variables may be bools: neither side computes, and bools are no numbers."""
-        ops = {term.op for term in applied((*self.left, *self.right))}
+        ops = {term.op for term in self.operators}
         return all(op != REDUCE if op in PARALLEL_OPS else ROWS[op].moves for op in ops)
 
     @cached_property

@@ -39,7 +39,13 @@ def shown(value: object) -> str:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deeply; an integer of too many digits
         text = type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."
+    return short(text, 60)
+
+
+def short(value: object, most: int = 80) -> str:
+    """Something as text of at most so many characters."""
+    text = str(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def record(data: object, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:

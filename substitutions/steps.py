@@ -98,9 +98,13 @@ class StepRule:
     @property
     def guard(self) -> tuple[str, ...]:
         """What the sizes must satisfy: every shard's blocks are whole."""
-        made = {(m.axis, m.dim, m.blocks) for m in (*self.left, *self.right) if m.dim}
-        made |= {(axis, p.dim, p.blocks) for axis, p in self.start if p.kind == "S"}
-        return tuple(f"{n}*{'k' if axis == 'a' else 'l'} | {d}" for axis, d, n in sorted(made))
+        return tuple(f"{n}*{'k' if axis == 'a' else 'l'} | {d}" for axis, d, n in sorted(set(self.shards)))
+
+    @property
+    def shards(self) -> list[tuple[str, str, str]]:
+        """Axis, dimension and number of blocks of every shard that the tensor is in anywhere."""
+        places = [(axis, p.dim, p.blocks) for axis, p in self.start if p.kind == "S"]
+        return places + [(m.axis, m.dim, m.blocks) for m in (*self.left, *self.right) if m.dim]
 
     def end(self, moves: tuple[SymbolicStep, ...]) -> dict[str, SymbolicLayout]:
         """The layouts after a chain; a `RuleError` where it is ill-typed."""

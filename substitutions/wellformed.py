@@ -15,7 +15,7 @@ from shardwright.pcg.parallel import PARALLEL_OPS
 from shardwright.substitutions.attributes import check_type, semantics
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import RESERVED, Expression
-from shardwright.substitutions.fields import located
+from shardwright.substitutions.fields import located, short
 from shardwright.substitutions.terms import Apply, applied
 
 MAX_OPERATORS = 200
@@ -68,24 +68,19 @@ def _check_apply(term: Apply, where: str) -> None:
         return
     num_wanted = _num_operands(term.op)
     if num_wanted is not None and len(term.operands) != num_wanted:
-        raise RuleError(f"{where}: {term.op} has {num_wanted} operands, got {len(term.operands)} in {_short(term)}")
+        raise RuleError(f"{where}: {term.op} has {num_wanted} operands, got {len(term.operands)} in {short(term)}")
     signature = semantics(term.op)
     if signature is None and term.attrs:
-        raise RuleError(f"{where}: {term.op} has no attributes, got {term.attrs[0][0]!r} in {_short(term)}")
+        raise RuleError(f"{where}: {term.op} has no attributes, got {term.attrs[0][0]!r} in {short(term)}")
     if signature is not None:
         try:
             signature.bind(*term.operands, **dict(term.attrs))
         except TypeError as error:
-            raise RuleError(f"{where}: {_short(term)}: {error}") from None
+            raise RuleError(f"{where}: {short(term)}: {error}") from None
     for key, value in term.attrs:
         with located(f"{where}: {term.op}: {key}"):
             check_type(term.op, key, value)
         _check_numbers(value, f"{where}: {term.op}: {key}")
-
-
-def _short(term: Apply) -> str:
-    text = str(term)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 @lru_cache(maxsize=256)
