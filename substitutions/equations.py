@@ -19,7 +19,7 @@ Attributes are those of the logical operator; what a device computes with follow
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -94,7 +94,7 @@ class Equation:
                     f"{where}: layouts: {name!r} has {len(placements)} for the axes ({', '.join(self.axes)}); "
                     "give one per axis"
                 )
-        for term in applied((*self.left, *self.right)):
+        for term in self.operators:
             if term.op in PARALLEL_OPS:
                 self._check_parallel(where, term)
 
@@ -140,10 +140,15 @@ class Equation:
             tuple(g for g in self.guard if not g.names & set(self.axes)), self.moves, parameters=self.parameters,
         )  # fmt: skip
 
+    @property
+    def operators(self) -> Iterator[Apply]:
+        """Every operator of both sides, operands first, as often as it is used."""
+        return applied((*self.left, *self.right))
+
     @cached_property
     def any_kind(self) -> bool:
         """Whether variables may be bools: neither side computes, and bools are no numbers."""
-        ops = {term.op for term in applied((*self.left, *self.right))}
+        ops = {term.op for term in self.operators}
         return all(op != REDUCE if op in PARALLEL_OPS else ROWS[op].moves for op in ops)
 
     @cached_property
@@ -181,14 +186,35 @@ class Equation:
             data["parameters"] = list(self.parameters)
         return data
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Equation:
+        """Read the JSON form; a `RuleError` names the rule, the field and what is wrong."""
+        with fields.located(f"rule {fields.name_of(data)!r}"):
+            found = fields.record(data, _REQUIRED, _OPTIONAL)
+            return cls(
+                fields.text(found, "name"),
+                tuple(fields.text_map(found, "variables", Dims.parse).items()),
+                fields.each(found, "left", parse_term),
+                fields.each(found, "right", parse_term),
+                fields.each(found, "guard", expression),
+                fields.flag(found, "moves"),
+                fields.texts(found, "axes"),
+                tuple(fields.texts_map(found, "layouts", Placement.parse).items()),
+                fields.texts(found, "parameters"),
+            )
+
     @cached_property
     def hash(self) -> str:
-        """Names the rule: SHA-256 over its JSON form without its name."""
-        return fields.digest({key: value for key, value in self.to_json().items() if key != "name"})
+        """Names the rule."""
+        return fields.digest(self.to_json())
 
     def converse(self, name: str) -> Equation:
         """The rule from right to left."""
         return replace(self, name=name, left=self.right, right=self.left)
+
+
+_REQUIRED = ("name", "variables", "left", "right")
+_OPTIONAL = ("form", "guard", "moves", "axes", "layouts", "parameters")
 
 
 def equation(
@@ -203,18 +229,8 @@ def equation(
     parameters: tuple[str, ...] = (),
 ) -> Equation:
     """A rule from its text; roots are separated by `;`."""
-    try:
-        return Equation(
-            name,
-            tuple((v, Dims.parse(dims)) for v, dims in variables.items()),
-            tuple(parse_term(root.strip()) for root in left.split(";")),
-            tuple(parse_term(root.strip()) for root in right.split(";")),
-            tuple(map(expression, guard)),
-            moves,
-            axes,
-            tuple((v, tuple(map(Placement.parse, places))) for v, places in (layouts or {}).items()),
-            parameters,
-        )
-    except RuleError as error:
-        text = str(error)
-        raise RuleError(text if text.startswith(f"rule {name!r}") else f"rule {name!r}: {text}") from None
+    sides = {"left": left, "right": right}
+    return Equation.from_json({
+        "name": name, "variables": variables, "guard": guard, "moves": moves, "axes": axes, "layouts": layouts or {},
+        "parameters": parameters, **{side: [root.strip() for root in text.split(";")] for side, text in sides.items()},
+    })  # fmt: skip

@@ -39,7 +39,13 @@ def shown(value: object) -> str:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deeply; an integer of too many digits
         text = type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."
+    return short(text, 60)
+
+
+def short(value: object, most: int = 80) -> str:
+    """Something as text of at most so many characters."""
+    text = str(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def record(data: object, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
@@ -60,25 +66,36 @@ def text(data: Mapping[str, Any], key: str) -> str:
     return _text(data[key], key)
 
 
+def one(data: Mapping[str, Any], key: str, read: Callable[[str], T]) -> T:
+    """A field that is text, read; an error names the field."""
+    return _read(data[key], key, read)
+
+
 def texts(data: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """A field that is a list of text; nothing where it is left out."""
-    return tuple(_text(item, f"{key}[{i}]") for i, item in enumerate(_list(data.get(key, []), key)))
+    return each(data, key, str)
 
 
-def text_map(data: Mapping[str, Any], key: str) -> dict[str, str]:
-    """A field that is an object of text; the text may be empty."""
-    return {name: _text(item, f"{key}.{name}", empty=True) for name, item in _object(data[key], key).items()}
+def each(data: Mapping[str, Any], key: str, read: Callable[[str], T]) -> tuple[T, ...]:
+    """A field that is a list of text, every item read; an error names the item."""
+    return _each(data.get(key, []), key, read)
 
 
-def texts_map(data: Mapping[str, Any], key: str) -> dict[str, tuple[str, ...]]:
-    """A field that is an object of lists of text; nothing where it is left out."""
-    found = _object(data.get(key, {}), key)
-    return {name: texts(found, name) for name in found} if _all_lists(found, key) else {}
+def text_map(data: Mapping[str, Any], key: str, read: Callable[[str], T]) -> dict[str, T]:
+    """A field that is an object of text, which may be empty, every value read."""
+    items = _object(data[key], key).items()
+    return {name: _read(item, f"{key}.{name}", read, empty=True) for name, item in items}
+
+
+def texts_map(data: Mapping[str, Any], key: str, read: Callable[[str], T]) -> dict[str, tuple[T, ...]]:
+    """A field that is an object of lists of text, every item read; nothing where it is left out."""
+    return {name: _each(items, f"{key}.{name}", read) for name, items in _object(data.get(key, {}), key).items()}
 
 
 def digest(data: Mapping[str, Any]) -> str:
-    """Names a rule: SHA-256 over its JSON form."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+    """Names a rule: SHA-256 over its JSON form, as we write it, without its name."""
+    named = {key: value for key, value in data.items() if key != "name"}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def flag(data: Mapping[str, Any], key: str, default: bool = False) -> bool:
@@ -95,15 +112,16 @@ def name_of(data: object, key: str = "name") -> str:
     return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= MAX_TEXT else "?"
 
 
-def each(values: Collection[str], key: str, read: Callable[[str], T]) -> tuple[T, ...]:
-    """Every item, read; an error names the item."""
-    return tuple(one(item, f"{key}[{i}]", read) for i, item in enumerate(values))
+def _each(value: object, where: str, read: Callable[[str], T]) -> tuple[T, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise RuleError(f"field {where!r}: expected a list of text, got {shown(value)}")
+    return tuple(_read(item, f"{where}[{i}]", read) for i, item in enumerate(_few(value, where)))
 
 
-def one(value: str, key: str, read: Callable[[str], T]) -> T:
-    """One text, read; an error names its field."""
-    with located(f"field {key!r}"):
-        return read(value)
+def _read(value: object, where: str, read: Callable[[str], T], empty: bool = False) -> T:
+    found = _text(value, where, empty)
+    with located(f"field {where!r}"):
+        return read(found)
 
 
 def _text(value: object, where: str, empty: bool = False) -> str:
@@ -119,12 +137,6 @@ def _text(value: object, where: str, empty: bool = False) -> str:
     return value
 
 
-def _list(value: object, where: str) -> list[Any]:
-    if not isinstance(value, (list, tuple)):
-        raise RuleError(f"field {where!r}: expected a list of text, got {shown(value)}")
-    return list(_few(value, where))
-
-
 def _object(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise RuleError(f"field {where!r}: expected an object, got {shown(value)}")
@@ -132,13 +144,6 @@ def _object(value: object, where: str) -> dict[str, Any]:
     if odd:
         raise RuleError(f"field {where!r}: {shown(odd[0])} is not a name")
     return dict(value)
-
-
-def _all_lists(found: Mapping[str, Any], where: str) -> bool:
-    for name, value in found.items():
-        if not isinstance(value, (list, tuple)):
-            raise RuleError(f"field '{where}.{name}': expected a list of text, got {shown(value)}")
-    return True
 
 
 def _few(value: Collection[Any], where: str) -> Collection[Any]:

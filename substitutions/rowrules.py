@@ -93,8 +93,7 @@ class RowRule:
             found = fields.record(data, _REQUIRED, _OPTIONAL)
             rule = cls(
                 fields.text(found, "row"), fields.text(found, "pattern"), fields.text(found, "choice"),
-                fields.each(fields.texts(found, "operands"), "operands", Placement.parse),
-                fields.one(fields.text(found, "result"), "result", Placement.parse),
+                fields.each(found, "operands", Placement.parse), fields.one(found, "result", Placement.parse),
                 fields.texts(found, "guard"), fields.texts(found, "local"),
             )  # fmt: skip
             _check(rule)
@@ -102,7 +101,7 @@ class RowRule:
 
     @property
     def hash(self) -> str:
-        """Names the rule: SHA-256 over its JSON form."""
+        """Names the rule."""
         return fields.digest(self.to_json())
 
 

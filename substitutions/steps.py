@@ -98,9 +98,13 @@ class StepRule:
     @property
     def guard(self) -> tuple[str, ...]:
         """What the sizes must satisfy: every shard's blocks are whole."""
-        made = {(m.axis, m.dim, m.blocks) for m in (*self.left, *self.right) if m.dim}
-        made |= {(axis, p.dim, p.blocks) for axis, p in self.start if p.kind == "S"}
-        return tuple(f"{n}*{'k' if axis == 'a' else 'l'} | {d}" for axis, d, n in sorted(made))
+        return tuple(f"{n}*{'k' if axis == 'a' else 'l'} | {d}" for axis, d, n in sorted(set(self.shards)))
+
+    @property
+    def shards(self) -> list[tuple[str, str, str]]:
+        """Axis, dimension and number of blocks of every shard that the tensor is in anywhere."""
+        places = [(axis, p.dim, p.blocks) for axis, p in self.start if p.kind == "S"]
+        return places + [(m.axis, m.dim, m.blocks) for m in (*self.left, *self.right) if m.dim]
 
     def end(self, moves: tuple[SymbolicStep, ...]) -> dict[str, SymbolicLayout]:
         """The layouts after a chain; a `RuleError` where it is ill-typed."""
@@ -131,26 +135,21 @@ class StepRule:
         """Read the JSON form; a `RuleError` names the rule, the field and what is wrong."""
         with fields.located(f"rule {fields.name_of(data)!r}"):
             found = fields.record(data, ("name", "start", "left", "right"), ("form",))
-            start = fields.text_map(found, "start")
+            start = fields.text_map(found, "start", SymbolicLayout.parse)
             if not start or set(start) - {"a", "b"}:
                 raise RuleError(f"field 'start': expected layouts on the axes a and b, got {sorted(start)}")
-            places = tuple(
-                (axis, fields.one(text, f"start.{axis}", SymbolicLayout.parse)) for axis, text in start.items()
-            )
-            left, right = (
-                fields.each(fields.texts(found, side), side, SymbolicStep.parse) for side in ("left", "right")
-            )
+            left, right = (fields.each(found, side, SymbolicStep.parse) for side in ("left", "right"))
             if not left:
                 raise RuleError("field 'left': no steps; an empty chain would match anything")
-            rule = cls(fields.text(found, "name"), places, left, right)
+            rule = cls(fields.text(found, "name"), tuple(start.items()), left, right)
             for moves in (left, right):
                 rule.end(moves)
         return rule
 
     @property
     def hash(self) -> str:
-        """Names the rule: SHA-256 over its JSON form without its name."""
-        return fields.digest({key: value for key, value in self.to_json().items() if key != "name"})
+        """Names the rule."""
+        return fields.digest(self.to_json())
 
 
 def steps(name: str, start: Mapping[str, str], left: str, right: str) -> StepRule:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -22,6 +22,7 @@ from math import prod
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.factors import Shape
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS
 from shardwright.substitutions.expressions import Expression, expression
@@ -57,6 +58,11 @@ class Apply:
     def inside(self) -> tuple[Term, ...]:
         """Everything inside it and itself, operands first."""
         return (*chain.from_iterable(map(subterms, self.operands)), self)
+
+    def shape(self, operands: Sequence[Shape], sizes: Mapping[str, Any]) -> Shape:
+        """The shape of a row's result at these sizes; a `GraphError` where the operands do not fit."""
+        attrs = {key: value.evaluate(sizes) for key, value in self.attrs}
+        return ROWS[self.op].signature(operands, attrs).result_shape
 
     def __str__(self) -> str:
         attrs = (f"{key}={value}" for key, value in self.attrs)

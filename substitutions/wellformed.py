@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import keyword
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import isfinite
 from typing import Any
@@ -12,47 +12,25 @@ from typing import Any
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS
-from shardwright.substitutions import fields
 from shardwright.substitutions.attributes import check_type, semantics
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.expressions import RESERVED, Expression, expression
-from shardwright.substitutions.fields import located
-from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.terms import Apply, Dims, applied, parse_term
+from shardwright.substitutions.expressions import RESERVED, Expression
+from shardwright.substitutions.fields import located, short
+from shardwright.substitutions.terms import Apply, applied
 
 MAX_OPERATORS = 200
 """Operators on one side of a rule."""
 MAX_RANK = 64
 """Dimensions of one variable."""
 MAX_INT = 2**31 - 1
-_REQUIRED = ("name", "variables", "left", "right")
-_OPTIONAL = ("form", "guard", "moves", "axes", "layouts", "parameters")
 
 
 def equation_from_json(data: Mapping[str, Any]) -> Equation:
     """Read an equation's JSON form; a `RuleError` names the rule, the field and what is wrong."""
-    with located(f"rule {fields.name_of(data)!r}"):
-        found = fields.record(data, _REQUIRED, _OPTIONAL)
-        layouts = fields.texts_map(found, "layouts")
-        rule = Equation(
-            fields.text(found, "name"),
-            tuple(zip(found["variables"], _dims(fields.text_map(found, "variables")), strict=True)),
-            fields.each(fields.texts(found, "left"), "left", parse_term),
-            fields.each(fields.texts(found, "right"), "right", parse_term),
-            fields.each(fields.texts(found, "guard"), "guard", expression),
-            fields.flag(found, "moves"),
-            fields.texts(found, "axes"),
-            tuple((v, fields.each(places, f"layouts.{v}", Placement.parse)) for v, places in layouts.items()),
-            fields.texts(found, "parameters"),
-        )
+    rule = Equation.from_json(data)
+    with located(f"rule {rule.name!r}"):
         check_equation(rule)
     return rule
-
-
-def _dims(variables: Mapping[str, str]) -> Iterator[Dims]:
-    for name, text in variables.items():
-        with located(f"field 'variables.{name}'"):
-            yield Dims.parse(text)
 
 
 def check_equation(rule: Equation) -> None:
@@ -90,24 +68,19 @@ def _check_apply(term: Apply, where: str) -> None:
         return
     num_wanted = _num_operands(term.op)
     if num_wanted is not None and len(term.operands) != num_wanted:
-        raise RuleError(f"{where}: {term.op} has {num_wanted} operands, got {len(term.operands)} in {_short(term)}")
+        raise RuleError(f"{where}: {term.op} has {num_wanted} operands, got {len(term.operands)} in {short(term)}")
     signature = semantics(term.op)
     if signature is None and term.attrs:
-        raise RuleError(f"{where}: {term.op} has no attributes, got {term.attrs[0][0]!r} in {_short(term)}")
+        raise RuleError(f"{where}: {term.op} has no attributes, got {term.attrs[0][0]!r} in {short(term)}")
     if signature is not None:
         try:
             signature.bind(*term.operands, **dict(term.attrs))
         except TypeError as error:
-            raise RuleError(f"{where}: {_short(term)}: {error}") from None
+            raise RuleError(f"{where}: {short(term)}: {error}") from None
     for key, value in term.attrs:
         with located(f"{where}: {term.op}: {key}"):
             check_type(term.op, key, value)
         _check_numbers(value, f"{where}: {term.op}: {key}")
-
-
-def _short(term: Apply) -> str:
-    text = str(term)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 @lru_cache(maxsize=256)

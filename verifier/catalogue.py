@@ -14,7 +14,6 @@ of any origin, and says of each rule what is wrong with it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +23,8 @@ from typing import Any
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.files import write_whole
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.fields import shown
-from shardwright.substitutions.rules import Rule, kind_of, rule_from_json
+from shardwright.substitutions.fields import digest, shown
+from shardwright.substitutions.rules import Rule, rule_from_json
 from shardwright.verifier.certificates import PROOFS, SCOPE, Certificate, prover_digest
 
 VERSION = 1
@@ -60,18 +59,18 @@ class Catalogue:
     _rules: dict[str, Rule] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self._data.keys() | self._rules.keys())
+        return len(self._data)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._rules or key in self._data
+        return key in self._data
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
 
     @property
     def rules(self) -> Mapping[str, Rule]:
         """Every rule; those of a file are parsed now."""
         return {key: self.rule(key) for key in self}
-
-    def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys((*self._data, *self._rules))
 
     def rule(self, key: str) -> Rule:
         """The rule of this hash."""
@@ -86,7 +85,7 @@ class Catalogue:
     def add(self, rule: Rule, certificate: Certificate | None = None, note: Note = PLAIN) -> None:
         """Keep a rule, with its certificate if it has one."""
         key = rule.hash
-        self._rules[key] = rule
+        self._rules[key], self._data[key] = rule, rule.to_json()
         if certificate is not None:
             self.certificates[key] = certificate
         if note != PLAIN:
@@ -105,12 +104,9 @@ class Catalogue:
 
     def searched(self) -> tuple[Equation, ...]:
         """The certified serial equations that a search profits from: neither implied by others nor steps of proofs."""
-        wanted = (key for key in self if key in self.certificates and self.note(key) == PLAIN and self._is_serial(key))
-        return tuple(rule for rule in map(self.rule, wanted) if isinstance(rule, Equation))
-
-    def _is_serial(self, key: str) -> bool:
-        """Whether a rule is an equation without mesh axes; without parsing it."""
-        return (kind_of(self._rules[key]) if key in self._rules else _kind(self._data[key])) == "serial"
+        proven = (key for key in self if key in self.certificates and self.note(key) == PLAIN)
+        wanted = (self.rule(key) for key in proven if _kind(self.json(key)) == "serial")
+        return tuple(rule for rule in wanted if isinstance(rule, Equation))
 
     def forms(self) -> frozenset[str]:
         """The forms of rules that it holds."""
@@ -118,7 +114,7 @@ class Catalogue:
 
     def json(self, key: str) -> Mapping[str, Any]:
         """The JSON form of a rule, without its certificate."""
-        return self._rules[key].to_json() if key in self._rules else self._data[key]
+        return self._data[key]
 
     def save(self, path: Path) -> None:
         """Write the catalogue, one rule a line."""
@@ -179,7 +175,7 @@ class Catalogue:
 
     def _take(self, entry: Mapping[str, Any]) -> str:
         data = {name: value for name, value in entry.items() if name not in NOTES}
-        key = hash_of(data)
+        key = digest(data)
         self._data[key] = data
         if "implied_by" in entry or "search" in entry:
             self.notes[key] = Note(tuple(entry.get("implied_by", ())), entry.get("search", True))
@@ -197,10 +193,6 @@ def _kind(data: Mapping[str, Any]) -> str:
     return form if form != "equation" else "placement" if data.get("axes") else "serial"
 
 
-def hash_of(data: Mapping[str, Any]) -> str:
-    """The hash of a rule from its JSON form as we write it; another rule's, or nobody's, for any other text."""
-    named = {key: value for key, value in data.items() if key != "name"}
-    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
 
 
 MAX_BYTES = 1 << 28

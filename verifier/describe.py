@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.layout import Layout
@@ -12,6 +14,8 @@ from shardwright.verifier.algebra.elements import Dim, Evaluator, extent, splice
 from shardwright.verifier.algebra.shapes import evaluator, known
 from shardwright.verifier.placement.typing import Typing
 from shardwright.verifier.proof import BEYOND
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -23,14 +27,9 @@ class TermTypes:
     _typing: Typing | None = field(init=False)
 
     def __post_init__(self) -> None:
-        try:
-            self._evaluator = evaluator(self.rule, known(self.rule))
-        except (ShardwrightError, *BEYOND):
-            self._evaluator = None
-        try:
-            self._typing = Typing(self.rule) if self.rule.axes else None
-        except (ShardwrightError, *BEYOND):
-            self._typing = None
+        rule = self.rule
+        self._evaluator = _reached(lambda: evaluator(rule, known(rule)))
+        self._typing = _reached(lambda: Typing(rule)) if rule.axes else None
 
     def __call__(self, term: Term) -> str:
         """The dims, and for a placement rule the layouts, one per axis."""
@@ -39,20 +38,15 @@ class TermTypes:
     def _dims(self, term: Term) -> str:
         if isinstance(term, Variable):
             return f"[{self.rule.dims[term.name]}]"
-        if self._evaluator is None:
-            return ""
-        try:
-            return f"[{' '.join(map(_dim, self._evaluator.tensor(erase(term)).dims))}]"
-        except (ShardwrightError, *BEYOND):
-            return ""
+        run = self._evaluator
+        found = None if run is None else _reached(lambda: run.tensor(erase(term)))
+        return "" if found is None else f"[{' '.join(map(_dim, found.dims))}]"
 
     def _layouts(self, term: Term) -> str:
-        if self._typing is None:
+        if (typing := self._typing) is None:
             return " ".join(map(str, dict(self.rule.layouts).get(term.name, ()))) if isinstance(term, Variable) else ""
-        try:
-            return " ".join(map(self._layout, self._typing.of(term).layouts))
-        except (ShardwrightError, *BEYOND):
-            return "ill-typed"
+        found = _reached(lambda: typing.of(term))
+        return "ill-typed" if found is None else " ".join(map(self._layout, found.layouts))
 
     def _layout(self, layout: Layout) -> str:
         """Sizes stand for primes there; the number of blocks is written as their product again."""
@@ -64,6 +58,14 @@ class TermTypes:
             while isinstance(prime, int) and prime > 1 and left % prime == 0:
                 names, left = [*names, name], left // prime
         return f"S({layout.dim}, {'*'.join([*names, *([str(left)] if left > 1 else [])])})"
+
+
+def _reached(find: Callable[[], T]) -> T | None:
+    """What the verifier finds; None where it cannot."""
+    try:
+        return find()
+    except (ShardwrightError, *BEYOND):
+        return None
 
 
 def _dim(dim: Dim) -> str:

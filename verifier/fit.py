@@ -10,15 +10,16 @@ from __future__ import annotations
 import ast
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import isqrt
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.attributes import types
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
+from shardwright.substitutions.fields import short
 from shardwright.substitutions.rowrules import RowRule, check_pattern
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.terms import Apply, Term, Variable, applied, erase, subterms
@@ -62,13 +63,11 @@ def _no_sizes(rule: Equation) -> Failure | None:
     """The condition that no sizes satisfy together with those before it, if there is one."""
     if not rule.guard:
         return None
-    rng, problems = random.Random(1), dict[str, str]()
+    rng = random.Random(1)
     for _ in range(_TRIES):
-        try:
+        with suppress(RuleError, *ERRORS):
             if satisfies(rule, drawn_sizes(rule, rng, _pool(rule), _ranks(rule))):
                 return None
-        except (RuleError, *ERRORS) as error:
-            problems.setdefault(type(error).__name__, str(error))
     for i, condition in enumerate(rule.guard):
         if not _evaluates(rule, i):
             return _malformed(f"guard[{i}]", f"{condition} has no value for any sizes")
@@ -80,11 +79,9 @@ def _no_sizes(rule: Equation) -> Failure | None:
 def _evaluates(rule: Equation, at: int) -> bool:
     rng = random.Random(1)
     for _ in range(_TRIES // 10):
-        try:
+        with suppress(RuleError, *ERRORS):
             rule.guard[at].evaluate(drawn_sizes(rule, rng, solve=False))
-        except (RuleError, *ERRORS):
-            continue
-        return True
+            return True
     return False
 
 
@@ -176,8 +173,7 @@ class _Trials:
     def _shape(self, term: Term, shapes: Mapping[Term, Shape], sizes: Mapping[str, Any]) -> Shape:
         if isinstance(term, Variable):
             return self.rule.dims[term.name].shape(sizes)
-        attrs = {key: value.evaluate(sizes) for key, value in term.attrs}
-        return ROWS[term.op].signature([shapes[t] for t in term.operands], attrs).result_shape
+        return term.shape([shapes[t] for t in term.operands], sizes)
 
     def _note(self, at: int, said: str, sizes: Mapping[str, Any]) -> None:
         if at > self.furthest:
@@ -193,7 +189,7 @@ class _Trials:
         root = next(i for i, root in enumerate(self.roots) if term in subterms(root))
         if self.reached < _ENOUGH or self._open(term):
             return None
-        return _malformed(f"{side}[{root}]", f"{_short(term)} has no shape: {self.said}")
+        return _malformed(f"{side}[{root}]", f"{short(term)} has no shape: {self.said}")
 
     def _open(self, term: Term) -> bool:
         """Whether the shape depends on names that no variable has: they were drawn blindly."""
@@ -217,11 +213,6 @@ def _shapes(term: Apply, key: str) -> bool:
     return not {"float", "bool", "str", "None"} & set(types(term.op, key))
 
 
-def _short(term: Term) -> str:
-    text = str(term)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _pool(rule: Equation) -> tuple[int, ...]:
     """Sizes to try: small ones, and those that the numbers in the rule ask for."""
     numbers = {n for n in _numbers(rule) if n > 1}
@@ -240,7 +231,7 @@ def _ranks(rule: Equation) -> tuple[int, ...]:
 
 def _numbers(rule: Equation) -> Iterator[int]:
     """The integers that a rule mentions."""
-    attrs = (value for t in applied((*rule.left, *rule.right)) for _, value in t.attrs)
+    attrs = (value for t in rule.operators for _, value in t.attrs)
     for value in (*attrs, *rule.guard):
         yield from (n.value for n in ast.walk(value.tree) if isinstance(n, ast.Constant) and type(n.value) is int)
 

@@ -14,9 +14,10 @@ from itertools import combinations, permutations
 from shardwright.pcg.errors import RuleError, ShardwrightError
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression, expression
-from shardwright.substitutions.terms import Apply, subterms
+from shardwright.substitutions.terms import applied
 from shardwright.verifier.algebra.serialproof import prove_equation
 from shardwright.verifier.certificates import prove
+from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.placement.typing import required_guard
 from shardwright.verifier.proof import BEYOND
 
@@ -55,8 +56,6 @@ def _certified(rule: Equation, extra: Sequence[Expression]) -> bool:
 
 def _applies(rule: Equation) -> bool:
     """Whether the left side has instances under the guard: a contradiction proves anything."""
-    from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
-
     try:
         return falsify_equation(rule, trials=2) is None
     except RuleError:
@@ -85,13 +84,9 @@ def candidate_atoms(rule: Equation) -> Iterator[Expression]:
     yield from (expression(f"{a} == {b}") for a, b in combinations((*sizes, *(b for b in bounds if b not in sizes)), 2))
 
 
-def _applied(rule: Equation) -> Iterator[Apply]:
-    yield from (t for root in rule.left for t in subterms(root) if isinstance(t, Apply))
-
-
 def _bounds(rule: Equation) -> Iterator[str]:
     """The bounds of slices, as text; numbers are ordered already."""
-    for term in _applied(rule):
+    for term in applied(rule.left):
         yield from (str(v) for k, v in term.attrs if k in ("start", "stop") and isinstance(v.tree, ast.Name))
 
 
@@ -107,5 +102,5 @@ def _orders(bounds: Sequence[str], sizes: Sequence[str]) -> Iterator[tuple[str, 
 
 def _opaque(rule: Equation) -> Iterator[str]:
     """Permutations by name."""
-    names = (v.name for term in _applied(rule) for k, v in term.attrs if k == "dims" and v.name is not None)
+    names = (v.name for term in applied(rule.left) for k, v in term.attrs if k == "dims" and v.name is not None)
     yield from dict.fromkeys(names)

@@ -15,8 +15,13 @@ from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.steps import StepRule
 from shardwright.verifier.catalogue import SHIPPED, read_head
 from shardwright.verifier.certificates import Certificate, prove
+from shardwright.verifier.falsifiers.exactness import inexact, reduces
+from shardwright.verifier.falsifiers.falsify import falsify_row
+from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
+from shardwright.verifier.falsifiers.falsify_steps import falsify_steps
 from shardwright.verifier.limits import Late, limit
 
 T = TypeVar("T")
@@ -96,8 +101,6 @@ def _prove(rule: Rule, limit_s: float) -> RuleVerdict:
 
 def _exact(rule: Equation, found: RuleVerdict, limit_s: float) -> RuleVerdict:
     """A rule that is true over the reals, but not bit for bit as its field `moves` says, is refuted."""
-    from shardwright.verifier.falsifiers.exactness import inexact, reduces
-
     if reduces(rule):
         return RuleVerdict("refuted", None, "field 'moves': reduce adds up what the devices hold")
     serial = rule.erased if rule.axes else rule
@@ -109,18 +112,13 @@ def _exact(rule: Equation, found: RuleVerdict, limit_s: float) -> RuleVerdict:
 
 def _counterexample(rule: Rule) -> str:
     """Small tensors for which the rule is false, as text, if the falsifiers find any."""
-    if isinstance(rule, RowRule):
-        from shardwright.verifier.falsifiers.falsify import falsify_row
-
-        found = falsify_row(rule)
-    elif isinstance(rule, Equation):
-        from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
-
-        found = falsify_equation(rule)
-    else:
-        from shardwright.verifier.falsifiers.falsify_steps import falsify_steps
-
-        found = falsify_steps(rule)
+    match rule:
+        case RowRule():
+            found = falsify_row(rule)
+        case Equation():
+            found = falsify_equation(rule)
+        case StepRule():
+            found = falsify_steps(rule)
     return str(found or "")
 
 

@@ -24,10 +24,10 @@ def _shared() -> Solver:
     return new_solver()
 
 
-def new_solver() -> Solver:
+def new_solver(timeout_ms: int = TIMEOUT_MS) -> Solver:
     """Quantifiers are instantiated by their triggers only: without models of quantifiers, an answer comes at once."""
     solver = z3.SimpleSolver()
-    solver.set("timeout", TIMEOUT_MS)
+    solver.set("timeout", timeout_ms)
     solver.set("smt.mbqi", False)
     solver.set("auto_config", False)
     return solver
@@ -57,7 +57,7 @@ class Premises:
         goal = z3.simplify(formula, som=True)
         if z3.is_true(goal):
             return True
-        with _scope(self._told()) as solver:
+        with scope(self._told()) as solver:
             solver.add(z3.Not(goal))
             found = solver.check()
         if found == z3.unknown:  # what a solver was asked before can lead it astray
@@ -84,7 +84,7 @@ def premises(given: list[Formula]) -> Generator[Premises]:
     """Questions about one list of premises. Questions about others inside this one have a solver of their own."""
     if _shared().num_scopes():  # in use further out, or left so by a time limit that struck between two instructions
         _shared.cache_clear()
-    with _scope(_shared()) as solver:
+    with scope(_shared()) as solver:
         known = Premises(given, solver)
         try:
             yield known
@@ -93,7 +93,7 @@ def premises(given: list[Formula]) -> Generator[Premises]:
 
 
 @contextmanager
-def _scope(solver: Solver) -> Generator[Solver]:
+def scope(solver: Solver) -> Generator[Solver]:
     """What is added inside is forgotten, whatever happens."""
     depth = solver.num_scopes()
     try:

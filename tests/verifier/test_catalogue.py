@@ -11,12 +11,13 @@ import pytest
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.equations import equation
+from shardwright.substitutions.fields import digest
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import derive
 from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier import catalogue
-from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note, hash_of
+from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note
 from shardwright.verifier.certificates import PROOFS, Certificate, certify, rule_guard
 from tests.each import each
 
@@ -94,7 +95,7 @@ def test_a_certificate_belongs_to_the_very_rule(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", EVERY_FORM, ids=lambda r: r.name)
 def test_a_hash_can_be_taken_without_reading_the_rule(rule: Rule) -> None:
-    assert hash_of(json.loads(json.dumps(rule.to_json()))) == rule.hash
+    assert digest(json.loads(json.dumps(rule.to_json()))) == rule.hash
 
 
 def test_the_search_takes_certified_serial_equations_that_nothing_implies() -> None:

@@ -10,13 +10,10 @@ import random
 
 import numpy as np
 
-from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import run_serial
 from shardwright.pcg.parallel import REDUCE
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.match import replacement
-from shardwright.substitutions.terms import Apply, subterms
-from shardwright.verifier.falsifiers.instances import instances
+from shardwright.verifier.falsifiers.instances import instances, right_graph
 from shardwright.verifier.falsifiers.mismatch import Mismatch
 
 TRIALS = 4
@@ -24,8 +21,7 @@ TRIALS = 4
 
 def reduces(rule: Equation) -> bool:
     """Whether a placement rule adds up what devices hold: that is more than moving data."""
-    terms = (term for root in (*rule.left, *rule.right) for term in subterms(root))
-    return any(isinstance(term, Apply) and term.op == REDUCE for term in terms)
+    return any(term.op == REDUCE for term in rule.operators)
 
 
 def inexact(rule: Equation, seed: int = 0) -> Mismatch | None:
@@ -37,9 +33,7 @@ def inexact(rule: Equation, seed: int = 0) -> Mismatch | None:
     for graph, match in instances(rule, random.Random(seed), TRIALS):
         names = {node.name: graph.types[node.name].shape for node in graph.leaves("input")}
         tensors = {name: rng.standard_normal(shape) for name, shape in names.items()}
-        nodes, results = replacement(graph, rule, match)
-        leaves = tuple(node for node in graph.nodes if node.is_leaf)
-        right = Graph((*leaves, *nodes), tuple((key, results[name]) for key, name in graph.outputs)).validate()
+        right, results = right_graph(rule, graph, match)
         left, got = run_serial(graph, tensors), run_serial(right, tensors)
         for root in match.roots:
             if not np.array_equal(left[root], got[results[root]], equal_nan=True):

@@ -18,9 +18,9 @@ from shardwright.pcg.errors import RuleError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import Array, run_serial
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.match import Match, replacement
+from shardwright.substitutions.match import Match
 from shardwright.verifier.falsifiers.falsify_placement import falsify_placement
-from shardwright.verifier.falsifiers.instances import ATTEMPTS, MAX_ELEMENTS, drawn, instance
+from shardwright.verifier.falsifiers.instances import ATTEMPTS, MAX_ELEMENTS, drawn, instance, right_graph
 from shardwright.verifier.falsifiers.mismatch import ERRORS, Mismatch, largest_of, same
 from shardwright.verifier.falsifiers.tangents import tangents
 
@@ -69,10 +69,7 @@ def _compare(rule: Equation, graph: Graph, match: Match, seed: int, positive: bo
     expected = run_serial(graph, tensors)
     first = expected[match.roots[0]]
     try:
-        nodes, results = replacement(graph, rule, match)
-        leaves = tuple(node for node in graph.nodes if node.is_leaf)
-        outputs = tuple((key, results[name]) for key, name in graph.outputs)
-        right = Graph((*leaves, *nodes), outputs).validate()
+        right, results = right_graph(rule, graph, match)
         if any(kind.num_elements > MAX_ELEMENTS for kind in right.types.values()):
             return None
         got = run_serial(right, tensors)

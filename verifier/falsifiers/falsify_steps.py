@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -52,23 +52,18 @@ class _Run:
         return Mesh.of(**{axis: self.degrees[axis] for axis, _ in self.rule.start})
 
     @property
-    def places(self) -> list[tuple[str, str]]:
-        """The dimensions that are sharded anywhere, with the names of their numbers of blocks."""
-        places = [(p.dim, p.blocks) for _, p in self.rule.start if p.kind == "S"]
-        return places + [(m.dim, m.blocks) for m in (*self.rule.left, *self.rule.right) if m.dim]
-
-    @property
     def dims(self) -> list[str]:
-        return list(dict.fromkeys(dim for dim, _ in self.places)) or ["d"]
+        """The dimensions that are sharded anywhere."""
+        return list(dict.fromkeys(dim for _, dim, _ in self.rule.shards)) or ["d"]
 
     @property
     def blocks(self) -> dict[str, int]:
         """A different number of blocks for every name."""
-        return {name: 1 + i for i, name in enumerate(dict.fromkeys(blocks for _, blocks in self.places))}
+        return {name: 1 + i for i, name in enumerate(dict.fromkeys(blocks for _, _, blocks in self.rule.shards))}
 
     @property
     def shape(self) -> tuple[int, ...]:
-        extents = {dim: prod({self.blocks[n] for d, n in self.places if d == dim}) for dim in self.dims}
+        extents = {dim: prod({self.blocks[n] for _, d, n in self.rule.shards if d == dim}) for dim in self.dims}
         return tuple(extents[dim] * prod(self.degrees.values()) * (2 + i) for i, dim in enumerate(self.dims))
 
     def shard(self, place: SymbolicLayout | SymbolicStep) -> tuple[int, int]:
@@ -92,34 +87,26 @@ class _Run:
 
     def step(self, arrays: list[Array], move: SymbolicStep, before: SymbolicLayout) -> list[Array]:
         axis, size = self.mesh.names.index(move.axis), self.degrees[move.axis]
-        result = list(arrays)
-        for group in self.groups(axis):
-            held = [arrays[rank] for rank in group]
-            for rank, array in zip(group, self.exchange(held, move, before, size), strict=True):
-                result[rank] = array
-        return result
+        grid = dict(zip(self.mesh.coordinates(), arrays, strict=True))
+        groups = ([grid[*at[:axis], p, *at[axis + 1 :]] for p in range(size)] for at in grid)
+        return [self.received(held, move, before, at[axis]) for at, held in zip(grid, groups, strict=True)]
 
-    def groups(self, axis: int) -> Iterator[list[int]]:
-        """The ranks that differ along one axis only."""
-        coordinates = list(self.mesh.coordinates())
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank, at in enumerate(coordinates):
-            found.setdefault((*at[:axis], *at[axis + 1 :]), []).append(rank)
-        yield from found.values()
-
-    def exchange(self, held: list[Array], move: SymbolicStep, before: SymbolicLayout, size: int) -> list[Array]:
-        """What a group of devices holds after a step, written for each operator on its own."""
-        if move.op in ("reduce", "reduce_copy"):
-            return [sum(held[1:], held[0])] * size
-        if move.op in ("combine", "gather_copy"):
-            return [self.join(held, before)] * size
-        if move.op == "partition":
-            return [self.cut(array, move, p, size) for p, array in enumerate(held)]
-        if move.op == "reduce_scatter":
-            return [self.cut(sum(held[1:], held[0]), move, p, size) for p in range(size)]
-        if move.op == "all_to_all":
-            return [self.join([self.cut(array, move, p, size) for array in held], before) for p in range(size)]
-        return held
+    def received(self, held: list[Array], move: SymbolicStep, before: SymbolicLayout, device: int) -> Array:
+        """What one device has after a step of its group, written for each operator on its own."""
+        size = len(held)
+        match move.op:
+            case "reduce" | "reduce_copy":
+                return sum(held[1:], held[0])
+            case "combine" | "gather_copy":
+                return self.join(held, before)
+            case "partition":
+                return self.cut(held[device], move, device, size)
+            case "reduce_scatter":
+                return self.cut(sum(held[1:], held[0]), move, device, size)
+            case "all_to_all":
+                return self.join([self.cut(array, move, device, size) for array in held], before)
+            case _:
+                return held[device]
 
     def cut(self, array: Array, move: SymbolicStep, device: int, size: int) -> Array:
         dim, blocks = self.shard(move)

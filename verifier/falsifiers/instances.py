@@ -23,7 +23,7 @@ from shardwright.pcg.parallel import PARALLEL_OPS
 from shardwright.substitutions.attributes import values
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
-from shardwright.substitutions.match import Match
+from shardwright.substitutions.match import Match, replacement
 from shardwright.substitutions.terms import Term, Variable, applied, subterms
 from shardwright.verifier.falsifiers.mismatch import ERRORS
 
@@ -160,11 +160,18 @@ def left_graph(rule: Equation, sizes: Mapping[str, Any]) -> tuple[Graph, Match]:
     return graph, Match(roots, frozenset(placed.values()), variables, dict(sizes))
 
 
+def right_graph(rule: Equation, graph: Graph, match: Match) -> tuple[Graph, dict[str, str]]:
+    """The right side over the same leaves, and for every root the node that gives its result there."""
+    nodes, results = replacement(graph, rule, match)
+    leaves = tuple(node for node in graph.nodes if node.is_leaf)
+    outputs = tuple((key, results[name]) for key, name in graph.outputs)
+    return Graph((*leaves, *nodes), outputs).validate(), results
+
+
 def _may_be_empty(rule: Equation) -> bool:
     """Whether every row of the rule has a value for empty tensors."""
     return all(
-        t.op not in ("amax", "amin", "softmax", "log_softmax", "layer_norm", "rms_norm", "sdpa")
-        for t in applied((*rule.left, *rule.right))
+        t.op not in ("amax", "amin", "softmax", "log_softmax", "layer_norm", "rms_norm", "sdpa") for t in rule.operators
     )
 
 
@@ -174,7 +181,7 @@ def _may_be_empty(rule: Equation) -> bool:
 def index_ranges(rule: Equation) -> dict[str, list[tuple[Term, int]]]:
     """The variables that hold indices, each with the terms that it indexes into and their dimensions."""
     found: dict[str, list[tuple[Term, int]]] = {}
-    for term in applied((*rule.left, *rule.right)):
+    for term in rule.operators:
         for operand, (into, dim) in term.indexes.items():
             if operand < len(term.operands) and into < len(term.operands):
                 at = _constant(dict(term.attrs)["dim"]) if dim < 0 and "dim" in dict(term.attrs) else dim
@@ -199,7 +206,7 @@ def drawn(
 ) -> dict[str, Array]:
     """Values of the variables: integers where all rows are exact, else decimals, with `positive` greater than 0."""
     rng = np.random.default_rng(seed)
-    rows = [ROWS[t.op] for t in applied((*rule.left, *rule.right)) if t.op in ROWS]
+    rows = [ROWS[t.op] for t in rule.operators if t.op in ROWS]
     indices, found, ignored = index_ranges(rule), dict[str, Array](), _ignored(rule, sizes)
     for name, shape in shapes.items():
         if name in indices:
@@ -236,5 +243,4 @@ def shape_of(term: Term, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[s
     operands = [shape_of(t, shapes, sizes) for t in term.operands]
     if term.op in PARALLEL_OPS:
         return operands[0]
-    attrs = {key: value.evaluate(sizes) for key, value in term.attrs}
-    return ROWS[term.op].signature(operands, attrs).result_shape
+    return term.shape(operands, sizes)

@@ -30,13 +30,15 @@ from shardwright.pcg.layout import Layout
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import COMBINE, PARALLEL_OPS, PARTITION, REDUCE
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.terms import Apply, Term, Variable, erase, free_attributes, subterms
+from shardwright.substitutions.primes import primes
+from shardwright.substitutions.terms import Apply, Term, Variable, erase, free_attributes, variables_in
 from shardwright.verifier.logic import Formula, Number, Solver, z3
 from shardwright.verifier.proof import BEYOND
 from shardwright.verifier.reals.realproof import equal_in_reals
+from shardwright.verifier.solver import new_solver, scope
 
 TIMEOUT_MS = 1000
-_PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313, 317)
+_FIRST_PRIME = 211
 _DEGREES = (6, 10)  # products: what half a degree divides need not be a multiple of the degree
 _MAX_INSTANCES, _MAX_DEGREES = 8, 100
 
@@ -54,11 +56,7 @@ class _Typed:
 @lru_cache(maxsize=1)
 def _solver() -> Solver:
     """One solver for all rules, with push and pop."""
-    solver = z3.SimpleSolver()
-    solver.set("timeout", TIMEOUT_MS)
-    solver.set("smt.mbqi", False)
-    solver.set("auto_config", False)
-    return solver
+    return new_solver(TIMEOUT_MS)
 
 
 @lru_cache(maxsize=1)
@@ -111,13 +109,9 @@ def denotes_equal(rule: Equation) -> bool:
     if not pairs:  # no sizes that satisfy the guard were found
         return False
     goal = z3.And([encoding.den(a) == encoding.den(b) for a, b in pairs])
-    solver = _solver()
-    solver.push()
-    try:
+    with scope(_solver()) as solver:
         solver.add(*encoding.axioms.values(), *encoding.serial(), z3.Not(goal))
         return solver.check() == z3.unsat
-    finally:
-        solver.pop()
 
 
 def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
@@ -125,7 +119,7 @@ def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
 
     Where the degree of an axis divides a product, there is one instance for each factor that may be the one.
     """
-    base: dict[str, Any] = dict(zip(sorted(rule.sizes, reverse=True), _PRIMES, strict=False))
+    base: dict[str, Any] = dict(zip(sorted(rule.sizes, reverse=True), primes(_FIRST_PRIME), strict=False))
     base |= {axis: _degree(rule, axis, least) for axis, least in zip(rule.axes, _DEGREES, strict=False)}
     asked = [g for g in rule.guard if g.names & set(rule.axes) and g.names - set(rule.axes)]
     for chosen in islice(product(*(sorted(g.names - set(rule.axes)) for g in asked)), _MAX_INSTANCES):
@@ -158,11 +152,10 @@ class _Encoding:
 
     def __post_init__(self) -> None:
         rule = self.rule
-        applied = [t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)]
-        for name, value in free_attributes(applied):
+        for name, value in free_attributes(rule.operators):
             self.sizes.setdefault(name, value)
-        inner = (t.operands[i] for t in applied for i in t.indexes if i < len(t.operands))
-        self._indices = frozenset(v.name for t in inner for v in subterms(t) if isinstance(v, Variable))
+        indices = (t.operands[i] for t in rule.operators for i in t.indexes if i < len(t.operands))
+        self._indices = frozenset(variables_in(indices))
 
     # ---- terms ----
 
@@ -255,8 +248,7 @@ class _Encoding:
     def _rank(self, term: Term) -> tuple[int, ...]:
         if isinstance(term, Variable):
             return self.rule.dims[term.name].shape(self.sizes)
-        attrs = {key: value.evaluate(self.sizes) for key, value in term.attrs}
-        return ROWS[term.op].signature([self._rank(t) for t in term.operands], attrs).result_shape
+        return term.shape([self._rank(t) for t in term.operands], self.sizes)
 
 
 def _choices(row: Row, signature: Signature, have: Sequence[tuple[Layout, bool]]) -> list[str]:

@@ -27,8 +27,9 @@ from shardwright.pcg.parallel import PARALLEL_OPS, PARTITION, step
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression, expression
 from shardwright.substitutions.pattern import pattern_of
+from shardwright.substitutions.primes import primes
 from shardwright.substitutions.rowrules import RowRule, choices, derive
-from shardwright.substitutions.terms import Apply, Term, Variable, erase, free_attributes, subterms
+from shardwright.substitutions.terms import Apply, Term, Variable, erase, free_attributes, variables_in
 from shardwright.verifier.algebra.elements import Evaluator, extent, spliced
 from shardwright.verifier.algebra.polys import Poly, poly, product
 from shardwright.verifier.algebra.serialproof import prove_terms
@@ -101,6 +102,7 @@ class Typing:
     needed: dict[Divides, None] = field(default_factory=dict)
     _types: dict[Term, TermType] = field(default_factory=dict)
     _evaluator: Evaluator = field(init=False)
+    _primes: dict[str, int] = field(init=False)
     _indices: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,12 +114,12 @@ class Typing:
         symbols = known(rule)
         self._evaluator = evaluator(rule, symbols)
         names = [n for n in sorted(rule.sizes) if n not in symbols.solved]
-        self.sizes = dict(zip(names, _primes(), strict=False))
+        self._primes = dict(zip(names, primes(_FIRST_PRIME), strict=False))
+        self.sizes = {**dict(free_attributes(rule.operators)), **self._primes}
         for name, digits in symbols.solved.items():
             self.sizes[name] = self._value(product(digits))
-        applied = (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply))
-        self.sizes = {**dict(free_attributes(applied)), **self.sizes}
-        self._indices = frozenset(_index_variables(rule))
+        indices = (t.operands[i] for t in rule.operators for i in t.indexes if i < len(t.operands))
+        self._indices = frozenset(variables_in(indices))
 
     def _value(self, size: Poly) -> int:
         return sum(c * prod(self.sizes[str(a)] for a in atoms) for atoms, c in size.terms)
@@ -172,8 +174,8 @@ class Typing:
     def _factored(self, number: int) -> Poly:
         """A product of sizes from the number that it stands for."""
         found = poly(1)
-        for name, prime in self.sizes.items():
-            while isinstance(prime, int) and prime >= _FIRST_PRIME and number % prime == 0 and _is_prime(prime):
+        for name, prime in self._primes.items():
+            while number and number % prime == 0:
                 found, number = found * poly(name), number // prime
         return found * number
 
@@ -309,16 +311,6 @@ def _condition(axis: str, size: Poly) -> Expression:
     return expression(f"({text}) % {axis} == 0")
 
 
-@lru_cache(maxsize=1)
-def _primes() -> tuple[int, ...]:
-    return tuple(n for n in range(_FIRST_PRIME, 400) if _is_prime(n))
-
-
-@lru_cache(maxsize=4096)
-def _is_prime(n: int) -> bool:
-    return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
-
-
 @lru_cache(maxsize=8192)
 def _offered(
     op: str, signature: Signature, blocks: frozenset[int]
@@ -346,11 +338,3 @@ def _rules(op: str, signature: Signature, blocks: frozenset[int]) -> Iterator[tu
             except (GraphError, RuleError):
                 continue
             yield rule, sizes, sizes[rule.factor] if rule.factor else 0
-
-
-def _index_variables(rule: Equation) -> Iterator[str]:
-    """Variables that hold indices."""
-    for term in (t for root in (*rule.left, *rule.right) for t in subterms(root) if isinstance(t, Apply)):
-        for operand in term.indexes:
-            if operand < len(term.operands):
-                yield from (t.name for t in subterms(term.operands[operand]) if isinstance(t, Variable))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import wraps
 
 from shardwright.substitutions.pattern import FactorDims, Pattern
 from shardwright.substitutions.placement import Placement
@@ -24,6 +25,19 @@ from shardwright.verifier.rows.semantics import IndexTerm
 
 K, CHUNK, DEVICE, LOCAL = z3.Int("k"), z3.Int("c"), z3.Int("p"), z3.Int("r")
 Claim = tuple[str, Formula]
+
+
+def _once(make: Callable[[Encoding, tuple[str, ...], bool], Number]) -> Callable[..., Number]:
+    """An expression of an encoding, made (and said of what is given) once; local where it has the split factor."""
+
+    @wraps(make)
+    def made(self: Encoding, names: tuple[str, ...], local: bool = False) -> Number:
+        key = (make.__name__, names, local and self.factor in names)
+        if key not in self.made:
+            self.made[key] = make(self, names, key[-1])
+        return self.made[key]
+
+    return made
 
 
 @dataclass
@@ -37,7 +51,7 @@ class Encoding:
     digit: dict[str, Number] = field(default_factory=dict)
     local_digit: dict[str, Number] = field(default_factory=dict)
     given: list[Formula] = field(default_factory=list)
-    _made: dict[tuple[str, tuple[str, ...], bool], Number] = field(default_factory=dict)
+    made: dict[tuple[str, tuple[str, ...], bool], Number] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.given += [K >= 1, CHUNK >= 1, DEVICE >= 0, DEVICE < K]
@@ -57,11 +71,9 @@ class Encoding:
         """The free sizes, the degree first."""
         return [K, CHUNK, *(self.whole[name] for name in self.pattern.factors if name != self.factor)]
 
-    def product(self, names: tuple[str, ...], local: bool = False) -> Number:
+    @_once
+    def product(self, names: tuple[str, ...], local: bool) -> Number:
         """The product of sizes, which is at least 1 (lemma `range` with a = d = 0)."""
-        return self._once(self._product, names, local)
-
-    def _product(self, names: tuple[str, ...], local: bool) -> Number:
         if not names:
             return z3.IntVal(1)
         total = (self.part if local else self.whole)[names[-1]]
@@ -71,34 +83,22 @@ class Encoding:
         self.given.append(total >= 1)
         return total
 
-    def index(self, names: tuple[str, ...], local: bool = False) -> Number:
+    @_once
+    def index(self, names: tuple[str, ...], local: bool) -> Number:
         """The index that mixed-radix digits spell, major first."""
-        return self._once(self._index, names, local)
-
-    def _index(self, names: tuple[str, ...], local: bool) -> Number:
         if not names:
             return z3.IntVal(0)
         total = self.index(names[:-1], local) * (self.part if local else self.whole)[names[-1]]
         return total + (self.local_digit if local else self.digit)[names[-1]]
 
-    def within(self, names: tuple[str, ...]) -> Number:
-        """The local index of the last factors of a dimension, known to be below the product of their sizes."""
-        return self._once(self._within, names, True)
-
-    def _within(self, names: tuple[str, ...], local: bool) -> Number:
+    @_once
+    def within(self, names: tuple[str, ...], local: bool) -> Number:
+        """The index of the last factors of a dimension, known to be below the product of their sizes."""
         value = self.index(names, local)
         if names:
-            self.within(names[:-1])
+            self.within(names[:-1], local)
             self.given.append(z3.And(value >= 0, value < self.product(names, local)))
         return value
-
-    def _once(self, make: Callable[[tuple[str, ...], bool], Number], names: tuple[str, ...], local: bool) -> Number:
-        """An expression, made (and said of what is given) once."""
-        local = local and self.factor in names
-        key = (make.__name__, names, local)
-        if key not in self._made:
-            self._made[key] = make(names, local)
-        return self._made[key]
 
 
 def denoted(encoding: Encoding, members: tuple[str, ...], dim: int, placement: Placement) -> Number:
@@ -106,7 +106,7 @@ def denoted(encoding: Encoding, members: tuple[str, ...], dim: int, placement: P
     if placement.kind != "S" or placement.dim != dim or encoding.factor not in members:
         return encoding.index(members, local=True)
     at = members.index(encoding.factor)
-    block, rest = encoding.index(members[:at], local=True), encoding.within(members[at:])
+    block, rest = encoding.index(members[:at], local=True), encoding.within(members[at:], local=True)
     width = encoding.product(members[at:], local=True)
     return block * (K * width) + DEVICE * width + rest
 
@@ -128,7 +128,7 @@ def tensor_claims(encoding: Encoding, title: str, dims: FactorDims, placement: P
         yield f"{title} is {placement}: local extent of dimension {dim}", extent == local * (K if sharded else 1)
         if sharded and encoding.factor in members:
             tail = members[members.index(encoding.factor) :]
-            width, rest = encoding.product(tail, local=True), encoding.within(tail)
+            width, rest = encoding.product(tail, local=True), encoding.within(tail, local=True)
             yield (
                 f"{title} is {placement}: block of dimension {dim}",
                 encoding.product(placement.blocks) * width == local,

@@ -14,7 +14,7 @@ from shardwright.verifier.logic import Formula, z3
 from shardwright.verifier.proof import Failure, Proof
 from shardwright.verifier.rows.attributes import attribute_claims
 from shardwright.verifier.rows.claims import Claim, Encoding, K, body_claim, sum_claim, tensor_claims
-from shardwright.verifier.rows.semantics import BODIES, IndexTerm, adjoint, forward
+from shardwright.verifier.rows.semantics import BODIES, IndexTerm, terms
 from shardwright.verifier.solver import is_valid, premises, refute
 
 INDEX_LEMMAS = ("cancel", "digits", "euclid", "exact", "range")
@@ -24,17 +24,12 @@ def prove(rule: RowRule) -> Proof:
     """Prove the rule as it stands. Anything but a proof is a `Failure`: which claim broke, and for which sizes."""
     pattern, used = rule.shapes(), set[str]()
     try:
-        failure = _ill_formed(rule, pattern) or _unguarded(rule, pattern)
-        for term in () if failure else (forward(rule), *(adjoint(rule, j) for j in range(len(pattern.operands)))):
-            if (failure := _failed_term(rule, term, used)) is not None:
-                break
-        return (
-            Proof(failure=failure)
-            if failure
-            else Proof((*map(require, sorted(used & _PROVEN)), *sorted(used - _PROVEN)))
-        )
+        broken = filter(None, (_failed_term(rule, term, used) for term in terms(rule)))
+        failure = _ill_formed(rule, pattern) or _unguarded(rule, pattern) or next(broken, None)
+        axioms = () if failure else (*map(require, sorted(used & _PROVEN)), *sorted(used - _PROVEN))
     except RuleError as error:
         return Proof(failure=Failure(str(error)))
+    return Proof(axioms, failure)
 
 
 @lru_cache(maxsize=8192)

@@ -14,7 +14,7 @@ for j outside J it is linear in x_J.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shardwright.pcg.optable import ROWS
@@ -64,6 +64,12 @@ def adjoint(rule: RowRule, operand: int) -> IndexTerm:
     derived = Body(body.positions, (frozenset([dy]), *linear), frozenset[int]().union(*ignores))
     placements = (*rule.operands, rule.result.dual)
     return IndexTerm(f"gradient of operand {operand}", turned, derived, placements, rule.operands[operand].dual)
+
+
+def terms(rule: RowRule) -> Iterator[IndexTerm]:
+    """All that a rule claims: of the operator, and of the gradient of every operand."""
+    yield forward(rule)
+    yield from (adjoint(rule, operand) for operand in range(len(rule.operands)))
 
 
 def _body(rule: RowRule) -> Body:

@@ -81,8 +81,7 @@ def prove_steps(rule: StepRule) -> Failure | None:
 def _digits(rule: StepRule) -> dict[str, str]:
     """The axis whose device digit every sharded dimension has."""
     found: dict[str, str] = {}
-    places = [(a, p.dim, p.blocks) for a, p in rule.start if p.kind == "S"]
-    for axis, dim, _ in [*places, *((m.axis, m.dim, m.blocks) for m in (*rule.left, *rule.right) if m.dim)]:
+    for axis, dim, _ in rule.shards:
         if found.setdefault(dim, axis) != axis:
             raise RuleError(f"rule {rule.name!r}: dimension {dim} is sharded by two axes")
     return found
