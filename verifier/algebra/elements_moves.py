@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.expressions import Expression
@@ -28,12 +28,6 @@ from shardwright.verifier.algebra.monomials import Normal
 from shardwright.verifier.algebra.polys import Poly, app, poly
 
 
-def identity(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """The operand itself."""
-    expect(term, len(operands) == 1)
-    return operands[0]
-
-
 def slice_(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """A part of the major digit; the bounds are multiples of the others."""
     (x,), attrs = operands, dict(term.attrs)
@@ -54,15 +48,17 @@ def slice_(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     size = length if run.symbols.nonnegative(length) else app("max0", length)
 
     def element(index: Index) -> Normal:
-        (value, low, high), *others = index[at]
-        moved = Position(start + value, start + low, start + high)
-        inner = (moved, *others) if dim else ()
-        return x.element((*index[:at], inner, *index[at + 1 :]))
+        return x.element((*index[:at], _moved(dim, index[at], start), *index[at + 1 :]))
 
-    return Tensor((*x.dims[:at], (Digit(_inherited(run, major, start, size)), *rest), *x.dims[at + 1 :]), element)
+    return Tensor((*x.dims[:at], (Digit(_inherited(major, start, size)), *rest), *x.dims[at + 1 :]), element)
 
 
-def _inherited(run: Evaluator, digit: Digit, start: Poly, size: Poly) -> tuple[Poly, ...]:
+def _moved(dim: Dim, places: tuple[Position, ...], by: Poly) -> tuple[Position, ...]:
+    """The place along an operand's dimension, which begins elsewhere along the major digit."""
+    return (Position(*(p + by for p in places[0])), *places[1:]) if dim else ()
+
+
+def _inherited(digit: Digit, start: Poly, size: Poly) -> tuple[Poly, ...]:
     """The segments of a slice: those of the whole that lie within it, where the bounds are cuts."""
     starts = list(digit.starts)
     if start in starts and start + size in starts and starts.index(start) < starts.index(start + size):
@@ -86,9 +82,7 @@ def concat(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     starts = Digit(tuple(piece.size for piece in pieces)).starts
 
     def read(number: int, index: Index) -> Normal:
-        (value, low, high), *others = index[at]
-        start = starts[number]
-        moved = (Position(value - start, low - start, high - start), *others) if operands[number].dims[at] else ()
+        moved = _moved(operands[number].dims[at], index[at], starts[number] * -1)
         return operands[number].element((*index[:at], moved, *index[at + 1 :]))
 
     def element(index: Index) -> Normal:
@@ -109,20 +103,11 @@ def concat(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 def permute(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """The element at the permuted index."""
     (x,), dims = operands, dict(term.attrs)["dims"]
-    if not dims.names:
-        order = dims.evaluate({})
-        plain_dims = not any(map(spliced, x.dims))
-        expect(
-            term,
-            isinstance(order, tuple)
-            and all(type(d) is int for d in order)
-            and sorted(order) == list(range(len(x.dims)))
-            and plain_dims,
-        )
+    if isinstance(dims.tree, ast.Tuple):
+        order = [_place(run, term, x, tree) for tree in dims.tree.elts]
+        expect(term, sorted(order) == list(range(len(x.dims))))
         inverse = [order.index(d) for d in range(len(order))]
         return Tensor(tuple(x.dims[d] for d in order), lambda index: x.element(tuple(index[d] for d in inverse)))
-    if isinstance(dims.tree, ast.Tuple):
-        return _reordered(x, [_place(run, term, x, tree) for tree in dims.tree.elts], term)
     expect(term, len(x.dims) == 1 and bool(spliced(x.dims[0])))
     p = run.symbols.attribute(dims)
     name, _, before = spliced(x.dims[0]).partition(" by ")
@@ -140,12 +125,6 @@ def _place(run: Evaluator, term: Apply, x: Tensor, tree: ast.expr) -> int:
         expect(term, bool(x.dims) and ast.unparse(tree.value) == f"iota(len({spliced(x.dims[0])}))")
         return 0
     return run.position(x.dims, Expression(ast.unparse(tree)))
-
-
-def _reordered(x: Tensor, order: Sequence[int], term: Apply) -> Tensor:
-    expect(term, sorted(order) == list(range(len(x.dims))))
-    inverse = [order.index(d) for d in range(len(order))]
-    return Tensor(tuple(x.dims[d] for d in order), lambda index: x.element(tuple(index[d] for d in inverse)))
 
 
 def _opaque(value: Poly) -> Position:
@@ -169,7 +148,8 @@ def reshape(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     groups = _grouped(run, term, digits, shape.tree.elts)
 
     def element(index: Index) -> Normal:
-        return x.element(_regrouped(x.dims, _positions(groups, index)))
+        positions = iter(_positions(groups, index))
+        return x.element(tuple(tuple(islice(positions, len(dim))) for dim in x.dims))
 
     return Tensor(tuple(g.dim for g in groups), element)
 
@@ -230,14 +210,6 @@ def _positions(groups: Sequence[_Group], index: Index) -> list[Position]:
     return found
 
 
-def _regrouped(dims: Sequence[Dim], positions: Sequence[Position]) -> Index:
-    at, found = 0, list[tuple[Position, ...]]()
-    for dim in dims:
-        found.append(tuple(positions[at : at + len(dim)]))
-        at += len(dim)
-    return tuple(found)
-
-
 def expand(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """The element of the dimensions that the operand has."""
     (x,), shape = operands, dict(term.attrs)["shape"]
@@ -265,7 +237,6 @@ def entry(run: Evaluator, tree: ast.expr) -> Dim:
 
 
 MOVES: Rows = {
-    "contiguous": identity,
     "slice": slice_,
     "concat": concat,
     "permute": permute,
