@@ -126,7 +126,7 @@ class Symbols:
             return
         quotient = f"{name}//{divisor}"
         self.sizes.add(quotient)
-        parts = tuple(Poly((((atom,), 1),)) for atom in atoms) if coefficient == 1 else (divisor,)
+        parts = map(poly, atoms) if coefficient == 1 else (divisor,)
         self._solve(name, (*parts, poly(quotient)))
 
     def _compared(self, op: ast.cmpop, left: ast.expr, right: ast.expr) -> None:
@@ -137,14 +137,8 @@ class Symbols:
                 self.equal(a, b, self.entry(tree) if isinstance(tree, ast.BinOp) else None)
             case ast.NotEq():
                 self.facts.append(("!=", a - b))
-            case ast.Lt():
-                self.facts.append((">=", b - a - 1))
-            case ast.LtE():
-                self.facts.append((">=", b - a))
-            case ast.Gt():
-                self.facts.append((">=", a - b - 1))
             case _:
-                self.facts.append((">=", a - b))
+                self.facts.append((">=", _AT_LEAST_0[type(op)](a, b)))
 
     def equal(self, a: Poly, b: Poly, digits: tuple[Poly, ...] | None = None) -> None:
         """Both are equal from here on: one name is written by the other side, where it is one."""
@@ -201,8 +195,7 @@ class Symbols:
             return False
         shifted = poly(0)
         for atoms, coefficient in value.terms:
-            parts = (Poly((((a,), 1),)) + (1 if a in known else 0) for a in atoms)
-            shifted = shifted + product(parts) * coefficient
+            shifted = shifted + product(poly(a) + (1 if a in known else 0) for a in atoms) * coefficient
         return all(coefficient >= 0 for _, coefficient in shifted.terms)
 
     def _decides(self, kind: str, value: Poly) -> bool:
@@ -227,7 +220,7 @@ class Symbols:
     def _rational(self, value: Poly) -> bool:
         """Whether linear facts give value >= 0 over the rationals. Where they do not, Z3 is seldom of use."""
         atoms = {a for p in (value, *(p for _, p in self.facts)) for a in _atoms(p)}
-        known = [Poly((((a,), 1),)) - 1 for a in atoms if self.is_positive(a)]
+        known = [poly(a) - 1 for a in atoms if self.is_positive(a)]
         known += [p for kind, p in self.facts if kind in (">=", "==")]
         known += [p * -1 for kind, p in self.facts if kind == "=="]
         return not feasible([*known, value * -1 - 1])
@@ -235,7 +228,7 @@ class Symbols:
     def given(self, about: list[Poly]) -> list[Formula]:
         """What Z3 may assume: every size is at least 1, and the facts."""
         atoms = {a for p in (*about, *(p for _, p in self.facts)) for a in _atoms(p)}
-        least = [translated(Poly((((a,), 1),))) >= 1 for a in sorted(atoms, key=str) if self.is_positive(a)]
+        least = [translated(poly(a)) >= 1 for a in sorted(atoms, key=str) if self.is_positive(a)]
         return [*least, *(formula(kind, p) for kind, p in self.facts)]
 
     def failure(self, claim: str, kind: str, value: Poly) -> Failure:
@@ -279,6 +272,10 @@ def _mod(a: Poly, b: Poly) -> Poly:
     return app("mod", a, b) if a.over(b) is None else poly(0)
 
 
+_AT_LEAST_0: Mapping[type[ast.cmpop], Callable[[Poly, Poly], Poly]] = {
+    ast.Lt: lambda a, b: b - a - 1, ast.LtE: lambda a, b: b - a,
+    ast.Gt: lambda a, b: a - b - 1, ast.GtE: lambda a, b: a - b,
+}  # fmt: skip
 _OPERATORS: Mapping[type[ast.operator], Callable[[Poly, Poly], Poly]] = {
     ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: _div, ast.Mod: _mod,
