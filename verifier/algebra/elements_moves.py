@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.expressions import Expression
@@ -33,8 +32,8 @@ def slice_(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     (x,), attrs = operands, dict(term.attrs)
     at = run.position(x.dims, attrs["dim"])
     dim = plain(term, x.dims[at])
-    bounds = [run.symbols.number(attrs[key]) for key in ("start", "stop")]
-    expect(term, run.symbols.number(attrs["step"]) == polys.ONE)
+    bounds = [run.symbols.number(attrs[key].tree) for key in ("start", "stop")]
+    expect(term, run.symbols.number(attrs["step"].tree) == polys.ONE)
     start, stop = bounds
     major, rest = (dim[0], dim[1:]) if dim else (Digit((polys.ONE,)), ())
     whole = major.size
@@ -109,7 +108,7 @@ def permute(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         inverse = [order.index(d) for d in range(len(order))]
         return Tensor(tuple(x.dims[d] for d in order), lambda index: x.element(tuple(index[d] for d in inverse)))
     expect(term, len(x.dims) == 1 and bool(spliced(x.dims[0])))
-    p = run.symbols.attribute(dims)
+    p = run.symbols.attribute(dims.tree)
     name, _, before = spliced(x.dims[0]).partition(" by ")
     chain = " ".join([*before.split(), *polys.composed(p)])
     run.forms.used.add("permutations")
@@ -144,44 +143,33 @@ def reshape(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
             ((Digit(splice=str(shape)),),),
             lambda index: x.element(((_opaque(app("unflat", before, app("flat", after, index[0][0].value))),),)),
         )
-    digits = [digit for dim in x.dims for digit in dim]
-    groups = _grouped(run, term, digits, shape.tree.elts)
+    dims = _grouped(run, term, [digit for dim in x.dims for digit in dim], shape.tree.elts)
 
     def element(index: Index) -> Normal:
-        positions = iter(_positions(groups, index))
-        return x.element(tuple(tuple(islice(positions, len(dim))) for dim in x.dims))
+        new = (pair for dim, places in zip(dims, index, strict=True) for pair in zip(dim, places, strict=True))
+        return x.element(tuple(tuple(_joined(digit, new) for digit in dim) for dim in x.dims))
 
-    return Tensor(tuple(g.dim for g in groups), element)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """One dimension of a reshaped tensor. `shares` one digit of the operand with its neighbours, as its `last` part."""
-
-    dim: Dim
-    shares: bool = False
-    last: bool = True
+    return Tensor(tuple(dims), element)
 
 
-def _grouped(run: Evaluator, term: Apply, digits: Sequence[Digit], entries: Sequence[ast.expr]) -> list[_Group]:
+def _grouped(run: Evaluator, term: Apply, digits: Sequence[Digit], entries: Sequence[ast.expr]) -> list[Dim]:
     """Each extent of the new shape as digits."""
-    pending, groups = list(digits), list[_Group]()
+    pending, groups = list(digits), list[Dim]()
     left: Poly | None = None
     for tree in entries:
         if isinstance(tree, ast.Starred):
             expect(term, bool(pending) and pending[0].splice == ast.unparse(tree.value) and left is None)
-            groups.append(_Group((pending.pop(0),)))
+            groups.append((pending.pop(0),))
             continue
         want = polys.product(run.symbols.entry(tree))
-        if left is None and want != polys.ONE and pending and not pending[0].splice and pending[0].size != want:
-            whole = pending[0].size.over(want)
-            if whole is not None:  # a digit that several extents share
-                left = pending[0].size
+        splits = pending and not pending[0].splice and want not in (polys.ONE, pending[0].size)
+        if left is None and splits and pending[0].size.over(want) is not None:  # a digit that several extents share
+            left = pending[0].size
         if left is not None:
             rest = left.over(want)
             expect(term, rest is not None)
             left = None if rest == polys.ONE else rest
-            groups.append(_Group(tuple(Digit((p,)) for p in run.symbols.entry(tree)), True, left is None))
+            groups.append(entry(run, tree))
             if left is None:
                 pending.pop(0)
             continue
@@ -189,25 +177,21 @@ def _grouped(run: Evaluator, term: Apply, digits: Sequence[Digit], entries: Sequ
         while polys.product(d.size for d in taken) != want:
             expect(term, bool(pending) and not pending[0].splice)
             taken.append(pending.pop(0))
-        groups.append(_Group(tuple(taken)))
+        groups.append(tuple(taken))
     expect(term, left is None and all(d.size == polys.ONE and not d.splice for d in pending))
     return groups
 
 
-def _positions(groups: Sequence[_Group], index: Index) -> list[Position]:
-    """The positions along the operand's digits."""
-    found: list[Position] = []
-    value, size = polys.ZERO, polys.ONE
-    for group, positions in zip(groups, index, strict=True):
-        if not group.shares:
-            found += positions
-            continue
-        for digit, position in zip(group.dim, positions, strict=True):
-            value, size = value * digit.size + position.value, size * digit.size
-        if group.last:
-            found.append(Position(value, polys.ZERO, size))
-            value, size = polys.ZERO, polys.ONE
-    return found
+def _joined(digit: Digit, new: Iterator[tuple[Digit, Position]]) -> Position:
+    """The position along an operand's digit: along one of the new shape, or along several that share it."""
+    first, place = next(new, (digit, Position(polys.ZERO, polys.ZERO, polys.ONE)))
+    if first == digit:
+        return place
+    value, size = place.value, first.size
+    while size != digit.size:
+        own, place = next(new)
+        value, size = value * own.size + place.value, size * own.size
+    return Position(value, polys.ZERO, size)
 
 
 def expand(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:

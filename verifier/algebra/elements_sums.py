@@ -297,7 +297,7 @@ def _value(place: tuple[Position, ...]) -> Poly:
 def _item(run: Evaluator, value: Expression, number: int) -> Poly:
     """One of the two steps that an attribute such as the stride gives."""
     if isinstance(value.tree, ast.Tuple) and len(value.tree.elts) == 2:
-        return run.symbols.number(Expression(ast.unparse(value.tree.elts[number])))
+        return run.symbols.number(value.tree.elts[number])
     if value.name is None:
         raise RuleError(f"{value} is no pair of steps")
     return poly(f"{value.name}[{number}]")

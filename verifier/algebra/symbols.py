@@ -47,11 +47,8 @@ class Symbols:
         """A size as the digits that it is written as."""
         return self.solved.get(name, (poly(name),))
 
-    def number(self, value: Expression) -> Poly:
+    def number(self, tree: ast.expr) -> Poly:
         """An integer expression over sizes and attributes."""
-        return self._number(value.tree)
-
-    def _number(self, tree: ast.expr) -> Poly:
         match tree:
             case ast.Constant(value=bool()):
                 raise RuleError(f"{ast.unparse(tree)} is not a number")
@@ -60,9 +57,9 @@ class Symbols:
             case ast.Name(id=name):
                 return product(self.digits(name))
             case ast.UnaryOp(operand=operand):
-                return self._number(operand) * -1
+                return self.number(operand) * -1
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](self._number(left), self._number(right))
+                return _OPERATORS[type(op)](self.number(left), self.number(right))
             case _:
                 raise RuleError(f"{ast.unparse(tree)}: only integers, names, + - * // % are understood in proofs")
 
@@ -76,18 +73,15 @@ class Symbols:
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
                 return (*self.entry(left), *self.entry(right))
             case _:
-                return (self._number(tree),)
+                return (self.number(tree),)
 
-    def attribute(self, value: Expression) -> Poly:
+    def attribute(self, tree: ast.expr) -> Poly:
         """A permutation or shape."""
-        return self._attribute(value.tree)
-
-    def _attribute(self, tree: ast.expr) -> Poly:
         match tree:
             case ast.Name(id=name):
                 return self.opaque.get(name, poly(name))
             case ast.Call(func=ast.Name(id="compose"), args=[p, q]):
-                return app("compose", self._attribute(p), self._attribute(q))
+                return app("compose", self.attribute(p), self.attribute(q))
             case ast.Call(func=ast.Name(id="iota")):
                 return poly("iota")
             case _:
@@ -105,13 +99,13 @@ class Symbols:
             ):
                 self.nonempty.add(splice)
             case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[ast.Call() as right]):
-                self.opaque[name] = self._attribute(right)
+                self.opaque[name] = self.attribute(right)
             case ast.Compare(
                 left=ast.BinOp(left=ast.Name(id=name), op=ast.Mod(), right=right),
                 ops=[ast.Eq()],
                 comparators=[ast.Constant(value=0)],
             ) if name in self.sizes and name not in self.solved:
-                self._divides(name, self._number(right))
+                self._divides(name, self.number(right))
             case ast.Compare(left=left, ops=ops, comparators=rest):
                 for op, a, b in zip(ops, (left, *rest), rest, strict=False):
                     self._compared(op, a, b)
@@ -130,7 +124,7 @@ class Symbols:
         self._solve(name, (*parts, poly(quotient)))
 
     def _compared(self, op: ast.cmpop, left: ast.expr, right: ast.expr) -> None:
-        a, b = self._number(left), self._number(right)
+        a, b = self.number(left), self.number(right)
         match op:
             case ast.Eq():
                 tree = right if a.name else left

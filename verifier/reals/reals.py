@@ -101,7 +101,7 @@ class Reals:
     def constant(self, value: Expression) -> Number:
         """A number that an attribute is: a literal, a size, or an attribute by its name."""
         if value.names & {*self.run.rule.sizes, *self.run.symbols.solved}:
-            return self.numbers.size(self.run.symbols.number(value))
+            return self.numbers.size(self.run.symbols.number(value.tree))
         if isinstance(value.tree, ast.UnaryOp) and isinstance(value.tree.op, ast.USub):
             return -self.constant(Expression(ast.unparse(value.tree.operand)))
         number = None if value.names else value.evaluate({})

@@ -79,7 +79,7 @@ def _where(reals: Reals, term: Apply, index: Address) -> Number:
 def _slice(reals: Reals, term: Apply, index: Address) -> Number:
     attrs, dims = dict(term.attrs), reals.dims(term.operands[0])
     at = reals.run.position(dims, attrs["dim"])
-    start: Poly | None = reals.run.symbols.number(attrs["start"])
+    start: Poly | None = reals.run.symbols.number(attrs["start"].tree)
     start = start.over(extent(dims[at][1:])) if dims[at][1:] else start
     expect(term, start is not None)
     place = index[at]
@@ -120,7 +120,7 @@ def _permute(reals: Reals, term: Apply, index: Address) -> Number:
     tree = value.tree
     if value.names and not isinstance(tree, ast.Tuple):
         ((place,),) = index
-        for name in reversed(polys.composed(reals.run.symbols.attribute(value))):
+        for name in reversed(polys.composed(reals.run.symbols.attribute(tree))):
             place = z3.Function(f"at {name}", z3.IntSort(), z3.IntSort())(place)
         return reals.element(term.operands[0], ((place,),))
     order = [

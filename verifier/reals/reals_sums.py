@@ -51,24 +51,15 @@ def _reduced(most: Callable[..., Number], sign: int = 1) -> RealRow:
     return row
 
 
-def _exp_sum(reals: Reals, term: Apply, index: Address, at: int) -> Number:
-    (x,) = term.operands
-    return reals.total(
-        reals.dims(x)[at : at + 1], lambda j: reals.numbers.exp(reals.element(x, (*index[:at], j, *index[at + 1 :])))
-    )
-
-
 def _softmax(reals: Reals, term: Apply, index: Address) -> Number:
-    (x,) = term.operands
+    """exp x / Σ_j exp x_j, or its logarithm."""
+    (x,), numbers = term.operands, reals.numbers
     at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
-    return reals.numbers.exp(reals.element(x, index)) * reals.numbers.inverse(_exp_sum(reals, term, index, at))
-
-
-def _log_softmax(reals: Reals, term: Apply, index: Address) -> Number:
-    (x,) = term.operands
-    at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
-    bottom = reals.numbers.flat(_exp_sum(reals, term, index, at))
-    return reals.element(x, index) - reals.numbers.log(bottom)
+    own, over = reals.element(x, index), reals.dims(x)[at : at + 1]
+    bottom = reals.total(over, lambda j: numbers.exp(reals.element(x, (*index[:at], j, *index[at + 1 :]))))
+    if term.op == "log_softmax":
+        return own - numbers.log(numbers.flat(bottom))
+    return numbers.exp(own) * numbers.inverse(bottom)
 
 
 def _norm(reals: Reals, term: Apply, index: Address) -> Number:
@@ -159,6 +150,6 @@ def _cross_entropy(reals: Reals, term: Apply, index: Address) -> Number:
 SUMS: Mapping[str, RealRow] = {
     "linear": _linear, "matmul": _matmul, "sum": _reduced(Reals.total),
     "amax": _reduced(Reals.greatest), "amin": _reduced(Reals.greatest, -1), "softmax": _softmax,
-    "log_softmax": _log_softmax, "layer_norm": _norm, "rms_norm": _norm, "sdpa": _sdpa, "conv2d": _conv2d,
+    "log_softmax": _softmax, "layer_norm": _norm, "rms_norm": _norm, "sdpa": _sdpa, "conv2d": _conv2d,
     "cross_entropy_sum": _cross_entropy,
 }  # fmt: skip
