@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
 from shardwright.pcg.errors import RuleError
@@ -49,18 +49,12 @@ class Digit:
 
     @property
     def size(self) -> Poly:
-        total = polys.ZERO
-        for segment in self.segments:
-            total = total + segment
-        return total
+        return sum(self.segments, polys.ZERO)
 
     @property
     def starts(self) -> tuple[Poly, ...]:
         """Where each segment begins, and where the last one ends."""
-        found = [polys.ZERO]
-        for segment in self.segments:
-            found.append(found[-1] + segment)
-        return tuple(found)
+        return tuple(accumulate(self.segments, initial=polys.ZERO))
 
     def __str__(self) -> str:
         return self.splice or str(self.size)
@@ -218,17 +212,12 @@ class Evaluator:
 
     # ---- indices ----
 
-    def families(self, dim: Dim) -> Iterator[tuple[tuple[Position, ...], list[Bound]]]:
-        """All positions of a dimension: per choice of segments, positions with new bound indices over their sizes."""
-        for starts in product(*(self.segments(digit) for digit in dim)):
-            bounds = [(self.forms.fresh(), size) for _, size in starts]
-            yield (
-                tuple(
-                    Position(start + poly(name), start, start + size)
-                    for (start, size), (name, _) in zip(starts, bounds, strict=True)
-                ),
-                bounds,
-            )
+    def families(self, dims: Sequence[Dim]) -> Iterator[tuple[Index, list[Bound]]]:
+        """All positions of some dimensions: per choice of segments, places with new bound indices over their sizes."""
+        for cuts in product(*(product(*map(self.segments, dim)) for dim in dims)):
+            bounds = [(self.forms.fresh(), size) for cut in cuts for _, size in cut]
+            names = (poly(name) for name, _ in bounds)
+            yield tuple(tuple(Position(s + next(names), s, s + size) for s, size in cut) for cut in cuts), bounds
 
     def segments(self, digit: Digit) -> list[tuple[Poly, Poly]]:
         """Start and size of every segment."""

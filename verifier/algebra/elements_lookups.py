@@ -24,7 +24,7 @@ from shardwright.verifier.algebra.elements import (
 )  # fmt: skip
 from shardwright.verifier.algebra.elements_moves import entry
 from shardwright.verifier.algebra.monomials import ZERO, Normal, NormalFactor
-from shardwright.verifier.algebra.polys import App, Poly, app
+from shardwright.verifier.algebra.polys import App, Poly, app, poly
 
 
 def looked_up(run: Evaluator, term: Apply, ids: Tensor, index: Index) -> Poly:
@@ -71,20 +71,31 @@ def row(run: Evaluator, term: Apply, dim: Dim, value: Poly) -> Position:
 
 def embedding(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """w[ids]. A row that is padding has no gradient: it is another cell."""
-    (w, ids), attrs = operands, dict(term.attrs)
+    (w, _), attrs = operands, dict(term.attrs)
     expect(term, len(w.dims) == 2 and str(attrs.get("offset", "0")) == "0" and set(attrs) <= {"padding_idx", "offset"})
-    padding = attrs.get("padding_idx", Expression("None"))
-    within(run, term, w.dims[0])
+    return _rows(run, term, operands, 0, str(attrs.get("padding_idx")))
 
-    def element(index: Index) -> Normal:
-        value = looked_up(run, term, ids, index[:-1])
-        value = value if str(padding) == "None" else app(f"unless {padding}", value)
-        found = w.element(((row(run, term, w.dims[0], value),), index[-1]))
-        if str(padding) != "None":  # a computed row would pass its gradient on to what it is computed from
+
+def index(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """x indexed along one dimension."""
+    expect(term, len(operands) == 2)
+    return _rows(run, term, operands, run.position(operands[0].dims, dict(term.attrs)["dim"]))
+
+
+def _rows(run: Evaluator, term: Apply, operands: Sequence[Tensor], at: int, padding: str = "None") -> Tensor:
+    """The rows along one dimension that indices name, but for one that is padding."""
+    x, ids = operands
+    within(run, term, x.dims[at])
+
+    def element(place: Index) -> Normal:
+        value = looked_up(run, term, ids, place[at : at + len(ids.dims)])
+        value = value if padding == "None" else app(f"unless {padding}", value)
+        found = x.element((*place[:at], (row(run, term, x.dims[at], value),), *place[at + len(ids.dims) :]))
+        if padding != "None":  # a computed row would pass its gradient on to what it is computed from
             expect(term, all(value in _places(f) for f in _cells(found)))
         return found
 
-    return Tensor((*ids.dims, w.dims[1]), element)
+    return Tensor((*x.dims[:at], *ids.dims, *x.dims[at + 1 :]), element)
 
 
 def _cells(part: object) -> Iterator[NormalFactor]:
@@ -106,7 +117,7 @@ def _places(cell: NormalFactor) -> Iterator[Poly]:
         for atoms, _ in place.terms:
             for atom in atoms:
                 if isinstance(atom, App):
-                    yield Poly((((atom,), 1),))
+                    yield poly(atom)
                     pending += atom.args
 
 
@@ -125,21 +136,6 @@ def gather(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         return x.element((*index[:at], (position,), *index[at + 1 :]))
 
     return Tensor(ids.dims, element)
-
-
-def index(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """x indexed along one dimension."""
-    expect(term, len(operands) == 2)
-    x, ids = operands
-    at = run.position(x.dims, dict(term.attrs)["dim"])
-    within(run, term, x.dims[at])
-
-    def element(place: Index) -> Normal:
-        inner = place[at : at + len(ids.dims)]
-        position = row(run, term, x.dims[at], looked_up(run, term, ids, inner))
-        return x.element((*place[:at], (position,), *place[at + len(ids.dims) :]))
-
-    return Tensor((*x.dims[:at], *ids.dims, *x.dims[at + 1 :]), element)
 
 
 Places = tuple[Position, ...]
@@ -191,7 +187,7 @@ def kept(run: Evaluator, ignored: str, value: Poly) -> Normal:
 def arange(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """0, 1, …, stop - 1."""
     attrs = dict(term.attrs)
-    start, stop, step = (run.symbols.number(attrs[key]) for key in ("start", "stop", "step"))
+    start, stop, step = (run.symbols.number(attrs[key].tree) for key in ("start", "stop", "step"))
     expect(term, start == polys.ZERO and step == polys.ONE and "int" in str(attrs["dtype"]))
     expect(term, holds_numbers(attrs["dtype"]))
     run.need(f"{term}: not empty", stop - 1)
@@ -238,7 +234,7 @@ def constant(run: Evaluator, value: Expression) -> Normal:
         return run.forms.number(sign * Fraction(str(tree.value)))
     if isinstance(tree, ast.Name) and tree.id not in run.symbols.sizes and tree.id not in run.symbols.solved:
         return run.forms.scaled(run.forms.cell(f"attribute {tree.id}", ()), sign)
-    number = run.symbols.number(value)
+    number = run.symbols.number(value.tree)
     return run.forms.size(number) if number.terms else ZERO
 
 

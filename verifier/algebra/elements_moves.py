@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from shardwright.pcg.errors import RuleError
@@ -28,19 +27,13 @@ from shardwright.verifier.algebra.monomials import Normal
 from shardwright.verifier.algebra.polys import Poly, app, poly
 
 
-def identity(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """The operand itself."""
-    expect(term, len(operands) == 1)
-    return operands[0]
-
-
 def slice_(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """A part of the major digit; the bounds are multiples of the others."""
     (x,), attrs = operands, dict(term.attrs)
     at = run.position(x.dims, attrs["dim"])
     dim = plain(term, x.dims[at])
-    bounds = [run.symbols.number(attrs[key]) for key in ("start", "stop")]
-    expect(term, run.symbols.number(attrs["step"]) == polys.ONE)
+    bounds = [run.symbols.number(attrs[key].tree) for key in ("start", "stop")]
+    expect(term, run.symbols.number(attrs["step"].tree) == polys.ONE)
     start, stop = bounds
     major, rest = (dim[0], dim[1:]) if dim else (Digit((polys.ONE,)), ())
     whole = major.size
@@ -54,15 +47,17 @@ def slice_(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     size = length if run.symbols.nonnegative(length) else app("max0", length)
 
     def element(index: Index) -> Normal:
-        (value, low, high), *others = index[at]
-        moved = Position(start + value, start + low, start + high)
-        inner = (moved, *others) if dim else ()
-        return x.element((*index[:at], inner, *index[at + 1 :]))
+        return x.element((*index[:at], _moved(dim, index[at], start), *index[at + 1 :]))
 
-    return Tensor((*x.dims[:at], (Digit(_inherited(run, major, start, size)), *rest), *x.dims[at + 1 :]), element)
+    return Tensor((*x.dims[:at], (Digit(_inherited(major, start, size)), *rest), *x.dims[at + 1 :]), element)
 
 
-def _inherited(run: Evaluator, digit: Digit, start: Poly, size: Poly) -> tuple[Poly, ...]:
+def _moved(dim: Dim, places: tuple[Position, ...], by: Poly) -> tuple[Position, ...]:
+    """The place along an operand's dimension, which begins elsewhere along the major digit."""
+    return (Position(*(p + by for p in places[0])), *places[1:]) if dim else ()
+
+
+def _inherited(digit: Digit, start: Poly, size: Poly) -> tuple[Poly, ...]:
     """The segments of a slice: those of the whole that lie within it, where the bounds are cuts."""
     starts = list(digit.starts)
     if start in starts and start + size in starts and starts.index(start) < starts.index(start + size):
@@ -86,9 +81,7 @@ def concat(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     starts = Digit(tuple(piece.size for piece in pieces)).starts
 
     def read(number: int, index: Index) -> Normal:
-        (value, low, high), *others = index[at]
-        start = starts[number]
-        moved = (Position(value - start, low - start, high - start), *others) if operands[number].dims[at] else ()
+        moved = _moved(operands[number].dims[at], index[at], starts[number] * -1)
         return operands[number].element((*index[:at], moved, *index[at + 1 :]))
 
     def element(index: Index) -> Normal:
@@ -109,22 +102,13 @@ def concat(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 def permute(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """The element at the permuted index."""
     (x,), dims = operands, dict(term.attrs)["dims"]
-    if not dims.names:
-        order = dims.evaluate({})
-        plain_dims = not any(map(spliced, x.dims))
-        expect(
-            term,
-            isinstance(order, tuple)
-            and all(type(d) is int for d in order)
-            and sorted(order) == list(range(len(x.dims)))
-            and plain_dims,
-        )
+    if isinstance(dims.tree, ast.Tuple):
+        order = [_place(run, term, x, tree) for tree in dims.tree.elts]
+        expect(term, sorted(order) == list(range(len(x.dims))))
         inverse = [order.index(d) for d in range(len(order))]
         return Tensor(tuple(x.dims[d] for d in order), lambda index: x.element(tuple(index[d] for d in inverse)))
-    if isinstance(dims.tree, ast.Tuple):
-        return _reordered(x, [_place(run, term, x, tree) for tree in dims.tree.elts], term)
     expect(term, len(x.dims) == 1 and bool(spliced(x.dims[0])))
-    p = run.symbols.attribute(dims)
+    p = run.symbols.attribute(dims.tree)
     name, _, before = spliced(x.dims[0]).partition(" by ")
     chain = " ".join([*before.split(), *polys.composed(p)])
     run.forms.used.add("permutations")
@@ -140,12 +124,6 @@ def _place(run: Evaluator, term: Apply, x: Tensor, tree: ast.expr) -> int:
         expect(term, bool(x.dims) and ast.unparse(tree.value) == f"iota(len({spliced(x.dims[0])}))")
         return 0
     return run.position(x.dims, Expression(ast.unparse(tree)))
-
-
-def _reordered(x: Tensor, order: Sequence[int], term: Apply) -> Tensor:
-    expect(term, sorted(order) == list(range(len(x.dims))))
-    inverse = [order.index(d) for d in range(len(order))]
-    return Tensor(tuple(x.dims[d] for d in order), lambda index: x.element(tuple(index[d] for d in inverse)))
 
 
 def _opaque(value: Poly) -> Position:
@@ -165,43 +143,33 @@ def reshape(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
             ((Digit(splice=str(shape)),),),
             lambda index: x.element(((_opaque(app("unflat", before, app("flat", after, index[0][0].value))),),)),
         )
-    digits = [digit for dim in x.dims for digit in dim]
-    groups = _grouped(run, term, digits, shape.tree.elts)
+    dims = _grouped(run, term, [digit for dim in x.dims for digit in dim], shape.tree.elts)
 
     def element(index: Index) -> Normal:
-        return x.element(_regrouped(x.dims, _positions(groups, index)))
+        new = (pair for dim, places in zip(dims, index, strict=True) for pair in zip(dim, places, strict=True))
+        return x.element(tuple(tuple(_joined(digit, new) for digit in dim) for dim in x.dims))
 
-    return Tensor(tuple(g.dim for g in groups), element)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """One dimension of a reshaped tensor. `shares` one digit of the operand with its neighbours, as its `last` part."""
-
-    dim: Dim
-    shares: bool = False
-    last: bool = True
+    return Tensor(tuple(dims), element)
 
 
-def _grouped(run: Evaluator, term: Apply, digits: Sequence[Digit], entries: Sequence[ast.expr]) -> list[_Group]:
+def _grouped(run: Evaluator, term: Apply, digits: Sequence[Digit], entries: Sequence[ast.expr]) -> list[Dim]:
     """Each extent of the new shape as digits."""
-    pending, groups = list(digits), list[_Group]()
+    pending, groups = list(digits), list[Dim]()
     left: Poly | None = None
     for tree in entries:
         if isinstance(tree, ast.Starred):
             expect(term, bool(pending) and pending[0].splice == ast.unparse(tree.value) and left is None)
-            groups.append(_Group((pending.pop(0),)))
+            groups.append((pending.pop(0),))
             continue
         want = polys.product(run.symbols.entry(tree))
-        if left is None and want != polys.ONE and pending and not pending[0].splice and pending[0].size != want:
-            whole = pending[0].size.over(want)
-            if whole is not None:  # a digit that several extents share
-                left = pending[0].size
+        splits = pending and not pending[0].splice and want not in (polys.ONE, pending[0].size)
+        if left is None and splits and pending[0].size.over(want) is not None:  # a digit that several extents share
+            left = pending[0].size
         if left is not None:
             rest = left.over(want)
             expect(term, rest is not None)
             left = None if rest == polys.ONE else rest
-            groups.append(_Group(tuple(Digit((p,)) for p in run.symbols.entry(tree)), True, left is None))
+            groups.append(entry(run, tree))
             if left is None:
                 pending.pop(0)
             continue
@@ -209,33 +177,21 @@ def _grouped(run: Evaluator, term: Apply, digits: Sequence[Digit], entries: Sequ
         while polys.product(d.size for d in taken) != want:
             expect(term, bool(pending) and not pending[0].splice)
             taken.append(pending.pop(0))
-        groups.append(_Group(tuple(taken)))
+        groups.append(tuple(taken))
     expect(term, left is None and all(d.size == polys.ONE and not d.splice for d in pending))
     return groups
 
 
-def _positions(groups: Sequence[_Group], index: Index) -> list[Position]:
-    """The positions along the operand's digits."""
-    found: list[Position] = []
-    value, size = polys.ZERO, polys.ONE
-    for group, positions in zip(groups, index, strict=True):
-        if not group.shares:
-            found += positions
-            continue
-        for digit, position in zip(group.dim, positions, strict=True):
-            value, size = value * digit.size + position.value, size * digit.size
-        if group.last:
-            found.append(Position(value, polys.ZERO, size))
-            value, size = polys.ZERO, polys.ONE
-    return found
-
-
-def _regrouped(dims: Sequence[Dim], positions: Sequence[Position]) -> Index:
-    at, found = 0, list[tuple[Position, ...]]()
-    for dim in dims:
-        found.append(tuple(positions[at : at + len(dim)]))
-        at += len(dim)
-    return tuple(found)
+def _joined(digit: Digit, new: Iterator[tuple[Digit, Position]]) -> Position:
+    """The position along an operand's digit: along one of the new shape, or along several that share it."""
+    first, place = next(new, (digit, Position(polys.ZERO, polys.ZERO, polys.ONE)))
+    if first == digit:
+        return place
+    value, size = place.value, first.size
+    while size != digit.size:
+        own, place = next(new)
+        value, size = value * own.size + place.value, size * own.size
+    return Position(value, polys.ZERO, size)
 
 
 def expand(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
@@ -265,7 +221,6 @@ def entry(run: Evaluator, tree: ast.expr) -> Dim:
 
 
 MOVES: Rows = {
-    "contiguous": identity,
     "slice": slice_,
     "concat": concat,
     "permute": permute,

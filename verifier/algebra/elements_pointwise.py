@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from inspect import signature
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.terms import Apply
@@ -19,10 +21,12 @@ from shardwright.verifier.algebra.elements import (
     shown,
     spliced,
 )
+from shardwright.verifier.algebra.laws import Laws
 from shardwright.verifier.algebra.monomials import INDICATORS, ONE, Normal, total_normal
 from shardwright.verifier.algebra.polys import Poly
 
-Merge = Callable[[Evaluator, Normal, Normal], Normal]
+Merge = Callable[..., Normal]
+"""From the laws of forms and elements, one of each operand."""
 
 
 def broadcast(run: Evaluator, title: str, left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -43,43 +47,35 @@ def read(x: Tensor, index: Index) -> Normal:
     return x.element(tuple(place if dim else () for dim, place in zip(x.dims, own, strict=True)))
 
 
-def binary(merge: Merge) -> Semantics:
-    """A row that merges two elements."""
+def _dims(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> tuple[Dim, ...]:
+    """The dims that all operands have together."""
+    return reduce(partial(broadcast, run, str(term)), (x.dims for x in operands))
+
+
+def pointwise(merge: Merge) -> Semantics:
+    """A row that computes an element from one element of each operand."""
 
     def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-        expect(term, len(operands) == 2)
-        x, y = operands
-        dims = broadcast(run, str(term), x.dims, y.dims)
-        return Tensor(dims, lambda index: merge(run, read(x, index), read(y, index)))
+        expect(term, len(operands) == len(signature(merge).parameters) - 1)
+        return Tensor(_dims(run, term, operands), lambda index: merge(run.forms, *(read(x, index) for x in operands)))
 
     return semantics
 
 
-def unary(name: str) -> Semantics:
-    """A row that is a function of one element."""
-
-    def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-        (x,) = operands
-        title = " ".join([name, *(f"{key}={value}" for key, value in term.attrs)])
-        return Tensor(x.dims, lambda index: run.forms.function(title, x.element(index)))
-
-    return semantics
-
-
-def neg(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """-x."""
+def function(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+    """A row that is a function of one element, by its name and attributes."""
     (x,) = operands
-    return Tensor(x.dims, lambda index: run.forms.scaled(x.element(index), -1))
+    title = " ".join([term.op, *(f"{key}={value}" for key, value in term.attrs)])
+    return Tensor(x.dims, lambda index: run.forms.function(title, x.element(index)))
 
 
-def _maximum(run: Evaluator, x: Normal, y: Normal) -> Normal:
-    return run.forms.maximum([((), x), ((), y)])
+def _maximum(forms: Laws, x: Normal, y: Normal) -> Normal:
+    return forms.maximum([((), x), ((), y)])
 
 
-def _minimum(run: Evaluator, x: Normal, y: Normal) -> Normal:
-    forms = run.forms
+def _minimum(forms: Laws, x: Normal, y: Normal) -> Normal:
     forms.used.add("minimum")
-    return forms.scaled(forms.maximum([((), forms.scaled(x, -1)), ((), forms.scaled(y, -1))]), -1)
+    return forms.scaled(_maximum(forms, forms.scaled(x, -1), forms.scaled(y, -1)), -1)
 
 
 def detach(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
@@ -91,10 +87,6 @@ def detach(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         return run.forms.cell(f"any {term}", [p.value for dim in index for p in dim])
 
     return Tensor(x.dims, element)
-
-
-def _le(run: Evaluator, x: Normal, y: Normal) -> Normal:
-    return run.forms.indicator("ge", integer(y) - integer(x))
 
 
 def integer(normal: Normal) -> Poly:
@@ -112,9 +104,7 @@ def where(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """c·x + (1 - c)·y, c being 0 or 1. What is not chosen need not exist, which the product would ask for."""
     expect(term, len(operands) == 3)
     expect(term, is_bool(term.operands[0]))
-    c, x, y = operands
-    dims = broadcast(run, str(term), broadcast(run, str(term), c.dims, x.dims), y.dims)
-    forms = run.forms
+    (c, x, y), forms = operands, run.forms
 
     def element(index: Index) -> Normal:
         condition = read(c, index)
@@ -126,25 +116,26 @@ def where(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         otherwise = forms.add(ONE, forms.scaled(condition, -1))
         return forms.add(forms.times(condition, chosen), forms.times(otherwise, other))
 
-    return Tensor(dims, element)
+    return Tensor(_dims(run, term, operands), element)
 
 
-_UNARY = (
+_FUNCTIONS = (
     "abs", "cos", "erf", "exp", "gelu", "log", "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "softplus",
     "sqrt", "tanh",
 )  # fmt: skip
 POINTWISE: Rows = {
-    **{name: unary(name) for name in _UNARY},
-    "neg": neg,
+    **dict.fromkeys(_FUNCTIONS, function),
     "detach": detach,
     "where": where,
-    "le": binary(_le),
-    "add": binary(lambda run, x, y: run.forms.add(x, y)),
-    "sub": binary(lambda run, x, y: run.forms.add(x, run.forms.scaled(y, -1))),
-    "mul": binary(lambda run, x, y: run.forms.times(x, y)),
-    "div": binary(lambda run, x, y: run.forms.times(x, run.forms.reciprocal(y))),
-    "pow": binary(lambda run, x, y: run.forms.function("pow", x, y)),
-    "maximum": binary(_maximum),
-    "minimum": binary(_minimum),
+    "contiguous": pointwise(lambda forms, x: x),
+    "neg": pointwise(lambda forms, x: forms.scaled(x, -1)),
+    "le": pointwise(lambda forms, x, y: forms.indicator("ge", integer(y) - integer(x))),
+    "add": pointwise(lambda forms, x, y: forms.add(x, y)),
+    "sub": pointwise(lambda forms, x, y: forms.add(x, forms.scaled(y, -1))),
+    "mul": pointwise(lambda forms, x, y: forms.times(x, y)),
+    "div": pointwise(lambda forms, x, y: forms.times(x, forms.reciprocal(y))),
+    "pow": pointwise(lambda forms, x, y: forms.function("pow", x, y)),
+    "maximum": pointwise(_maximum),
+    "minimum": pointwise(_minimum),
 }
 """Nonlinear functions without laws are known by their arguments alone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.expressions import Expression
@@ -12,6 +12,7 @@ from shardwright.verifier.algebra import polys
 from shardwright.verifier.algebra.elements import (
     Digit,
     Dim,
+    Element,
     Evaluator,
     Index,
     Position,
@@ -28,34 +29,24 @@ from shardwright.verifier.algebra.elements_pointwise import broadcast, read
 from shardwright.verifier.algebra.monomials import ONE, ZERO, Bound, Normal, total_normal
 from shardwright.verifier.algebra.polys import Poly, app, applied, poly
 
-Family = tuple[tuple[tuple[Position, ...], ...], list[Bound]]
+Families = list[tuple[list[Bound], Normal]]
+"""Elements with their bound indices."""
 
 
-def families(run: Evaluator, dims: Sequence[Dim]) -> Iterator[Family]:
-    """All positions of several dimensions."""
-    if not dims:
-        yield (), []
-        return
-    for places, bounds in run.families(dims[0]):
-        for rest, more in families(run, dims[1:]):
-            yield (places, *rest), [*bounds, *more]
-
-
-def total(run: Evaluator, dims: Sequence[Dim], element: object) -> Normal:
+def total(run: Evaluator, dims: Sequence[Dim], element: Element) -> Normal:
     """Σ over these dimensions of element(places)."""
-    return _sum(run, [(bounds, element(places)) for places, bounds in families(run, dims)])  # type: ignore[operator]
+    return _sum(run, [(bounds, element(places)) for places, bounds in run.families(dims)])
 
 
 def linear(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     """Σ_i x[…, i]·w[o, i]."""
     expect(term, len(operands) == 2)
     x, w = operands
-    expect(term, len(w.dims) == 2)
-    expect(term, bool(x.dims))
+    expect(term, len(w.dims) == 2 and bool(x.dims))
     summed = run.need_equal(f"{term}: summed dimensions agree", x.dims[-1], w.dims[1])
 
     def element(index: Index) -> Normal:
-        return total(run, [plain(term, summed)],
+        return total(run, [summed],
                      lambda i: run.forms.times(x.element((*index[:-1], *i)), w.element((index[-1], *i))))  # fmt: skip
 
     plain(term, summed)
@@ -72,66 +63,51 @@ def matmul(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     lead = broadcast(run, str(term), x.dims[:-2], y.dims[:-2])
 
     def element(index: Index) -> Normal:
-        def term_at(k: tuple[tuple[Position, ...], ...]) -> Normal:
-            return run.forms.times(read(x, (*index[:-1], *k)), read(y, (*index[:-2], *k, index[-1])))
-
-        return total(run, [summed], term_at)
+        return total(
+            run, [summed], lambda k: run.forms.times(read(x, (*index[:-1], *k)), read(y, (*index[:-2], *k, index[-1])))
+        )
 
     return Tensor((*lead, x.dims[-2], y.dims[-1]), element)
 
 
-def _reduced(run: Evaluator, term: Apply, x: Tensor) -> list[int]:
-    """The dimensions that a reduction is over."""
-    dims = dict(term.attrs)["dims"]
-    expect(term, isinstance(dims.tree, ast.Tuple))
-    found = [run.position(x.dims, Expression(ast.unparse(tree))) for tree in dims.tree.elts]  # type: ignore[attr-defined]
-    expect(term, len(set(found)) == len(found) and all(not spliced(x.dims[at]) for at in found))
-    return found
-
-
-def _kept(term: Apply) -> bool:
-    keep = str(dict(term.attrs)["keepdim"])
-    expect(term, keep in ("True", "False"))
-    return keep == "True"
-
-
-def reduction(merge: object) -> Semantics:
-    """`merge` takes families of elements with their bound indices."""
+def reduction(merge: Callable[[Evaluator, Families], Normal]) -> Semantics:
+    """A row that merges elements along some dimensions."""
 
     def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-        (x,) = operands
-        over, keep = _reduced(run, term, x), _kept(term)
-        dims = [() if i in over else d for i, d in enumerate(x.dims) if keep or i not in over]
+        (x,), attrs = operands, dict(term.attrs)
+        dims, keep = attrs["dims"].tree, str(attrs["keepdim"])
+        expect(term, isinstance(dims, ast.Tuple) and keep in ("True", "False"))
+        over = [run.position(x.dims, Expression(ast.unparse(tree))) for tree in dims.elts]  # type: ignore[attr-defined]
+        expect(term, len(set(over)) == len(over) and all(not spliced(x.dims[at]) for at in over))
+        gone = over if keep == "False" else []
 
         def element(index: Index) -> Normal:
             rest = iter(index)
-            spots = [None if i in over and not keep else next(rest) for i in range(len(x.dims))]
-            found: list[tuple[list[Bound], Normal]] = []
-            for places, bounds in families(run, [x.dims[i] for i in over]):
+            spots = [() if i in gone else next(rest) for i in range(len(x.dims))]
+            found: Families = []
+            for places, bounds in run.families([x.dims[i] for i in over]):
                 at = dict(zip(over, places, strict=True))
-                found.append((bounds, x.element(tuple(at.get(i, spot) or () for i, spot in enumerate(spots)))))
-            return merge(run, found)  # type: ignore[operator]
+                found.append((bounds, x.element(tuple(at.get(i, spot) for i, spot in enumerate(spots)))))
+            return merge(run, found)
 
-        return Tensor(tuple(dims), element)
+        return Tensor(tuple(() if i in over else d for i, d in enumerate(x.dims) if i not in gone), element)
 
     return semantics
 
 
-def _sum(run: Evaluator, found: list[tuple[list[Bound], Normal]]) -> Normal:
+def _sum(run: Evaluator, found: Families) -> Normal:
     run.forms.noted(len(found) > 1, "sum-in-pieces")
     return run.forms.add(*(run.forms.sum_over(normal, bounds) for bounds, normal in found))
 
 
-def _amax(run: Evaluator, found: list[tuple[list[Bound], Normal]]) -> Normal:
+def _amax(run: Evaluator, found: Families) -> Normal:
     run.forms.noted(len(found) > 1, "max-of-max")
     return run.forms.maximum(found)
 
 
-def _amin(run: Evaluator, found: list[tuple[list[Bound], Normal]]) -> Normal:
-    forms = run.forms
-    forms.used.add("minimum")
-    forms.noted(len(found) > 1, "max-of-max")
-    return forms.scaled(forms.maximum([(bounds, forms.scaled(normal, -1)) for bounds, normal in found]), -1)
+def _amin(run: Evaluator, found: Families) -> Normal:
+    run.forms.used.add("minimum")
+    return run.forms.scaled(_amax(run, [(bounds, run.forms.scaled(normal, -1)) for bounds, normal in found]), -1)
 
 
 # ---- softmax and cross-entropy: exp, sums, reciprocals and logarithms ----
@@ -143,30 +119,23 @@ def exp_sum(run: Evaluator, x: Tensor, at: int, index: Index) -> Normal:
                  lambda j: run.forms.function("exp", x.element((*index[:at], *j, *index[at + 1 :]))))  # fmt: skip
 
 
-def softmax(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """exp x / Σ_j exp x_j."""
-    (x,) = operands
-    at = run.position(x.dims, dict(term.attrs)["dim"])
-    plain(term, x.dims[at])
+def softmax(log: bool) -> Semantics:
+    """exp x / Σ_j exp x_j, or x - log Σ_j exp x_j."""
 
-    def element(index: Index) -> Normal:
-        top = run.forms.function("exp", x.element(index))
-        return run.forms.times(top, run.forms.reciprocal(exp_sum(run, x, at, index)))
+    def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
+        (x,), forms = operands, run.forms
+        at = run.position(x.dims, dict(term.attrs)["dim"])
+        plain(term, x.dims[at])
 
-    return Tensor(x.dims, element)
+        def element(index: Index) -> Normal:
+            own, bottom = x.element(index), exp_sum(run, x, at, index)
+            if log:
+                return forms.add(own, forms.scaled(forms.function("log", bottom), -1))
+            return forms.times(forms.function("exp", own), forms.reciprocal(bottom))
 
+        return Tensor(x.dims, element)
 
-def _log_probability(run: Evaluator, x: Tensor, at: int, index: Index) -> Normal:
-    log = run.forms.function("log", exp_sum(run, x, at, index))
-    return run.forms.add(x.element(index), run.forms.scaled(log, -1))
-
-
-def log_softmax(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """x - log Σ_j exp x_j."""
-    (x,) = operands
-    at = run.position(x.dims, dict(term.attrs)["dim"])
-    plain(term, x.dims[at])
-    return Tensor(x.dims, lambda index: _log_probability(run, x, at, index))
+    return semantics
 
 
 def cross_entropy_sum(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
@@ -328,7 +297,7 @@ def _value(place: tuple[Position, ...]) -> Poly:
 def _item(run: Evaluator, value: Expression, number: int) -> Poly:
     """One of the two steps that an attribute such as the stride gives."""
     if isinstance(value.tree, ast.Tuple) and len(value.tree.elts) == 2:
-        return run.symbols.number(Expression(ast.unparse(value.tree.elts[number])))
+        return run.symbols.number(value.tree.elts[number])
     if value.name is None:
         raise RuleError(f"{value} is no pair of steps")
     return poly(f"{value.name}[{number}]")
@@ -342,6 +311,6 @@ def _window(run: Evaluator, x: Dim, w: Dim, stride: Poly, padding: Poly, dilatio
 
 SUMS: Rows = {
     "linear": linear, "matmul": matmul, "sum": reduction(_sum), "amax": reduction(_amax), "amin": reduction(_amin),
-    "softmax": softmax, "log_softmax": log_softmax, "cross_entropy_sum": cross_entropy_sum,
+    "softmax": softmax(log=False), "log_softmax": softmax(log=True), "cross_entropy_sum": cross_entropy_sum,
     "layer_norm": norm(centred=True), "rms_norm": norm(centred=False), "sdpa": sdpa, "conv2d": conv2d,
 }  # fmt: skip

@@ -46,16 +46,12 @@ class Families(Forms):
 
     def _summed(self, monomial: Monomial, bounds: Sequence[Bound]) -> Normal:
         outside, pieces, inner = self._pieces(monomial, dict(bounds))
-        found = self.monomial(outside)
         groups = list(_components(pieces, inner))
         self.noted(bool(outside) or len(groups) > 1, "linear-sum")
-        for names, members in groups:
-            found = self.times(found, self._closed_sum([(n, inner[n]) for n in names], members))
+        sums = (self._closed_sum([(n, inner[n]) for n in names], members) for names, members in groups)
         used = {name for piece in pieces for name in piece[0].names}
-        for name, size in inner.items():
-            if self.noted(name not in used, "constant-sum"):
-                found = self.times(found, self.size(size))
-        return found
+        free = (self.size(size) for name, size in inner.items() if self.noted(name not in used, "constant-sum"))
+        return self.product(self.monomial(outside), *sums, *free)
 
     def _pieces(
         self, monomial: Monomial, bounds: dict[str, Poly]
@@ -115,7 +111,7 @@ class Families(Forms):
 
     def _closed(self, bounds: Sequence[Bound], body: Normal) -> tuple[tuple[Poly, ...], Normal]:
         """The body with its bound indices in one order, under the names that closed forms use."""
-        height = 1 + max((f.height for m, _ in body for f, _ in m), default=0)
+        height = _height(body)
         groups: dict[tuple[str, ...], list[Bound]] = {}
         for bound in bounds:
             groups.setdefault((str(bound[1]), *self._role(bound[0], body)), []).append(bound)
@@ -150,11 +146,7 @@ class Families(Forms):
         parts: list[Normal] = []
         for monomial, coefficient in normal:
             same = [(f, e) for f, e in monomial if f.names.isdisjoint(swap)]
-            part = (
-                self.scaled(((tuple(same), Fraction(1)),), coefficient)
-                if coefficient
-                else ((tuple(same), coefficient),)
-            )
+            part: Normal = ((tuple(same), coefficient),)
             for f, e in monomial:
                 if not f.names.isdisjoint(swap):
                     part = _merged(self, part, self._power_renamed(f, e, swap))
@@ -174,8 +166,7 @@ class Families(Forms):
         if f.kind == "max":
             alternatives = [self.opened_alternative(a) for a in f.parts]
             return self.maximum([(b, self.renamed(n, swap)) for b, n in alternatives])
-        parts = tuple(self._payload_renamed(part, swap) for part in f.parts)
-        return self.rebuilt(f, parts)
+        return self.rebuilt(f, tuple(self._payload_renamed(part, swap) for part in f.parts))
 
     def rebuilt(self, f: NormalFactor, parts: tuple[Payload, ...]) -> Normal:
         """A factor like f of other parts; the laws of functions apply again (verifier/algebra/laws.py)."""
@@ -205,13 +196,8 @@ class Families(Forms):
         sizes, body = alternative  # type: ignore[misc]
         if not sizes:
             return [], body  # type: ignore[return-value]
-        renamed, bounds = self._with_new_names(self.max_height(body), sizes, body)  # type: ignore[arg-type]
+        renamed, bounds = self._with_new_names(_height(body), sizes, body)  # type: ignore[arg-type]
         return bounds, renamed
-
-    @staticmethod
-    def max_height(body: Normal) -> int:
-        """The height that a closed form's own indices are named by."""
-        return 1 + max((f.height for m, _ in body for f, _ in m), default=0)
 
     def closed_max(self, alternatives: Iterable[tuple[Sequence[Bound], Normal]]) -> NormalFactor:
         """The maximum of families, each over its bound indices."""
@@ -223,7 +209,7 @@ class Families(Forms):
         bodies = [body for _, body in ordered]
         total = all(map(total_normal, bodies))
         names = frozenset().union(*(_open(m) for body in bodies for m, _ in body))
-        return self.factor("max", *ordered, total=total, height=max(map(self.max_height, bodies)), names=names)
+        return self.factor("max", *ordered, total=total, height=max(map(_height, bodies)), names=names)
 
 
 def _merged(forms: Forms, left: Normal, right: Normal) -> Normal:
@@ -231,11 +217,15 @@ def _merged(forms: Forms, left: Normal, right: Normal) -> Normal:
     return tuple((m, c * d * x) for (a, c), (b, d) in product(left, right) for m, x in forms.monomial((*a, *b)))
 
 
+def _height(body: Normal) -> int:
+    """The height that a closed form's own indices are named by."""
+    return 1 + max((f.height for m, _ in body for f, _ in m), default=0)
+
+
 def _open(monomial: Monomial) -> frozenset[str]:
     """The free indices of a closed body."""
-    own = 1 + max((f.height for f, _ in monomial), default=0)
-    names = frozenset().union(*(f.names for f, _ in monomial))
-    return frozenset(n for n in names if not n.startswith(f"#{own}."))
+    own = f"#{_height(((monomial, Fraction(1)),))}."
+    return frozenset(n for f, _ in monomial for n in f.names if not n.startswith(own))
 
 
 def _components(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 
 from shardwright.verifier.logic import Formula, Number, z3
 
@@ -43,10 +44,6 @@ class Lemma:
     facts: tuple[str, ...] = ()
 
 
-def _reals(names: str) -> list[Number]:
-    return z3.Reals(names)
-
-
 def _function(name: str) -> Number:
     return z3.Function(name, z3.RealSort(), z3.RealSort())
 
@@ -63,16 +60,20 @@ def _abs(u: Number) -> Number:
     return z3.If(u > 0, u, -u)
 
 
-def _where(
-    names: str, given: Callable[..., list[Formula]], goal: Callable[..., Formula]
-) -> Callable[[], list[Obligation]]:
-    """A statement about the reals of which something is known."""
-    return lambda: [(given(*_reals(names)), goal(*_reals(names)))]
+def _over_reals(obligations: Callable[..., list[Obligation]]) -> Callable[[], list[Obligation]]:
+    """Obligations about real numbers, which their parameters name."""
+    return lambda: obligations(*map(z3.Real, signature(obligations).parameters))
 
 
-def _identity(names: str, goal: Callable[..., Formula]) -> Callable[[], list[Obligation]]:
+def _where(given: Callable[..., list[Formula]], goal: Callable[..., Formula]) -> Callable[[], list[Obligation]]:
+    """A statement about real numbers, which its parameters name, of which something is known."""
+    names = signature(goal).parameters
+    return lambda: [(given(*map(z3.Real, names)), goal(*map(z3.Real, names)))]
+
+
+def _identity(goal: Callable[..., Formula]) -> Callable[[], list[Obligation]]:
     """A statement about all reals."""
-    return _where(names, lambda *_: [], goal)
+    return _where(lambda *_: [], goal)
 
 
 # ---- functions, from the facts that define them ----
@@ -80,7 +81,7 @@ def _identity(names: str, goal: Callable[..., Formula]) -> Callable[[], list[Obl
 
 def _exp_of_multiple() -> list[Obligation]:
     """exp(k·u) = exp(u)^k by induction over k; the power of -k is the reciprocal."""
-    exp, (u, ku, power) = _function("exp"), _reals("u ku power")
+    exp, (u, ku, power) = _function("exp"), z3.Reals("u ku power")
     zero = z3.RealVal(0)
     return [
         ([exp(zero + zero) == exp(zero) * exp(zero), exp(zero) > 0], exp(zero) == 1),
@@ -94,7 +95,7 @@ def _inverse(u: Number) -> Formula:
 
 
 def _log_of_product() -> list[Obligation]:
-    exp, log, (u, v) = _function("exp"), _function("log"), _reals("u v")
+    exp, log, (u, v) = _function("exp"), _function("log"), z3.Reals("u v")
     total = log(u) + log(v)
     facts = [_inverse(u), _inverse(v), exp(total) == exp(log(u)) * exp(log(v)), log(exp(total)) == total]
     return [([u > 0, v > 0, *facts], log(u * v) == total)]
@@ -102,7 +103,7 @@ def _log_of_product() -> list[Obligation]:
 
 def _log_of_power() -> list[Obligation]:
     """log(u^k) = k·log u by induction over k, and log(1/u) = -log u."""
-    exp, log, (u, power, k) = _function("exp"), _function("log"), _reals("u power k")
+    exp, log, (u, power, k) = _function("exp"), _function("log"), z3.Reals("u power k")
     zero, less = z3.RealVal(0), -log(u)
     return [
         ([exp(zero) == 1, log(exp(zero)) == zero], log(z3.RealVal(1)) == 0),
@@ -111,53 +112,19 @@ def _log_of_power() -> list[Obligation]:
     ]
 
 
+def _root(u: Number) -> Number:
+    return _function("root")(u)
+
+
 def _roots(*terms: Number) -> list[Formula]:
     """What is known of the roots of these terms."""
-    root = _function("root")
-    return [z3.Implies(t >= 0, z3.And(root(t) >= 0, root(t) * root(t) == t)) for t in terms]
-
-
-def _root_of_product() -> list[Obligation]:
-    root, (u, v) = _function("root"), _reals("u v")
-    return [([u > 0, v >= 0, *_roots(u, v, u * v)], root(u * v) == root(u) * root(v))]
-
-
-def _root_of_square() -> list[Obligation]:
-    root, (u,) = _function("root"), _reals("u")
-    return [(_roots(u * u), root(u * u) == _abs(u))]
+    return [z3.Implies(t >= 0, z3.And(_root(t) >= 0, _root(t) * _root(t) == t)) for t in terms]
 
 
 def _sigmoid_of_negative() -> list[Obligation]:
-    exp, sigmoid, (u,) = _function("exp"), _function("sigmoid"), _reals("u")
+    exp, sigmoid, (u,) = _function("exp"), _function("sigmoid"), z3.Reals("u")
     facts = [sigmoid(u) == 1 / (1 + exp(-u)), sigmoid(-u) == 1 / (1 + exp(u))]
     return [([*facts, exp(-u) == 1 / exp(u), exp(u) > 0, exp(-u) > 0], sigmoid(-u) == 1 - sigmoid(u))]
-
-
-# ---- powers, sums and maxima, by induction ----
-
-
-def _powers() -> list[Obligation]:
-    """u^a · u^b = u^(a+b) by induction over b."""
-    u, first, second, both = _reals("u first second both")
-    return [
-        ([], first * 1 == first),
-        ([both == first * second], both * u == first * (second * u)),
-    ]
-
-
-def _constant_sum() -> list[Obligation]:
-    a, total, n = _reals("a total n")
-    return [([], z3.RealVal(0) == 0 * a), ([total == n * a], total + a == (n + 1) * a)]
-
-
-def _exchange_sum() -> list[Obligation]:
-    """By induction over the range of i; the step sums Σ_j (s_j + t_j), which is `linear-sum`."""
-    left, right, row, both = _reals("left right row both")
-    zero = z3.RealVal(0)
-    return [
-        ([right == 0], zero == right),  # Σ_j 0
-        ([left == right, both == right + row], left + row == both),  # Σ_j (Σ_{i<n} t_ij + t_nj)
-    ]
 
 
 def _sum_in_pieces() -> list[Obligation]:
@@ -177,113 +144,86 @@ def _sum_in_pieces() -> list[Obligation]:
     ]
 
 
-def _positive_sum() -> list[Obligation]:
-    total, term = _reals("total term")
-    return [([term > 0], 0 + term > 0), ([total > 0, term > 0], total + term > 0)]
-
-
-def _max_of_shifted() -> list[Obligation]:
-    u, v, c, most, shifted = _reals("u v c most shifted")
-    return [
-        ([], _larger(u + c, v + c) == _larger(u, v) + c),
-        ([shifted == most + c], _larger(shifted, u + c) == _larger(most, u) + c),
-    ]
-
-
-def _max_of_scaled() -> list[Obligation]:
-    u, v, c, most, scaled = _reals("u v c most scaled")
-    return [
-        ([c > 0], _larger(c * u, c * v) == c * _larger(u, v)),
-        ([c > 0, scaled == c * most], _larger(scaled, c * u) == c * _larger(most, u)),
-    ]
-
-
-def _max_of_max() -> list[Obligation]:
-    u, v, w, most, inner, both = _reals("u v w most inner both")
-    return [
-        ([], _larger(u, _larger(v, w)) == _larger(_larger(u, v), w)),
-        ([both == _larger(most, inner)], _larger(both, u) == _larger(most, _larger(inner, u))),
-    ]
-
-
 LAWS: Mapping[str, Lemma] = {
     lemma.name: lemma
     for lemma in (
-        Lemma("add-commutes", "u + v = v + u", _identity("u v", lambda u, v: u + v == v + u)),
-        Lemma(
-            "add-associates", "(u + v) + w = u + (v + w)",
-            _identity("u v w", lambda u, v, w: (u + v) + w == u + (v + w)),
-        ),
-        Lemma("mul-commutes", "u · v = v · u", _identity("u v", lambda u, v: u * v == v * u)),
-        Lemma(
-            "mul-associates", "(u · v) · w = u · (v · w)",
-            _identity("u v w", lambda u, v, w: (u * v) * w == u * (v * w)),
-        ),
-        Lemma(
-            "distribute", "(u + v) · w = u · w + v · w",
-            _identity("u v w", lambda u, v, w: (u + v) * w == u * w + v * w),
-        ),
-        Lemma(
-            "collect", "a · u + b · u = (a + b) · u",
-            _identity("a b u", lambda a, b, u: a * u + b * u == (a + b) * u),
-        ),
-        Lemma("powers", "u^a · u^b = u^(a + b)", _powers),
-        Lemma(
-            "cancel-factor", "u · 1/u = 1 where u is not 0",
-            _where("u", lambda u: [u != 0], lambda u: u * (1 / u) == 1),
-        ),
+        Lemma("add-commutes", "u + v = v + u", _identity(lambda u, v: u + v == v + u)),
+        Lemma("add-associates", "(u + v) + w = u + (v + w)", _identity(lambda u, v, w: (u + v) + w == u + (v + w))),
+        Lemma("mul-commutes", "u · v = v · u", _identity(lambda u, v: u * v == v * u)),
+        Lemma("mul-associates", "(u · v) · w = u · (v · w)", _identity(lambda u, v, w: (u * v) * w == u * (v * w))),
+        Lemma("distribute", "(u + v) · w = u · w + v · w", _identity(lambda u, v, w: (u + v) * w == u * w + v * w)),
+        Lemma("collect", "a · u + b · u = (a + b) · u", _identity(lambda a, b, u: a * u + b * u == (a + b) * u)),
+        Lemma("powers", "u^a · u^b = u^(a + b)", _over_reals(lambda u, first, second, both: [  # by induction over b
+            ([], first * 1 == first),
+            ([both == first * second], both * u == first * (second * u)),
+        ])),
+        Lemma("cancel-factor", "u · 1/u = 1 where u is not 0", _where(lambda u: [u != 0], lambda u: u * (1 / u) == 1)),
         Lemma(
             "reciprocal-of-product", "1/(u · v) = 1/u · 1/v where neither is 0",
-            _where("u v", lambda u, v: [u != 0, v != 0], lambda u, v: 1 / (u * v) == (1 / u) * (1 / v)),
+            _where(lambda u, v: [u != 0, v != 0], lambda u, v: 1 / (u * v) == (1 / u) * (1 / v)),
         ),
         Lemma(
             "reciprocal-of-reciprocal", "1/(1/u) = u where u is not 0",
-            _where("u", lambda u: [u != 0], lambda u: 1 / (1 / u) == u),
+            _where(lambda u: [u != 0], lambda u: 1 / (1 / u) == u),
         ),
-        Lemma("exchange-sum", "Σ_i Σ_j t(i, j) = Σ_j Σ_i t(i, j)", _exchange_sum),
-        Lemma("constant-sum", "Σ_{i < n} a = n · a", _constant_sum),
+        # by induction over the range of i; the step sums Σ_j (s_j + t_j), which is `linear-sum`
+        Lemma("exchange-sum", "Σ_i Σ_j t(i, j) = Σ_j Σ_i t(i, j)", _over_reals(lambda left, right, row, both: [
+            ([right == 0], z3.RealVal(0) == right),  # Σ_j 0
+            ([left == right, both == right + row], left + row == both),  # Σ_j (Σ_{i<n} t_ij + t_nj)
+        ])),
+        Lemma("constant-sum", "Σ_{i < n} a = n · a", _over_reals(lambda a, total, n: [
+            ([], z3.RealVal(0) == 0 * a),
+            ([total == n * a], total + a == (n + 1) * a),
+        ])),
         Lemma("sum-in-pieces", "Σ_{i < m+n} t(i) = Σ_{i < m} t(i) + Σ_{j < n} t(m + j)", _sum_in_pieces),
-        Lemma("positive-sum", "a sum of one or more positive numbers is positive", _positive_sum),
+        Lemma("positive-sum", "a sum of one or more positive numbers is positive", _over_reals(lambda total, term: [
+            ([term > 0], 0 + term > 0),
+            ([total > 0, term > 0], total + term > 0),
+        ])),
         Lemma("exp-of-multiple", "exp(k · u) = (exp u)^k for whole k", _exp_of_multiple, ("exp",)),
         Lemma("log-of-product", "log(u · v) = log u + log v where both are positive", _log_of_product, ("exp", "log")),
         Lemma("log-of-power", "log(u^k) = k · log u where u > 0, for whole k", _log_of_power, ("exp", "log")),
-        Lemma("root-of-product", "√(u · v) = √u · √v where u > 0 and v ≥ 0", _root_of_product, ("sqrt",)),
-        Lemma("root-of-square", "√(u²) = |u|", _root_of_square, ("sqrt",)),
-        Lemma(
-            "abs-of-product", "|u · v| = |u| · |v|", _identity("u v", lambda u, v: _abs(u * v) == _abs(u) * _abs(v))
-        ),
-        Lemma("abs-of-nonnegative", "|u| = u where u ≥ 0", _where("u", lambda u: [u >= 0], lambda u: _abs(u) == u)),
-        Lemma("abs-squared", "|u|² = u²", _identity("u", lambda u: _abs(u) * _abs(u) == u * u)),
+        Lemma("root-of-product", "√(u · v) = √u · √v where u > 0 and v ≥ 0", _where(
+            lambda u, v: [u > 0, v >= 0, *_roots(u, v, u * v)], lambda u, v: _root(u * v) == _root(u) * _root(v)
+        ), ("sqrt",)),
+        Lemma("root-of-square", "√(u²) = |u|", _where(
+            lambda u: _roots(u * u), lambda u: _root(u * u) == _abs(u)
+        ), ("sqrt",)),
+        Lemma("abs-of-product", "|u · v| = |u| · |v|", _identity(lambda u, v: _abs(u * v) == _abs(u) * _abs(v))),
+        Lemma("abs-of-nonnegative", "|u| = u where u ≥ 0", _where(lambda u: [u >= 0], lambda u: _abs(u) == u)),
+        Lemma("abs-squared", "|u|² = u²", _identity(lambda u: _abs(u) * _abs(u) == u * u)),
         Lemma(
             "relu-of-scaled", "relu(c · u) = c · relu(u) where c > 0",
-            _where("c u", lambda c, u: [c > 0], lambda c, u: _relu(c * u) == c * _relu(u)),
+            _where(lambda c, u: [c > 0], lambda c, u: _relu(c * u) == c * _relu(u)),
         ),
-        Lemma("relu-of-negative", "relu(-u) = relu(u) - u", _identity("u", lambda u: _relu(-u) == _relu(u) - u)),
-        Lemma(
-            "relu-of-nonnegative", "relu(u) = u where u ≥ 0", _where("u", lambda u: [u >= 0], lambda u: _relu(u) == u)
-        ),
-        Lemma("relu-squared", "relu(u)² = u · relu(u)", _identity("u", lambda u: _relu(u) * _relu(u) == u * _relu(u))),
+        Lemma("relu-of-negative", "relu(-u) = relu(u) - u", _identity(lambda u: _relu(-u) == _relu(u) - u)),
+        Lemma("relu-of-nonnegative", "relu(u) = u where u ≥ 0", _where(lambda u: [u >= 0], lambda u: _relu(u) == u)),
+        Lemma("relu-squared", "relu(u)² = u · relu(u)", _identity(lambda u: _relu(u) * _relu(u) == u * _relu(u))),
         Lemma("sigmoid-of-negative", "sigmoid(-u) = 1 - sigmoid(u)", _sigmoid_of_negative, ("exp", "sigmoid")),
-        Lemma("max-commutes", "max(u, v) = max(v, u)", _identity("u v", lambda u, v: _larger(u, v) == _larger(v, u))),
-        Lemma("max-of-equal", "max(u, u) = u, and so for a family", _identity("u", lambda u: _larger(u, u) == u)),
-        Lemma("max-of-shifted", "max_i (u_i + c) = max_i u_i + c", _max_of_shifted),
-        Lemma("max-of-scaled", "max_i c·u_i = c · max_i u_i where c > 0", _max_of_scaled),
-        Lemma("max-of-max", "max(u, max(v, w)) = max(max(u, v), w), and so for families", _max_of_max),
+        Lemma("max-commutes", "max(u, v) = max(v, u)", _identity(lambda u, v: _larger(u, v) == _larger(v, u))),
+        Lemma("max-of-equal", "max(u, u) = u, and so for a family", _identity(lambda u: _larger(u, u) == u)),
+        Lemma("max-of-shifted", "max_i (u_i + c) = max_i u_i + c", _over_reals(lambda u, v, c, most, shifted: [
+            ([], _larger(u + c, v + c) == _larger(u, v) + c),
+            ([shifted == most + c], _larger(shifted, u + c) == _larger(most, u) + c),
+        ])),
+        Lemma("max-of-scaled", "max_i c·u_i = c · max_i u_i where c > 0", _over_reals(lambda u, v, c, most, scaled: [
+            ([c > 0], _larger(c * u, c * v) == c * _larger(u, v)),
+            ([c > 0, scaled == c * most], _larger(scaled, c * u) == c * _larger(most, u)),
+        ])),
+        Lemma("max-of-max", "max(u, max(v, w)) = max(max(u, v), w), and so for families", _over_reals(
+            lambda u, v, w, most, inner, both: [
+                ([], _larger(u, _larger(v, w)) == _larger(_larger(u, v), w)),
+                ([both == _larger(most, inner)], _larger(both, u) == _larger(most, _larger(inner, u))),
+            ]
+        )),
         Lemma(
-            "minimum", "min(u, v) = -max(-u, -v)",
-            _identity("u v", lambda u, v: z3.If(u < v, u, v) == -_larger(-u, -v)),
+            "minimum", "min(u, v) = -max(-u, -v)", _identity(lambda u, v: z3.If(u < v, u, v) == -_larger(-u, -v))
         ),
-        Lemma(
-            "indicator-squared", "[c]² = [c]",
-            _where("c", lambda c: [z3.Or(c == 0, c == 1)], lambda c: c * c == c),
-        ),
-        Lemma(
-            "indicator-masks", "[c] · f(u) = [c] · f(v) where u = v if c",
-            _where(
-                "c u v", lambda c, u, v: [z3.Or(c == 0, c == 1), z3.Implies(c == 1, u == v)],
-                lambda c, u, v: c * _function("f")(u) == c * _function("f")(v),
-            ),
-        ),
+        Lemma("indicator-squared", "[c]² = [c]", _where(lambda c: [z3.Or(c == 0, c == 1)], lambda c: c * c == c)),
+        Lemma("indicator-masks", "[c] · f(u) = [c] · f(v) where u = v if c", _where(
+            lambda c, u, v: [z3.Or(c == 0, c == 1), z3.Implies(c == 1, u == v)],
+            lambda c, u, v: c * _function("f")(u) == c * _function("f")(v),
+        )),
     )
 }  # fmt: skip
 

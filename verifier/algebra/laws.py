@@ -104,8 +104,8 @@ class Laws(PowerLaws):
         if len(normal) == 1 and normal[0][1]:
             monomial, coefficient = normal[0]
             self.noted(len(monomial) > 1 or coefficient != 1, "abs-of-product")
-            powers = [(of(f) if e % 2 == 0 else self.absolute_factor(f), e) for f, e in monomial]
-            return self.scaled(self._product(powers), abs(coefficient))
+            powers = (self.raised(of(f) if e % 2 == 0 else self.absolute_factor(f), e) for f, e in monomial)
+            return self.scaled(self.product(*powers), abs(coefficient))
         return of(self.factor("abs", self._oriented(normal)[0], nonnegative=True, total=total_normal(normal)))
 
     @staticmethod
@@ -174,13 +174,9 @@ class Laws(PowerLaws):
 
     def rebuilt(self, f: NormalFactor, parts: tuple[Payload, ...]) -> Normal:
         """A factor like f of other parts."""
-        normal: Normal = parts[0]  # type: ignore[assignment]
-        if f.kind.startswith("fn "):
-            return self.function(f.kind[3:], *parts)  # type: ignore[arg-type]
-        again = {"exp": self.exp, "log": self.log, "sqrt": self.sqrt, "abs": self.absolute}
-        if f.kind in again:
-            return again[f.kind](normal)
-        return normal if f.kind == "poly" else super().rebuilt(f, parts)
+        if f.kind.startswith("fn ") or f.kind in ("exp", "log", "sqrt", "abs"):
+            return self.function(f.kind.removeprefix("fn "), *parts)  # type: ignore[arg-type]
+        return parts[0] if f.kind == "poly" else super().rebuilt(f, parts)  # type: ignore[return-value]
 
     # ---- maxima ----
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import reduce
 from itertools import count, product
 
 from shardwright.verifier.algebra.monomials import (
@@ -34,7 +35,7 @@ from shardwright.verifier.algebra.monomials import (
     sorted_normal,
     total_normal,
 )
-from shardwright.verifier.algebra.polys import Atom, Poly, applied
+from shardwright.verifier.algebra.polys import Atom, Poly, applied, poly
 
 
 @dataclass
@@ -92,15 +93,10 @@ class Forms:
 
     def size(self, value: Poly) -> Normal:
         """A size as a number: its names are factors, which are positive where they are sizes."""
-        found: Normal = ZERO
-        for atoms, coefficient in value.terms:
-            term = self.number(coefficient)
-            for atom in atoms:
-                known = self.is_size(atom)
-                payload = Poly((((atom,), 1),))
-                term = self.times(term, of(self.factor("size", payload, positive=known)))
-            found = self.add(found, term)
-        return found
+        return self.add(*(self.product(self.number(c), *map(self._size, atoms)) for atoms, c in value.terms))
+
+    def _size(self, atom: Atom) -> Normal:
+        return of(self.factor("size", poly(atom), positive=self.is_size(atom)))
 
     def indicator(self, kind: str, *parts: Poly) -> Normal:
         """1 where a condition on positions holds, else 0."""
@@ -148,6 +144,10 @@ class Forms:
         self.used.add("distribute")
         return self.add(*parts)
 
+    def product(self, *normals: Normal) -> Normal:
+        """The product of several, multiplied out."""
+        return reduce(self.times, normals, ONE)
+
     def monomial(self, factors: Iterable[tuple[NormalFactor, Exponent]]) -> Normal:
         """A product of powers, with exponents added; powers that can be written out are."""
         powers: dict[tuple[NormalFactor, bool], Exponent] = {}
@@ -166,7 +166,8 @@ class Forms:
         if exponents:
             self.noted(len(exponents) > 1, "exp")
             ones = {f for f, _ in powers if f.kind in INDICATORS}
-            kept += self._exponential(self._where(ones, self.add(*exponents)))
+            argument = self._where(ones, self.add(*exponents))
+            kept += [(self.exponential(argument), 1)] if argument else []
         for (f, _), e in powers.items():
             if f.kind == "in" and self._implied(f, powers):
                 self.used.add("indices-in-range")
@@ -180,10 +181,7 @@ class Forms:
         ordered = sorted(kept, key=power_order)
         self.noted(len(kept) > 2, "mul-associates")
         self.noted(ordered != kept, "mul-commutes")
-        found: Normal = ((tuple(ordered), Fraction(1)),)
-        for part in written:
-            found = self.times(found, part)
-        return found
+        return self.product(((tuple(ordered), Fraction(1)),), *written)
 
     def noted(self, applied: bool, *laws: str) -> bool:
         """Remember the laws where they were applied; whether they were."""
@@ -219,9 +217,6 @@ class Forms:
             self.used.add("relu-squared")
             return self.times(of(f), self.to_the(argument_of(f), int(e) - 1))
         return None
-
-    def _exponential(self, argument: Normal) -> list[tuple[NormalFactor, Exponent]]:
-        return [(self.exponential(argument), 1)] if argument else []
 
     def _cancels(self, f: NormalFactor) -> bool:
         return self.exists or f.nonzero or f in self.known
@@ -263,7 +258,4 @@ class Forms:
 
     def to_the(self, normal: Normal, exponent: int) -> Normal:
         """A power with an exponent of 0 or more."""
-        found = ONE
-        for _ in range(exponent):
-            found = self.times(found, normal)
-        return found
+        return self.product(*[normal] * exponent)

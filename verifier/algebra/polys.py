@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,7 @@ class Poly:
         """Names replaced by polynomials, all at once."""
         if self.names.isdisjoint(images):
             return self
-        total = ZERO
-        for atoms, coefficient in self.terms:
-            part = poly(coefficient)
-            for atom in atoms:
-                part = part * _put(atom, images)
-            total = total + part
-        return total
+        return sum((product(_put(atom, images) for atom in atoms) * c for atoms, c in self.terms), ZERO)
 
     def over(self, divisor: Poly) -> Poly | None:
         """The quotient by a product of names and a number where it is exact in every term."""
@@ -120,11 +115,11 @@ def _order(term: tuple[Product, int]) -> tuple[str, ...]:
     return tuple(map(str, term[0]))
 
 
-def poly(value: Poly | int | str) -> Poly:
-    """A number or a name as a polynomial."""
+def poly(value: Poly | int | Atom) -> Poly:
+    """A number, a name or an application as a polynomial."""
     if isinstance(value, Poly):
         return value
-    if isinstance(value, str):
+    if isinstance(value, str | App):
         return Poly((((value,), 1),))
     return Poly((((), value),)) if value else ZERO
 
@@ -143,15 +138,12 @@ def app(name: str, *args: Poly) -> Poly:
     """An application, simplified by the laws of its name."""
     law = LAWS.get(name)
     found = law(*args) if law else None
-    return Poly((((App(name, args),), 1),)) if found is None else found
+    return poly(App(name, args)) if found is None else found
 
 
 def product(factors: Iterable[Poly]) -> Poly:
     """The product of polynomials."""
-    total = ONE
-    for factor in factors:
-        total = total * factor
-    return total
+    return prod(factors, start=ONE)
 
 
 def applied(value: Poly) -> App | None:
@@ -184,16 +176,14 @@ def composed(permutation: Poly) -> list[str]:
     return [] if permutation.name == "iota" else [str(permutation)]
 
 
-def _flat(shape: Poly, index: Poly) -> Poly | None:
-    """flat(s, unflat(s, n)) = n."""
-    inner = _applied(index, "unflat")
-    return inner[1] if inner and inner[0] == shape else None
+def _undoes(other: str) -> Callable[[Poly, Poly], Poly | None]:
+    """flat(s, unflat(s, n)) = n and unflat(s, flat(s, j)) = j: of a function, by the name of the other one."""
 
+    def law(shape: Poly, value: Poly) -> Poly | None:
+        inner = _applied(value, other)
+        return inner[1] if inner and inner[0] == shape else None
 
-def _unflat(shape: Poly, number: Poly) -> Poly | None:
-    """unflat(s, flat(s, j)) = j."""
-    inner = _applied(number, "flat")
-    return inner[1] if inner and inner[0] == shape else None
+    return law
 
 
 def _max0(value: Poly) -> Poly | None:
@@ -201,5 +191,7 @@ def _max0(value: Poly) -> Poly | None:
     return None if number is None else poly(max(number, 0))
 
 
-LAWS: Mapping[str, Callable[..., Poly | None]] = {"at": _at, "flat": _flat, "unflat": _unflat, "max0": _max0}
+LAWS: Mapping[str, Callable[..., Poly | None]] = {
+    "at": _at, "flat": _undoes("unflat"), "unflat": _undoes("flat"), "max0": _max0,
+}  # fmt: skip
 """The assumed laws of permutations, of row-major order, and of the length of a slice."""

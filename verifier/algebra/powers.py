@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
@@ -13,7 +12,6 @@ from math import isqrt
 from shardwright.pcg.errors import RuleError
 from shardwright.verifier.algebra.families import Families
 from shardwright.verifier.algebra.monomials import (
-    ONE,
     ZERO,
     Exponent,
     Monomial,
@@ -25,7 +23,6 @@ from shardwright.verifier.algebra.monomials import (
 )
 
 HALF = Fraction(1, 2)
-Powers = tuple[tuple[NormalFactor, Exponent], ...]
 
 
 def positive_normal(normal: Normal) -> bool:
@@ -106,8 +103,7 @@ class PowerLaws(Families):
             return found
         if sign > 0 and (e * 2) == int(e * 2) and all(p > 0 and p % 2 == 0 for _, p in rest):
             self.used.add("root-of-square")
-            absolute = [(self.absolute_factor(f), p * e) for f, p in rest]
-            return self.times(found, self._product([(n, p) for n, p in absolute]))
+            return self.product(found, *(self.raised(self.absolute_factor(f), p * e) for f, p in rest))
         return self.times(found, self._opaque_power(((rest, Fraction(sign)),), e))
 
     def absolute_factor(self, f: NormalFactor) -> Normal:
@@ -115,12 +111,6 @@ class PowerLaws(Families):
         if self.noted(f.nonnegative, "abs-of-nonnegative"):
             return of(f)
         return of(self.factor("abs", of(f), nonnegative=True, total=f.total))
-
-    def _product(self, powers: Sequence[tuple[Normal, Exponent]]) -> Normal:
-        found = ONE
-        for normal, e in powers:
-            found = self.times(found, self.raised(normal, e))
-        return found
 
     def _number(self, value: Fraction, e: Exponent) -> Normal:
         """A power of a number, which is positive where e is not an integer."""
@@ -131,15 +121,16 @@ class PowerLaws(Families):
             return self.number(root ** int(e * 2))
         return self.monomial([(self.factor("poly", self.number(value), positive=True), e)])
 
-    def _content(self, normal: Normal, free: bool) -> tuple[Powers, Fraction, Normal]:
+    def _content(self, normal: Normal, free: bool) -> tuple[Monomial, Fraction, Normal]:
         """Powers and a number that all monomials share, and what is left of them; with `free`, of any sign.
 
-        What is known to be positive is taken to its least exponent, which clears denominators.
+        What is known to be positive is taken to its least exponent, which clears denominators. A factor that may be 0
+        stays: x·y + x·z = x·(y + z) is expanded the same way on both sides.
         """
         shared = [
             (f, low)
             for f in dict.fromkeys(f for m, _ in normal for f, _ in m)
-            if (low := self._least(f, [dict(m).get(f, 0) for m, _ in normal], free))
+            if f.nonzero and f.kind not in ("exp", "poly") and (low := min(dict(m).get(f, 0) for m, _ in normal))
         ]
         common = self._common_exponent(normal)
         powers = (*shared, *([(self.exponential(common), 1)] if common else []))
@@ -147,14 +138,6 @@ class PowerLaws(Families):
         leading = next((c for _, c in rest if c), Fraction(1))
         coefficient = leading if free else abs(leading)
         return powers, coefficient, self.scaled(rest, 1 / coefficient)
-
-    @staticmethod
-    def _least(f: NormalFactor, exponents: Sequence[Exponent], free: bool) -> Exponent:
-        if f.kind == "exp" or f.kind in ("poly",):
-            return 0
-        if f.nonzero:
-            return min(exponents)
-        return 0  # a factor that may be 0 stays: x·y + x·z = x·(y + z) is expanded the same way on both sides
 
     def _common_exponent(self, normal: Normal) -> Normal:
         """The terms that the exponents of all monomials share."""
@@ -165,7 +148,7 @@ class PowerLaws(Families):
         return self.add(*(((m, c),) for m, c in common if c))
 
 
-def split_signs(monomial: Monomial) -> tuple[Powers, Powers]:
+def split_signs(monomial: Monomial) -> tuple[Monomial, Monomial]:
     """The powers that are known to be positive, and the others."""
     known = tuple((f, e) for f, e in monomial if f.positive)
     return known, tuple((f, e) for f, e in monomial if not f.positive)

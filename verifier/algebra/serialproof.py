@@ -81,13 +81,10 @@ def _unequal(title: str, left: Tensor, right: Tensor, run: Evaluator) -> Failure
 
 def _cases(run: Evaluator, dims: Sequence[Dim]) -> Iterator[Index]:
     """A free index in every combination of segments."""
-    choices = [list(_dim_cases(run, number, dim)) for number, dim in enumerate(dims)]
-    yield from product(*choices)
-
-
-def _dim_cases(run: Evaluator, number: int, dim: Dim) -> Iterator[tuple[Position, ...]]:
-    options = [_digit_cases(run, f"@{number}.{at}", digit) for at, digit in enumerate(dim)]
-    yield from product(*options)
+    return product(*(
+        product(*(_digit_cases(run, f"@{number}.{at}", digit) for at, digit in enumerate(dim)))
+        for number, dim in enumerate(dims)
+    ))  # fmt: skip
 
 
 def _digit_cases(run: Evaluator, name: str, digit: Digit) -> list[Position]:

@@ -47,11 +47,8 @@ class Symbols:
         """A size as the digits that it is written as."""
         return self.solved.get(name, (poly(name),))
 
-    def number(self, value: Expression) -> Poly:
+    def number(self, tree: ast.expr) -> Poly:
         """An integer expression over sizes and attributes."""
-        return self._number(value.tree)
-
-    def _number(self, tree: ast.expr) -> Poly:
         match tree:
             case ast.Constant(value=bool()):
                 raise RuleError(f"{ast.unparse(tree)} is not a number")
@@ -60,9 +57,9 @@ class Symbols:
             case ast.Name(id=name):
                 return product(self.digits(name))
             case ast.UnaryOp(operand=operand):
-                return self._number(operand) * -1
+                return self.number(operand) * -1
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](self._number(left), self._number(right))
+                return _OPERATORS[type(op)](self.number(left), self.number(right))
             case _:
                 raise RuleError(f"{ast.unparse(tree)}: only integers, names, + - * // % are understood in proofs")
 
@@ -76,18 +73,15 @@ class Symbols:
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
                 return (*self.entry(left), *self.entry(right))
             case _:
-                return (self._number(tree),)
+                return (self.number(tree),)
 
-    def attribute(self, value: Expression) -> Poly:
+    def attribute(self, tree: ast.expr) -> Poly:
         """A permutation or shape."""
-        return self._attribute(value.tree)
-
-    def _attribute(self, tree: ast.expr) -> Poly:
         match tree:
             case ast.Name(id=name):
                 return self.opaque.get(name, poly(name))
             case ast.Call(func=ast.Name(id="compose"), args=[p, q]):
-                return app("compose", self._attribute(p), self._attribute(q))
+                return app("compose", self.attribute(p), self.attribute(q))
             case ast.Call(func=ast.Name(id="iota")):
                 return poly("iota")
             case _:
@@ -105,13 +99,13 @@ class Symbols:
             ):
                 self.nonempty.add(splice)
             case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[ast.Call() as right]):
-                self.opaque[name] = self._attribute(right)
+                self.opaque[name] = self.attribute(right)
             case ast.Compare(
                 left=ast.BinOp(left=ast.Name(id=name), op=ast.Mod(), right=right),
                 ops=[ast.Eq()],
                 comparators=[ast.Constant(value=0)],
             ) if name in self.sizes and name not in self.solved:
-                self._divides(name, self._number(right))
+                self._divides(name, self.number(right))
             case ast.Compare(left=left, ops=ops, comparators=rest):
                 for op, a, b in zip(ops, (left, *rest), rest, strict=False):
                     self._compared(op, a, b)
@@ -126,25 +120,19 @@ class Symbols:
             return
         quotient = f"{name}//{divisor}"
         self.sizes.add(quotient)
-        parts = tuple(Poly((((atom,), 1),)) for atom in atoms) if coefficient == 1 else (divisor,)
+        parts = map(poly, atoms) if coefficient == 1 else (divisor,)
         self._solve(name, (*parts, poly(quotient)))
 
     def _compared(self, op: ast.cmpop, left: ast.expr, right: ast.expr) -> None:
-        a, b = self._number(left), self._number(right)
+        a, b = self.number(left), self.number(right)
         match op:
             case ast.Eq():
                 tree = right if a.name else left
                 self.equal(a, b, self.entry(tree) if isinstance(tree, ast.BinOp) else None)
             case ast.NotEq():
                 self.facts.append(("!=", a - b))
-            case ast.Lt():
-                self.facts.append((">=", b - a - 1))
-            case ast.LtE():
-                self.facts.append((">=", b - a))
-            case ast.Gt():
-                self.facts.append((">=", a - b - 1))
             case _:
-                self.facts.append((">=", a - b))
+                self.facts.append((">=", _AT_LEAST_0[type(op)](a, b)))
 
     def equal(self, a: Poly, b: Poly, digits: tuple[Poly, ...] | None = None) -> None:
         """Both are equal from here on: one name is written by the other side, where it is one."""
@@ -201,8 +189,7 @@ class Symbols:
             return False
         shifted = poly(0)
         for atoms, coefficient in value.terms:
-            parts = (Poly((((a,), 1),)) + (1 if a in known else 0) for a in atoms)
-            shifted = shifted + product(parts) * coefficient
+            shifted = shifted + product(poly(a) + (1 if a in known else 0) for a in atoms) * coefficient
         return all(coefficient >= 0 for _, coefficient in shifted.terms)
 
     def _decides(self, kind: str, value: Poly) -> bool:
@@ -227,7 +214,7 @@ class Symbols:
     def _rational(self, value: Poly) -> bool:
         """Whether linear facts give value >= 0 over the rationals. Where they do not, Z3 is seldom of use."""
         atoms = {a for p in (value, *(p for _, p in self.facts)) for a in _atoms(p)}
-        known = [Poly((((a,), 1),)) - 1 for a in atoms if self.is_positive(a)]
+        known = [poly(a) - 1 for a in atoms if self.is_positive(a)]
         known += [p for kind, p in self.facts if kind in (">=", "==")]
         known += [p * -1 for kind, p in self.facts if kind == "=="]
         return not feasible([*known, value * -1 - 1])
@@ -235,7 +222,7 @@ class Symbols:
     def given(self, about: list[Poly]) -> list[Formula]:
         """What Z3 may assume: every size is at least 1, and the facts."""
         atoms = {a for p in (*about, *(p for _, p in self.facts)) for a in _atoms(p)}
-        least = [translated(Poly((((a,), 1),))) >= 1 for a in sorted(atoms, key=str) if self.is_positive(a)]
+        least = [translated(poly(a)) >= 1 for a in sorted(atoms, key=str) if self.is_positive(a)]
         return [*least, *(formula(kind, p) for kind, p in self.facts)]
 
     def failure(self, claim: str, kind: str, value: Poly) -> Failure:
@@ -279,6 +266,10 @@ def _mod(a: Poly, b: Poly) -> Poly:
     return app("mod", a, b) if a.over(b) is None else poly(0)
 
 
+_AT_LEAST_0: Mapping[type[ast.cmpop], Callable[[Poly, Poly], Poly]] = {
+    ast.Lt: lambda a, b: b - a - 1, ast.LtE: lambda a, b: b - a,
+    ast.Gt: lambda a, b: a - b - 1, ast.GtE: lambda a, b: a - b,
+}  # fmt: skip
 _OPERATORS: Mapping[type[ast.operator], Callable[[Poly, Poly], Poly]] = {
     ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: _div, ast.Mod: _mod,

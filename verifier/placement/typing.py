@@ -294,7 +294,7 @@ class Typing:
                 ops=[ast.Eq()],
                 comparators=[ast.Constant(value=0)],
             ) if axis in self.rule.axes:
-                return axis, self._evaluator.symbols.number(Expression(ast.unparse(left)))
+                return axis, self._evaluator.symbols.number(left)
             case _:
                 return None
 

@@ -335,18 +335,3 @@ def product_of(coefficient: Fraction, factors: Sequence[Number]) -> Number:
     """coefficient · Π factors."""
     parts = [*([z3.RealVal(coefficient)] if coefficient != 1 or not factors else []), *factors]
     return z3.Product(parts) if len(parts) > 1 else parts[0]
-
-
-def constants(number: Number) -> set[str]:
-    """The names of the constants in a number."""
-    found, pending, seen = set[str](), [number], set[int]()
-    while pending:
-        e = pending.pop()
-        if e.get_id() in seen:
-            continue
-        seen.add(e.get_id())
-        if e.num_args():
-            pending += e.children()
-        elif e.decl().kind() == z3.Z3_OP_UNINTERPRETED:
-            found.add(e.decl().name())
-    return found

@@ -6,9 +6,10 @@ A term's element at an index is a Z3 expression over the elements of the variabl
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import reduce
 from itertools import product
 
 from shardwright.pcg.errors import RuleError
@@ -20,7 +21,7 @@ from shardwright.verifier.algebra.polys import Poly
 from shardwright.verifier.algebra.symbols import translated
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.reals.numbers import RealNumbers
-from shardwright.verifier.reals.numbersums import Binding, constants, name_of, sum_of
+from shardwright.verifier.reals.numbersums import Binding, name_of, sum_of
 from shardwright.verifier.solver import is_valid
 
 Place = tuple[Number, ...]
@@ -70,7 +71,7 @@ class Reals:
 
     def holds(self, condition: Formula) -> bool | None:
         """Whether a condition on positions holds, or fails, for all of them."""
-        known = [(z3.Int(n), self.sizes[n]) for n in sorted(constants(condition)) if n in self.sizes]
+        known = [(z3.Int(n), self.sizes[n]) for n in sorted(self.numbers.depends(condition)) if n in self.sizes]
         ranges = [z3.And(n >= 0, n < translated(size)) for n, size in known]
         given = [*ranges, *self.run.symbols.given([])]
         sizes = [z3.Int(str(name)) >= 1 for name in self.run.symbols.positive]
@@ -100,10 +101,9 @@ class Reals:
     def constant(self, value: Expression) -> Number:
         """A number that an attribute is: a literal, a size, or an attribute by its name."""
         if value.names & {*self.run.rule.sizes, *self.run.symbols.solved}:
-            return self.numbers.size(self.run.symbols.number(value))
-        match value.tree:
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -self.constant(Expression(ast.unparse(operand)))
+            return self.numbers.size(self.run.symbols.number(value.tree))
+        if isinstance(value.tree, ast.UnaryOp) and isinstance(value.tree.op, ast.USub):
+            return -self.constant(Expression(ast.unparse(value.tree.operand)))
         number = None if value.names else value.evaluate({})
         return (
             z3.RealVal(str(Fraction(str(number)))) if isinstance(number, int | float) else z3.Real(f"attribute {value}")
@@ -122,22 +122,19 @@ class Reals:
     def greatest(self, dims: Sequence[Dim], number: Callable[..., Number]) -> Number:
         """The maximum over these dimensions."""
         found = [self.numbers.greatest(bounds, number(*places)) for places, bounds in self._over(dims)]
-        most = found[0]
-        for other in found[1:]:
-            most = z3.If(most > other, most, other)
-        return most
+        return reduce(larger, found)
 
-    def _over(self, dims: Sequence[Dim]) -> list[tuple[list[Place], list[Binding]]]:
+    def _over(self, dims: Sequence[Dim]) -> Iterator[tuple[Address, list[Binding]]]:
         """All positions of these dimensions, piece by piece, with their bound indices."""
-        found: list[tuple[list[Place], list[Binding]]] = []
         for cuts in pieces(self.run, dims):
-            bounds = [[(self.numbers.bound(), size) for _, size in cut] for cut in cuts]
-            places = [
-                tuple(self.at(name, start, size) for (name, size), (start, _) in zip(own, cut, strict=True))
-                for own, cut in zip(bounds, cuts, strict=True)
-            ]
-            found.append((places, [bound for own in bounds for bound in own]))
-        return found
+            bounds = [(self.numbers.bound(), size) for cut in cuts for _, size in cut]
+            names = (name for name, _ in bounds)
+            yield tuple(tuple(self.at(next(names), start, size) for start, size in cut) for cut in cuts), bounds
+
+
+def larger(x: Number, y: Number) -> Number:
+    """The greater one."""
+    return z3.If(x > y, x, y)
 
 
 def expect(term: Apply, condition: bool) -> None:

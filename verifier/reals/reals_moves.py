@@ -14,7 +14,7 @@ from shardwright.verifier.algebra.symbols import translated
 from shardwright.verifier.logic import Number, z3
 from shardwright.verifier.reals.numbers import RealNumbers
 from shardwright.verifier.reals.numbersums import is_indicator
-from shardwright.verifier.reals.reals import Address, Place, RealRow, Reals, expect
+from shardwright.verifier.reals.reals import Address, Place, RealRow, Reals, expect, larger
 
 # ---- element by element ----
 
@@ -29,11 +29,12 @@ _POINTWISE: Mapping[str, Callable[..., Number]] = {
     "sub": lambda numbers, x, y: x - y,
     "mul": lambda numbers, x, y: x * y,
     "div": lambda numbers, x, y: x * numbers.inverse(y),
-    "maximum": lambda numbers, x, y: z3.If(x > y, x, y),
+    "maximum": lambda numbers, x, y: larger(x, y),
     "minimum": lambda numbers, x, y: z3.If(x < y, x, y),
     "neg": lambda numbers, x: -x,
     "contiguous": lambda numbers, x: x,
-    "relu": lambda numbers, x: z3.If(x > 0, x, z3.RealVal(0)),
+    "expand": lambda numbers, x: x,
+    "relu": lambda numbers, x: larger(x, z3.RealVal(0)),
     "abs": lambda numbers, x: z3.If(x > 0, x, -x),
     "reciprocal": RealNumbers.inverse,
     "exp": RealNumbers.exp,
@@ -78,7 +79,7 @@ def _where(reals: Reals, term: Apply, index: Address) -> Number:
 def _slice(reals: Reals, term: Apply, index: Address) -> Number:
     attrs, dims = dict(term.attrs), reals.dims(term.operands[0])
     at = reals.run.position(dims, attrs["dim"])
-    start: Poly | None = reals.run.symbols.number(attrs["start"])
+    start: Poly | None = reals.run.symbols.number(attrs["start"].tree)
     start = start.over(extent(dims[at][1:])) if dims[at][1:] else start
     expect(term, start is not None)
     place = index[at]
@@ -119,7 +120,7 @@ def _permute(reals: Reals, term: Apply, index: Address) -> Number:
     tree = value.tree
     if value.names and not isinstance(tree, ast.Tuple):
         ((place,),) = index
-        for name in reversed(polys.composed(reals.run.symbols.attribute(value))):
+        for name in reversed(polys.composed(reals.run.symbols.attribute(tree))):
             place = z3.Function(f"at {name}", z3.IntSort(), z3.IntSort())(place)
         return reals.element(term.operands[0], ((place,),))
     order = [
@@ -166,41 +167,28 @@ def _reshape_all(reals: Reals, term: Apply, index: Address) -> Number:
     return reals.element(x, ((unflat(place.arg(0) if inverse else flat(place)),),))
 
 
-def _expand(reals: Reals, term: Apply, index: Address) -> Number:
-    return reals.read(term.operands[0], index)
-
-
 # ---- lookups ----
 
 
-def _embedding(reals: Reals, term: Apply, index: Address) -> Number:
-    """w[ids]; a row that is padding has no gradient, it is another row."""
-    (w, ids), attrs = term.operands, dict(term.attrs)
-    expect(term, str(attrs.get("offset", "0")) == "0")
-    row = _row(reals, term, 0, reals.element(ids, index[:-1]), attrs.get("padding_idx"))
-    return reals.element(w, (row, index[-1]))
-
-
-def _row(reals: Reals, term: Apply, at: int, value: Number, padding: Expression | None = None) -> Place:
-    """The place that an index names along a dimension of the first operand."""
-    expect(term, len(reals.dims(term.operands[0])[at]) == 1)
-    return (z3.Function(f"row unless {padding}", z3.RealSort(), z3.IntSort())(value),)
+def _looked_up(reals: Reals, term: Apply, at: int, rank: int, ids_index: Address, index: Address) -> Number:
+    """The first operand at a row that the second one names, in place of `rank` places of the index from `at`."""
+    (x, ids), attrs = term.operands, dict(term.attrs)
+    expect(term, len(reals.dims(x)[at]) == 1 and str(attrs.get("offset", "0")) == "0")
+    row = z3.Function(f"row unless {attrs.get('padding_idx')}", z3.RealSort(), z3.IntSort())
+    return reals.element(x, (*index[:at], (row(reals.element(ids, ids_index)),), *index[at + rank :]))
 
 
 def _gather(reals: Reals, term: Apply, index: Address) -> Number:
     """x[…, ids[…], …], the indices having the rank of x."""
-    x, ids = term.operands
-    at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
-    row = _row(reals, term, at, reals.element(ids, index))
-    return reals.element(x, (*index[:at], row, *index[at + 1 :]))
+    at = reals.run.position(reals.dims(term.operands[0]), dict(term.attrs)["dim"])
+    return _looked_up(reals, term, at, 1, index, index)
 
 
 def _index(reals: Reals, term: Apply, index: Address) -> Number:
-    """x indexed along one dimension, by indices of any rank."""
-    x, ids = term.operands
-    at, rank = reals.run.position(reals.dims(x), dict(term.attrs)["dim"]), len(reals.dims(ids))
-    row = _row(reals, term, at, reals.element(ids, index[at : at + rank]))
-    return reals.element(x, (*index[:at], row, *index[at + rank :]))
+    """x indexed along one dimension, by indices of any rank; a row that is padding has no gradient: it is another."""
+    (x, ids), attrs = term.operands, dict(term.attrs)
+    at, rank = reals.run.position(reals.dims(x), attrs["dim"]) if "dim" in attrs else 0, len(reals.dims(ids))
+    return _looked_up(reals, term, at, rank, index[at : at + rank], index)
 
 
 def inside(reals: Reals, dim: Dim, value: Number) -> Number:
@@ -237,10 +225,6 @@ def _ne(reals: Reals, term: Apply, index: Address) -> Number:
 # ---- constants ----
 
 
-def _arange(reals: Reals, term: Apply, index: Address) -> Number:
-    return number_of(reals.dims(term)[0], index[0])
-
-
 def number_of(dim: Dim, place: Place) -> Number:
     """A position along a dimension as one real number."""
     value = z3.IntVal(0)
@@ -249,18 +233,15 @@ def number_of(dim: Dim, place: Place) -> Number:
     return z3.ToReal(value)
 
 
-def _full(reals: Reals, term: Apply, index: Address) -> Number:
-    return reals.constant(dict(term.attrs)["value"])
-
-
 def _pointwise(function: Callable[..., Number]) -> RealRow:
     return lambda reals, term, index: function(reals.numbers, *(reals.read(x, index) for x in term.operands))
 
 
 MOVES: Mapping[str, RealRow] = {
     **{name: _pointwise(function) for name, function in _POINTWISE.items()},
-    "gelu": _gelu, "detach": _detach, "slice": _slice, "concat": _concat, "permute": _permute, "reshape": _reshape,
-    "expand": _expand, "embedding": _embedding, "gather": _gather, "index": _index,
-    "full": _full,
-    "where": _where, "pick": _pick, "ne": _ne, "arange": _arange,
+    "gelu": _gelu, "detach": _detach, "where": _where,
+    "slice": _slice, "concat": _concat, "permute": _permute, "reshape": _reshape,
+    "embedding": _index, "gather": _gather, "index": _index, "pick": _pick, "ne": _ne,
+    "full": lambda reals, term, index: reals.constant(dict(term.attrs)["value"]),
+    "arange": lambda reals, term, index: number_of(reals.dims(term)[0], index[0]),
 }  # fmt: skip

@@ -31,51 +31,35 @@ def _matmul(reals: Reals, term: Apply, index: Address) -> Number:
     )
 
 
-def _reduced(reals: Reals, term: Apply, index: Address, most: Callable[..., Number], sign: int = 1) -> Number:
-    (x,), attrs = term.operands, dict(term.attrs)
-    dims, keep = reals.dims(x), str(attrs["keepdim"]) == "True"
-    over = [reals.run.position(dims, Expression(ast.unparse(tree))) for tree in attrs["dims"].tree.elts]  # type: ignore[attr-defined]
+def _reduced(most: Callable[..., Number], sign: int = 1) -> RealRow:
+    """A row that sums, or takes the greatest, along some dimensions."""
 
-    def number(*places: Place) -> Number:
-        rest = iter(index)
-        spots = [next(rest) if keep or i not in over else () for i in range(len(dims))]
-        for i, place in zip(over, places, strict=True):
-            spots[i] = place
-        return sign * reals.element(x, tuple(spots))
+    def row(reals: Reals, term: Apply, index: Address) -> Number:
+        (x,), attrs = term.operands, dict(term.attrs)
+        dims, keep = reals.dims(x), str(attrs["keepdim"]) == "True"
+        over = [reals.run.position(dims, Expression(ast.unparse(tree))) for tree in attrs["dims"].tree.elts]  # type: ignore[attr-defined]
 
-    return sign * most([dims[i] for i in over], number)
+        def number(*places: Place) -> Number:
+            rest = iter(index)
+            spots = [next(rest) if keep or i not in over else () for i in range(len(dims))]
+            for i, place in zip(over, places, strict=True):
+                spots[i] = place
+            return sign * reals.element(x, tuple(spots))
 
+        return sign * most(reals, [dims[i] for i in over], number)
 
-def _sum(reals: Reals, term: Apply, index: Address) -> Number:
-    return _reduced(reals, term, index, reals.total)
-
-
-def _amax(reals: Reals, term: Apply, index: Address) -> Number:
-    return _reduced(reals, term, index, reals.greatest)
-
-
-def _amin(reals: Reals, term: Apply, index: Address) -> Number:
-    return _reduced(reals, term, index, reals.greatest, -1)
-
-
-def _exp_sum(reals: Reals, term: Apply, index: Address, at: int) -> Number:
-    (x,) = term.operands
-    return reals.total(
-        reals.dims(x)[at : at + 1], lambda j: reals.numbers.exp(reals.element(x, (*index[:at], j, *index[at + 1 :])))
-    )
+    return row
 
 
 def _softmax(reals: Reals, term: Apply, index: Address) -> Number:
-    (x,) = term.operands
+    """exp x / Σ_j exp x_j, or its logarithm."""
+    (x,), numbers = term.operands, reals.numbers
     at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
-    return reals.numbers.exp(reals.element(x, index)) * reals.numbers.inverse(_exp_sum(reals, term, index, at))
-
-
-def _log_softmax(reals: Reals, term: Apply, index: Address) -> Number:
-    (x,) = term.operands
-    at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
-    bottom = reals.numbers.flat(_exp_sum(reals, term, index, at))
-    return reals.element(x, index) - reals.numbers.log(bottom)
+    own, over = reals.element(x, index), reals.dims(x)[at : at + 1]
+    bottom = reals.total(over, lambda j: numbers.exp(reals.element(x, (*index[:at], j, *index[at + 1 :]))))
+    if term.op == "log_softmax":
+        return own - numbers.log(numbers.flat(bottom))
+    return numbers.exp(own) * numbers.inverse(bottom)
 
 
 def _norm(reals: Reals, term: Apply, index: Address) -> Number:
@@ -164,7 +148,8 @@ def _cross_entropy(reals: Reals, term: Apply, index: Address) -> Number:
 
 
 SUMS: Mapping[str, RealRow] = {
-    "linear": _linear, "matmul": _matmul, "sum": _sum, "amax": _amax, "amin": _amin, "softmax": _softmax,
-    "log_softmax": _log_softmax, "layer_norm": _norm, "rms_norm": _norm, "sdpa": _sdpa, "conv2d": _conv2d,
+    "linear": _linear, "matmul": _matmul, "sum": _reduced(Reals.total),
+    "amax": _reduced(Reals.greatest), "amin": _reduced(Reals.greatest, -1), "softmax": _softmax,
+    "log_softmax": _softmax, "layer_norm": _norm, "rms_norm": _norm, "sdpa": _sdpa, "conv2d": _conv2d,
     "cross_entropy_sum": _cross_entropy,
 }  # fmt: skip

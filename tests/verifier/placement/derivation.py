@@ -110,9 +110,9 @@ class Translation:
         symbols = self.evaluator.symbols
         for key, value in term.attrs:
             if key in ("start", "stop"):
-                yield translated(symbols.number(value))
+                yield translated(symbols.number(value.tree))
             elif key == "shape" or (key == "dims" and value.names):
-                yield _attribute(symbols.attribute(value))
+                yield _attribute(symbols.attribute(value.tree))
 
     def _flattened(self, number: Number) -> Number:
         if not self.flat or number.num_args() == 0 or not z3.is_int(number):
