@@ -226,7 +226,7 @@ def _one_or_all(op: ast.boolop, values: list[ast.expr]) -> ast.expr:
     return values[0] if len(values) == 1 else ast.BoolOp(op, values)
 
 
-def _constants(value: object) -> Sequence[object]:
+def _constants(value: object) -> Sequence[float | str]:
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):

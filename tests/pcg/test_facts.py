@@ -39,9 +39,8 @@ class Run:
         return [x for x in self.operands if x.requires_grad]
 
     def gradients(self, cotangent: Tensor) -> list[Tensor]:
-        return [
-            g for g in torch.autograd.grad(self.result, self.trained, cotangent, allow_unused=True) if g is not None
-        ]
+        found: list[Tensor | None] = list(torch.autograd.grad(self.result, self.trained, cotangent, allow_unused=True))
+        return [g for g in found if g is not None]
 
 
 def runs(name: str) -> Iterator[Run]:

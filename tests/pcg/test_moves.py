@@ -58,6 +58,15 @@ def test_the_collectives() -> None:
         assert Move(0, KINDS[before], KINDS[to]).collectives() == (kind.forward, kind.backward)
 
 
+def test_a_move_is_told_in_words_and_called_by_a_name() -> None:
+    told = {"all_gather": "all-gathered", "reduce_scatter": "reduce-scattered", "all_reduce": "all-reduced",
+            "all_to_all": "all-to-all", SLICE: "slice", "": ""}  # fmt: skip
+    for kind in MOVES.values():
+        assert told[kind.forward] in kind.words
+        assert told[kind.backward] in kind.words
+        assert kind.function.isidentifier()
+
+
 @each(
     ("before", "after", "sizes", "answer"),
     [
@@ -96,6 +105,7 @@ def test_a_path_by_way_of_r_is_not_one_move() -> None:
     for path, expected in (
         ([to_r, on], [[gather], [("partition", both | {"alone": True})]]),
         ([to_r, across, on], [[gather], [("replicate", {"axis": "tp"})], [("partition", both)]]),
+        ([Move(1, R, S(0))], [[("partition", {"axis": "tp", "dim": 0, "blocks": 1})]]),
         ([Move(0, P, S(0)), Move(0, S(0), C)],
          [[("reduce", {"axis": "dp"}), ("partition", {"axis": "dp", "dim": 0, "blocks": 1})],
           [gather, ("replicate", {"axis": "dp"})]]),

@@ -8,10 +8,14 @@ import pytest
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.terms import Apply
+from shardwright.verifier.algebra.polys import ONE, Poly, poly
 from shardwright.verifier.certificates import Certificate, certify
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
+from shardwright.verifier.placement import typing as typing_module
 from shardwright.verifier.placement.denotation import denotes_equal
-from shardwright.verifier.placement.typing import prove_placement, required_guard
+from shardwright.verifier.placement.typing import Typing, prove_placement, required_guard
+from shardwright.verifier.proof import Failure, Proof
 from tests.each import each
 from tests.verifier.mutations.twins import equation_twins
 
@@ -47,6 +51,16 @@ TRUE = [
     placed("with_a_serial_rule", {"x": "m i in R", "y": "m i in R", "w": "o i in R"}, "linear(add(x, y), w)",
            "reduce(add(linear(partition(x, axis=a, dim=1), partition(w, axis=a, dim=1)),"
            " linear(partition(y, axis=a, dim=1), partition(w, axis=a, dim=1))), axis=a)", ("i % a == 0",)),
+    placed("inside_of_blocks", {"x": "m (h d) in S(1, d)"}, "relu(combine(x, axis=a))", "combine(relu(x), axis=a)",
+           ("h % a == 0",)),
+    placed("a_sum_of_sizes", {"x": "m n in R", "z": "m o in R"}, "relu(concat(x, z, dim=1))",
+           "combine(relu(partition(concat(x, z, dim=1), axis=a, dim=1)), axis=a)", ("(n + o) % a == 0",)),
+    placed("several_roots", {"x": "m n in R", "y": "o n in S(0)"}, "relu(x); neg(combine(y, axis=a))",
+           "relu(x); combine(neg(y), axis=a)", ("o % a == 0",)),
+    placed("parts_of_indices", {"w": "v h in R", "i": "m in C"}, "relu(embedding(w, i, padding_idx=None))",
+           "relu(embedding(w, i, padding_idx=None))"),
+    placed("values_of_attributes", {"w": "v h in R", "i": "m in R"}, "neg(neg(embedding(w, i, padding_idx=pad)))",
+           "embedding(w, i, padding_idx=pad)"),
 ]  # fmt: skip
 
 WRONG = [
@@ -67,6 +81,21 @@ WRONG = [
             "combine(reshape(x, shape=(m, h, d)), axis=a)", ("(h * d) % a == 0",)), "not guarded: h % a == 0"),
     (placed("rank", {"x": "m n in S(2)"}, "combine(x, axis=a)", "combine(x, axis=a)"),
      "S(2) of a value of rank 2 along a"),
+    (placed("below", {"x": "m n in R"}, "relu(x); neg(x)", "relu(x); partition(neg(x), axis=a, dim=-1)"),
+     "field 'right[1]': partition(neg(x), axis=a, dim=-1): S(-1) of a value of rank 2 along a"),
+    (placed("no_dim", {"x": "m n in R"}, "partition(x, axis=a, dim=(1,))", "partition(x, axis=a, dim=(1,))"),
+     "field 'left[0]': partition(x, axis=a, dim=(1,)): (1,) is not a dimension"),
+    (placed("no_blocks", {"x": "m n in R"}, "partition(x, axis=a, dim=1, blocks=m)", "relu(x)"),
+     "S(1,101) of a value of rank 2 along a"),
+    (placed("second_root", {"x": "m n in R"}, "relu(x); neg(x)", "relu(x); replicate(neg(x), axis=a)"),
+     "root 1: the left side is R, the right side C"),
+    (placed("mixed", {"x": "m n in R", "y": "m n in C"}, "add(x, y)", "add(y, x)"),
+     "add of operands in R, C along a: no row rule types it"),
+    (placed("constant", {"x": "m n in C"}, "add(full(shape=(m, n), value=1.0), x)",
+            "add(x, full(shape=(m, n), value=1.0))"),
+     "add of operands in R, C along a: no row rule types it"),
+    (placed("one_axis_of_ids", {"w": "v h in C; C", "i": "m in C; P"}, "embedding(w, i, padding_idx=None)",
+            "embedding(w, i, padding_idx=None)"), "i: indices cannot be partial sums"),
     (placed("partial_ids", {"w": "v h in C", "i": "m in P"}, "embedding(w, i, padding_idx=None)",
             "embedding(w, i, padding_idx=None)"), "i: indices cannot be partial sums"),
 ]  # fmt: skip
@@ -110,6 +139,89 @@ def test_a_certificate_names_the_row_rules_that_type_both_sides() -> None:
     assert isinstance(found, Certificate)
     assert sum(axiom.startswith("row ") for axiom in found.axioms) == 2
     assert {"digits", "split-sum", "chain-rule", "index-semantics"} <= set(found.axioms)
+
+
+def test_a_failure_says_of_what_kind_it_is() -> None:
+    kinds = {
+        "type": Failure("root 0: the left side is R, the right side P", ill_typed=True),
+        "rank": Failure("field 'left[0]': x: S(2) of a value of rank 2 along a", malformed=True),
+        "heads": Failure("not guarded: h % a == 0", {"a": "2", "h": "1"}),
+    }
+    rules = {rule.name: rule for rule, _ in reversed(WRONG)}
+    for name, failure in kinds.items():
+        assert prove_placement(rules[name]).failure == failure, name
+    sums = next(rule for rule in TRUE if rule.name == "a_sum_of_sizes")
+    failure = prove_placement(replace(sums, guard=())).failure
+    assert failure == Failure("not guarded: (n + o) % a == 0", {"a": "3", "n": "1", "o": "1"})
+
+
+def test_a_size_that_others_make_up_divides_as_they_do() -> None:
+    for blocks, dim, needed in ((", blocks=h", 2, "d % a == 0"), ("", 1, "h % a == 0")):
+        x, y = f"reshape(partition(x, axis=a, dim=1{blocks}), shape=(m, h, d))", f"partition(y, axis=a, dim={dim})"
+        rule = placed("solved", {"x": "m n in R", "y": "m h d in R"}, f"add({x}, {y})", f"add({y}, {x})",
+                      ("n == h * d", needed))  # fmt: skip
+        assert prove_placement(rule).failure is None, needed
+        assert list(map(str, required_guard(rule))) == [needed]
+
+
+def test_a_size_is_told_from_its_number() -> None:
+    """Every size has a prime of its own, so that a number that happens to be divisible is no product of sizes."""
+    names = [f"s{i}" for i in range(20)]
+    rule = placed("long", {"x": " ".join(names) + " in R"}, "relu(x)", "relu(x)")
+    primes = [n for n in range(101, 400) if all(n % d for d in range(2, n))]
+    assert list(Typing(rule).sizes.values()) == primes[:20]
+    accident = "partition(concat(x, z, dim=1), axis=a, dim=1, blocks=2)"  # 101 + 103 is even
+    rule = placed("accident", {"x": "m n in R", "z": "m o in R"}, accident, accident)
+    assert "n + o in 2 blocks is no product of sizes" in str(prove_placement(rule).failure)
+
+
+def test_a_name_is_of_an_axis_or_of_a_size() -> None:
+    rule = equation("named", {"x": "b a"}, "relu(x)", "relu(x)", axes=("a", "b"), layouts={"x": ["R", "R"]})
+    assert "'a' names a mesh axis and a size or attribute" in str(prove_placement(rule).failure)
+
+
+def test_no_row_rule_is_believed_without_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(typing_module, "proven", lambda rule: Proof(failure=Failure(f"no proof of {rule.choice}")))
+    failure = prove_placement(TRUE[1]).failure
+    assert failure is not None
+    assert not failure.refuted
+    assert failure.claim.startswith("linear of operands in R, R along a: linear")
+    assert failure.claim.endswith("no proof of R: not proven")
+
+
+def _typing(*typed: str) -> tuple[Typing, list[Apply]]:
+    """Typing of terms over x: m n and z: m o; those of `typed` have their types."""
+    roots = "; ".join(typed)
+    rule = placed("terms", {"x": "m n in R", "z": "m o in R"}, roots, roots)
+    terms = [term for term in rule.left if isinstance(term, Apply)]
+    return Typing(rule), terms
+
+
+def test_a_shape_at_primes_is_the_symbolic_one() -> None:
+    typing, (term,) = _typing("concat(x, z, dim=1)")
+    m, n, o = (typing.sizes[name] for name in "mno")
+    typing._check_shape(term, (m, n + o))
+    for shape in ((m, n), (n + o, m), (m,), (m, n + o, 1), (m + 1, n + o)):
+        with pytest.raises(RuleError, match="which is not its symbolic one"):
+            typing._check_shape(term, shape)
+
+
+def test_a_split_factor_is_a_product_of_sizes_or_a_whole_dimension() -> None:
+    typing, (joined, summed) = _typing("concat(x, z, dim=1)", "sum(concat(x, z, dim=1), dims=(1,), keepdim=False)")
+    m, n, o = (typing.sizes[name] for name in "mno")
+    cases: list[tuple[Apply, int, Poly]] = [
+        (joined, n, poly("n")), (joined, m * n, poly("m") * poly("n")), (joined, 2 * m, poly("m") * 2),
+        (joined, 1, ONE), (joined, n + o, poly("n") + poly("o")), (summed, n + o, poly("n") + poly("o")),
+    ]  # fmt: skip
+    for term, size, needed in cases:
+        for typed in (False, True):  # before and after the operator itself has its type
+            typing, _ = _typing("concat(x, z, dim=1)", "sum(concat(x, z, dim=1), dims=(1,), keepdim=False)")
+            for inside in (*term.operands, *([term] if typed else [])):
+                typing.of(inside)
+            typing._need_factor("a", size, term)
+            assert list(typing.needed) == [("a", needed)], (size, typed)
+    with pytest.raises(RuleError, match="the split factor of size 997 is no product of sizes"):
+        typing._need_factor("a", 997, joined)
 
 
 def test_variables_of_any_rank_have_no_layouts() -> None:
