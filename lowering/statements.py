@@ -41,6 +41,7 @@ class _Writer:
         self.graph, self.code, self.outside = graph, code, outside
         self.written = {node.name for node in code.written}
         self.written_into = {inner: name for name, fused in code.fused.items() for inner in fused.absorbed}
+        self.position = {node.name: number for number, node in enumerate(graph.nodes)}
         self.later: dict[str, list[Statement]] = {}  # what is freed where a node is written
         nodes = (graph.by_name[occurrence.operation.name] for occurrence in outside.chunk.occurrences)
         self.seeds = {n.name: integer(dict(n.attrs), "seed") for n in nodes if n.is_random}
@@ -58,7 +59,7 @@ class _Writer:
                         self.there.update(p.result for p in chunk.blocks[action.number].parameters)
                         self.found.append(Statement("gather", action.number))
                     case "free":
-                        self._free(occurrence.operation.name, action.number)
+                        self._free(action.number)
                     case "run" | "start":
                         self._run(occurrence.operation.name, early=action.verb == "start")
                     case _:
@@ -77,11 +78,16 @@ class _Writer:
         (self.started if early else self.there).add(name)
         self.found += self.later.pop(name, ())
 
-    def _free(self, name: str, block: int) -> None:
-        if name in self.written:
-            self.found.append(Statement("free", block))
+    def _free(self, block: int) -> None:
+        """Where all that reads the block is written: now, or where the last of it is written into another node."""
+        chunk = self.outside.chunk
+        readers = (o.operation.name for o in chunk.occurrences if block in chunk.blocks_of(o))
+        pending = {self.written_into[name] for name in readers if name in self.written_into} - self.there
+        if pending:
+            last = max(pending, key=lambda name: self.position[name])
+            self.later.setdefault(last, []).append(Statement("free", block))
         else:
-            self.later.setdefault(self.written_into[name], []).append(Statement("free", block))
+            self.found.append(Statement("free", block))
 
     def _fetch(self, name: str) -> None:
         """Whatever a statement reads that no earlier one has made."""

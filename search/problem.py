@@ -41,7 +41,7 @@ Costs = Interned[np.ndarray]
 PerAxis = tuple[tuple[Layout, ...], ...]
 
 
-class Use(NamedTuple):
+class TensorUse(NamedTuple):
     """A variable that reads a tensor: its choices, and as which operand it reads."""
 
     variable: int
@@ -136,7 +136,7 @@ class _Build:
         self.roots: dict[str, str] = {}
 
     def run(self) -> Problem:
-        readers: dict[str, list[Use]] = defaultdict(list)
+        readers: dict[str, list[TensorUse]] = defaultdict(list)
         for node in self.graph.nodes:
             if node.name in self.constants or node.is_leaf:
                 self.roots[node.name] = node.name
@@ -145,7 +145,7 @@ class _Build:
             variable = self._choose("node", node.name, domain)
             for position, name in enumerate(node.inputs):
                 if name not in self.constants:
-                    readers[name].append(Use(variable, domain, position))
+                    readers[name].append(TensorUse(variable, domain, position))
         outputs = dict.fromkeys(name for _, name in self.graph.outputs)
         for name in outputs:
             if name not in self.constants:
@@ -238,7 +238,7 @@ class _Build:
                 charged.append(item)
         return charged
 
-    def _storage(self, node: Node, uses: Sequence[Use]) -> Domain:
+    def _storage(self, node: Node, uses: Sequence[TensorUse]) -> Domain:
         kind = self.types[node.name]
         per_axis = self.interner.get(
             ("used", *(use[1:] for use in uses)), lambda: self.interner.of(_by_axis(_wanted(uses), len(self.sizes)))
@@ -256,7 +256,7 @@ class _Build:
             lambda: _restricted(storage_domain(kind, per_axis.value, self.sizes, self.b.compute), allowed),
         )
 
-    def _connect(self, name: str, uses: Sequence[Use], is_output: bool) -> None:
+    def _connect(self, name: str, uses: Sequence[TensorUse], is_output: bool) -> None:
         """Edges from a tensor's producer to its readers, through a hub where there are several."""
         node = self.graph.by_name[name]
         producer = self.problem.index["storage" if node.is_leaf else "node", name]
@@ -300,7 +300,7 @@ class _Build:
         known = self.problem.edges.get((i, j))
         self.problem.edges[i, j] = table if known is None else self.interner.call(np.add, known, table)
 
-    def _closure(self, name: str, uses: Sequence[Use]) -> Interned[Closure]:
+    def _closure(self, name: str, uses: Sequence[TensorUse]) -> Interned[Closure]:
         made, handed_on, whole = self.problem.domains[name], self._handed_on(name), replicated(len(self.sizes))
         per_axis = self.interner.get(
             ("layouts", made, handed_on, *(use[1:] for use in uses)),
@@ -314,7 +314,7 @@ class _Build:
 _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
 
 
-def _wanted(uses: Sequence[Use]) -> list[Layouts]:
+def _wanted(uses: Sequence[TensorUse]) -> list[Layouts]:
     """The layouts in which readers want a tensor."""
     return [needs[use.position] for use in uses for needs in use.domain.operands]
 

@@ -193,8 +193,6 @@ def _kind(data: Mapping[str, Any]) -> str:
     return form if form != "equation" else "placement" if data.get("axes") else "serial"
 
 
-
-
 MAX_BYTES = 1 << 28
 
 

@@ -29,7 +29,7 @@ class Fusion(NamedTuple):
     unwritten: bool = False
 
 
-ALONE = Fusion()
+UNFUSED = Fusion()
 
 
 def fusions(graph: Graph) -> Mapping[str, Fusion]:

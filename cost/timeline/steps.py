@@ -12,7 +12,7 @@ from typing import NamedTuple
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import Compute
-from shardwright.cost.compute.fusion import ALONE, Fusion, fuse, fusions
+from shardwright.cost.compute.fusion import UNFUSED, Fusion, fuse, fusions
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import Work
 from shardwright.cost.timeline.tasks import COMPUTE
@@ -92,7 +92,7 @@ class Steps(Operations):
         kind, how = self.graph.types[node.name], written(self.graph, node)
         types = [self.graph.types[i] for i in node.inputs]
         of_weights = tuple(i in self.leaf_of for i in node.inputs)
-        fusion = self._fusions.get(node.name, ALONE)
+        fusion = self._fusions.get(node.name, UNFUSED)
         key = (node.op, node.attrs, node.split, tuple(types), kind, how, of_weights, fusion)
         if key not in self._known:
             self._known[key] = self._node_cost(node, types, kind, how, of_weights, fusion)
@@ -115,7 +115,7 @@ class Steps(Operations):
         if self._rates:
             forward, backward = (tuple(map(self._at_rate, works)) for works in (found.forward, found.backward))
             found = replace(found, forward=forward, backward=backward)
-        if fusion != ALONE:
+        if fusion != UNFUSED:
             found = fuse(found, fusion, tuple(self.bytes_of(name) for name in node.inputs), self.bytes_of(node.name))
         forward_s, backward_s = self.compute.passes_s(node.op, found, launched=not fusion.absorbed)
         if cost.row is None or not cost.row.contraction or cost.row.passes > 1:

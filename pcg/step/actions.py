@@ -1,11 +1,12 @@
 """A rank's step as an ordered list of actions: the one place that says what happens when.
 
-The lowering prints and runs the list, the cost model prices it. It follows from a chunk alone:
+The lowering prints forward from the list, its hooks follow the units and the order of blocks, the cost model prices it
+all. It follows from a chunk alone:
 
 * A gathered block is there from before its first reader until after its last. The next one is gathered while this one
   is used (late gathers: after it). Blocks in use when the last one is gathered stay, as backward begins with them.
 * What was not kept is made again, region by region, right before the first operation that needs it in backward.
-* A gradient is accumulated until its parameter's first reader is through, and then summed with its unit, in a step's
+* A gradient is accumulated until the first reader that gives one is through, and then summed with its unit, in a step's
   last microbatch. The gradients of a gathered block are reduce-scattered together in every microbatch, and there when
   those of the next block are scattered, or backward ends.
 * Sums that the batch alone determines are started first, and waited for by who reads them.
@@ -153,13 +154,13 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
 class _Backward:
     def __init__(self, chunk: Chunk, held: frozenset[int], *, late: bool, ahead: bool) -> None:
         self.chunk = chunk
-        readers: dict[int, list[int]] = {}
+        self.last: dict[int, int] = {}  # of those that get gradients, who reads a block first, forward
+        self.complete: dict[int, int] = {}  # and who reads a use of a parameter first
         for occurrence in reversed(chunk.occurrences):
             if occurrence.operation.is_differentiated:
-                for block in chunk.blocks_of(occurrence):
-                    readers.setdefault(block, []).append(occurrence.number)
-        self.last = {block: numbers[-1] for block, numbers in readers.items()}
-        self.gathers = _Gathers(list(readers), held, late=late, ahead=ahead)
+                self.last.update(dict.fromkeys(chunk.blocks_of(occurrence), occurrence.number))
+                self.complete.update(dict.fromkeys(chunk.trained(occurrence), occurrence.number))
+        self.gathers = _Gathers(list(self.last), held, late=late, ahead=ahead)
         self.buckets, self.units = Buckets[int](), list[tuple[int, ...]]()
         self.rebuilt: set[Region] = set()
         self.scattered: int | None = None
@@ -183,7 +184,7 @@ class _Backward:
         if apart:
             yield Action("weights", number)
         for use in trained:
-            if self.chunk.uses[use].readers[0] == number and self.chunk.uses[use].block is None:
+            if self.complete[use] == number and self.chunk.uses[use].block is None:
                 yield Action("accumulate", use)
                 yield from self._complete(self.chunk.uses[use])
         for block in blocks:

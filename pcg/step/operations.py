@@ -165,9 +165,7 @@ def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple
     names, found = parameters.names, dict[str, tuple[str, ...]]()
     for node in graph.nodes:
         row = node.row
-        keeps_memory = node.op in (PARTITION, REPLICATE) or (
-            row is not None and (row.view or node.op in ("cast", "contiguous"))
-        )
+        keeps_memory = node.op in (PARTITION, REPLICATE) or (row is not None and row.aliases)
         if node.name in names or node.is_leaf or not keeps_memory:
             continue
         leaves = dict.fromkeys(leaf for i in node.inputs for leaf in ((names[i],) if i in names else found.get(i, ())))

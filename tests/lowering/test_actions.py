@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from examples.zoo import ZOO
 from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering import blocks, reducer
+from shardwright.lowering.emit import emit
 from shardwright.lowering.late import sink_reductions
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.outside import find_outside
@@ -19,8 +23,9 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT
-from tests.lowering.runs import Case
-from tests.lowering.test_zoo import graphs
+from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step
+from tests.lowering.test_training import TWO
+from tests.lowering.test_zoo import graphs, stored
 from tests.search.graphs import cluster
 
 Events = dict[str, list[Any]]
@@ -89,12 +94,102 @@ class Spy:
         note(reducer._Unit, "launch", "reduce", unit)
 
 
-@pytest.mark.parametrize("kind", range(3), ids=["data", "zero", "tensor"])
-@pytest.mark.parametrize("name", ZOO)
-def test_the_cost_model_prices_what_is_lowered(name: str, kind: int) -> None:
-    graph = graphs(case(name))[kind]
-    assert priced(graph) == lowered(graph)
-    assert kind == 2 or ("scatter" in lowered(graph)) == (kind == 1)
+class Compared(nn.Module):
+    """Reads a parameter where it gets no gradient before it reads it where it gets one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.edge = nn.Linear(8, 8), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        return torch.where(h > self.edge, h, h * self.edge).square().mean()
+
+
+class LateBias(nn.Module):
+    """A product whose bias is added after another product has read its own weight of the same block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.bias = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, gate = self.first(x), self.second(x)
+        return torch.tanh(h + self.bias) * gate + x
+
+
+class LateBiases(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(LateBias() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+OWN: dict[str, type[nn.Module]] = {"compared": Compared, "late biases": LateBiases}
+
+
+def own_case(name: str) -> Case:
+    torch.manual_seed(0)
+    return Case(OWN[name](), {"x": torch.randn(8, 8)})
+
+
+def own_graphs(found: Case) -> list[Graph]:
+    """Data parallelism; ZeRO-3 of matrices alone, so that products have whole biases; and of everything."""
+    matrices = {**stored(found, ("input",)), **stored(found, ("parameter",), 2)}
+    data, everything, _ = graphs(found)
+    return [data, found.graph(TWO, matrices, data_axes=(0,)), everything]
+
+
+@pytest.mark.parametrize("name", [*ZOO, *OWN])
+def test_lists_are_whole(name: str) -> None:
+    """Every gradient that is to be summed is, once; no text reads a block after it is freed; one list for all."""
+    found = own_case(name) if name in OWN else case(name)
+    for graph in own_graphs(found) if name in OWN else graphs(found):
+        ready = sink_reductions(graph).validate()
+        outside = find_outside(ready)
+        uses = outside.chunk.uses
+        summed = [use for unit in outside.actions.units for use in unit]
+        trained = [
+            n for o in outside.chunk.occurrences if o.operation.is_differentiated for n in outside.chunk.trained(o)
+        ]
+        assert sorted(summed) == sorted({use for use in trained if uses[use].parameter.sums})
+        assert_freed_after_reading(emit(ready, outside))
+        assert priced(graph) == lowered(graph)
+
+
+def assert_freed_after_reading(source: str) -> None:
+    """After `blocks[n].free()` no statement reads what `blocks[n].gather()` gave."""
+    forward = next(s for s in ast.parse(source).body if isinstance(s, ast.FunctionDef) and s.name == "forward")
+    given, freed = dict[str, set[str]](), set[str]()
+    for statement in forward.body:
+        text = ast.unparse(statement)
+        names = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
+        assert not freed.intersection(n.id for n in names if isinstance(n.ctx, ast.Load)), text
+        if gathered := re.search(r"= (blocks\[\d+\])\.gather\(\)", text):
+            given[gathered[1]] = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+        elif text.endswith(".free()"):
+            freed |= given[text.removesuffix(".free()")]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_awkward_orders_train_as_one_process_does(name: str) -> None:
+    """Twice, so that memory of the first step is used again in the second."""
+    found = own_case(name)
+    expected = serial_step(found)
+
+    def body(parallel: ParallelModule) -> Step:
+        parallel_step(parallel, found.batch)
+        parallel.zero_grad()
+        return parallel_step(parallel, found.batch)
+
+    for graph in own_graphs(found):
+        for step in found.on_ranks(graph, body):
+            assert_same_step(step, expected, 1e-5)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.compute.fusion import ALONE, Fusion, fuse, fusions
+from shardwright.cost.compute.fusion import UNFUSED, Fusion, fuse, fusions
 from shardwright.cost.compute.work import Passes, Work
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Steps
@@ -61,7 +61,7 @@ def test_what_others_read_too_is_written() -> None:
 def test_traffic_that_stays_in_registers() -> None:
     work = Work("pointwise", (10,), 10.0, 100.0, "float32")
     passes = Passes((work,), (work,), gradients=0.5)
-    assert fuse(passes, ALONE, (40.0, 40.0), 20.0) == passes
+    assert fuse(passes, UNFUSED, (40.0, 40.0), 20.0) == passes
     inside = fuse(passes, Fusion((0,), absorbed=True, unwritten=True), (40.0, 40.0), 20.0)
     assert [w.num_bytes for w in (*inside.forward, *inside.backward)] == pytest.approx([40.0, 40.0])
     assert inside.gradients == 0.5
