@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.lowering import private
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import take
 from shardwright.lowering.storage import slices
+from shardwright.pcg.capture import flat_batch
 from shardwright.pcg.errors import BatchError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, format_layouts
@@ -47,14 +47,6 @@ def find_inputs(graph: Graph) -> tuple[dict[str, Input], dict[str, str]]:
     return inputs, aliases
 
 
-def flatten(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch's leaves by dotted key."""
-    return {
-        ".".join(str(getattr(p, "key", getattr(p, "idx", p))) for p in path): value
-        for path, value in private.tree_flatten_with_path(dict(batch))[0]
-    }
-
-
 class BatchCheck:
     """Checks a batch against what was captured and cuts out this rank's part."""
 
@@ -70,7 +62,7 @@ class BatchCheck:
 
     def local(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """This rank's part of every input, on its device. Raises `BatchError` naming the key that does not fit."""
-        found = batch if batch.keys() == self.inputs.keys() else self._select(flatten(batch))
+        found = batch if batch.keys() == self.inputs.keys() else self._select(flat_batch(batch))
         return {key: self._part(key, kind, found[key]) for key, kind in self.inputs.items()}
 
     def _select(self, batch: dict[str, Any]) -> dict[str, Any]:

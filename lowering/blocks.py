@@ -135,17 +135,13 @@ class Blocks:
         """Forget a step that did not end; its memory may still be written to, so it is not used again."""
         self.pending = None
         self.begun.clear()
-        self.free()
+        for block in self.items:
+            block.free()
 
     def finish(self) -> None:
         """At the end of a backward: the last gradients, and no gathered parameter outlives the step."""
         self.finish_gradients()
-        self.begun.clear()
-        self.free()
-
-    def free(self) -> None:
-        for block in self.items:
-            block.free()
+        self.reset()
 
     def hooks(self) -> saved_tensors_hooks:
         """Under this, autograd saves handles instead of gathered parameters."""

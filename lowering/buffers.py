@@ -47,7 +47,7 @@ class SlicedParameter:
 
     def pieces(self, flat: Tensor) -> Tensor:
         """Packed slices [size, elements] seen as `split` sees the whole."""
-        return flat.view(self.axis.size, *self.shape).unflatten(self.dim + 1, (self.blocks, -1))
+        return flat.unflatten(1, self.shape).unflatten(self.dim + 1, (self.blocks, -1))
 
 
 class BufferSet:
@@ -85,10 +85,7 @@ class BufferSet:
 
     def _pieces(self, buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         columns = buffer.split(list(sizes), dim=1)
-        return [
-            column.unflatten(1, self.shares[i].shape).unflatten(self.shares[i].dim + 1, (self.shares[i].blocks, -1))
-            for i, column in zip(self.packed, columns, strict=True)
-        ]
+        return [self.shares[i].pieces(column) for i, column in zip(self.packed, columns, strict=True)]
 
     # ---- slices to wholes ----
 
@@ -118,15 +115,9 @@ class BufferSet:
             if (gradient := gradients[i]) is not None:
                 out = buffer.view(self.axis.size, *self.shares[i].shape)
                 self.sums.append((i, self._launch_scatter(out, gradient.contiguous())))
-        pairs = [(to, gradients[i], self.shares[i]) for to, i in zip(self.departures, self.packed, strict=True)]
-        if any(gradient is not None for _, gradient, _ in pairs):
-            private.copy_all(
-                [to for to, gradient, _ in pairs if gradient is not None],
-                [share.split(gradient) for _, gradient, share in pairs if gradient is not None],
-            )
-            for to, gradient, _ in pairs:
-                if gradient is None:
-                    to.zero_()
+        packed = [None if (g := gradients[i]) is None else self.shares[i].split(g) for i in self.packed]
+        if any(gradient is not None for gradient in packed):
+            private.copy_all(self.departures, packed)
             self.sums.append((-1, self._launch_scatter(self.receive, self.send)))
 
     def _launch_scatter(self, out: Tensor, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from shardwright.lowering.pieces import indexed
 from shardwright.lowering.statements import Statement, drawn_ahead, statements
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import format_layouts
+from shardwright.pcg.moves import MOVES
 from shardwright.pcg.types import TensorType
 
 HEADER = '''"""One rank's program on the mesh {mesh}, written by Shardwright.
@@ -30,23 +31,13 @@ from torch.nn import functional as F
 
 from shardwright.lowering import kernels as rt
 from shardwright.lowering.collectives import (
-    all_to_all,
-    combine,
-    finish_sum,
-    gather_copy,
-    partition,
-    reduce,
-    reduce_copy,
-    reduce_scatter,
-    replicate,
-    start_sum,
+    {functions},
 )
 '''
+_FUNCTIONS = sorted({"start_sum", "finish_sum", *(kind.function for kind in MOVES.values())})
 
 _RESERVED = frozenset({
-    "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "device", "forward", "float", "finish_sum",
-    "all_to_all", "combine", "gather_copy", "partition", "reduce", "reduce_copy", "reduce_scatter", "replicate",
-    "start_sum",
+    "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "device", "forward", "float", *_FUNCTIONS,
 })  # fmt: skip
 
 
@@ -81,7 +72,7 @@ class _Emitter:
         mesh, axes = self.graph.mesh, self.graph.mesh.names
         return "".join(
             (
-                HEADER.format(mesh=mesh, axes=", ".join(axes) or "no axes"),
+                HEADER.format(mesh=mesh, axes=", ".join(axes) or "no axes", functions=",\n    ".join(_FUNCTIONS)),
                 f"\n\ndef forward({', '.join(['leaf, batch, constant, blocks, device', *axes])}):\n",
                 *self._body(lines, reads, self.results),
                 f"\n\ndef constants({', '.join(['device', *axes])}):\n",

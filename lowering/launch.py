@@ -40,10 +40,6 @@ class Ranks:
     timeout_s: float
     _merged: dict[tuple[str, ...], Axis] = field(default_factory=dict, repr=False)
 
-    @property
-    def coordinate(self) -> tuple[int, ...]:
-        return tuple(axis.rank for axis in self.axes)
-
     def merged(self, names: tuple[str, ...]) -> Axis:
         """Several axes as one, to sum over. Every rank must ask for the same ones in the same order."""
         if len(names) == 1:

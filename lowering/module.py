@@ -26,7 +26,7 @@ from shardwright.lowering.outside import find_outside
 from shardwright.lowering.program import Program, compile_source
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter, local_part
-from shardwright.pcg.capture import tied_names
+from shardwright.pcg.capture import names_by_first, tied_names
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
@@ -98,15 +98,10 @@ class ParallelModule(nn.Module):
         values = {**dict(model.named_parameters(remove_duplicate=False)), **_buffers(model)}
         check_model({name: graph.types[node.name].shape for name, node in leaves.items()}, values)
         share_values(values, self.ranks)
-        for name, names in tied_names(model).items():
-            used = next((n for n in names if n in layouts), name)
-            self._keep(hold_parameter(values[name], names, layouts.get(used, whole), self.ranks), used)
-        shared: dict[int, list[str]] = {}
-        for name, buffer in _buffers(model).items():
-            shared.setdefault(id(buffer), []).append(name)
-        for group in shared.values():
-            used = next((n for n in group if n in layouts), group[0])
-            self._keep(hold_buffer(values[group[0]], tuple(group), layouts.get(used, whole), self.ranks), used)
+        for hold, tensors in ((hold_parameter, tied_names(model)), (hold_buffer, names_by_first(_buffers(model)))):
+            for name, names in tensors.items():
+                used = next((n for n in names if n in layouts), name)
+                self._keep(hold(values[name], names, layouts.get(used, whole), self.ranks), used)
         mirror(self, model, {name: held.outside for name, held in self._held.items()})
 
     def _keep(self, held: Held, leaf: str) -> None:

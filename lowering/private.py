@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
-from torch.utils._pytree import tree_flatten_with_path, tree_iter
+from torch.utils._pytree import tree_iter
 
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
@@ -38,7 +38,6 @@ __all__ = [
     "spec_of",
     "start_all_reduce",
     "strided_shard",
-    "tree_flatten_with_path",
     "tree_iter",
     "unwrap",
     "wait",
@@ -112,9 +111,13 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each source to its target."""
-    torch._foreach_copy_(targets, sources)
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor | None]) -> None:
+    """Copy each source to its target; one that is missing counts as zeros. Not all are."""
+    pairs = [(target, source) for target, source in zip(targets, sources, strict=True) if source is not None]
+    torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+    for target, source in zip(targets, sources, strict=True):
+        if source is None:
+            target.zero_()
 
 
 def norms(tensors: list[Tensor], order: float) -> Tensor:

@@ -68,12 +68,8 @@ class _Unit:
         """Into the bucket's own memory, unless gradients that the user still holds lie in it."""
         free = all(held.outside.grad is None for held in self.members)
         self.buffer, self.views = self.home if free and self.home is not None else self._flat()
-        pairs = list(zip(self.views, gradients, strict=True))
         with torch.no_grad():
-            private.copy_all([v for v, g in pairs if g is not None], [g for _, g in pairs if g is not None])
-            for view, gradient in pairs:
-                if gradient is None:
-                    view.zero_()
+            private.copy_all(self.views, gradients)
 
     def _flat(self) -> tuple[Tensor, list[Tensor]]:
         """Memory for all members, and each member's view of it."""

@@ -14,7 +14,7 @@ from shardwright.lowering import private
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis, take
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.layout import Layouts, format_layouts, local_shape, shard_order
+from shardwright.pcg.layout import Layouts, local_blocks, shard_order
 from shardwright.pcg.mesh import Mesh
 
 
@@ -29,10 +29,7 @@ def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:
         if not layout.is_shard:
             found.append(Replicate())
             continue
-        blocks = layout.blocks
-        for other, x in enumerate(layouts[:axis]):
-            if x.is_shard and x.dim == layout.dim and x.blocks < layout.blocks:
-                blocks //= mesh.sizes[other]
+        blocks = local_blocks(layouts[: axis + 1], axis, mesh.sizes)
         found.append(ShardPlacement(layout.dim) if blocks == 1 else private.strided_shard(layout.dim, blocks))
     return tuple(found) or (Replicate(),)
 
@@ -138,9 +135,3 @@ def check_model(shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Tens
             raise PlanError(
                 f"{name}: the plan has shape {list(shape)}, the model {list(values[name].shape)}; plan for this model"
             )
-
-
-def describe(held: Held, mesh: Mesh) -> str:
-    """For people: name, local shape and layouts."""
-    shape = list(local_shape(tuple(held.outside.shape), held.layouts, mesh.sizes))
-    return f"{held.name} {shape} ({format_layouts(held.layouts, mesh)})"

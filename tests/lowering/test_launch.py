@@ -62,7 +62,12 @@ def test_axes_coordinates_and_merged_axes() -> None:
         total = torch.tensor(2.0 ** dist.get_rank())
         dist.all_reduce(total, group=merged.group)
         assert ranks.merged(("a", "c")) is merged
-        return ranks.coordinate, tuple(a.size for a in ranks.axes), ranks.device_mesh.mesh_dim_names or (), float(total)
+        return (
+            tuple(a.rank for a in ranks.axes),
+            tuple(a.size for a in ranks.axes),
+            ranks.device_mesh.mesh_dim_names or (),
+            float(total),
+        )
 
     found = run_ranks(rank, 4, 30)
     assert [x[0] for x in found] == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
