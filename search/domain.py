@@ -19,10 +19,11 @@ from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts
-from shardwright.pcg.layout import Layout, Layouts, R, S, shard_order
+from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.types import ITEM_BYTES, TensorType
+from shardwright.search.reshard import can_hold, replicated, valid_states
 
 
 class CertifiedSplits(Protocol):
@@ -81,7 +82,7 @@ def node_domain(
     `kept` lists what backward keeps and nobody else is charged for; `written` says how it is written in code.
     """
     if node.op == OPAQUE:
-        whole = (R,) * len(sizes)
+        whole = replicated(len(sizes))
         options = [(("R",) * len(sizes), (whole,) * len(operands), whole)]
     else:
         signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
@@ -113,11 +114,9 @@ def _combine(
             continue
         result = tuple(o[2] for o in combination)
         needs = tuple(tuple(o[1][i] for o in combination) for i in range(len(operands)))
-        if isinstance(shard_order(shape, result, sizes), str):
-            continue
-        if any(isinstance(shard_order(t.shape, n, sizes), str) for t, n in zip(operands, needs, strict=True)):
-            continue
-        found.append((tuple(o[0] for o in combination), needs, result))
+        held = zip((shape, *(t.shape for t in operands)), (result, *needs), strict=True)
+        if all(can_hold(extents, layouts, sizes) for extents, layouts in held):
+            found.append((tuple(o[0] for o in combination), needs, result))
     return found
 
 
@@ -130,13 +129,13 @@ def storage_domain(
         shards = {x for x in used_as[axis] if x.is_shard}
         shards |= {S(d) for d, extent in enumerate(parameter.shape) if extent % size == 0 and size > 1}
         per_axis.append([R, *sorted(shards)])
-    stored = [s for s in product(*per_axis) if not isinstance(shard_order(parameter.shape, s, sizes), str)]
+    stored = valid_states(parameter.shape, per_axis, sizes)
     sharded = np.array([local_bytes(parameter, s, sizes) for s in stored], dtype=float)
     elements, one = sharded / ITEM_BYTES[parameter.dtype], Stored(1.0, parameter.dtype, parameter.grad, False)
     return Domain(
         tuple(tuple(map(str, s)) for s in stored),
         ((),) * len(stored),
-        tuple(stored),
+        stored,
         elements * update_bytes(one, DEFAULT) / compute.device.memory_bytes_per_s
         + (compute.device.update_overhead_s if parameter.grad else 0.0),
         elements * kept_bytes(one, DEFAULT),

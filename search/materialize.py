@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import OPAQUE, Graph, Node, infer
-from shardwright.pcg.layout import C, Layouts, R, innermost, shard_order
+from shardwright.pcg.layout import C, Layouts, R, innermost
 from shardwright.pcg.moves import Move, Operator, steps_of
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Solution
 from shardwright.search.problem import Problem
-from shardwright.search.reshard import Closure, replicated
+from shardwright.search.reshard import Closure, can_hold, replicated
 
 
 def materialize(problem: Problem, solution: Solution, certified: CertifiedSplits) -> Graph:
@@ -145,13 +145,9 @@ class _Materializer:
             reached.append(layout if factor is not None else R)
             for mine, x in zip(operands, needs, strict=True):
                 mine.append(R if x == C else x)
-        wanted = [tuple(x) for x in operands]
-        if signature.indivisible(splits, self.mesh.sizes) is not None or any(
-            isinstance(shard_order(s, w, self.mesh.sizes), str) for s, w in zip(shapes, wanted, strict=True)
-        ):
-            splits, reached, wanted = ["R"] * len(need), [R] * len(need), [self.whole] * len(node.inputs)
-        got = tuple(reached)
-        if got != need and not _can_slice(got, need):
+        wanted, got = [tuple(x) for x in operands], tuple(reached)
+        held = all(can_hold(s, w, self.mesh.sizes) for s, w in zip(shapes, wanted, strict=True))
+        if not held or signature.indivisible(splits, self.mesh.sizes) is not None or not _can_slice(got, need):
             splits, got, wanted = ["R"] * len(need), self.whole, [self.whole] * len(node.inputs)
         if (node.name, got) in self.made:
             return self._sliced(self.made[node.name, got], got, need)

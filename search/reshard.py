@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import inf
 
 import numpy as np
@@ -48,10 +49,12 @@ def valid_states(
     shape: tuple[int, ...], per_axis: Sequence[Sequence[Layout]], sizes: tuple[int, ...]
 ) -> tuple[Layouts, ...]:
     """All combinations of per-axis layouts that a tensor of this shape can have."""
-    states: list[Layouts] = [()]
-    for choices in per_axis:
-        states = [(*s, x) for s in states for x in choices]
-    return tuple(s for s in states if not isinstance(shard_order(shape, s, sizes), str))
+    return tuple(s for s in product(*per_axis) if can_hold(shape, s, sizes))
+
+
+def can_hold(shape: tuple[int, ...], state: Layouts, sizes: tuple[int, ...]) -> bool:
+    """Whether a tensor of this shape can be laid out so."""
+    return not isinstance(shard_order(shape, state, sizes), str)
 
 
 def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) -> Closure:

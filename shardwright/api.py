@@ -24,7 +24,6 @@ from shardwright.ranks import agree, check_world, on_all_ranks
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner, Progress
-from shardwright.substitutions.equations import Equation
 from shardwright.verifier.choices import Certified
 
 MeshLike = Mesh | Mapping[str, int]
@@ -35,16 +34,6 @@ Roles = Sequence[str] | Mapping[str, str]
 def certified_choices() -> Certified:
     """The split choices of a node that carry a certificate; nothing else enters the search."""
     return Certified()
-
-
-@lru_cache(maxsize=1)
-def certified_rules() -> Mapping[str, Equation]:
-    """The algebraic rules that carry a certificate, by name; nothing else rewrites a graph."""
-    return _rules_of(certified_choices())
-
-
-def _rules_of(certified: Certified) -> Mapping[str, Equation]:
-    return {rule.name: rule for rule in certified.equations()}
 
 
 def _certified(rules: str | os.PathLike[str] | None, progress: Progress | None) -> Certified:
@@ -141,7 +130,7 @@ def compile(
         captured = _capture(model, args, kwargs, strict, progress)
         certified = on_all_ranks(lambda: _certified(rules, progress))
         agreed = agree(lambda: given or _plan(model, target, captured, certified, mesh, roles, progress))
-        on_all_ranks(lambda: check_plan(agreed, captured.graph, _rules_of(certified)))
+        on_all_ranks(lambda: check_plan(agreed, captured.graph, certified.by_name()))
         return lower(agreed.graph, model, constants=captured.constants, options=captured.options, timeout_s=timeout_s)
 
     join(timeout_s)
@@ -168,7 +157,7 @@ def _plan(
     progress: Progress | None,
 ) -> Plan:
     grid = mesh if isinstance(mesh, Mesh) or mesh is None else Mesh.of(**mesh)
-    rules = _rules_of(certified)
+    rules = certified.by_name()
     planner = Planner(cluster, certified, progress, rules)
     found = planner.plan(captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, roles))
     check_plan(found, captured.graph, rules)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rules import operators
 from shardwright.resuming import Found, Unfinished, unfinished
 from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.generator.reduction import implications
 from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.verifier.catalogue import Catalogue, Note
 from shardwright.verifier.choices import Certified
@@ -170,7 +171,7 @@ class GenerationRun:
         elif event.kind == "died":
             self._again(source, str(event.value))
         else:
-            rules = _distinct(event.value)
+            rules = list({rule.hash: rule for rule in event.value}.values())
             new = [rule for rule in rules if rule.hash not in self._asked]
             keys = [rule.hash for rule in new]
             self._asked.update(keys)
@@ -246,13 +247,6 @@ def generate_one(
     return found
 
 
-def _distinct(rules: Iterable[Equation]) -> list[Equation]:
-    found: dict[str, Equation] = {}
-    for rule in rules:
-        found.setdefault(rule.hash, rule)
-    return list(found.values())
-
-
 # ---- the result ----
 
 
@@ -269,10 +263,10 @@ def _catalogue(
     counts.update(dict.fromkeys(OUTCOMES[:3], 0))
     counts.update(verdict.outcome for _, verdict in judged.values())
     certified = _named([rule for rule, verdict in judged.values() if verdict.outcome == "certified"])
-    implied = _implications(list(certified.values()))
+    implied = implications(list(certified.values()))
     catalogue = Catalogue()
     for key, rule in certified.items():
-        note = Note(implied_by=implied.get(rule.name, ()))
+        note = Note(implied_by=implied[rule.name])
         certificate = judged[key][1].certificate
         catalogue.add(rule, certificate and replace(certificate, name=rule.name), note)
     counts["minimal"] = sum(not catalogue.note(key).implied_by for key in catalogue)
@@ -298,13 +292,6 @@ def _add_shipped(catalogue: Catalogue) -> dict[str, int]:
     num_equations = len(catalogue)
     catalogue.merge(shipped.store, {"row", "steps"})
     return dict(zip(SHIPPED_COUNTS, (len(missing), len(catalogue) - num_equations), strict=True))
-
-
-def _implications(rules: Sequence[Equation]) -> Mapping[str, tuple[str, ...]]:
-    """For every rule that smaller ones imply, the names of those."""
-    from shardwright.substitutions.generator.reduction import implications
-
-    return {name: names for name, names in implications(rules).items() if names}
 
 
 def _named(rules: Sequence[Equation]) -> dict[str, Equation]:

@@ -85,6 +85,10 @@ class Certified:
             return self.store.searched()
         return tuple(CATALOGUE[name] for name in names if isinstance(self._prove(CATALOGUE[name]), Certificate))
 
+    def by_name(self) -> Mapping[str, Equation]:
+        """The algebraic rules that are proven, by name; nothing else rewrites a graph."""
+        return {rule.name: rule for rule in self.equations()}
+
     def steps(self) -> tuple[StepRule, ...]:
         """The rules of the parallel operators that are proven."""
         return tuple(rule for rule in STEP_RULES.values() if isinstance(self._prove(rule), Certificate))

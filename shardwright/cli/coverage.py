@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import CLUSTER_HELP, examples, format_option, parse_cluster
+from shardwright.cli.options import CLUSTER_HELP, examples, format_option, parse_cluster, rules_argument
 
 if TYPE_CHECKING:
     from shardwright.pcg.graph import Graph
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         "rules coverage rules.json --models examples/zoo.py:gpt2 --models train.py:make --cluster preset:dgx-h100",
     )
 )
-@click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
+@rules_argument
 @click.option(
     "--models", "specs", multiple=True, required=True, metavar="FILE.py[:FUNCTION]",
     help="A function that returns (model, batch), or a file with such functions only. May be repeated.",
@@ -42,7 +42,7 @@ def coverage(file: Path | None, specs: tuple[str, ...], clusters: tuple[str, ...
 
     with terminal.progress("coverage") as progress:
         certified = Certified.of_file(file, progress) if file else Certified()
-        rules = {rule.name: rule for rule in certified.equations()}
+        rules = certified.by_name()
         found = Coverage.of(certified)
         for name, graph in _graphs(specs, progress):
             for cluster in places:

@@ -8,13 +8,11 @@ from pathlib import Path
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import examples, format_option, output_option
-
-_PLAN = click.argument("plan_file", metavar="PLAN.json", type=click.Path(path_type=Path))
+from shardwright.cli.options import PATH, examples, format_option, output_option, plan_argument
 
 
 @click.command(epilog=examples("explain plan.json --depth 2"))
-@_PLAN
+@plan_argument
 @click.option("--depth", type=click.IntRange(1), help="Levels of modules to show; by default what fits a page.")
 @format_option
 def explain(plan_file: Path, depth: int | None, form: str) -> None:
@@ -30,7 +28,7 @@ def explain(plan_file: Path, depth: int | None, form: str) -> None:
 
 
 @click.command(epilog=examples("compare plan.json other-plan.json"))
-@click.argument("plan_files", metavar="PLAN.json...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("plan_files", metavar="PLAN.json...", nargs=-1, required=True, type=PATH)
 @format_option
 def compare(plan_files: tuple[Path, ...], form: str) -> None:
     """Show plans beside each other.
@@ -44,7 +42,7 @@ def compare(plan_files: tuple[Path, ...], form: str) -> None:
 
 
 @click.command(epilog=examples("view plan.json --output plan.html --open"))
-@_PLAN
+@plan_argument
 @output_option("Write the page here; by default beside the plan.")
 @click.option("--open", "open_it", is_flag=True, help="Open it in the browser.")
 def view(plan_file: Path, output: Path | None, open_it: bool) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardwright.api import certified_rules
+from shardwright.api import certified_choices
 from shardwright.cli.models import Loaded
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
@@ -117,7 +117,7 @@ def measure(plan: Plan, loaded: Loaded, timeout_s: float) -> Errors:
     """Run one step both ways, each in processes of their own; `DistributedError` where a rank fails or hangs."""
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     captured = capture(loaded.model, batch)
-    check_plan(plan, captured.graph, certified_rules())
+    check_plan(plan, captured.graph, certified_choices().by_name())
     # torch's autograd threads do not survive a fork, so this process runs no backward itself
     ((reference, state),) = run_ranks(_single, 1, timeout_s, args=(loaded.model, batch))
     arguments = (plan, loaded.model, captured, batch, reference, state)

@@ -20,7 +20,13 @@ CLUSTER_FORMS = (
     "local:N (N CPU ranks of this machine), preset:NAME[:NODES] (such as preset:dgx-h100:8, or "
     "preset:dgx-h100:4+dgx-a100:4 for machines of several kinds), detect, or a cluster file."
 )
+PATH = click.Path(path_type=Path)
+FILE_PATH = click.Path(dir_okay=False, path_type=Path)
 CLUSTER_HELP = f"What to plan for: {CLUSTER_FORMS}"
+
+
+plan_argument = click.argument("plan_file", metavar="PLAN.json", type=PATH)
+rules_argument = click.argument("file", required=False, type=PATH, metavar="[FILE]")
 
 
 def examples(*commands: str) -> str:
@@ -91,7 +97,7 @@ def format_option(command: Command) -> Command:
 
 def output_option(text: str) -> Callable[[Command], Command]:
     """`--output`; `text` says what is written."""
-    return click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help=text)
+    return click.option("--output", "-o", type=FILE_PATH, help=text)
 
 
 def search_options(command: Command) -> Command:
@@ -113,7 +119,7 @@ def search_options(command: Command) -> Command:
         ),
         rules=click.option(
             "--rules",
-            type=click.Path(path_type=Path),
+            type=PATH,
             metavar="FILE",
             help="A rule file in place of the shipped catalogue: the only source of the forms of rules that it holds.",
         ),
@@ -126,9 +132,7 @@ def model_options(command: Command) -> Command:
         command,
         "model",
         model=click.argument("model", required=False, metavar="[FILE.py:FUNCTION]"),
-        hf_config=click.option(
-            "--hf-config", type=click.Path(dir_okay=False, path_type=Path), help="A transformers config.json."
-        ),
+        hf_config=click.option("--hf-config", type=FILE_PATH, help="A transformers config.json."),
         batch_size=click.option(
             "--batch-size", type=click.IntRange(1), default=8, show_default=True, help="With --hf-config."
         ),

@@ -10,12 +10,10 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.coverage import coverage
-from shardwright.cli.options import examples, format_option
+from shardwright.cli.options import FILE_PATH, examples, format_option, rules_argument
 
 if TYPE_CHECKING:
     from shardwright.verifier.rulefile import RuleFile
-
-_FILE = click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
 
 
 @click.group(
@@ -54,7 +52,7 @@ jobs_option = click.option(
 )
 @click.option("--max-ops", type=click.IntRange(1, 8), default=3, show_default=True, metavar="N",
               help="Operators on each side of a rule, at most.")  # fmt: skip
-@click.option("--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path),
+@click.option("--output", "-o", required=True, type=FILE_PATH,
               help="Write the certified rules here; unfinished work is kept in FILE.partial.")  # fmt: skip
 @click.option("--operators", default="", metavar="OPS", help="Only these rows, such as linear,permute; by default all.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the data of fingerprints.")
@@ -85,7 +83,7 @@ def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, f
         "rules verify mine.json --no-base",
     )
 )
-@_FILE
+@rules_argument
 @click.option("--base/--no-base", default=True, show_default=True,
               help="Prove the shipped rules and the lemmas anew as well, on which proofs rest.")  # fmt: skip
 @click.option("--limit", type=click.FloatRange(0, min_open=True), default=20.0, show_default=True, metavar="SECONDS",
@@ -115,7 +113,7 @@ def verify(file: Path | None, base: bool, limit: float, jobs: int, form: str) ->
         "rules list --search concat --format json",
     ),
 )
-@_FILE
+@rules_argument
 @click.option("--form", "kind", type=click.Choice(["row", "steps", "serial", "placement"]), help="Rules of this kind.")
 @click.option("--operator", "wanted", multiple=True, metavar="OP", help="That speak about it. May be repeated.")
 @click.option("--minimal", is_flag=True, help="Leave out rules that others imply.")
@@ -147,7 +145,7 @@ def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minim
     )
 )
 @click.argument("name")
-@_FILE
+@rules_argument
 @format_option
 def show(name: str, file: Path | None, form: str) -> None:
     """Show one rule: its equation, both graphs, its guard and its proof.

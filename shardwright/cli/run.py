@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import cluster_option, examples
+from shardwright.cli.options import PATH, cluster_option, examples
 from shardwright.pcg.errors import ShardwrightError
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="SCRIPT.py|FILE.py:FUNCTION")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @cluster_option
-@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Run this plan; its cluster counts.")
-@click.option("--rules", "rule_file", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--plan", "plan_file", type=PATH, help="Run this plan; its cluster counts.")
+@click.option("--rules", "rule_file", type=PATH, metavar="FILE",
               help="A rule file in place of the shipped catalogue, with FILE.py:FUNCTION.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="With FILE.py:FUNCTION.")
 @click.option(

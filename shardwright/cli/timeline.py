@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import CLUSTER_FORMS, examples, format_option, parse_cluster
+from shardwright.cli.options import CLUSTER_FORMS, PATH, examples, format_option, parse_cluster, plan_argument
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.files import write_whole
 from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, RECOMPUTES, SCHEDULES
@@ -29,8 +29,8 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chu
         "timeline plan.json --cluster preset:dgx-h100:4 --stages 4 --microbatches 16 --precision amp_bf16",
     )
 )
-@click.argument("plan_file", metavar="PLAN.json", type=click.Path(path_type=Path))
-@click.option("--trace", "trace_file", type=click.Path(path_type=Path),
+@plan_argument
+@click.option("--trace", "trace_file", type=PATH,
               help="Write the tasks here, for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
 @click.option("--cluster", type=parse_cluster, metavar="CLUSTER",
               help=f"Where it runs, by default on the plan's own cluster: {CLUSTER_FORMS}")  # fmt: skip

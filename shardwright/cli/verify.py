@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import cluster_option, examples, format_option, model_options, search_options
+from shardwright.cli.options import PATH, cluster_option, examples, format_option, model_options, search_options
 from shardwright.pcg.errors import PlanError
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 )
 @model_options
 @cluster_option
-@click.option(
-    "--plan", "plan_file", type=click.Path(path_type=Path), help="Check this plan; --cluster is not used then."
-)
+@click.option("--plan", "plan_file", type=PATH, help="Check this plan; --cluster is not used then.")
 @search_options
 @click.option("--loss-tolerance", type=float, default=1e-5, show_default=True, help="Relative error of the loss.")
 @click.option("--gradient-tolerance", type=float, default=1e-4, show_default=True, help="Relative error of a gradient.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shardwright.pcg.graph import OPAQUE, Node
@@ -178,8 +178,7 @@ def _fold(name: str, draft: _Draft) -> Module:
             key = (module.rows, module.children) if _number(module) is not None else object()
             groups.setdefault(key, []).append(module)
     children = tuple(
-        Module(tuple(m for module in group for m in module.members), group[0].rows, group[0].children, group[0].each)
-        for group in groups.values()
+        replace(group[0], members=tuple(m for module in group for m in module.members)) for group in groups.values()
     )
     each = Totals.of_all([Totals(), *map(Totals.of_row, draft.rows), *(child.total for child in children)])
     rows = sorted(draft.rows, key=lambda row: row.kind != "weight")
@@ -191,10 +190,7 @@ def _hoisted(module: Module) -> list[Module]:
     if module.rows or not module.children or any(_number(child) is None for child in module.children):
         return [module]
     prefix = module.members[0]
-    return [
-        Module(tuple(f"{prefix}.{m}" for m in child.members), child.rows, child.children, child.each)
-        for child in module.children
-    ]
+    return [replace(c, members=tuple(f"{prefix}.{m}" for m in c.members)) for c in module.children]
 
 
 def _number(module: Module) -> int | None:

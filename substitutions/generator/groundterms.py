@@ -33,10 +33,10 @@ AXES = ("a", "b")
 
 
 class GroundType(NamedTuple):
-    """A shape, and a layout per axis; `layouts` is None where no one choice gives it."""
+    """A shape, and a layout per axis."""
 
     shape: tuple[int, ...]
-    layouts: Layouts | None
+    layouts: Layouts
 
 
 class Ground(NamedTuple):
@@ -145,35 +145,28 @@ class Terms:
 
 def _result(op: str, attrs_: tuple[tuple[str, Any], ...], kinds: tuple[GroundType, ...]) -> GroundType | None:
     attrs = dict(attrs_)
-    layouts = [kind.layouts for kind in kinds]
     try:
         if op == ROOTS:
             return _together(kinds)
         if op in PARALLEL_OPS:
             return _stepped(op, attrs, kinds[0])
         signature = ROWS[op].signature([kind.shape for kind in kinds], attrs)
-        shape = signature.result_shape
-        if any(given is None for given in layouts):
-            return None
-        split = [_split(ROWS[op], signature, along) for along in zip(*layouts, strict=True)]
+        layouts = zip(*(kind.layouts for kind in kinds), strict=True)
+        split = [_split(ROWS[op], signature, along) for along in layouts]
     except (GraphError, ValueError, IndexError, TypeError, ZeroDivisionError):
         return None
     found = tuple(layout for layout in split if layout is not None)
-    return GroundType(shape, found) if len(found) == len(split) else None
+    return GroundType(signature.result_shape, found) if len(found) == len(split) else None
 
 
-def _together(kinds: Sequence[GroundType]) -> GroundType | None:
+def _together(kinds: Sequence[GroundType]) -> GroundType:
     """The types of several roots, one after the other."""
-    if any(kind.layouts is None for kind in kinds):
-        return None
     shape = tuple(size for kind in kinds for size in (len(kind.shape), *kind.shape))
-    return GroundType(shape, tuple(layout for kind in kinds for layout in kind.layouts or ()))
+    return GroundType(shape, tuple(layout for kind in kinds for layout in kind.layouts))
 
 
-def _stepped(op: str, attrs: Mapping[str, Any], kind: GroundType) -> GroundType | None:
+def _stepped(op: str, attrs: Mapping[str, Any], kind: GroundType) -> GroundType:
     axis = AXES.index(attrs["axis"])
-    if kind.layouts is None:
-        return None
     after = step(op, axis, kind.layouts[axis], attrs.get("dim", -1), attrs.get("blocks", 1)).after
     return GroundType(kind.shape, (*kind.layouts[:axis], after, *kind.layouts[axis + 1 :]))
 
@@ -257,7 +250,7 @@ class DirectedRule:
     def _blocks(self, types: Mapping[str, GroundType], env: Mapping[str, Any]) -> bool:
         """Whether the variables lie in as many blocks as a placement rule says."""
         for name, placements in self.rule.layouts:
-            layouts = types[name].layouts or ()
+            layouts = types[name].layouts
             for axis, placement in zip(self.rule.axes, placements, strict=True):
                 if any(b not in env for b in placement.blocks):
                     return False
@@ -288,11 +281,9 @@ class Asked(NamedTuple):
         return env
 
 
-def _lies(layouts: Layouts | None, at: int, placement: Placement) -> bool:
+def _lies(layouts: Layouts, at: int, placement: Placement) -> bool:
     """Whether a layout is the one that a rule asks for, numbers of blocks aside."""
-    if layouts is None or at >= len(layouts):
-        return False
-    return layouts[at].kind == placement.kind and layouts[at].dim == placement.dim
+    return at < len(layouts) and (layouts[at].kind, layouts[at].dim) == (placement.kind, placement.dim)
 
 
 @lru_cache(maxsize=4096)

@@ -88,7 +88,7 @@ class Reduction:
         """Both sides at fixed sizes; None where they are not rewritten: with parameters, many axes, or ill-typed."""
         if rule.parameters or len(rule.axes) > len(AXES):
             return None
-        env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
+        env = self._env(rule)
         try:
             variables = {name: self._variable(rule, name, env) for name, _ in rule.variables}
             left, right = (self.terms.build(joined(side), variables, env) for side in (rule.left, rule.right))
@@ -98,8 +98,10 @@ class Reduction:
 
     def _given(self, rule: Equation) -> frozenset[tuple[str, int]]:
         """What the guard of a rule grants to the rules that rewrite it."""
-        env = self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
-        return frozenset(needs(rule, env, self.sizes.splices) or ())
+        return frozenset(needs(rule, self._env(rule), self.sizes.splices) or ())
+
+    def _env(self, rule: Equation) -> dict[str, Any]:
+        return self.sizes.env(rule) | dict(zip(rule.axes, AXES, strict=False))
 
     def _variable(self, rule: Equation, name: str, env: Mapping[str, Any]) -> int:
         layouts = tuple(place.at(env) for place in dict(rule.layouts)[name]) if rule.axes else ()

@@ -47,10 +47,9 @@ class SerialTerms:
     variables).
     """
 
-    def __init__(self, context: SerialContext, seed: int, field: Field | None = None) -> None:
-        self.context, self.counts = context, Counter[str]()
+    def __init__(self, context: SerialContext, seed: int) -> None:
+        self.context, self.counts, self.field = context, Counter[str](), Field()
         ranks = (1,) * context.samples
-        self.field = field or Field()
         self.pool = TermPool(self.field, list(instances(context, self.field, seed, ranks)), context.part, context.about)
         self.pool.variables(context.types)
         self._uses: dict[tuple[int, tuple[SymbolicType, ...]], tuple[RowUse, ...]] = {}
