@@ -6,7 +6,9 @@ rules.json: rules[3] 'fuse': field 'left[0]': term 'linea(x, w)': operator 'line
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -137,29 +139,20 @@ def _related(entries: Iterable[Entry]) -> Iterator[Entry]:
     grounded = _grounded({entry.name: entry.note.implied_by for entry in found if entry.rule is not None})
     for entry in found:
         strange = [name for name in entry.note.implied_by if name not in names]
-        if entry.rule is not None and strange:
-            problem = f"rule {entry.name!r}: field 'implied_by': the file has no rule {strange[0]!r}"
-            entry = replace(entry, rule=None, problem=problem)
-        elif entry.rule is not None and entry.name not in grounded:
-            problem = f"rule {entry.name!r}: field 'implied_by': it is implied by itself, in a circle"
-            entry = replace(entry, rule=None, problem=problem)
-        yield entry
+        if entry.rule is None or (not strange and entry.name in grounded):
+            yield entry
+        else:
+            wrong = f"the file has no rule {strange[0]!r}" if strange else "it is implied by itself, in a circle"
+            yield replace(entry, rule=None, problem=f"rule {entry.name!r}: field 'implied_by': {wrong}")
 
 
 def _grounded(implied_by: Mapping[str, tuple[str, ...]]) -> set[str]:
     """The rules that follow, step by step, from rules that nothing implies; names that are no rules do not count."""
-    waiting = {name: {n for n in names if n in implied_by} for name, names in implied_by.items()}
-    readers: dict[str, list[str]] = {}
-    for name, names in waiting.items():
-        for other in names:
-            readers.setdefault(other, []).append(name)
-    ready = [name for name, names in waiting.items() if not names]
+    sorter = TopologicalSorter({name: [n for n in names if n in implied_by] for name, names in implied_by.items()})
+    with suppress(CycleError):  # it sorts what is in no circle and follows from none
+        sorter.prepare()
     grounded: set[str] = set()
-    while ready:
-        name = ready.pop()
-        grounded.add(name)
-        for reader in readers.get(name, ()):
-            waiting[reader].discard(name)
-            if not waiting[reader]:
-                ready.append(reader)
+    while ready := sorter.get_ready():
+        grounded.update(ready)
+        sorter.done(*ready)
     return grounded

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.errors import GraphError, RuleError
-from shardwright.pcg.interpret import Array, scatter
+from shardwright.pcg.interpret import Array, scatter, shard_slices
 from shardwright.pcg.layout import Layout, local_shape
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, LocalShapes
-from shardwright.pcg.types import is_float
+from shardwright.pcg.types import TensorType, is_float
 from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, offset_factor
+from shardwright.verifier.falsifiers.mismatch import listed
 
 _STEP = 1e-6
 _MAX_ELEMENTS = 200_000
@@ -38,11 +39,8 @@ class Counterexample:
     operands: tuple[Array, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.rule} is false for degree {self.degree}: {self.what}"]
-        for number, array in enumerate(self.operands):
-            shown = np.array2string(array, precision=3, threshold=24, edgeitems=2).replace("\n", "\n      ")
-            lines.append(f"  x{number} {list(array.shape)} = {shown}")
-        return "\n".join(lines)
+        head = f"{self.rule} is false for degree {self.degree}: {self.what}"
+        return "\n".join([head, *listed({f"x{number}": array for number, array in enumerate(self.operands)})])
 
 
 @dataclass(frozen=True)
@@ -91,17 +89,10 @@ class _Trial:
             if "offset" in rule.local and (factor := offset_factor(row, rule.shapes())) is not None:
                 own["offset"] = own.get("offset", 0) + device * sizes[factor] // self.degree
             if row.random and ("shard" in rule.local or rule.factor is None):
-                own |= {"shape": result.shape, "shard": _shard(result.shape, layout, device, self.degree)}
+                drawn = TensorType(result.shape, "float64", (layout,))
+                own |= {"shape": result.shape, "shard": shard_slices(drawn, self.mesh, (device,))}
             told.append(own)
         return told
-
-
-def _shard(shape: tuple[int, ...], layout: Layout, device: int, degree: int) -> tuple[slice, ...]:
-    slices = [slice(0, extent) for extent in shape]
-    if layout.is_shard:
-        part = shape[layout.dim] // degree
-        slices[layout.dim] = slice(device * part, (device + 1) * part)
-    return tuple(slices)
 
 
 def falsify(rule: RowRule, arrays: Sequence[Array], attrs: Mapping[str, Any], degree: int) -> Counterexample | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -40,10 +39,10 @@ def falsify_placement(rule: Equation, degrees: Sequence[int] = DEGREES, seed: in
 
 
 def _on(rule: Equation, mesh: Mesh, seed: int) -> Mismatch | None:
-    shown = {**dict(zip(mesh.names, mesh.sizes, strict=True))}
     Devices(mesh, np.random.default_rng(seed)).add(replace(rule, right=rule.left))  # the left side exists
     devices = Devices(mesh, np.random.default_rng(seed))
-    shown |= _names(rule, devices)
+    sizes = {**devices.sizes(rule), **dict(zip(mesh.names, mesh.sizes, strict=True))}
+    shown = {name: sizes[name] for name in (*mesh.names, *sorted(rule.sizes)) if name in sizes}
     try:
         pairs = devices.add(rule)
     except (GraphError, *ERRORS) as error:
@@ -62,12 +61,6 @@ def _on(rule: Equation, mesh: Mesh, seed: int) -> Mismatch | None:
             if not same(whole[left], value, largest):
                 return Mismatch(rule.name, shown, tensors, whole[left], value)
     return None
-
-
-def _names(rule: Equation, devices: Devices) -> dict[str, Any]:
-    """The sizes of the rule's own names."""
-    sizes = devices.sizes(rule)
-    return {name: sizes[name] for name in sorted(rule.sizes) if name in sizes}
 
 
 def _denoted(arrays: Sequence[Array], graph: Graph, name: str) -> Array:

@@ -30,11 +30,15 @@ class Mismatch:
 
     def __str__(self) -> str:
         lines = [f"{self.rule} is false for {', '.join(f'{k} = {v}' for k, v in self.sizes.items())}"]
-        for name, array in {**self.tensors, "left": self.left}.items():
-            lines.append(f"  {name} {list(np.shape(array))} = {_short(array)}")
+        lines += listed({**self.tensors, "left": self.left})
         lines.append(f"  right = {self.right if isinstance(self.right, str) else _short(self.right)}")
         lines += [f"  {self.note}"] if self.note else []
         return "\n".join(lines)
+
+
+def listed(tensors: Mapping[str, Array]) -> list[str]:
+    """A line for each tensor."""
+    return [f"  {name} {list(np.shape(array))} = {_short(array)}" for name, array in tensors.items()]
 
 
 _MOST = 24
