@@ -29,8 +29,8 @@ from bench.judging import Predicted
 from bench.published_plans import Planned
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.device import Device
+from shardwright.cost.timeline.clock import SHARING, Sharing
 from shardwright.cost.timeline.program import program
-from shardwright.cost.timeline.streams import SHARING, Sharing
 from shardwright.cost.timeline.timeline import Timeline, simulate
 
 _NOISE = 0.03

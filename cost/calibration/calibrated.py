@@ -11,7 +11,7 @@ from shardwright.cost.calibration.fit import Fit, fit_line
 from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes, pace_probes
 from shardwright.cost.calibration.workload import CHAINS, Point, Workload
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine
-from shardwright.cost.clusters.device import Device, DeviceKind
+from shardwright.cost.clusters.device import PRECISION_OF_DTYPE, Device, DeviceKind
 from shardwright.cost.clusters.presets import CONTEXT_BYTES
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.compute.compute import Compute
@@ -23,7 +23,6 @@ _LEAST_SHARE = 0.1
 _LOUD = 0.15
 """Repeats, of all passes, whose quartiles lie further apart than this at the median are called noisy."""
 _BASIC = ("add", "mul", "relu", "neg")
-_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
 
 
 def cluster_of(
@@ -72,7 +71,7 @@ def fit_errors(device: Device) -> dict[str, float]:
     """
     compute, curves = Compute(device), dict[tuple[str, str, bool, bool], list[tuple[float, Kernel]]]()
     for kernel in device.kernels:
-        compute_s, memory_s = compute.bounds(kernel.work)
+        compute_s, memory_s = compute.bounds(kernel)
         key = (kernel.kind, kernel.dtype, kernel.backward, memory_s > compute_s)
         curves.setdefault(key, []).append((max(compute_s, memory_s), kernel))
     errors: dict[str, list[float]] = {}
@@ -80,7 +79,7 @@ def fit_errors(device: Device) -> dict[str, float]:
         alike = [kernel for kernel in device.kernels if (kernel.kind, kernel.dtype) == (kind, dtype)]
         for _, kernel in sorted(curve, key=lambda entry: entry[0])[1:-1]:
             others = replace(device, kernels=[other for other in alike if other is not kernel])
-            errors.setdefault(kind, []).append(abs(Compute(others).work_s(kernel.work) / kernel.seconds - 1))
+            errors.setdefault(kind, []).append(abs(Compute(others).work_s(kernel) / kernel.seconds - 1))
     return {kind: statistics.median(found) for kind, found in errors.items()}
 
 
@@ -99,7 +98,7 @@ def _device(points: Mapping[str, Point], workload: Workload, name: str, memory_b
         name=name,
         memory_bytes=memory_bytes,
         memory_bytes_per_s=largest.passes().forward[0].num_bytes / points[largest.key].seconds,
-        flops_per_s={_PRECISION[dtype]: max(found) for dtype, found in rates.items()},
+        flops_per_s={PRECISION_OF_DTYPE[dtype]: max(found) for dtype, found in rates.items()},
         matmul_efficiency=min(statistics.median(found) / max(found) for found in rates.values()),
         op_overhead_s=statistics.median(seconds for op in _BASIC for seconds in among_others[op]),
         kind=kind,

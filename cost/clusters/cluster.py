@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from math import gcd, prod
 from operator import mul
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from shardwright.cost.clusters.device import Device, slowest_device
 from shardwright.cost.clusters.topology import Level, slowest_level
@@ -33,8 +33,8 @@ VERSION = 2
 Backend = Literal["nccl", "gloo"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 
-BACKENDS: tuple[Backend, ...] = ("nccl", "gloo")
-COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ Constants that no datasheet has are assumed until calibrated, and say so here:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from shardwright.cost.compute.kernels import Kernel, checked_kernels
 from shardwright.pcg import checks
@@ -19,11 +19,11 @@ from shardwright.pcg.errors import ClusterError
 
 DeviceKind = Literal["cuda", "cpu"]
 
-DEVICE_KINDS: tuple[DeviceKind, ...] = ("cuda", "cpu")
+DEVICE_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
 ATTENTION_EFFICIENCY, ATTENTION_BACKWARD_EFFICIENCY = 0.6, 0.5
 
-_PRECISION_OF_DTYPE = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+PRECISION_OF_DTYPE = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
 
@@ -89,9 +89,9 @@ class Device:
         Where the table has no entry, fp8 runs at the bf16 rate, fp16 too on a GPU that has one, 16-bit types and tf32
         else at the fp32 rate and fp64 at half of it. Integers and bools count as fp32.
         """
-        precision = "fp32" if dtype in _INTEGERS else _PRECISION_OF_DTYPE.get(dtype, dtype)
+        precision = "fp32" if dtype in _INTEGERS else PRECISION_OF_DTYPE.get(dtype, dtype)
         if precision not in PRECISIONS:
-            known = [*PRECISIONS, *_PRECISION_OF_DTYPE, *_INTEGERS]
+            known = [*PRECISIONS, *PRECISION_OF_DTYPE, *_INTEGERS]
             raise ClusterError(f"device {self.name!r}: no peak rate for dtype {dtype!r}; choose one of {known}")
         if precision in self.flops_per_s:
             return self.flops_per_s[precision]
@@ -115,11 +115,8 @@ def slowest_device(devices: Sequence[Device]) -> Device:
     if not others:
         return first
     every = (first, *others)
-    binding: dict[str, Any] = {}
-    for entry in fields(Device):
-        if entry.name in (*_LEAST, *_MOST):
-            choose = min if entry.name in _LEAST else max
-            binding[entry.name] = choose(getattr(device, entry.name) for device in every)
+    chosen = [(min, name) for name in _LEAST] + [(max, name) for name in _MOST]
+    binding: dict[str, Any] = {name: choose(getattr(device, name) for device in every) for choose, name in chosen}
     free_bytes = min(device.memory_bytes - device.context_bytes for device in every)
     precisions = dict.fromkeys(precision for device in every for precision in device.flops_per_s)
     reached = {

@@ -19,15 +19,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 from shardwright.pcg import checks
 
 LinkKind = Literal["nvlink", "pcie", "network", "host"]
 Topology = Literal["switch", "ring", "mesh", "pcie", "rail", "torus", "fat-tree"]
 
-LINK_KINDS: tuple[LinkKind, ...] = ("nvlink", "pcie", "network", "host")
-TOPOLOGIES: tuple[Topology, ...] = ("switch", "ring", "mesh", "pcie", "rail", "torus", "fat-tree")
+LINK_KINDS: tuple[LinkKind, ...] = get_args(LinkKind)
+TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 GRIDS: tuple[Topology, ...] = ("torus", "mesh")
 
 

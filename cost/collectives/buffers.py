@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from math import ceil
+from math import ceil, prod
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective
 from shardwright.cost.collectives import nccl
@@ -157,10 +157,7 @@ def _links_of(link: Link, rows: Generation) -> int:
 
 def _inside(links: Sequence[Link]) -> int:
     """Members of a group in one node."""
-    size = 1
-    for link in links:
-        size *= 1 if link.kind == "network" else link.split
-    return size
+    return prod(link.split for link in links if link.kind != "network")
 
 
 def _power_of_two(number: int) -> int:

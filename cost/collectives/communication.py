@@ -17,12 +17,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import inf, log2, prod
 
-import numpy as np
-
 from shardwright.cost.clusters.cluster import COLLECTIVES, Backend, Cluster, Collective, CollectiveLine
 from shardwright.cost.collectives import algorithms, gloo, nccl
 from shardwright.cost.collectives.algorithms import LinkUse
-from shardwright.cost.collectives.curve import Bytes, CostLine, Curve, highest, lowest, straight
+from shardwright.cost.collectives.curve import CostLine, Curve, highest, lowest, straight
 from shardwright.cost.collectives.groups import Link, between, check_mesh, group_of, links_of, one_switch
 from shardwright.pcg.errors import ClusterError
 
@@ -46,7 +44,7 @@ class Communication:
         self.groups = tuple(group_of(self.mesh_sizes, axis, cluster.levels) for axis in range(len(self.mesh_sizes)))
         self._curves: dict[tuple[Collective, int], Curve] = {}
 
-    def time_s(self, collective: Collective, axis: int, num_bytes: Bytes) -> Bytes:
+    def time_s(self, collective: Collective, axis: int, num_bytes: float) -> float:
         """Seconds of a collective along `axis`, an index into the mesh; zero where the axis has one device.
 
         `num_bytes`: of the full tensor of a group, of each summand where there is a sum (`algorithms.py`).
@@ -56,7 +54,7 @@ class Communication:
         """
         return self.curve(collective, axis).time_s(_sent(num_bytes))
 
-    def send_s(self, source: int, target: int, num_bytes: Bytes) -> Bytes:
+    def send_s(self, source: int, target: int, num_bytes: float) -> float:
         """Seconds to send `num_bytes` from rank `source` to rank `target`, with all others sending too."""
         for rank in (source, target):
             if not 0 <= rank < self.cluster.num_devices:
@@ -99,11 +97,11 @@ class Communication:
         return nccl.curve(collective, links, nccl.generation(self.cluster.device.name), self.factors)
 
 
-def _sent(num_bytes: Bytes) -> Bytes:
-    """`num_bytes`; an error unless all of it are finite numbers of at least zero."""
-    if not np.all((num_bytes >= 0) & (num_bytes < inf)):
+def _sent(num_bytes: float) -> float:
+    """`num_bytes`; an error unless it is a finite number of at least zero."""
+    if not 0 <= num_bytes < inf:
         raise ClusterError(
-            f"num_bytes: expected finite numbers of at least 0, got {num_bytes}; give the tensor's bytes"
+            f"num_bytes: expected a finite number of at least 0, got {num_bytes}; give the tensor's bytes"
         )
     return num_bytes
 

@@ -6,13 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
-
-Bytes = TypeVar("Bytes", float, NDArray[np.float64])
-"""One number of bytes, or a numpy array of them; the time has the same form."""
+from typing import NamedTuple
 
 
 class CostLine(NamedTuple):
@@ -21,7 +15,7 @@ class CostLine(NamedTuple):
     latency_s: float
     s_per_byte: float
 
-    def time_s(self, num_bytes: Bytes) -> Bytes:
+    def time_s(self, num_bytes: float) -> float:
         return self.latency_s + self.s_per_byte * num_bytes
 
 
@@ -39,11 +33,8 @@ class Curve:
 
     pieces: tuple[CurvePiece, ...]
 
-    def time_s(self, num_bytes: Bytes) -> Bytes:
-        """Seconds for `num_bytes`, a number or an array."""
-        if isinstance(num_bytes, np.ndarray):
-            index = np.searchsorted(self._starts, num_bytes, side="right") - 1
-            return self._latencies[index] + self._slopes[index] * num_bytes
+    def time_s(self, num_bytes: float) -> float:
+        """Seconds for `num_bytes`."""
         return self.at(num_bytes).line.time_s(num_bytes)
 
     def at(self, num_bytes: float) -> CurvePiece:
@@ -53,14 +44,6 @@ class Curve:
     @cached_property
     def _starts(self) -> list[float]:
         return [piece.start_bytes for piece in self.pieces]
-
-    @cached_property
-    def _latencies(self) -> NDArray[np.float64]:
-        return np.array([piece.line.latency_s for piece in self.pieces])
-
-    @cached_property
-    def _slopes(self) -> NDArray[np.float64]:
-        return np.array([piece.line.s_per_byte for piece in self.pieces])
 
 
 def straight(line: CostLine, name: str = "") -> Curve:

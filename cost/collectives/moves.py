@@ -46,7 +46,7 @@ class MoveCosts:
             if name == SLICE:
                 moved_s = 2 * num_bytes / self.sizes[axis] / self.device.memory_bytes_per_s
             else:
-                moved_s = float(self.communication.time_s(cast("Collective", name), axis, num_bytes))
+                moved_s = self.communication.time_s(cast("Collective", name), axis, num_bytes)
             self._times[key] = moved_s + self.device.op_overhead_s
         return self._times[key]
 

@@ -259,13 +259,8 @@ def _exchange(links: Sequence[Link], factors: Factors) -> Curve:
     """All-to-all: NCCL sends and receives, one pair after the other."""
     line = algorithms.direct_exchange(links).line
     latency, slope = factors("direct exchange")
-    return Curve(
-        (
-            CurvePiece(
-                0.0, CostLine((send_base_s() + line.latency_s) * latency, line.s_per_byte * slope), "direct exchange"
-            ),
-        )
-    )
+    line = CostLine((send_base_s() + line.latency_s) * latency, line.s_per_byte * slope)
+    return Curve((CurvePiece(0.0, line, "direct exchange"),))
 
 
 def send_base_s() -> float:

@@ -16,7 +16,7 @@ weighted by how near they are (Nadaraya and Watson's regression, 1964, with a Ga
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from itertools import groupby
 from math import exp, log
 from operator import itemgetter
@@ -24,7 +24,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.compute.work import WORK_KINDS, Work, WorkKind
+from shardwright.cost.compute.work import WORK_KINDS, Work
 from shardwright.pcg import checks
 
 _LEAST_S = 1e-9
@@ -35,17 +35,10 @@ _Key = tuple[str, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """A kernel that was measured: its work (see `Work`), and its seconds without the host's dispatch."""
+class Kernel(Work):
+    """Work that was measured: its seconds, without the host's dispatch."""
 
-    kind: WorkKind
-    shape: tuple[int, ...]
-    flops: float
-    num_bytes: float
-    dtype: str
-    seconds: float
-    causal: bool = False
-    backward: bool = False
+    seconds: float = field(kw_only=True)
 
     def __post_init__(self) -> None:
         checks.choice(self.kind, "Kernel", "kind", WORK_KINDS)
@@ -69,15 +62,10 @@ class Kernel:
                 problem = f"expected true or false, got {getattr(self, name)!r}; give one of them"
                 raise checks.FieldError("Kernel", name, problem)
 
-    @property
-    def work(self) -> Work:
-        return Work(self.kind, self.shape, self.flops, self.num_bytes, self.dtype, self.causal, self.backward)
-
 
 def measured(work: Work, seconds: float) -> Kernel:
     """A kernel that did this work in so many seconds."""
-    parts = (work.kind, work.shape, work.flops, work.num_bytes, work.dtype)
-    return Kernel(*parts, max(seconds, _LEAST_S), work.causal, work.backward)
+    return Kernel(**asdict(work), seconds=max(seconds, _LEAST_S))
 
 
 def checked_kernels(kernels: object) -> tuple[Kernel, ...]:
@@ -90,8 +78,9 @@ def checked_kernels(kernels: object) -> tuple[Kernel, ...]:
 
 def _read(entry: object, place: int) -> Kernel:
     names = [f.name for f in fields(Kernel)]
-    if not isinstance(entry, Mapping) or not set(names[:6]) <= set(entry) <= set(names):
-        problem = f"expected an object with {', '.join(names[:6])}, got {entry!r}; calibrate again"
+    required = [f.name for f in fields(Kernel) if f.default is MISSING]
+    if not isinstance(entry, Mapping) or not set(required) <= set(entry) <= set(names):
+        problem = f"expected an object with {', '.join(required)}, got {entry!r}; calibrate again"
         raise checks.FieldError("Device", f"kernels[{place}]", problem)
     with checks.located(f"Device.kernels[{place}]."):
         return Kernel(**entry)
@@ -110,7 +99,7 @@ class KernelTable:
         points: dict[tuple[_Key, bool], list[tuple[float, float]]] = {}
         alike: dict[_Key, list[Kernel]] = {}
         for kernel in kernels:
-            key, bound_s = _key(kernel.work), bounds(kernel.work)
+            key, bound_s = _key(kernel), bounds(kernel)
             by_memory = bound_s[1] > bound_s[0]
             point = (log(max(*bound_s, _LEAST_BOUND_S)), log(kernel.seconds))
             points.setdefault((key, by_memory), []).append(point)
@@ -139,8 +128,8 @@ class KernelTable:
 
     def _deviations(self, key: _Key, kernels: Sequence[Kernel]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Places of kernels among shapes, and the logarithm of how many times as long as their curve says they took."""
-        places = np.array([_place(kernel.work) for kernel in kernels])
-        return places, np.array([log(kernel.seconds / self._curve_s(key, kernel.work)) for kernel in kernels])
+        places = np.array([_place(kernel) for kernel in kernels])
+        return places, np.array([log(kernel.seconds / self._curve_s(key, kernel)) for kernel in kernels])
 
 
 def _key(work: Work) -> _Key:

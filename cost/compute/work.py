@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.attrs import Attrs
@@ -26,9 +26,7 @@ from shardwright.pcg.types import TensorType, is_float
 
 WorkKind = Literal["matmul", "attention", "conv", "pointwise", "reduction", "lookup", "random", "copy", "view"]
 """What a kernel is bound by. A `view` has no kernel: it costs its dispatch."""
-WORK_KINDS: tuple[WorkKind, ...] = (
-    "matmul", "attention", "conv", "pointwise", "reduction", "lookup", "random", "copy", "view",
-)  # fmt: skip
+WORK_KINDS: tuple[WorkKind, ...] = get_args(WorkKind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class _Forward(_Pass):
             self.started[action.number] = task
         for memory in (*occurrence.reads, occurrence.result, *occurrence.keeps):
             if memory.kept and self.steps.execution.offload and memory not in self.taken:
-                seconds = _copy_s(memory.num_bytes)
+                seconds = memory.num_bytes / HOST_BYTES_PER_S
                 self.away[memory] = self.recorder.launch("offload", COPY, seconds, blocks=False, after=(task,))
             self.taken.setdefault(memory, task)
             self.readers.note(memory, task)
@@ -313,11 +313,6 @@ class _Backward(_Pass):
             self.recorder.take(category, num_bytes, taken, here or (taken if taken is not None else 0,))
 
 
-def _copy_s(num_bytes: float) -> float:
-    """Seconds to copy between a device and its host."""
-    return num_bytes / HOST_BYTES_PER_S
-
-
 class _Fetches:
     """Offloaded activations on their way back: those of a block while the block before it, in backward order, runs."""
 
@@ -351,4 +346,5 @@ class _Fetches:
     def _launch(self, run: int) -> None:
         for memory in self.runs[run]:
             if memory not in self.task_of:
-                self.task_of[memory] = self.recorder.launch("fetch", COPY, _copy_s(memory.num_bytes), blocks=False)
+                seconds = memory.num_bytes / HOST_BYTES_PER_S
+                self.task_of[memory] = self.recorder.launch("fetch", COPY, seconds, blocks=False)

@@ -7,10 +7,10 @@ number of stages.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import pairwise
 
 from shardwright.cost.clusters.cluster import Cluster
@@ -21,7 +21,7 @@ from shardwright.cost.collectives.resharding import StageLayout, resharding_s
 from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
 from shardwright.cost.timeline.pool import BufferKind, joined, pool_bytes
 from shardwright.cost.timeline.pricing import is_bucketed, price_backward, price_forward
-from shardwright.cost.timeline.sections import Section, Share, crossing, sections, spread
+from shardwright.cost.timeline.sections import Section, Share, crossing, everything, sections, spread
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.streams import SegmentTimeline
 from shardwright.cost.timeline.tasks import Recorder, Segment
@@ -39,12 +39,16 @@ class ChunkSegments:
 
     name      what is in it
     weights   the second part of backward, where it has two
+    leaves    the parameters that it reads, with how many of each
+    pool      bytes of the buffer sets that it needs
     """
 
     name: str
     forward: Segment
     backward: Segment
     weights: Segment
+    leaves: Mapping[str, int] = field(default_factory=dict)
+    pool: Mapping[BufferKind, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +145,7 @@ class Programs:
             self._makers[alike] = _makers(graph, cluster, alike, self.repeats)
         makers = self._makers[alike]
         cut, num_chunks = makers[0].cut, stages * execution.chunks_per_stage
-        shares = spread(cut, num_chunks, split) if num_chunks > 1 else [_everything(cut)]
+        shares = spread(cut, num_chunks, split) if num_chunks > 1 else [everything(cut)]
         connections = stages_bytes(cluster, stages, per_stage)
         found = tuple(
             makers[stage % len(makers)].stage(
@@ -151,10 +155,6 @@ class Programs:
         )
         hops = _hops(shares, cut, makers[0].steps, cluster, stages)
         return StepProgram(execution, found, hops, self._simulated)
-
-
-def _everything(cut: Sequence[Section]) -> Share:
-    return Share(tuple((number, section.times) for number, section in enumerate(cut)))
 
 
 def _makers(graph: Graph, cluster: Cluster, execution: Execution, repeats: Mapping[str, int]) -> list[_Maker]:
@@ -179,8 +179,8 @@ def _hops(
     known, hops = dict[tuple[object, ...], float](), list[float]()
     num_ranks = steps.graph.mesh.num_devices
     for number, (share, after) in enumerate(pairwise(shares)):
-        last = share.parts[-1][0]
-        names = tuple(sorted(crossing(cut, last, inside=after.parts[0][0] == last)))
+        last = share[-1][0]
+        names = tuple(sorted(crossing(cut, last, inside=after[0][0] == last)))
         pair = number % num_stages, (number + 1) % num_stages
         ends = min(pair) * num_ranks, (max(pair) + 1) * num_ranks - 1
         key = names, pair if cluster.parts or pair[0] == pair[1] else between(*ends, cluster.levels)
@@ -200,7 +200,7 @@ def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Steps, cluster: C
             layouts = tuple(layout.dual if back else layout for layout in types[name].layouts)
             here, there = (StageLayout(mesh.sizes, layouts, stage * mesh.num_devices) for stage in (source, target))
             num_bytes = steps.num_bytes[name] * here.num_parts
-            total += float(resharding_s(cluster, types[name].shape, num_bytes, here, there)[0])
+            total += resharding_s(cluster, types[name].shape, num_bytes, here, there)[0]
         return total
 
     return max(way_s(*pair, back=False), way_s(*reversed(pair), back=True))
@@ -227,7 +227,7 @@ class _Maker:
         self.steps = steps
         self._constants = kept_constants(steps.graph, steps.once)
         self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
-        self._pieces: dict[tuple[Share, bool, bool], tuple[ChunkSegments, dict[str, int], dict[BufferKind, float]]] = {}
+        self._pieces: dict[tuple[Share, bool, bool], ChunkSegments] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
         self._axes_bytes = axes_bytes(steps.graph, steps.cluster)
         self._first_uses_s = _first_uses_s(steps)
@@ -238,36 +238,27 @@ class _Maker:
         hold = execution.num_stages * execution.num_microbatches == 1
         key = (tuple(shares), hold, two, execution.num_microbatches, between_bytes)
         if key not in self._stages:
-            pieces: list[ChunkSegments] = []
-            leaves, pool = defaultdict[str, int](int), dict[BufferKind, float]()
-            for share in shares:
-                piece, own, sets = self._piece(share, hold=hold, two=two)
-                pieces.append(piece)
-                pool = joined(pool, sets)
-                for leaf, times in own.items():
-                    leaves[leaf] += times
-            state, end = self._state(leaves)
+            pieces = tuple(self._piece(share, hold=hold, two=two) for share in shares)
+            state, end = self._state(sum((Counter(piece.leaves) for piece in pieces), Counter[str]()))
+            pool = reduce(joined, (piece.pool for piece in pieces))
             state["buffers"] = self._buffers(execution.num_microbatches)
             state["context"] = self.steps.cluster.device.context_bytes
             state["communication"] = self._axes_bytes + between_bytes
             if pool:
                 state["gathered"] = sum(pool.values())
-            self._stages[key] = Stage(tuple(pieces), state, end, self.steps.cluster.device)
+            self._stages[key] = Stage(pieces, state, end, self.steps.cluster.device)
         return self._stages[key]
 
-    def _piece(
-        self, share: Share, *, hold: bool, two: bool
-    ) -> tuple[ChunkSegments, dict[str, int], dict[BufferKind, float]]:
-        """The piece, the parameters that it reads with how many of each, and the buffer sets that it needs."""
+    def _piece(self, share: Share, *, hold: bool, two: bool) -> ChunkSegments:
         key = (share, hold, two)
         if key not in self._pieces:
             steps, execution = self.steps, self.steps.execution
-            stretches = [(self.cut[number].stretch, times) for number, times in share.parts]
+            stretches = [(self.cut[number].stretch, times) for number, times in share]
             chunk = Chunk(stretches, steps.parameters, execution, steps.num_bytes)
             todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap)
-            name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share.parts)
-            piece = ChunkSegments(name, price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two))
-            self._pieces[key] = piece, dict(chunk.leaves()), pool_bytes(steps, chunk, todo)
+            name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share)
+            segments = price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two)
+            self._pieces[key] = ChunkSegments(name, *segments, dict(chunk.leaves()), pool_bytes(steps, chunk, todo))
         return self._pieces[key]
 
     def _buffers(self, num_microbatches: int) -> float:

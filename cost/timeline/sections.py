@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -80,19 +81,15 @@ def _key(step: Operation, repeats: Mapping[str, int], by_block: bool) -> str:
 def _sections(
     found: Sequence[tuple[str, list[Operation]]], steps: Steps, repeats: Mapping[str, int]
 ) -> Iterable[Section]:
-    home: dict[str, int] = {}
+    home, last_reader = dict[str, int](), dict[str, int]()
     for number, (_, own) in enumerate(found):
         for step in own:
             for leaf in step.weights:
                 home.setdefault(leaf, number)
-    read_by: dict[str, set[int]] = {}
-    for number, (_, own) in enumerate(found):
-        for step in own:
-            for name in step.reads:
-                read_by.setdefault(name, set()).add(number)
+            last_reader |= dict.fromkeys(step.reads, number)
     for number, (name, own) in enumerate(found):
         made = {step.name: step for step in own}
-        readers = {n: max(read_by.get(n, {number})) for n, step in made.items() if step.grad}
+        readers = {n: last_reader.get(n, number) for n, step in made.items() if step.grad}
         sent = tuple((n, last) for n, last in readers.items() if last > number)
         received = [n for s in own for n in s.reads if n not in made]
         times = repeats.get(name, 1)
@@ -127,10 +124,13 @@ def crossing(cut: Sequence[Section], number: int, inside: bool) -> set[str]:
 # ---- over stages ----
 
 
-class Share(NamedTuple):
-    """What one virtual stage has: sections by number, with how many of their occurrences."""
+Share = tuple[tuple[int, int], ...]
+"""What one virtual stage has: sections by number, with how many of their occurrences."""
 
-    parts: tuple[tuple[int, int], ...]
+
+def everything(cut: Sequence[Section]) -> Share:
+    """What the only stage has."""
+    return tuple((number, section.times) for number, section in enumerate(cut))
 
 
 def spread(cut: Sequence[Section], num_chunks: int, split: Sequence[int] | None = None) -> list[Share]:
@@ -154,7 +154,7 @@ def spread(cut: Sequence[Section], num_chunks: int, split: Sequence[int] | None 
     shares, start = list[Share](), 0
     for size in split:
         own = units[start : start + size]
-        shares.append(Share(tuple((number, own.count(number)) for number in dict.fromkeys(own))))
+        shares.append(tuple(Counter(own).items()))
         start += size
     return shares
 

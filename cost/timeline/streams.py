@@ -21,10 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.timeline.clock import SHARING, Sharing, times
+from shardwright.cost.timeline.clock import Sharing, times
 from shardwright.cost.timeline.tasks import COMPUTE, Fold, Segment, Task
-
-__all__ = ["SHARING", "Course", "SegmentTimeline", "Sharing", "run"]
 
 
 class Course(NamedTuple):

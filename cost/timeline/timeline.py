@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwright.cost.clusters.device import DeviceKind
+from shardwright.cost.timeline.clock import SHARING, Sharing
 from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.program import Stage, StepProgram
 from shardwright.cost.timeline.schedules import Item, orders
-from shardwright.cost.timeline.streams import SHARING, SegmentTimeline, Sharing, run
+from shardwright.cost.timeline.streams import SegmentTimeline, run
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.errors import PlanError
 
@@ -148,7 +149,11 @@ def _place(
             while len(own) < len(items):
                 item = items[len(own)]
                 virtual = item.chunk * num_stages + stage
-                ready = 0.0 if item.direction == "forward" and virtual == 0 else arrived.get(_key(virtual, item))
+                ready = (
+                    0.0
+                    if item.direction == "forward" and virtual == 0
+                    else arrived.get((virtual, item.microbatch, item.direction))
+                )
                 if ready is None:
                     break
                 start = max(clocks[stage], ready)
@@ -166,10 +171,6 @@ def _place(
             stuck = schedules[min(waiting)][len(starts[min(waiting)])]
             raise PlanError(f"schedule: stage {min(waiting)} waits for ever before {stuck}; its order has a cycle")
     return starts
-
-
-def _key(virtual: int, item: Item) -> tuple[int, int, str]:
-    return virtual, item.microbatch, item.direction
 
 
 def _send(

@@ -283,7 +283,7 @@ def test_figures_come_from_the_points() -> None:
     assert device.step_overhead_s == pytest.approx(10e-6 - 2.5e-6)
     big = max((k for k in device.kernels if k.kind == "matmul"), key=lambda k: k.flops)
     assert big.seconds == pytest.approx(big.flops / 1e9)
-    assert Compute(device).work_s(big.work) == pytest.approx(big.seconds, rel=0.3)
+    assert Compute(device).work_s(big) == pytest.approx(big.seconds, rel=0.3)
     assert cluster.collectives[0].latency_s == pytest.approx(1e-4, rel=1e-3)
     assert cluster.collectives[0].s_per_byte == pytest.approx(1e-9, rel=1e-3)
     assert all(error < 0.5 for error in fit_errors(device).values())

@@ -345,8 +345,8 @@ def _paths(data: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | i
 
 
 KERNELS = (
-    Kernel("matmul", (1, 2, 2, 2), 16.0, 48.0, "float32", 1e-6),
-    Kernel("copy", (64,), 0.0, 512.0, "float32", 1e-6),
+    Kernel("matmul", (1, 2, 2, 2), 16.0, 48.0, "float32", seconds=1e-6),
+    Kernel("copy", (64,), 0.0, 512.0, "float32", seconds=1e-6),
 )
 GOOD: list[dict[str, Any]] = [
     two_levels(),

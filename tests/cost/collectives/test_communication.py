@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import product
 from math import prod
-from typing import Any
 
 import numpy as np
 import pytest
@@ -97,11 +97,11 @@ def test_order_of_the_collectives(cluster: Cluster, mesh: tuple[int, ...]) -> No
     """An all-reduce takes no longer than its halves, but for the selector's slack."""
     if cluster.collectives or cluster.backend == "gloo":  # gloo's reduce-scatter is an all-reduce
         return
-    model, num_bytes = Communication(cluster, mesh), np.logspace(0, 12, 500)
-    for axis in range(len(mesh)):
+    model = Communication(cluster, mesh)
+    for axis, num_bytes in product(range(len(mesh)), np.logspace(0, 12, 500).tolist()):
         half = model.time_s("all_gather", axis, num_bytes)
-        assert (model.time_s("reduce_scatter", axis, num_bytes) == half).all()
-        assert (model.time_s("all_reduce", axis, num_bytes) <= 1.5 * 2 * half).all()
+        assert model.time_s("reduce_scatter", axis, num_bytes) == half
+        assert model.time_s("all_reduce", axis, num_bytes) <= 1.5 * 2 * half
 
 
 def test_leaving_the_node_takes_longer() -> None:
@@ -136,18 +136,6 @@ def test_what_is_cached_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for num_bytes in (1.0, 1e3, 1e9):
         model.time_s("all_reduce", 1, num_bytes)
     assert len(made) == 1
-
-
-@each_cluster
-def test_arrays_are_costed_at_once(cluster: Cluster) -> None:
-    model = Communication(cluster, (3, 8))
-    num_bytes = np.array([[0, 1e3], [1e6, 1e9]])
-    for collective in COLLECTIVES:
-        for axis in range(2):
-            times = model.time_s(collective, axis, num_bytes)
-            assert times.shape == num_bytes.shape
-            expected = [model.time_s(collective, axis, float(x)) for x in num_bytes.flat]
-            assert times.flatten().tolist() == expected
 
 
 # ----------------------------------------------------------------------------------------------------- whose time it is
@@ -244,7 +232,6 @@ def test_sending_takes_the_level_where_two_ranks_meet() -> None:
     assert model.send_s(3, 3, 1e9) == 0
     assert model.send_s(0, 7, 1e9) == pytest.approx(8.4e-6 + 1e-6 + 1e9 / FAST)
     assert model.send_s(7, 8, 1e9) == pytest.approx(8.4e-6 + 1e-5 + 1e9 / SLOW)
-    assert model.send_s(7, 8, np.array([0.0, 1e9])).shape == (2,)
     local = Communication(LOCAL, (2,))
     assert local.send_s(0, 1, 0.0) == pytest.approx(gloo.BASE_S + 1e-4)
 
@@ -263,12 +250,12 @@ def test_a_mesh_without_axes() -> None:
         Communication(machine(8, 4), ()).time_s("all_reduce", 0, 1.0)
 
 
-@each("num_bytes", [-1.0, float("nan"), float("inf"), np.array([1.0, -1.0]), np.array([np.nan])])
-def test_bytes_that_are_none(num_bytes: Any) -> None:
+@each("num_bytes", [-1.0, float("nan"), float("inf")])
+def test_bytes_that_are_none(num_bytes: float) -> None:
     for model in (Communication(machine(8, 4), (8, 4)), Communication(LOCAL, (2, 1))):
         times = [partial(model.time_s, collective, axis) for collective in COLLECTIVES for axis in range(2)]
         for time_s in (*times, partial(model.send_s, 0, 1), partial(model.send_s, 0, 0)):
-            with pytest.raises(ClusterError, match=r"^num_bytes: expected finite numbers of at least 0, got .*; give"):
+            with pytest.raises(ClusterError, match=r"^num_bytes: expected a finite number of at least 0, got .*; give"):
                 time_s(num_bytes)
 
 

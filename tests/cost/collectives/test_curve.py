@@ -1,6 +1,5 @@
 """Curves of straight pieces."""
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -47,12 +46,6 @@ def test_a_piece_that_starts_too_low_waits() -> None:
 
 def test_equal_neighbours_are_one_piece() -> None:
     assert len(rising([CurvePiece(0.0, CostLine(1.0, 1.0)), CurvePiece(5.0, CostLine(1.0, 1.0))]).pieces) == 1
-
-
-@given(lines, st.lists(sizes, min_size=1))
-def test_arrays_are_timed_as_numbers_are(found: list[CostLine], num_bytes: list[float]) -> None:
-    curve = lowest(named(found))
-    assert curve.time_s(np.array(num_bytes)).tolist() == [curve.time_s(x) for x in num_bytes]
 
 
 def test_straight() -> None:

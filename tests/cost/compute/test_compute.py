@@ -142,8 +142,8 @@ def with_kernels(*kernels: Kernel) -> Compute:
 def test_measured_kernels_are_met_and_others_lie_between() -> None:
     small, large = measured(matmul(256, 256, 256), 1e-5), measured(matmul(1024, 1024, 1024), 4e-4)
     model = with_kernels(small, large)
-    assert model.work_s(small.work) == pytest.approx(1e-5)
-    assert model.work_s(large.work) == pytest.approx(4e-4)
+    assert model.work_s(small) == pytest.approx(1e-5)
+    assert model.work_s(large) == pytest.approx(4e-4)
     assert 1e-5 < model.work_s(matmul(512, 512, 512)) < 4e-4
     assert model.work_s(matmul(8, 8, 8)) == pytest.approx(1e-5)
     assert model.work_s(matmul(1024, 1024, 2048)) == pytest.approx(8e-4)
@@ -178,9 +178,9 @@ def test_measured_kernels_bound_by_arithmetic_and_by_memory() -> None:
     plain = [measured(pointwise(n, flops=1e-3), 1e-12 * n) for n in (10**3, 10**6)]
     model = Compute(replace(device, kernels=(*curved, *plain)))
     for kernel in curved:
-        assert model.work_s(kernel.work) == pytest.approx(kernel.seconds)
-    assert model.work_s(plain[1].work) == pytest.approx(1e-6)
-    assert Compute(replace(device, kernels=tuple(plain))).work_s(plain[1].work) == pytest.approx(1e-6)
+        assert model.work_s(kernel) == pytest.approx(kernel.seconds)
+    assert model.work_s(plain[1]) == pytest.approx(1e-6)
+    assert Compute(replace(device, kernels=tuple(plain))).work_s(plain[1]) == pytest.approx(1e-6)
 
 
 def test_the_smallest_kernel_that_arithmetic_bounds_says_nothing_of_all_smaller_ones() -> None:
@@ -260,7 +260,7 @@ WRONG = [
 
 @each(("kernels", "message"), WRONG)
 def test_bad_kernels(kernels: Any, message: str) -> None:
-    assert replace(DEVICE, kernels=[GOOD]).kernels[0].work.shape == (1, 2, 3, 4)
+    assert replace(DEVICE, kernels=[GOOD]).kernels[0].shape == (1, 2, 3, 4)
     with pytest.raises(ClusterError, match=message):
         replace(DEVICE, kernels=kernels)
 

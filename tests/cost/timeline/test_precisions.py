@@ -104,7 +104,7 @@ def test_a_cpu_without_a_rate_falls_back(precision: Precision, same: Precision) 
 def test_without_tf32_a_measured_kernel_in_fp32_still_counts() -> None:
     plain = cluster(1)
     flops, num_bytes = 2.0 * WIDTH**3, 12.0 * WIDTH**2
-    kernel = Kernel("matmul", (1, WIDTH, WIDTH, WIDTH), flops, num_bytes, "float32", 123.0)
+    kernel = Kernel("matmul", (1, WIDTH, WIDTH, WIDTH), flops, num_bytes, "float32", seconds=123.0)
     measured = replace(plain, device=replace(plain.device, kernels=(kernel,)))
     assert linear_s("tf32", measured) == linear_s("fp32", measured) == pytest.approx(123.0, rel=1e-3)
 

@@ -13,9 +13,9 @@ from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.resharding import StageLayout, resharding_s
 from shardwright.cost.predict import predict
+from shardwright.cost.timeline.clock import Sharing
 from shardwright.cost.timeline.pricing import HOST_BYTES_PER_S
 from shardwright.cost.timeline.program import Programs, _hop_s, program
-from shardwright.cost.timeline.streams import Sharing
 from shardwright.cost.timeline.tasks import COPY
 from shardwright.cost.timeline.timeline import SLACK, Timeline, simulate
 from shardwright.pcg.builder import GraphBuilder

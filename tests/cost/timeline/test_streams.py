@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.timeline.streams import SHARING, Sharing, run
+from shardwright.cost.timeline.clock import SHARING, Sharing
+from shardwright.cost.timeline.streams import run
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Buffer, Fold, Recorder, Segment, Task
 from shardwright.pcg.errors import ClusterError
 from tests.each import each

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cost.timeline.streams import Sharing, run
+from shardwright.cost.timeline.clock import Sharing
+from shardwright.cost.timeline.streams import run
 from shardwright.cost.timeline.tasks import COMPUTE, Recorder
 
 ALONE = Sharing(1.0, 1.0)
