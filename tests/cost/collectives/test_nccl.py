@@ -184,7 +184,7 @@ def test_tuning_moves_each_choice_by_its_own_factors() -> None:
         return 2.0, 3.0
 
     found = links(machine(8))
-    for collective in COLLECTIVES:
+    for collective in (*COLLECTIVES, "all_to_all"):
         plain, tuned = curve(collective, found), nccl.curve(collective, found, HOPPER, factors)
         assert tuned.time_s(0.0) == pytest.approx(2 * plain.time_s(0.0), rel=1e-9), collective
         assert tuned.time_s(1e12) == pytest.approx(3 * plain.time_s(1e12), rel=1e-3), collective
