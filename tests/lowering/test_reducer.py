@@ -19,7 +19,7 @@ from shardwright.lowering.movement import Axis
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.storage import Held
 from shardwright.pcg.step import buckets
-from shardwright.pcg.step.buckets import BUCKET_BYTES, LARGE_BYTES, Buckets
+from shardwright.pcg.step.buckets import BLOCK_BYTES, BUCKET_BYTES, LARGE_BYTES, Buckets
 
 DP, TP = Axis("dp", 2, 0), Axis("tp", 3, 0)
 
@@ -185,9 +185,9 @@ def test_buckets_close_at_their_size(sums: Simulated) -> None:
 
 
 def test_sizes_are_those_that_were_measured() -> None:
-    """Gradients from 2 MiB are summed in place; buckets of the others close at 25 MiB, as DDP's do."""
+    """Gradients from 2 MiB are summed in place; buckets of the others close at 25 MiB, as DDP's do, blocks at 128."""
     mib = 2**20
-    assert (2 * mib, 25 * mib) == (LARGE_BYTES, BUCKET_BYTES)
+    assert (2 * mib, 25 * mib, 128 * mib) == (LARGE_BYTES, BUCKET_BYTES, BLOCK_BYTES)
     small = [parameter(str(i), mib // 4) for i in range(26)]
     units = reducing([member(parameter("large", mib // 2)), *map(member, small)]).units
     assert [(len(unit.members), unit.packed) for unit in units] == [(1, False), (25, True), (1, True)]

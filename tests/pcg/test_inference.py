@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.graph import Node, infer
-from shardwright.pcg.inference import required_layouts
+from shardwright.pcg.inference import offered, required_layouts
 from shardwright.pcg.layout import C, Layouts, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import OPAQUE
@@ -52,6 +52,30 @@ def test_what_needs_consecutive_parts_is_not_split_in_blocks() -> None:
     assert draw.offset is None
     with pytest.raises(LayoutError, match=rf"{draw.name} needs consecutive parts along '{name}'"):
         required_layouts(drawn, f"{name}/2", 1, draw)
+
+
+def test_every_way_to_run_an_operator() -> None:
+    """What is whole, partial, split by factors that have more than one part, then split in blocks of several parts."""
+    tried: list[int] = []
+
+    def blocks(size: int) -> list[int]:
+        tried.append(size)
+        return [1, 2, 3, 4, size]
+
+    linear = ROWS["linear"]
+    assert list(offered(linear, linear.signature([(6, 8), (1, 8)], {}), blocks)) == [
+        ("R", (R, R), R), ("C", (C, C), C), ("P0", (P, C), P), ("P1", (C, P), P), ("_0", (S(0), C), S(0)),
+        ("i", (S(1), S(1)), P), ("_0/2", (S(0, 2), C), S(0, 2)), ("_0/3", (S(0, 3), C), S(0, 3)),
+        ("i/2", (S(1, 2), S(1, 2)), P), ("i/4", (S(1, 4), S(1, 4)), P),
+    ]  # fmt: skip
+    assert tried == [6, 8]
+    softmax, dropout, lookup = ROWS["softmax"], ROWS["dropout"], ROWS["embedding"]
+    found = offered(softmax, softmax.signature([(6, 8)], {"dim": 1}), blocks)
+    assert [choice for choice, *_ in found] == ["R", "C", "d0", "d0/2", "d0/3"]
+    found = offered(dropout, dropout.signature([(4,)], {"p": 0.5}), blocks)
+    assert not any("/" in choice for choice, *_ in found)
+    found = offered(lookup, lookup.signature([(8, 6), (4,)], {"padding_idx": None}), lambda size: [2])
+    assert [choice for choice, *_ in found] == ["R", "C", "P0", "v", "h", "_0", "h/2", "_0/2"]
 
 
 def test_attributes_that_cannot_be_hashed_are_inferred_all_the_same() -> None:

@@ -177,6 +177,19 @@ def test_tuning_moves_one_choice_alone() -> None:
     assert tuned.time_s(1e9) == plain.time_s(1e9)
 
 
+def test_tuning_moves_each_choice_by_its_own_factors() -> None:
+    """Half as fast to begin with, and three times as long for each byte."""
+
+    def factors(name: str) -> tuple[float, float]:
+        return 2.0, 3.0
+
+    found = links(machine(8))
+    for collective in (*COLLECTIVES, "all_to_all"):
+        plain, tuned = curve(collective, found), nccl.curve(collective, found, HOPPER, factors)
+        assert tuned.time_s(0.0) == pytest.approx(2 * plain.time_s(0.0), rel=1e-9), collective
+        assert tuned.time_s(1e12) == pytest.approx(3 * plain.time_s(1e12), rel=1e-3), collective
+
+
 MACHINES = [machine(8), machine(2), machine(4, 2), machine(8, 64), machine(8, 2048), machine(1, 8), machine(8, 3, 20.0)]
 sizes = st.floats(0, 1e11)
 SLACK = 1.5

@@ -59,8 +59,16 @@ TRUE = [
            "relu(x); combine(neg(y), axis=a)", ("o % a == 0",)),
     placed("parts_of_indices", {"w": "v h in R", "i": "m in C"}, "relu(embedding(w, i, padding_idx=None))",
            "relu(embedding(w, i, padding_idx=None))"),
-    placed("values_of_attributes", {"w": "v h in R", "i": "m in R"}, "neg(neg(embedding(w, i, padding_idx=pad)))",
-           "embedding(w, i, padding_idx=pad)"),
+    placed("values_of_attributes", {"w": "v h in C", "i": "m in S(0)"}, "neg(neg(embedding(w, i, padding_idx=pad)))",
+           "embedding(w, i, padding_idx=pad)", ("m % a == 0",)),
+    placed("parts_of_made_indices", {"w": "v h in R", "i": "m in C"},
+           "embedding(w, slice(i, dim=0, start=0, stop=m, step=1), padding_idx=None)",
+           "embedding(w, i, padding_idx=None)"),
+    placed("pairs", {"x": "m n in R", "y": "m n in R"}, "relu(concat(x, y, dim=1))",
+           "combine(relu(partition(concat(x, y, dim=1), axis=a, dim=1, blocks=2)), axis=a)", ("n % a == 0",)),
+    placed("two_sizes_along_one_axis", {"x": "m n in S(0)", "y": "o n in S(0)"},
+           "relu(combine(x, axis=a)); neg(combine(y, axis=a))", "combine(relu(x), axis=a); combine(neg(y), axis=a)",
+           ("m % a == 0", "o % a == 0")),
 ]  # fmt: skip
 
 WRONG = [
@@ -94,6 +102,18 @@ WRONG = [
     (placed("constant", {"x": "m n in C"}, "add(full(shape=(m, n), value=1.0), x)",
             "add(x, full(shape=(m, n), value=1.0))"),
      "add of operands in R, C along a: no row rule types it"),
+    (placed("mixed_inside", {"x": "m n in R", "y": "m n in C"}, "add(relu(x), relu(y))", "add(relu(y), relu(x))"),
+     "add of operands in R, C along a: no row rule types it"),
+    (placed("mixed_lookup", {"w": "v h in R", "i": "m in R", "y": "m h in C"},
+            "add(embedding(w, i, padding_idx=None), y)", "add(y, embedding(w, i, padding_idx=None))"),
+     "add of operands in R, C along a: no row rule types it"),
+    (placed("one_of_two", {"x": "m n in R", "z": "m o in R"}, "relu(concat(x, z, dim=1))",
+            "combine(relu(partition(concat(x, z, dim=1), axis=a, dim=1)), axis=a)", ("n % a == 0",)),
+     "not guarded: (n + o) % a == 0"),
+    (placed("twice", {"x": "m n in S(1)"}, "relu(combine(x, axis=a))", "combine(relu(x), axis=a)",
+            ("(2 * n) % a == 0",)), "not guarded: n % a == 0"),
+    (placed("number", {"x": "m 1 in R", "y": "m 1 in R"}, "relu(concat(x, y, dim=1))",
+            "combine(relu(partition(concat(x, y, dim=1), axis=a, dim=1)), axis=a)"), "not guarded: 2 % a == 0"),
     (placed("one_axis_of_ids", {"w": "v h in C; C", "i": "m in C; P"}, "embedding(w, i, padding_idx=None)",
             "embedding(w, i, padding_idx=None)"), "i: indices cannot be partial sums"),
     (placed("partial_ids", {"w": "v h in C", "i": "m in P"}, "embedding(w, i, padding_idx=None)",
@@ -187,6 +207,38 @@ def test_no_row_rule_is_believed_without_its_proof(monkeypatch: pytest.MonkeyPat
     assert not failure.refuted
     assert failure.claim.startswith("linear of operands in R, R along a: linear")
     assert failure.claim.endswith("no proof of R: not proven")
+
+
+def test_every_split_factor_is_to_be_divisible(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int, str]] = []
+    monkeypatch.setattr(Typing, "_need_factor", lambda self, axis, size, term: asked.append((axis, size, term.op)))
+    typing = Typing(TRUE[1])
+    typing.of(TRUE[1].left[0])
+    typing.of(TRUE[1].right[0])
+    assert asked == [("a", typing.sizes["o"], "linear")]
+
+
+def test_what_one_degree_divides_says_nothing_of_another() -> None:
+    rule = placed("two_axes", {"x": "m (h d) in S(1); R", "y": "m (h d) in R; S(1)"},
+                  "reshape(combine(x, axis=a), shape=(m, h, d)); neg(combine(y, axis=b))",
+                  "combine(reshape(x, shape=(m, h, d)), axis=a); combine(neg(y), axis=b)",
+                  ("h % a == 0", "(d * h) % b == 0"))  # fmt: skip
+    assert prove_placement(rule).failure is None
+    assert sorted(map(str, required_guard(rule))) == ["d * h % b == 0", "h % a == 0"]
+    for left_out in range(2):
+        assert prove_placement(replace(rule, guard=(rule.guard[left_out],))).failure is not None
+
+
+def test_an_extent_that_is_no_polynomial_is_left_alone() -> None:
+    rule = placed("rest", {"x": "m n in C"}, "relu(slice(x, dim=1, start=m, stop=n, step=1))",
+                  "slice(relu(x), dim=1, start=m, stop=n, step=1)")  # fmt: skip
+    assert prove_placement(rule).failure is None
+
+
+def test_a_number_is_no_condition() -> None:
+    """Whether a degree divides it is no matter of sizes, so that no guard can say it."""
+    number = next(rule for rule, _ in WRONG if rule.name == "number")
+    assert required_guard(number) == ()
 
 
 def _typing(*typed: str) -> tuple[Typing, list[Apply]]:
