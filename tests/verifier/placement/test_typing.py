@@ -110,6 +110,8 @@ WRONG = [
     (placed("one_of_two", {"x": "m n in R", "z": "m o in R"}, "relu(concat(x, z, dim=1))",
             "combine(relu(partition(concat(x, z, dim=1), axis=a, dim=1)), axis=a)", ("n % a == 0",)),
      "not guarded: (n + o) % a == 0"),
+    (placed("blocks_of_one", {"x": "m n in S(1, n)"}, "relu(combine(x, axis=a))", "combine(relu(x), axis=a)"),
+     "relu of operands in S(1,103) along a: no row rule types it"),
     (placed("twice", {"x": "m n in S(1)"}, "relu(combine(x, axis=a))", "combine(relu(x), axis=a)",
             ("(2 * n) % a == 0",)), "not guarded: n % a == 0"),
     (placed("number", {"x": "m 1 in R", "y": "m 1 in R"}, "relu(concat(x, y, dim=1))",
