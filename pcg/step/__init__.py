@@ -3,6 +3,6 @@
 graph, execution ─▶ parameters ─▶ operations ─▶ chunk (unrolled; blocks) ─▶ actions (forward, backward, units)
                                                         └── buckets: what goes together ──┘
 
-The lowering prints forward from the list, and its hooks follow its units and order of blocks. What autograd decides, when
-to free and to deliver, a test compares with the list. The cost model prices it.
+The lowering prints forward from the list, and its hooks follow its units and order of blocks. When to free and to
+deliver in backward is autograd's to say; a test compares that with the list. The cost model prices it all.
 """
