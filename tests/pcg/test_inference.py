@@ -115,9 +115,11 @@ def test_a_leaf_may_name_one_layout() -> None:
 
 
 def test_a_dtype_is_a_name() -> None:
-    attrs = {"dtype": 32, "grad": True, "layouts": (), "shape": (8,), "target": "x"}
-    with pytest.raises(GraphError, match=r"%x = input\(\): dtype 32 is not one of \['bfloat16', "):
-        infer(Node("x", "input", (), tuple(sorted(attrs.items()))), [], MESH)
+    for dtype, shown in ((32, "32"), (["float32"], r"\['float32'\]")):
+        attrs = {"dtype": dtype, "grad": True, "layouts": (), "shape": (8,), "target": "x"}
+        node = Node("x", "input", (), tuple(sorted(attrs.items())))  # type: ignore[arg-type]  # a list
+        with pytest.raises(GraphError, match=rf"dtype {shown} is not one of \['bfloat16', "):
+            infer(node, [], MESH)
 
 
 def test_what_an_unknown_operator_makes_has_a_gradient_if_it_is_of_floats_and_an_operand_has() -> None:
