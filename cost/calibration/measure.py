@@ -329,6 +329,7 @@ def main(arguments: list[str]) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(workload.num_threads)
+    measuring = Rank(rank, workload, folder / VISITS)  # what cannot be imported is told before ranks wait for each other
     backend = "gloo"
     if workload.device == "cuda":
         torch.cuda.set_device(rank)
@@ -337,7 +338,7 @@ def main(arguments: list[str]) -> None:
     world, place = workload.num_ranks, f"file://{folder / 'store'}"
     dist.init_process_group(backend, init_method=place, rank=rank, world_size=world, timeout=timeout)
     try:
-        Rank(rank, workload, folder / VISITS).measure()
+        measuring.measure()
         dist.barrier()
     finally:
         dist.destroy_process_group()
