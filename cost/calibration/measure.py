@@ -329,7 +329,7 @@ def main(arguments: list[str]) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(workload.num_threads)
-    measuring = Rank(rank, workload, folder / VISITS)  # what cannot be imported is told before ranks wait for each other
+    measuring = Rank(rank, workload, folder / VISITS)  # what cannot be imported is told before ranks meet
     backend = "gloo"
     if workload.device == "cuda":
         torch.cuda.set_device(rank)
