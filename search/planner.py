@@ -6,9 +6,11 @@ they overlap, then judges what was found: plans of all meshes and baselines alik
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
@@ -35,6 +37,18 @@ _HULL_TOLERANCE = 1e-4
 _HIGHEST_PRICE = 1e6
 _MEMORY_TRIES = 3
 Progress = Callable[[str], None]
+
+
+@contextmanager
+def _collector_paused() -> Generator[None]:
+    """A search makes millions of objects that stay and hardly a cycle; looking for cycles took a quarter of its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -156,6 +170,7 @@ class Planner:
                 mesh = Mesh(("dp", "tp"), (n // degree, degree))
                 yield self.solve(graph, mesh, (DATA, TENSOR), f"data {n // degree} x tensor {degree}")
 
+    @_collector_paused()
     def plan(
         self, graph: Graph, model: str = "model", *, mesh: Mesh | None = None, roles: Sequence[str] | None = None
     ) -> Plan:
