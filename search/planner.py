@@ -41,7 +41,7 @@ Progress = Callable[[str], None]
 
 @contextmanager
 def _collector_paused() -> Generator[None]:
-    """A search makes millions of objects that stay and hardly a cycle; looking for cycles took a quarter of its time."""
+    """A search makes millions of objects that stay and hardly a cycle; to look for those took a quarter of its time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
