@@ -27,7 +27,7 @@ U = TypeVar("U", bound=Applied)
 V = TypeVar("V")
 
 
-class Node(NamedTuple, Generic[U]):
+class TermNode(NamedTuple, Generic[U]):
     """A term: a variable, or an operator on classes; `number` is its class, if it stands for one."""
 
     use: U | None
@@ -40,12 +40,12 @@ class Node(NamedTuple, Generic[U]):
 class Valuation(Generic[U, V]):
     """What terms are in one reading; None for what has no value there. `known` are the values of classes."""
 
-    nodes: Sequence[Node[U]]
-    leaf: Callable[[Node[U]], V | None]
+    nodes: Sequence[TermNode[U]]
+    leaf: Callable[[TermNode[U]], V | None]
     apply: Callable[[U, list[V]], V | None]
     known: dict[int, V | None] = field(default_factory=dict)
 
-    def of(self, root: Node[U]) -> V | None:
+    def of(self, root: TermNode[U]) -> V | None:
         """The value of a term."""
         if root.number not in self.known:
             value = self._computed(root)
@@ -54,7 +54,7 @@ class Valuation(Generic[U, V]):
             self.known[root.number] = value
         return self.known[root.number]
 
-    def _computed(self, root: Node[U]) -> V | None:
+    def _computed(self, root: TermNode[U]) -> V | None:
         if root.use is None:
             return self.leaf(root)
         operands: list[V] = []
@@ -69,7 +69,7 @@ class Classes(Generic[U]):
     """The terms that stand for the classes of one enumeration."""
 
     def __init__(self) -> None:
-        self.nodes: list[Node[U]] = []
+        self.nodes: list[TermNode[U]] = []
         self._inside: dict[int, tuple[int, ...]] = {}
         self._leaves = Valuation[U, tuple[int, ...]](
             self.nodes, lambda leaf: (leaf.number,), lambda _, operands: sum(operands, ())
@@ -87,15 +87,15 @@ class Classes(Generic[U]):
             self._inside[number] = (*sorted(self.within(node)), number) if node.use else ()
         return self._inside[number]
 
-    def within(self, root: Node[U]) -> set[int]:
+    def within(self, root: TermNode[U]) -> set[int]:
         """The classes of the operators in a term, but for its own."""
         return set().union(*map(self.inside, root.operands))
 
-    def leaves(self, root: Node[U]) -> tuple[int, ...]:
+    def leaves(self, root: TermNode[U]) -> tuple[int, ...]:
         """The variables of a term in order, shared subterms as often as they are used."""
         return self._leaves.of(root) or ()
 
-    def term(self, root: Node[U]) -> Term:
+    def term(self, root: TermNode[U]) -> Term:
         """The term as rules have it."""
         found = self._terms.of(root)
         assert found is not None

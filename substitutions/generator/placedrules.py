@@ -19,14 +19,14 @@ from shardwright.substitutions.generator import floatlaws
 from shardwright.substitutions.generator.canonical import canonical
 from shardwright.substitutions.generator.context import PlacementContext
 from shardwright.substitutions.generator.modular import Array
-from shardwright.substitutions.generator.nodes import Node, Valuation
+from shardwright.substitutions.generator.nodes import TermNode, Valuation
 from shardwright.substitutions.generator.placedterms import PlacedTerms
 from shardwright.substitutions.generator.residues import Parts
 from shardwright.substitutions.generator.typetable import PlacedType, TypedOperator
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.terms import Variable
 
-TypedTerm = Node[TypedOperator]
+TypedTerm = TermNode[TypedOperator]
 _HOLE = -1
 
 

@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 
 from shardwright.substitutions.generator.context import PlacementContext
-from shardwright.substitutions.generator.nodes import Classes, Node
+from shardwright.substitutions.generator.nodes import Classes, TermNode
 from shardwright.substitutions.generator.residues import Field, Parts
 from shardwright.substitutions.generator.typetable import Template, TensorShape, TypedOperator, TypeTable
 
@@ -89,7 +89,7 @@ class PlacedTerms(Classes[TypedOperator]):
         super().__init__()
         self.context, self.typing = context, TypeTable(context)
         self.values = Values(self.typing, seed)
-        self.pairs: list[tuple[Node[TypedOperator], int]] = []
+        self.pairs: list[tuple[TermNode[TypedOperator], int]] = []
         self.num_graphs, self._top = 0, 0
         self._serial: list[bool] = []
         self._uses: list[tuple[int, ...]] = []
@@ -125,7 +125,7 @@ class PlacedTerms(Classes[TypedOperator]):
             for kind in types:
                 use = [-1] * len(self.context.variables)
                 use[number] = kind
-                self._found(Node(None, (), name), self._use(tuple(use)), kind, value, level)
+                self._found(TermNode(None, (), name), self._use(tuple(use)), kind, value, level)
 
     def _use(self, use: tuple[int, ...]) -> int:
         if use not in self._use_numbers:
@@ -142,7 +142,7 @@ class PlacedTerms(Classes[TypedOperator]):
             self._merged[key] = -1 if clash else self._use(tuple(max(a, b) for a, b in pairs))
         return self._merged[key]
 
-    def _found(self, term: Node[TypedOperator], use: int, kind: int, value: int, level: ClassesByType) -> None:
+    def _found(self, term: TermNode[TypedOperator], use: int, kind: int, value: int, level: ClassesByType) -> None:
         """A term: the representative of a new class, or equal to the one of its class."""
         self.num_graphs += 1
         number = len(self.nodes)
@@ -174,7 +174,7 @@ class PlacedTerms(Classes[TypedOperator]):
             for step, after in self.typing.moves(kind):
                 for use, classes in uses.items():
                     for number in classes:
-                        found(Node(step, (number,)), use, after, value[number], level)
+                        found(TermNode(step, (number,)), use, after, value[number], level)
 
     def _apply(self, step: TypedOperator, size: int, level: ClassesByType) -> None:
         for needs, result in step.rows:
@@ -215,7 +215,7 @@ class PlacedTerms(Classes[TypedOperator]):
                 for number in classes:
                     if (commutes and number < operands[0]) or (skip and serial[number]):
                         continue
-                    term = Node(step, (*operands, number))
+                    term = TermNode(step, (*operands, number))
                     found(term, merged, result, known(step, (*values, value[number])), level)
 
 

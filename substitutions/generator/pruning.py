@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardwright.substitutions.generator.modular import Array
-from shardwright.substitutions.generator.nodes import Node, Valuation
+from shardwright.substitutions.generator.nodes import TermNode, Valuation
 from shardwright.substitutions.generator.residues import Parts
 from shardwright.substitutions.generator.serialterms import Pair
 from shardwright.substitutions.generator.termpool import TermPool
@@ -51,7 +51,7 @@ class Pruner:
             or any(self._generalizes(pair, hole) for hole in sorted(left ^ right, reverse=True))
         )
 
-    def _inside(self, node: Node[RowUse]) -> set[int]:
+    def _inside(self, node: TermNode[RowUse]) -> set[int]:
         """The classes of the operators in a term; of itself only where it is a class."""
         return self.pool.within(node).union([node.number] if node.number >= 0 and node.use else [])
 
@@ -70,7 +70,7 @@ class Pruner:
                 entries.append(entry)
             return numbers[c]
 
-        def applied(node: Node[RowUse]) -> tuple[object, ...]:
+        def applied(node: TermNode[RowUse]) -> tuple[object, ...]:
             assert node.use is not None
             return (node.use.number, *[visit(c) for c in node.operands])
 
@@ -119,7 +119,7 @@ class Pruner:
             chosen = chosen[np.repeat(passed, SPLIT_SAMPLES)]
         return True
 
-    def _spread(self, root: Node[RowUse], variable: int, tensors: Iterator[Parts], at: int) -> Parts:
+    def _spread(self, root: TermNode[RowUse], variable: int, tensors: Iterator[Parts], at: int) -> Parts:
         """The tensor of a term when each occurrence of the variable is the next tensor, a batch of choices."""
         if root.number == variable:
             return next(tensors)
@@ -131,7 +131,7 @@ class Pruner:
 
     # ---- data ----
 
-    def _value(self, root: Node[RowUse], hole: int, at: int) -> Parts:
+    def _value(self, root: TermNode[RowUse], hole: int, at: int) -> Parts:
         """The tensor of a term when the class `hole` is any tensor of its type."""
         pool = self.pool
         known: dict[int, Parts | None] = {hole: self._any(hole, at)}

@@ -19,7 +19,7 @@ from shardwright.substitutions.generator.canonical import canonical
 from shardwright.substitutions.generator.context import SerialContext
 from shardwright.substitutions.generator.instances import Instance, chosen, instance, shape_of
 from shardwright.substitutions.generator.modular import Array
-from shardwright.substitutions.generator.nodes import Node, Valuation
+from shardwright.substitutions.generator.nodes import TermNode, Valuation
 from shardwright.substitutions.generator.pruning import Pruner
 from shardwright.substitutions.generator.residues import CHAINS, Field, Parts
 from shardwright.substitutions.generator.serialterms import Pair, SerialTerms
@@ -103,7 +103,7 @@ class SerialRules:
                     yield canonical(Equation("rule", variables, first, second, guard, moves))
                     break
 
-    def _pieces(self, side: Node[RowUse], other: Node[RowUse]) -> RootSides | None:
+    def _pieces(self, side: TermNode[RowUse], other: TermNode[RowUse]) -> RootSides | None:
         """What a concatenation is made of, and the slices of the other side that these are.
 
         None for other terms, and where a variable or a concatenation is on one of the sides: nothing is computed at
@@ -131,10 +131,10 @@ class SerialRules:
             return tuple(expression(f"len({s}) > 0") for s in splices)
         return None
 
-    def _spliced(self, root: Node[RowUse]) -> set[str]:
+    def _spliced(self, root: TermNode[RowUse]) -> set[str]:
         return {d[1:] for v in self._variables(root) for d in self.context.types[v].dims if d.startswith("*")}
 
-    def _variables(self, root: Node[RowUse]) -> list[str]:
+    def _variables(self, root: TermNode[RowUse]) -> list[str]:
         return [self.pool.nodes[c].variable for c in self.pool.leaves(root)]
 
     def _holds(self, trial: _Trial, pair: Pair) -> bool:
@@ -153,7 +153,7 @@ class SerialRules:
         return True
 
 
-def _gathers(node: Node[RowUse]) -> bool:
+def _gathers(node: TermNode[RowUse]) -> bool:
     """Whether a term is a variable or a concatenation."""
     return node.use is None or node.use.op == "concat"
 

@@ -19,7 +19,7 @@ from shardwright.substitutions.generator.canonical import commutes
 from shardwright.substitutions.generator.context import SerialContext
 from shardwright.substitutions.generator.instances import instances
 from shardwright.substitutions.generator.modular import Array
-from shardwright.substitutions.generator.nodes import Node
+from shardwright.substitutions.generator.nodes import TermNode
 from shardwright.substitutions.generator.residues import Field
 from shardwright.substitutions.generator.termpool import ABOUT, TermPool
 from shardwright.substitutions.generator.vocabulary import RowUse, SymbolicType, Way
@@ -28,8 +28,8 @@ from shardwright.substitutions.generator.vocabulary import RowUse, SymbolicType,
 class Pair(NamedTuple):
     """Two terms of one type and fingerprint; the left one was met first."""
 
-    left: Node[RowUse]
-    right: Node[RowUse]
+    left: TermNode[RowUse]
+    right: TermNode[RowUse]
 
 
 class _Block(NamedTuple):
@@ -126,9 +126,9 @@ class SerialTerms:
         if self.context.about:
             bound &= (theirs[inverse] | masks) >= ABOUT
 
-        def node(row: int) -> Node[RowUse]:
+        def node(row: int) -> TermNode[RowUse]:
             block = int(np.searchsorted(starts, row, "right")) - 1
-            return Node(blocks[block].use, tuple(blocks[block].operands[row - starts[block]].tolist()))
+            return TermNode(blocks[block].use, tuple(blocks[block].operands[row - starts[block]].tolist()))
 
         for row in np.flatnonzero(bound).tolist():
             group = inverse[row]

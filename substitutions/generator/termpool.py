@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.substitutions.generator.instances import Instance
 from shardwright.substitutions.generator.modular import Array
-from shardwright.substitutions.generator.nodes import Classes, Node
+from shardwright.substitutions.generator.nodes import Classes, TermNode
 from shardwright.substitutions.generator.residues import Field, Parts
 from shardwright.substitutions.generator.vocabulary import RowUse, SymbolicType
 
@@ -52,7 +52,7 @@ class TermPool(Classes[RowUse]):
         """Classes for the variables."""
         for number, (name, kind) in enumerate(types.items()):
             values = [instance.tensors[name] for instance in self.instances]
-            self._add(Node(None, (), name), kind, 1 << number, int(self.fingerprints(values)[0]))
+            self._add(TermNode(None, (), name), kind, 1 << number, int(self.fingerprints(values)[0]))
             self._store(kind, values)
 
     def grow(self, kind: SymbolicType, use: RowUse, operands: Array, prints: Array) -> None:
@@ -61,7 +61,7 @@ class TermPool(Classes[RowUse]):
             mask = self.mark(use)
             for c in row:
                 mask |= self.masks[c]
-            self._add(Node(use, tuple(row)), kind, mask, print_)
+            self._add(TermNode(use, tuple(row)), kind, mask, print_)
         for start in range(0, len(operands), CHUNK):
             self._store(kind, self.evaluate(use, operands[start : start + CHUNK]))
 
@@ -69,7 +69,7 @@ class TermPool(Classes[RowUse]):
         """The bit of the masks that tells whether there is an operator in a term that rules are about."""
         return ABOUT if use.op in self.about else 0
 
-    def _add(self, node: Node[RowUse], kind: SymbolicType, mask: int, print_: int) -> None:
+    def _add(self, node: TermNode[RowUse], kind: SymbolicType, mask: int, print_: int) -> None:
         number, shelf = len(self.nodes), self.shelves.setdefault(kind, Shelf())
         self.nodes.append(node._replace(number=number))
         self.kinds.append(kind)
