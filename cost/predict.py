@@ -110,7 +110,7 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
     """`known` holds the seconds of operators seen before: equal blocks are costed once."""
     kind = graph.types[node.name]
     if node.op == "parameter" and kind.grad:
-        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False)
+        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False, kind.dtype)
         update_s = update_bytes(stored, DEFAULT) / compute.device.memory_bytes_per_s
         return NodeCosts(node.name, update_s + compute.device.update_overhead_s)
     if node.is_leaf:

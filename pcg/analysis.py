@@ -190,7 +190,7 @@ def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
 
 
 def stored_nodes(graph: Graph) -> set[str]:
-    """Parameters, and parameters on their way through parallel operators."""
+    """Parameters, and parameters on their way through parallel operators and casts."""
     return {node.name for node in graph.nodes if source_of(graph, node.name).op == "parameter"}
 
 
