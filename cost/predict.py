@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
-from shardwright.cost.collectives.moves import MoveCosts, TensorClass, collectives_of
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass, sent_bytes
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
@@ -19,7 +19,7 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.analysis import computed_once, constant_nodes, stored_nodes, written
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.moves import fused_moves
+from shardwright.pcg.moves import fused_moves, source_of
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.types import ITEM_BYTES
 
@@ -93,11 +93,13 @@ def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
         if node.name in once:
             continue
         kind = graph.types[start]
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, start in stored)
+        summed = graph.types[source_of(graph, start).name].dtype if start in stored else ""
+        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, start in stored, summed=summed)
         forward, backward = move.collectives()
         num_bytes = kind.local_bytes(graph.mesh) * (graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         size = graph.mesh.sizes[move.axis]
-        sent = sum(collective_bytes(name, num_bytes, size) for name in collectives_of(tensor, move))
+        elements = num_bytes / ITEM_BYTES[kind.dtype]
+        sent = sum(collective_bytes(name, n, size) for name, n in sent_bytes(tensor, move, elements))
         free = node.name in constants
         seconds = (
             costs.collective_s("slice", move.axis, num_bytes) if free else costs.move_s(tensor, kind.layouts, move)

@@ -111,9 +111,9 @@ class ProblemBuilder:
             blocked = blocked_choices(graph, constant_nodes(graph))
         return _Build(self, graph, restrict, boundary or {}, blocked).run()
 
-    def close(self, kind: TensorType, stored: bool, view: bool, per_axis: PerAxis) -> Closure:
+    def close(self, kind: TensorType, stored: bool, view: bool, summed: str, per_axis: PerAxis) -> Closure:
         """The closure of a tensor of this type that is laid out in these ways along each axis."""
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, view)
+        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, view, summed)
         return close(tensor, valid_states(kind.shape, per_axis, self.mesh.sizes), self.costs)
 
 
@@ -311,9 +311,11 @@ class _Build:
             ("layouts", made, handed_on, *(use[1:] for use in uses)),
             lambda: self.interner.of(_by_axis([*made.result, *_wanted(uses), handed_on, whole], len(whole))),
         )
-        of_parameter = source_of(self.graph, self.roots[name]).op == "parameter"
-        stored, view = of_parameter and self.roots[name] == name, of_parameter and self.roots[name] != name
-        return self.interner.call(self.b.close, self.kinds[name], stored, view, per_axis)
+        source = source_of(self.graph, self.roots[name])
+        of_parameter, is_view = source.op == "parameter", self.roots[name] != name
+        stored, view = of_parameter and not is_view, of_parameter and is_view
+        summed = self.types[source.name].dtype if stored else ""
+        return self.interner.call(self.b.close, self.kinds[name], stored, view, summed, per_axis)
 
 
 _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, prod
 from typing import cast
@@ -18,7 +19,8 @@ class TensorClass:
     """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
 
     A `stored` parameter is gathered for each use and again in backward; the gathered weight is not kept. A `view` of
-    one is not gathered itself: the parameter is, before the view is taken.
+    one is not gathered itself: the parameter is, before the view is taken. `summed`: the dtype of the gradient where it
+    is another, as of a parameter that was cast.
     """
 
     shape: tuple[int, ...]
@@ -26,6 +28,7 @@ class TensorClass:
     grad: bool
     stored: bool = False
     view: bool = False
+    summed: str = ""
 
 
 class MoveCosts:
@@ -53,14 +56,21 @@ class MoveCosts:
     def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
         """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run."""
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
-        num_bytes = prod(tensor.shape) * ITEM_BYTES[tensor.dtype] / others
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf
-        return sum(self.collective_s(name, move.axis, num_bytes) for name in collectives_of(tensor, move))
+        sent = sent_bytes(tensor, move, prod(tensor.shape) / others)
+        return sum(self.collective_s(name, move.axis, num_bytes) for name, num_bytes in sent)
+
+
+def sent_bytes(tensor: TensorClass, move: Move, num_elements: float) -> Iterator[tuple[str, float]]:
+    """Every collective of a move of so many elements, with the bytes that they take."""
+    for number, name in enumerate(collectives_of(tensor, move)):
+        dtype = tensor.summed or tensor.dtype if number == 1 else tensor.dtype
+        yield name, num_elements * ITEM_BYTES[dtype]
 
 
 def collectives_of(tensor: TensorClass, move: Move) -> tuple[str, ...]:
-    """All that a move of a tensor runs in a step; a stored parameter is gathered again in backward."""
+    """What a move of a tensor runs in a step: of the value, of the gradient; a stored parameter is gathered again."""
     forward, backward = move.collectives()
     if not tensor.grad:
         return (forward,)
