@@ -14,6 +14,11 @@ from shardwright.pcg.moves import SLICE, Move
 from shardwright.pcg.types import ITEM_BYTES
 
 
+AFTER_THE_LOOP_S = 1e6
+"""The price of a move along time that needs all microbatches before one is through: a plan has it only where there is
+no other, and `check_time` then says which operator wants it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorClass:
     """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
@@ -55,7 +60,7 @@ class MoveCosts:
     def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
         """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run."""
         if move.axis == self.time:
-            return inf if move.before.is_shard or len(move.kind.operators) > 1 else 0.0
+            return AFTER_THE_LOOP_S if move.before.is_shard or len(move.kind.operators) > 1 else 0.0
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
         num_bytes = prod(tensor.shape) * ITEM_BYTES[tensor.dtype] / others
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
