@@ -13,7 +13,6 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
 from shardwright.pcg.types import ITEM_BYTES
 
-
 AFTER_THE_LOOP_S = 1e6
 """The price of a move along time that needs all microbatches before one is through: a plan has it only where there is
 no other, and `check_time` then says which operator wants it."""
