@@ -207,7 +207,7 @@ class _Importer:
     """Walks an exported program once and appends rows to a builder."""
 
     def __init__(
-        self, model: nn.Module, exported: torch.export.ExportedProgram, tensors: Mapping[str, Any], low: str
+        self, model: nn.Module, exported: torch.export.ExportedProgram, tensors: Mapping[str, Any], low: str = ""
     ) -> None:
         self.model, self.exported = model, exported
         self.keys = list(flat_batch(tensors))
