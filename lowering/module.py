@@ -48,8 +48,8 @@ def lower(
 
     Every rank calls it with the same graph and the same model. `constants` and `options` are those of
     `pcg.capture.Captured`, `precision` that under which it was captured: casts are in the graph, so it only says in
-    what matrix products run. Raises `DistributedError` where the number of ranks is not the mesh's, `PlanError` where the
-    graph is not of this model, or this device does not train in the precision.
+    what matrix products run. Raises `DistributedError` where the number of ranks is not the mesh's, `PlanError` where
+    the graph is not of this model, or this device does not train in the precision.
     """
     graph = sink_reductions(graph).validate()
     ranks = connect(graph.mesh, timeout_s)

@@ -19,7 +19,7 @@ from tests.lowering.runs import Batch, Case, Step, outcome, parallel_step
 from tests.search.graphs import cluster
 
 NUM_RANKS = 2
-ROLES = ("data", "zero", "tensor", "free")
+ROLES = ("data", "zero", "tensor")
 
 
 class Pictures(nn.Module):
@@ -45,6 +45,8 @@ def example(name: str) -> tuple[nn.Module, Batch]:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        elif hasattr(module, "dropout"):
+            module.dropout = 0.0
     return model, batch
 
 
@@ -87,7 +89,6 @@ def test_rounds_no_more_than_autocast_does(name: str) -> None:
     for role in ROLES:
         for step in case(name).on_ranks(solved(name, role), lambda p: parallel_step(p, case(name).batch)):
             found = error(step, exact)
-            print(name, role, found, (loss, gradients))
             assert found[0] <= max(2 * loss, 2**-9), role
             assert found[1] <= 2 * gradients, role
             assert {g.dtype for g in step.gradients.values() if g is not None} == {torch.float32}
