@@ -185,7 +185,7 @@ def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
     others = [any(grads[:i]) or any(grads[i + 1 :]) for i in range(len(grads))]
     return tuple(
         item for item in row.saves
-        if not isinstance(item, int) or item >= len(grads) or (item,) not in row.linear_in or others[item]
+        if not isinstance(item, int) or (item < len(grads) and ((item,) not in row.linear_in or others[item]))
     )  # fmt: skip
 
 
