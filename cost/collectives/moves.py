@@ -17,8 +17,8 @@ from shardwright.pcg.types import ITEM_BYTES
 class TensorClass:
     """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
 
-    A `stored` parameter is gathered for each use and again in backward; the gathered weight is not kept. A `view` of
-    one is not gathered itself: the parameter is, before the view is taken.
+    A `stored` parameter is gathered for each use, and `again` where backward reads it: the gathered weight is not kept.
+    A `view` of one is not gathered itself: the parameter is, before the view is taken.
     """
 
     shape: tuple[int, ...]
@@ -26,6 +26,7 @@ class TensorClass:
     grad: bool
     stored: bool = False
     view: bool = False
+    again: bool = False
 
 
 class MoveCosts:
@@ -60,8 +61,7 @@ class MoveCosts:
 
 
 def collectives_of(tensor: TensorClass, move: Move) -> tuple[str, ...]:
-    """All that a move of a tensor runs in a step; a stored parameter is gathered again in backward."""
+    """All that a move of a tensor runs in a step."""
     forward, backward = move.collectives()
-    if not tensor.grad:
-        return (forward,)
-    return (forward, backward, forward) if tensor.stored and forward == "all_gather" else (forward, backward)
+    gathered = (forward,) if tensor.again and forward == "all_gather" else ()
+    return (forward, backward, *gathered) if tensor.grad else (forward, *gathered)
