@@ -51,7 +51,7 @@ class Operations:
         first = [o._replace(block="") for o in operations if o.early or o.name in self._before]
         rest = [o for o in operations if not (o.early or o.name in self._before)]
         gathers = {name for name, (_, move) in self.moves.items() if move.collectives()[0] == "all_gather"}
-        self.listed = first + arranged(graph, rest, execution, gathers, self.leaf_of)
+        self.listed = _apart(first + arranged(graph, rest, execution, gathers, self.leaf_of))
 
     @cached_property
     def num_bytes(self) -> dict[str, float]:
@@ -96,7 +96,8 @@ class Operations:
         forward, _ = move.collectives()
         inplace = forward == "" or (forward == "all_reduce" and len(self.graph.users[start]) == 1)
         alias = self._name(start) if inplace and start not in self.leaf_of else ""
-        return self._operation(node, (start,))._replace(alias=alias, early=node.name in self._sums)
+        sums = bool(alias) and forward != ""
+        return self._operation(node, (start,))._replace(alias=alias, sums_in_place=sums, early=node.name in self._sums)
 
     def _operator(self, node: Node) -> Operation:
         row, kind, names = node.row, self.graph.types[node.name], [self._name(i) for i in node.inputs]
@@ -115,6 +116,15 @@ class Operations:
             mask_bytes=kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0,
             apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
         )
+
+
+def _apart(listed: Sequence[Operation]) -> list[Operation]:
+    """A sum over ranks overwrites nothing that is made again without it, or without which it is made again."""
+    made = {o.name: o for o in listed}
+    return [
+        o._replace(alias="") if o.sums_in_place and o.alias in made and made[o.alias].again != o.again else o
+        for o in listed
+    ]
 
 
 def _check_precision(execution: Execution, narrow: set[str]) -> None:
