@@ -9,12 +9,12 @@ directions; gradients are waited for one block later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import saved_tensors_hooks
 
 from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.movement import take
@@ -30,7 +30,7 @@ class _Gather(Function):
     def forward(ctx: AutogradContext, block: GatheredBlock, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.block = block
         ctx.set_materialize_grads(False)
-        wholes = tuple(whole.view_as(whole) for whole in block.open().wholes)
+        wholes = tuple(whole.view_as(whole) for whole in block.open(backward=block.all.runs_again).wholes)
         ctx.mark_non_differentiable(*(w for w, s in zip(wholes, block.shards, strict=True) if not s.requires_grad))
         return wholes
 
@@ -73,8 +73,11 @@ class GatheredBlock:
         return _Gather.apply(self, *self.shards)
 
     def free(self) -> None:
-        """Give the memory back; nothing reads it any more, or whoever does gathers again."""
-        if self.memory is None:
+        """Give the memory back; nothing reads it any more, or whoever does gathers again.
+
+        While a part of forward runs again, all stays that backward reads next.
+        """
+        if self.memory is None or self.all.runs_again:
             return
         if not self.ready:
             self.memory.finish_gather()
@@ -138,6 +141,7 @@ class Blocks:
         self._deliver = deliver
         self.pending: tuple[GatheredBlock, BufferSet, list[Tensor | None]] | None = None
         self.owners: dict[int, tuple[GatheredBlock, int]] = {}
+        self.runs_again = False
 
     def add(self, shards: Sequence[Tensor], shares: Sequence[SlicedParameter]) -> None:
         self.items.append(GatheredBlock(self, len(self.items), shards, shares))
@@ -154,12 +158,18 @@ class Blocks:
         self.finish_gradients()
         self.reset()
 
-    def hooks(self) -> saved_tensors_hooks:
-        """Under this, autograd saves handles instead of gathered parameters."""
-        return saved_tensors_hooks(self._pack, lambda saved: saved.tensor() if isinstance(saved, _Handle) else saved)
+    @contextmanager
+    def again(self) -> Generator[None]:
+        """Under this, a part of forward runs again within backward."""
+        before, self.runs_again = self.runs_again, True
+        try:
+            yield
+        finally:
+            self.runs_again = before
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Handle:
-        found = self.owners.get(tensor.untyped_storage().data_ptr())
+    def pack(self, tensor: Tensor) -> Tensor | _Handle:
+        """What autograd keeps of a tensor: a handle of what is gathered."""
+        found = self.owners.get(tensor.untyped_storage().data_ptr()) if self.owners else None
         return tensor if found is None else _Handle(*found, tensor)
 
     def remember(self, block: GatheredBlock, memory: BufferSet) -> None:
