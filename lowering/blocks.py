@@ -3,14 +3,15 @@
 A block is gathered into pooled memory before its first use and freed after its last. Autograd does not keep gathered
 parameters: what it saves of them are handles, and the backward gathers the block again when it opens the first one.
 Autograd drops a handle when its operator's backward is through: with the last one the block is freed. When all
-gradients of a block are there they are reduce-scattered together. Gathers are launched one block ahead, in both
-directions; gradients are waited for one block later.
+gradients of a block are there they are reduce-scattered together, in the dtype of the slices. Gathers are launched one
+block ahead, in both directions; gradients are waited for one block later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 from torch import Tensor
@@ -63,6 +64,7 @@ class GatheredBlock:
     ) -> None:
         self.all, self.number = blocks, number
         self.shards, self.shares = list(shards), list(shares)
+        self.sums = [replace(share, dtype=shard.dtype) for shard, share in zip(shards, shares, strict=True)]
         self.memory: BufferSet | None = None
         self.ready, self.handles = False, 0
 
@@ -118,13 +120,14 @@ class GatheredBlock:
         self.all.prefetch(self.number, backward=True)
         self.all.finish_gradients()
         self.free()
-        memory = self.all.pool.get(self.shares)
+        memory = self.all.pool.get(self.sums)
         summed = [g if share.copied else None for g, share in zip(gradients, self.shares, strict=True)]
         memory.start_scatter(summed)
         self.all.pending = (self, memory, summed)
         for member, (gradient, share) in enumerate(zip(gradients, self.shares, strict=True)):
             if gradient is not None and not share.copied:
-                self.all.deliver(self, member, take(gradient, share.axis, share.dim, share.blocks).contiguous())
+                part = take(gradient, share.axis, share.dim, share.blocks)
+                self.all.deliver(self, member, part.to(self.shards[member].dtype).contiguous())
 
 
 class Blocks:

@@ -123,9 +123,10 @@ class ParallelModule(nn.Module):
         shards = [self._of(p.leaf).inside for p in parameters]
         slices = [p.slices for p in parameters if p.slices is not None]
         axes = [self.ranks.merged((s.axis,)) for s in slices]
+        dtypes = [getattr(torch, p.used_dtype) for p in parameters]
         shares = [
-            SlicedParameter(tuple(shard.shape), shard.dtype, shard.device, axis, s.dim, s.blocks, s.copied)
-            for shard, axis, s in zip(shards, axes, slices, strict=True)
+            SlicedParameter(tuple(shard.shape), dtype, shard.device, axis, s.dim, s.blocks, s.copied)
+            for shard, dtype, axis, s in zip(shards, dtypes, axes, slices, strict=True)
         ]
         return shards, shares
 

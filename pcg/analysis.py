@@ -202,6 +202,7 @@ def read_again(graph: Graph) -> set[str]:
     found, roots = set[str](), dict[str, str]()
     for node in graph.nodes:
         view = node.is_parallel or (node.row is not None and node.row.view and written(graph, node) != "copy")
+        view |= node.op == "cast" and source_of(graph, node.name).op == "parameter"
         roots[node.name] = roots[node.inputs[0]] if view and node.inputs else node.name
         if not view and not node.is_leaf and graph.types[node.name].grad:
             saved = saved_by(node, [graph.types[name].grad for name in node.inputs])
@@ -210,7 +211,7 @@ def read_again(graph: Graph) -> set[str]:
 
 
 def stored_nodes(graph: Graph) -> set[str]:
-    """Parameters, and parameters on their way through parallel operators."""
+    """Parameters, and parameters on their way through parallel operators and casts."""
     return {node.name for node in graph.nodes if source_of(graph, node.name).op == "parameter"}
 
 

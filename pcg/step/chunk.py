@@ -191,10 +191,10 @@ class Chunk:
         return number
 
     def _blocks(self) -> list[Block]:
-        """Of one occurrence, one module, one axis and one dtype."""
+        """Of one occurrence, one module, one axis and one dtype, stored and gathered."""
         sliced = sorted((u for u in self.uses if u.parameter.slices is not None), key=lambda u: u.readers[0])
         keyed = (
-            (use, (use.home, p.module, p.slices and p.slices.axis, p.dtype), p.used_bytes)
+            (use, (use.home, p.module, p.slices and p.slices.axis, p.dtype, p.used_dtype), p.used_bytes)
             for use in sliced
             for p in (use.parameter,)
         )

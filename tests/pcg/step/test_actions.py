@@ -12,7 +12,7 @@ from shardwright.pcg.step.parameters import Parameter, Slices
 
 def parameter(leaf: str, *, sliced: bool = False, sums: tuple[str, ...] = ()) -> Parameter:
     slices = Slices("dp", 0, 1, copied=True) if sliced else None
-    return Parameter(leaf, leaf, f"h.{leaf}", True, "float32", slices, sums, 4, 16.0, 16.0)
+    return Parameter(leaf, leaf, f"h.{leaf}", True, "float32", slices, sums, 4, 16.0, 16.0, "float32", 16.0)
 
 
 def product(name: str, x: str, weight: str, *, apart: bool = False) -> Operation:
