@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
+from shardwright.lowering import private
 from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.movement import take
 from shardwright.lowering.private import AutogradContext
@@ -148,16 +149,16 @@ class Blocks:
         return saved_tensors_hooks(self._pack, lambda saved: saved.tensor() if isinstance(saved, _Handle) else saved)
 
     def _pack(self, tensor: Tensor) -> Tensor | _Handle:
-        found = self.owners.get(tensor.untyped_storage().data_ptr())
+        found = self.owners.get(private.storage_key(tensor))
         return tensor if found is None else _Handle(*found, tensor)
 
     def remember(self, block: GatheredBlock, memory: BufferSet) -> None:
         for i, buffer in enumerate(b for b in memory.buffers if b.numel()):
-            self.owners[buffer.untyped_storage().data_ptr()] = (block, i)
+            self.owners[private.storage_key(buffer)] = (block, i)
 
     def forget(self, memory: BufferSet) -> None:
         for buffer in memory.buffers:
-            self.owners.pop(buffer.untyped_storage().data_ptr(), None)
+            self.owners.pop(private.storage_key(buffer), None)
 
     def prefetch(self, number: int, *, backward: bool) -> None:
         """Launch the gather of the block that is needed after this one, when this one is first used."""
