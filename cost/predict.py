@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, fields
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
-from shardwright.cost.collectives.moves import MoveCosts, TensorClass, collectives_of
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.pcg.analysis import computed_once, constant_nodes, stored_nodes, written
+from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, stored_nodes, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.moves import fused_moves
 from shardwright.pcg.step.execution import DEFAULT, Execution
@@ -81,7 +81,7 @@ def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
 
 def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
     """Every node's predicted part of a step. Parameters carry their optimizer's update as compute."""
-    costs, compute = MoveCosts(cluster, graph.mesh.sizes), Compute(cluster.device)
+    costs, compute = MoveCosts(cluster, graph.mesh), Compute(cluster.device)
     constants, once, known = constant_nodes(graph), computed_once(graph), dict[Hashable, float]()
     table = {name: NodeCosts(name) for name in once}
     table |= {
@@ -97,10 +97,12 @@ def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
         forward, backward = move.collectives()
         num_bytes = kind.local_bytes(graph.mesh) * (graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         size = graph.mesh.sizes[move.axis]
-        sent = sum(collective_bytes(name, num_bytes, size) for name in collectives_of(tensor, move))
+        sent = sum(collective_bytes(name, num_bytes, size) for name in costs.collectives_of(tensor, kind.layouts, move))
         free = node.name in constants
         seconds = (
-            costs.collective_s("slice", move.axis, num_bytes) if free else costs.move_s(tensor, kind.layouts, move)
+            costs.collective_s("slice", move.axis, num_bytes) * costs.times(kind.layouts)
+            if free
+            else costs.move_s(tensor, kind.layouts, move)
         )
         table[node.name] = NodeCosts(node.name, 0.0, seconds, sent, (forward, backward if kind.grad else ""))
     return table
@@ -123,7 +125,7 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
         cost = NodeCost(node, serial, kind.erased(), graph.mesh.sizes, compute, (), how)
         split = node.split or ("R",) * len(graph.mesh)
         known[key] = cost.time_s(split, tuple(t.layouts for t in operands), kind.layouts)
-    return NodeCosts(node.name, known[key])
+    return NodeCosts(node.name, known[key] * (1 if is_timeless(graph, node.name) else graph.mesh.num_microbatches))
 
 
 def predict(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -> Prediction:

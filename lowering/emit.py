@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from shardwright.lowering.expressions import Expressions, mask_name
-from shardwright.lowering.late import LOSS
 from shardwright.lowering.outside import Outside, find_outside
 from shardwright.lowering.pieces import indexed
 from shardwright.lowering.statements import Statement, drawn_ahead, statements
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import format_layouts
 from shardwright.pcg.moves import MOVES
+from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.types import TensorType
 
 HEADER = '''"""One rank's program on the mesh {mesh}, written by Shardwright.

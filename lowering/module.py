@@ -20,7 +20,6 @@ from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.emit import emit
-from shardwright.lowering.late import LOSS, sink_reductions
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.program import Program, compile_source
@@ -30,6 +29,7 @@ from shardwright.pcg.capture import names_by_first, tied_names
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
+from shardwright.pcg.step.late import LOSS, sink_reductions
 from shardwright.pcg.step.parameters import Parameter
 
 

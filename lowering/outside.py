@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.lowering.batch import find_inputs
-from shardwright.lowering.late import LOSS, summand_of_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
+from shardwright.pcg.step.late import LOSS, summand_of_loss
 from shardwright.pcg.step.operations import Operations
 
 

@@ -7,6 +7,8 @@ from itertools import pairwise
 from typing import Literal
 
 from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.layout import R
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import source_of
 from shardwright.pcg.parallel import REPLICATE
 
@@ -26,18 +28,24 @@ def constant_nodes(graph: Graph) -> frozenset[str]:
 
 
 def computed_once(graph: Graph) -> frozenset[str]:
-    """Nodes that no leaf, no opaque operator and no chance reaches, such as masks and positions.
+    """Nodes that no leaf, no opaque operator and no chance reaches, such as masks and positions; the same at any time.
 
     They are computed before the first step, and what steps read of them stays; larger ones than `CONSTANT_BYTES`, and
     what is made of these, are computed anew.
     """
     found: set[str] = set()
     for node in graph.nodes:
-        if node.is_leaf or node.op == OPAQUE or node.is_random:
+        if node.is_leaf or node.op == OPAQUE or node.is_random or not is_timeless(graph, node.name):
             continue
         if all(i in found for i in node.inputs) and graph.types[node.name].local_bytes(graph.mesh) <= CONSTANT_BYTES:
             found.add(node.name)
     return frozenset(found)
+
+
+def is_timeless(graph: Graph, name: str) -> bool:
+    """Whether a value is the same for all microbatches."""
+    mesh = graph.mesh
+    return mesh.num_microbatches == 1 or graph.types[name].layouts[mesh.index(TIME)] == R
 
 
 def kept_constants(graph: Graph, once: frozenset[str]) -> frozenset[str]:

@@ -90,7 +90,7 @@ class ProblemBuilder:
 
     def __init__(self, cluster: Cluster, mesh: Mesh, certified: CertifiedSplits) -> None:
         self.mesh, self.certified = mesh, certified
-        self.costs = MoveCosts(cluster, mesh.sizes)
+        self.costs = MoveCosts(cluster, mesh)
         self.compute = Compute(cluster.device)
         self.interner = Interner()
 

@@ -8,7 +8,8 @@ from typing import cast
 
 from shardwright.cost.clusters.cluster import Cluster, Collective
 from shardwright.cost.collectives.communication import Communication
-from shardwright.pcg.layout import Layouts
+from shardwright.pcg.layout import Layouts, R
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
 from shardwright.pcg.types import ITEM_BYTES
 
@@ -29,11 +30,12 @@ class TensorClass:
 
 
 class MoveCosts:
-    """Prices single-axis moves on one mesh of one cluster."""
+    """Prices single-axis moves on one mesh of one cluster. What moves in each microbatch is paid for as often."""
 
-    def __init__(self, cluster: Cluster, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
-        self.communication = Communication(cluster, sizes)
+    def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
+        self.sizes, self.num_microbatches = mesh.sizes, mesh.num_microbatches
+        self.time = mesh.index(TIME) if TIME in mesh.names else None
+        self.communication = Communication(cluster, mesh.device_sizes)
         self.device = cluster.device
         self._times: dict[tuple[str, int, float], float] = {}
 
@@ -52,16 +54,24 @@ class MoveCosts:
 
     def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
         """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run."""
+        if move.axis == self.time:
+            return inf if move.before.is_shard or len(move.kind.operators) > 1 else 0.0
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
         num_bytes = prod(tensor.shape) * ITEM_BYTES[tensor.dtype] / others
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf
-        return sum(self.collective_s(name, move.axis, num_bytes) for name in collectives_of(tensor, move))
+        return sum(self.collective_s(name, move.axis, num_bytes) for name in self.collectives_of(tensor, state, move))
 
+    def collectives_of(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
+        """All that a move of a tensor in `state` runs in a step.
 
-def collectives_of(tensor: TensorClass, move: Move) -> tuple[str, ...]:
-    """All that a move of a tensor runs in a step; a stored parameter is gathered again in backward."""
-    forward, backward = move.collectives()
-    if not tensor.grad:
-        return (forward,)
-    return (forward, backward, forward) if tensor.stored and forward == "all_gather" else (forward, backward)
+        A stored parameter is gathered again in backward, unless that is done once for all microbatches.
+        """
+        forward, backward = move.collectives()
+        times = self.times(state)
+        again = tensor.stored and forward == "all_gather" and (self.num_microbatches == 1 or times > 1)
+        return ((forward, backward, forward) if again else (forward, backward))[: None if tensor.grad else 1] * times
+
+    def times(self, state: Layouts) -> int:
+        """How often a step has a tensor in this state: once, or in each microbatch."""
+        return 1 if self.time is None or state[self.time] == R else self.num_microbatches

@@ -102,7 +102,9 @@ def program(
     repeats: Mapping[str, int] | None = None,
     split: Sequence[int] | None = None,
 ) -> StepProgram:
-    """The program of a validated parallel graph. Its batch is one microbatch, its mesh that of one stage.
+    """The program of a validated parallel graph. Its mesh is that of one stage.
+
+    Its batch is one microbatch of the execution's, which may be cut further along the mesh's axis of time.
 
     Args:
         graph: typed; validated.
@@ -130,6 +132,10 @@ class Programs:
     def program(self, execution: Execution = DEFAULT, split: Sequence[int] | None = None) -> StepProgram:
         """As the function of this name."""
         graph, cluster = self.graph, self.cluster
+        many = execution.num_microbatches * graph.mesh.num_microbatches
+        execution = replace(execution, num_microbatches=many)
+        if execution.num_stages > 1 and graph.mesh.num_microbatches > 1:
+            raise PlanError(f"mesh {graph.mesh}: no stages are costed for what has an axis of time; plan without it")
         per_stage, stages = graph.mesh.num_devices, execution.num_stages
         if per_stage * stages > cluster.num_devices:
             what = f"{stages} stages of mesh {graph.mesh} need" if stages > 1 else f"mesh {graph.mesh} needs"
@@ -241,7 +247,7 @@ class _Maker:
             pieces = tuple(self._piece(share, hold=hold, two=two) for share in shares)
             state, end = self._state(sum((Counter(piece.leaves) for piece in pieces), Counter[str]()))
             pool = reduce(joined, (piece.pool for piece in pieces))
-            state["buffers"] = self._buffers(execution.num_microbatches)
+            state["buffers"] = self._buffers(execution.num_microbatches // self.steps.graph.mesh.num_microbatches)
             state["context"] = self.steps.cluster.device.context_bytes
             state["communication"] = self._axes_bytes + between_bytes
             if pool:

@@ -48,7 +48,7 @@ class Steps(Operations):
     def __init__(self, graph: Graph, cluster: Cluster, execution: Execution) -> None:
         super().__init__(graph, execution)
         self.cluster = cluster
-        self._move_costs, self.compute = MoveCosts(cluster, graph.mesh.sizes), Compute(cluster.device)
+        self._move_costs, self.compute = MoveCosts(cluster, graph.mesh), Compute(cluster.device)
         self._known: dict[Hashable, OperationCost] = {}
         rates = execution.rates.items()
         self._rates = {kind: dtype for kind, dtype in rates if dtype in cluster.device.flops_per_s}

@@ -1,9 +1,17 @@
 """How parameters reach their readers, and what of that a step does around its operators.
 
 `replicate` on a stored parameter is no operator: every reader lies behind it, so the gradient may be summed once, when
-all of it is there. `combine` of a sharded parameter (ZeRO-3), alone or with `replicate` along the same axis, is done
-for a whole block of the model at a time. Whatever else changes a parameter's layout is an operator of the program, as
-if the parameter were an activation.
+all of it is there. `combine` of a sharded parameter (ZeRO), alone or with `replicate` along the same axis, is done for
+a whole block of the model at a time. Whatever else changes a parameter's layout is an operator of the program, as if
+the parameter were an activation.
+
+How often a block is gathered and its gradients are scattered is said by the order of the operators, and by what the
+`combine` is told to keep:
+
+    combine, then replicate over time        gathered once a step, whole gradients scattered once        ZeRO-1
+    replicate over time, combine keep=step   gathered once a step, gradients scattered per microbatch    ZeRO-2
+    ..., combine keep=microbatch             gathered per microbatch, for forward and backward
+    ..., combine                             gathered per microbatch, again for backward                 ZeRO-3
 """
 
 from __future__ import annotations
@@ -11,26 +19,38 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast
 
+from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import local_blocks
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.parallel import COMBINE, REPLICATE
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.types import ITEM_BYTES
+
+KEEP = "keep"
+"""The attribute of a `combine` of a parameter that says for how long the whole of it stays."""
+Lifetime = Literal["pass", "microbatch", "step"]
+LIFETIMES: tuple[Lifetime, ...] = ("pass", "microbatch", "step")
 
 
 class Slices(NamedTuple):
     """A parameter is stored in slices along `axis` and gathered before use.
 
-    `dim`, `blocks`: the slices, in blocks of what the other axes leave. `copied`: used differently on each rank, so
-    that its gradient is reduce-scattered; otherwise every rank has the whole gradient and keeps its slice.
+    dim, blocks   the slices, in blocks of what the other axes leave
+    copied        used differently on each rank, so that its gradient is reduce-scattered; otherwise every rank has the
+                  whole gradient and keeps its slice
+    lifetime      how long the gathered whole stays: for forward and again for backward, for a microbatch, or a step
+    summed        whether the whole gradient is accumulated over a step, and scattered once; else in each microbatch
     """
 
     axis: str
     dim: int
     blocks: int
     copied: bool = False
+    lifetime: Lifetime = "pass"
+    summed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +157,10 @@ class _Walk:
         return readers[0] if len(readers) == 1 else None
 
     def _replicate(self, readers: list[str], axis: str) -> None:
-        if self.slices is not None and self.slices.axis == axis:
+        if axis == TIME:
+            if self.slices is not None:
+                self.slices = self.slices._replace(lifetime="step", summed=True)
+        elif self.slices is not None and self.slices.axis == axis:
             self.slices = self.slices._replace(copied=True)
         elif self.sizes[axis] > 1:
             self.summed.add(axis)
@@ -149,8 +172,16 @@ class _Walk:
             return
         mesh, layouts = self.graph.mesh, self.graph.types[node.inputs[0]].layouts
         number = mesh.index(axis)
-        self.slices = Slices(axis, layouts[number].dim, local_blocks(layouts, number, mesh.sizes))
+        dim, blocks = layouts[number].dim, local_blocks(layouts, number, mesh.sizes)
+        self.slices = Slices(axis, dim, blocks, lifetime=_lifetime(node))
         self.visible = node.name
+
+
+def _lifetime(node: Node) -> Lifetime:
+    keep = dict(node.attrs).get(KEEP, LIFETIMES[0])
+    if keep not in LIFETIMES:
+        raise GraphError(f"{node}: {KEEP} is {keep!r}; expected one of {list(LIFETIMES)}")
+    return cast("Lifetime", keep)
 
 
 def module_block(name: str) -> str:

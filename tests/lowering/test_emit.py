@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from shardwright.lowering.emit import emit
-from shardwright.lowering.late import sink_reductions, summand_of_loss
 from shardwright.lowering.program import Program, compile_source
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Node, Source, topological
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.late import sink_reductions, summand_of_loss
 from tests.lowering.parallelize import follow, parallelize
 from tests.lowering.runs import Case
 from tests.lowering.test_training import DATA, MEGATRON, TWO, ZERO3, Net

@@ -12,6 +12,7 @@ from shardwright.cost.clusters.cluster import Collective
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass, collectives_of
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
+from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import Move
 from tests.each import each
 from tests.search.graphs import cluster
@@ -26,7 +27,7 @@ SIZES = (2, 8)
 CLUSTER = cluster(16, link_bytes_per_s=3e8, latency_s=5e-6)
 TENSOR = TensorClass((64, 48), "bfloat16", grad=True)
 NUM_BYTES = 64 * 48 * 2
-COSTS = MoveCosts(CLUSTER, SIZES)
+COSTS = MoveCosts(CLUSTER, Mesh(("a", "b"), SIZES))
 MOVES: list[tuple[Layout, Layout, str, str]] = [
     (R, S(0), "slice", "all_gather"),
     (S(0), R, "all_gather", "slice"),
@@ -79,7 +80,7 @@ def test_what_a_move_runs(before: Layout, after: Layout, forward: str, backward:
 
 def test_prices_are_kept_by_collective_axis_and_bytes() -> None:
     """One object answers for all: what it knows of one is not what it says of another."""
-    costs = MoveCosts(CLUSTER, SIZES)
+    costs = MoveCosts(CLUSTER, Mesh(("a", "b"), SIZES))
     names = ("slice", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "")
     for _ in range(2):
         for name, axis, num_bytes in product(names, range(2), (1e3, 1e6, 1e9)):
