@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -26,11 +26,13 @@ from shardwright.lowering import private
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.lowering.tape import Tape
+from shardwright.lowering.values import checked
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.messages import Message
 
 GROUP_SIZE = 32
+"""Parameters that the optimizer updates together."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,15 @@ def dry_run(graph: Graph, rank: int = 0) -> DryRun:
         raise PlanError(f"rank {rank}: the mesh {graph.mesh} has ranks 0 to {size - 1}; choose one of them")
     with _pretended(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
         parallel = lower(graph, hollow_model(graph), constants=dict(_leaves(graph, "constant")))
+        parallel.program, misshapen = checked(parallel.program)
         optimizer = _adamw(list(parallel.parameters()))
         kinds = parallel._batch.inputs
         batch = {key: _empty(kind.local_shape(graph.mesh), kind.dtype) for key, kind in kinds.items()}
         for _ in range(2):
             tape.begin()
             loss = parallel.forward_backward(**batch)
+            wrong = (*misshapen, *_misshapen(parallel, loss))
             _label(tape, parallel, batch)
-            misshapen = (*_misshapen(parallel, loss),)
             optimizer.step()
             tape.label("optimizer", _locals(chain(*(state.values() for state in optimizer.state.values()))))
             optimizer.zero_grad()
@@ -81,7 +84,7 @@ def dry_run(graph: Graph, rank: int = 0) -> DryRun:
         names = _names(parallel.ranks)
         for (collective, group, num_bytes), count in tape.sent.items():
             messages[Message(collective, names.get(group, "all ranks"), num_bytes)] += count
-    return DryRun(rank, messages, memory, during, misshapen, time.perf_counter() - start)
+    return DryRun(rank, messages, memory, during, wrong, time.perf_counter() - start)
 
 
 @contextmanager
@@ -143,7 +146,7 @@ def _label(tape: Tape, parallel: ParallelModule, batch: Mapping[str, Tensor]) ->
     tape.label("buffers", _locals((*(h.inside for h in held), *parallel._leaves.values(), *constants, *batch.values())))
 
 
-def _locals(values: Iterator[object]) -> Iterator[Tensor]:
+def _locals(values: Iterable[object]) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield private.unwrap(value) if isinstance(value, private.DTensor) else value
@@ -156,5 +159,14 @@ def _names(ranks: Ranks) -> dict[str, str]:
 
 
 def _misshapen(parallel: ParallelModule, loss: Tensor) -> Iterator[str]:
-    """Gradients, parameters and the loss, where they are not what the graph says."""
-    return iter(())
+    """The loss, parameters and gradients, where they are not what the graph says."""
+    graph = parallel.graph
+    if loss.shape or not loss.is_floating_point():
+        yield f"loss: expected one float, got {loss.dtype}{list(loss.shape)}"
+    for leaf in graph.leaves("parameter"):
+        held, kind = parallel._of(leaf.name), graph.types[leaf.name]
+        expected = f"torch.{kind.dtype}{list(kind.local_shape(graph.mesh))}"
+        values = {"parameter": held.inside, "gradient": held.outside.grad}
+        for what, value in zip(values, _locals(values.values()), strict=False):
+            if (got := f"{value.dtype}{list(value.shape)}") != expected:
+                yield f"{what} of {held.name}: expected {expected}, got {got}"

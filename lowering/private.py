@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_iter
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
-    "AutogradContext",
     "FAKE",
+    "AutogradContext",
     "DTensor",
     "FakeStore",
     "FakeTensor",

@@ -107,7 +107,9 @@ class _Pass:
         direct = [p for p in parameters if is_direct(self.steps, p)]
         packed = sum(p.used_bytes for p in parameters if p not in direct)
         axes = {p.slices.axis for p in parameters if p.slices is not None}
-        return self.steps.messages(collective, axes, *(p.used_bytes for p in direct if p.grad or collective == "all_gather"), packed)
+        return self.steps.messages(
+            collective, axes, *(p.used_bytes for p in direct if p.grad or collective == "all_gather"), packed
+        )
 
 
 class _Forward(_Pass):
