@@ -86,8 +86,11 @@ class _Pass:
         """The task of one operation, forward."""
         name, cost = occurrence.operation.name + suffix, self.steps.costs[occurrence.operation.name]
         if cost.stream == COMPUTE:
-            return self.recorder.compute(name, cost.forward_s)
-        return self.recorder.launch(name, cost.stream, cost.forward_s, blocks=blocks, messages=cost.sent)
+            task = self.recorder.compute(name, cost.forward_s)
+        else:
+            task = self.recorder.launch(name, cost.stream, cost.forward_s, blocks=blocks, messages=cost.sent)
+        self.recorder.take("temporary", cost.scratch.forward, task, (task,))
+        return task
 
     def _gather(self, number: int) -> None:
         block = self.chunk.blocks[number]
@@ -218,6 +221,7 @@ class _Backward(_Pass):
             task = self.recorder.compute(name, cost.backward_s)
         else:
             task = self.recorder.launch(name, cost.back_stream, cost.backward_s, blocks=True, messages=cost.sent_back)
+        self.recorder.take("temporary", cost.scratch.backward, task, (task,))
         self._note(occurrence, task, self.readers)
         for memory in occurrence.gradients:
             if (

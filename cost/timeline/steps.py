@@ -15,6 +15,7 @@ from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.fusion import UNFUSED, Fusion, fuse, fusions
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import Work
+from shardwright.cost.timeline.scratch import Scratch, move_scratch, operator_scratch
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written, written
 from shardwright.pcg.graph import Graph, Node
@@ -32,6 +33,7 @@ class OperationCost(NamedTuple):
     stream     of forward, `back_stream` of backward: compute, or the mesh axis of a collective
     weight_s   the part of backward that only gradients of weights need; `backward_s` is the rest
     sent       in forward, `sent_back` in backward
+    scratch    memory that it needs while it runs
     """
 
     forward_s: float
@@ -41,6 +43,7 @@ class OperationCost(NamedTuple):
     back_stream: str = COMPUTE
     sent: tuple[Message, ...] = ()
     sent_back: tuple[Message, ...] = ()
+    scratch: Scratch = Scratch()
 
     @property
     def total_s(self) -> float:
@@ -89,6 +92,7 @@ class Steps(Operations):
             back_stream=COMPUTE if backward in ("", SLICE) else axis,
             sent=self.messages(forward, self._axes_of(node.name, axis), num_bytes),
             sent_back=self.messages(backward, (axis,), num_bytes) if grad else (),
+            scratch=move_scratch(self.graph, start, move, node.name, num_bytes),
         )
 
     def _axes_of(self, name: str, axis: str) -> tuple[str, ...]:
@@ -119,7 +123,9 @@ class Steps(Operations):
         fusion = self._fusions.get(node.name, UNFUSED)
         key = (node.op, node.attrs, node.split, tuple(types), kind, how, of_weights, fusion)
         if key not in self._known:
-            self._known[key] = self._node_cost(node, types, kind, how, of_weights, fusion)
+            scratch = operator_scratch(node.op, self.bytes_of(node.inputs[0])) if node.inputs else Scratch()
+            cost = self._node_cost(node, types, kind, how, of_weights, fusion)
+            self._known[key] = cost._replace(scratch=scratch)
         return self._known[key]
 
     def _node_cost(
