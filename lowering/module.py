@@ -103,7 +103,8 @@ class ParallelModule(nn.Module):
         layouts = {name: graph.types[node.name].layouts for name, node in leaves.items()}
         whole = (R,) * len(graph.mesh)
         values = {**dict(model.named_parameters(remove_duplicate=False)), **_buffers(model)}
-        check_model({name: graph.types[node.name].shape for name, node in leaves.items()}, values)
+        shapes = {name: graph.types[node.name].shape for name, node in leaves.items()}
+        check_model(shapes, values, with_data=not self.ranks.is_dry)
         share_values(values, self.ranks)
         for hold, tensors in ((hold_parameter, tied_names(model)), (hold_buffer, names_by_first(_buffers(model)))):
             for name, names in tensors.items():
