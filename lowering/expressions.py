@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
 from shardwright.lowering.pieces import attribute, identifiers, literal, opaque_call
+from shardwright.pcg.analysis import summed_in_place
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
 from shardwright.pcg.optable import ROWS
@@ -106,14 +107,8 @@ class Expressions:
         axis = node.attr("axis")
         if node.op in (PARTITION, COMBINE):
             return f"{node.op}({operand}, {axis}, {at(self.context.place(node))})"
-        fresh = self._sum_in_place(node) if node.op == REDUCE else self._gradient_in_place(node)
+        fresh = summed_in_place(self.graph, node.inputs[0]) if node.op == REDUCE else self._gradient_in_place(node)
         return f"{node.op}({operand}, {axis}{', inplace=True' if fresh else ''})"
-
-    def _sum_in_place(self, node: Node) -> bool:
-        """Whether a sum over ranks may overwrite its operand, which nothing else reads."""
-        producer = self.graph.by_name[node.inputs[0]]
-        row = producer.row
-        return self.graph.users[producer.name] == (node.name,) and row is not None and row.fresh
 
     def _gradient_in_place(self, node: Node) -> bool:
         rows = [self.graph.by_name[name].row for name in self.graph.users[node.name]]
