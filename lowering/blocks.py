@@ -2,8 +2,9 @@
 
 A block is gathered into pooled memory before its first use and freed after its last. Autograd does not keep gathered
 parameters: what it saves of them are handles, and the backward gathers the block again when it opens the first one.
-When all gradients of a block are there they are reduce-scattered together, and its memory is freed. Gathers are
-launched one block ahead, in both directions; gradients are waited for one block later.
+Autograd drops a handle when its operator's backward is through: with the last one the block is freed. When all
+gradients of a block are there they are reduce-scattered together. Gathers are launched one block ahead, in both
+directions; gradients are waited for one block later.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class _Handle:
     def __init__(self, block: GatheredBlock, buffer: int, tensor: Tensor) -> None:
         self.block, self.buffer = block, buffer
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        block.handles += 1
+
+    def __del__(self) -> None:
+        self.block.drop_handle()
 
     def tensor(self) -> Tensor:
         return self.block.open(backward=True).buffers[self.buffer].as_strided(self.size, self.stride, self.offset)
@@ -59,7 +64,7 @@ class GatheredBlock:
         self.all, self.number = blocks, number
         self.shards, self.shares = list(shards), list(shares)
         self.memory: BufferSet | None = None
-        self.ready = False
+        self.ready, self.handles = False, 0
 
     # ---- called by the program ----
 
@@ -76,6 +81,12 @@ class GatheredBlock:
         self.all.forget(self.memory)
         self.all.pool.give(self.memory)
         self.memory, self.ready = None, False
+
+    def drop_handle(self) -> None:
+        """In a backward that has read the block, nothing reads it any more after the last handle."""
+        self.handles -= 1
+        if not self.handles and (self.number, True) in self.all.begun:
+            self.free()
 
     # ---- gathering ----
 

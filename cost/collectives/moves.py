@@ -13,7 +13,6 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
 from shardwright.pcg.types import ITEM_BYTES
 
-
 AFTER_THE_LOOP_S = 1e6
 """The price of a move along time that needs all microbatches before one is through: a plan has it only where there is
 no other, and `check_time` then says which operator wants it."""
@@ -23,8 +22,8 @@ no other, and `check_time` then says which operator wants it."""
 class TensorClass:
     """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
 
-    A `stored` parameter is gathered for each use and again in backward; the gathered weight is not kept. A `view` of
-    one is not gathered itself: the parameter is, before the view is taken.
+    A `stored` parameter is gathered for each use, and `again` where backward reads it: the gathered weight is not kept.
+    A `view` of one is not gathered itself: the parameter is, before the view is taken.
     """
 
     shape: tuple[int, ...]
@@ -32,6 +31,7 @@ class TensorClass:
     grad: bool
     stored: bool = False
     view: bool = False
+    again: bool = False
 
 
 class MoveCosts:
@@ -70,12 +70,12 @@ class MoveCosts:
     def collectives_of(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
         """All that a move of a tensor in `state` runs in a step.
 
-        A stored parameter is gathered again in backward, unless that is done once for all microbatches.
+        What is stored in slices is gathered `again`, unless that is done once for all microbatches.
         """
         forward, backward = move.collectives()
         times = self.times(state)
-        again = tensor.stored and forward == "all_gather" and (self.num_microbatches == 1 or times > 1)
-        return ((forward, backward, forward) if again else (forward, backward))[: None if tensor.grad else 1] * times
+        again = tensor.again and forward == "all_gather" and (self.num_microbatches == 1 or times > 1)
+        return (forward, *((backward,) if tensor.grad else ()), *((forward,) if again else ())) * times
 
     def times(self, state: Layouts) -> int:
         """How often a step has a tensor in this state: once, or in each microbatch."""

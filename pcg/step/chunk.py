@@ -207,9 +207,13 @@ class Chunk:
 
     # ---- what is asked of it ----
 
-    def blocks_of(self, occurrence: Occurrence) -> list[int]:
-        """The gathered blocks whose memory an operation reads."""
-        found = (self.uses[number].block for number in (*occurrence.weights, *occurrence.views))
+    def blocks_of(self, occurrence: Occurrence, *, backward: bool = False) -> list[int]:
+        """The gathered blocks whose memory an operation reads, forward or backward."""
+        uses, saved = (
+            (self.uses[number] for number in (*occurrence.weights, *occurrence.views)),
+            occurrence.operation.saved,
+        )
+        found = (use.block for use in uses if not backward or use.parameter.leaf in saved)
         return list(dict.fromkeys(block for block in found if block is not None))
 
     def trained(self, occurrence: Occurrence) -> list[int]:

@@ -20,7 +20,7 @@ class Operation(NamedTuple):
     """One operator, or one change of layout of an activation.
 
     reads        activations, by name; `weights`: parameters, by leaf
-    views        parameters whose memory it reads by way of views
+    views        parameters whose memory it reads by way of views; `saved`: those whose memory its backward reads
     alias        the operand whose memory the result shares, or ""
     keeps        what backward needs of activations; `mask_bytes`: and of a mask
     gradients    the activations among `reads` that get one; none and no weights: there is no backward
@@ -35,6 +35,7 @@ class Operation(NamedTuple):
     reads: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     views: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
     alias: str = ""
     num_bytes: float = 0.0
     keeps: tuple[str, ...] = ()
@@ -138,14 +139,16 @@ class Operations:
         of_weight = moves_nothing and names[0] in self.parameters
         grads = [self.graph.types[i].grad for i in node.inputs]
         saved = saved_by(node, grads) if kind.grad else ()
-        keeps = [names[i] for i in saved if isinstance(i, int) and i < len(names)]
-        keeps += [node.name] if "result" in saved else []
+        operands = [i for i in saved if isinstance(i, int)]
+        keeps = [names[i] for i in operands] + ([node.name] if "result" in saved else [])
+        leaves = (leaf for i in operands for leaf in (names[i], *self._views.get(node.inputs[i], ())))
         trained = any(grad and name in self.parameters for name, grad in zip(names, grads, strict=True))
         operation = self._operation(node, node.inputs)
         return operation._replace(
             alias=names[0] if moves_nothing and not of_weight else "",
             num_bytes=0.0 if of_weight else operation.num_bytes,
             keeps=tuple(k for k in keeps if k not in self.parameters),
+            saved=tuple(dict.fromkeys(leaf for leaf in leaves if leaf in self.parameters)),
             mask_bytes=kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0,
             apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
             attention=row is not None and row.passes > 1,

@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.cost.clusters.cluster import Collective
 from shardwright.cost.collectives.communication import Communication
-from shardwright.cost.collectives.moves import MoveCosts, TensorClass, collectives_of
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import Move
@@ -64,18 +64,20 @@ def test_a_move_is_priced_as_its_collectives(before: Layout, after: Layout, forw
         view_s = inf if before.is_shard else to + back
         assert COSTS.move_s(TENSOR, state, move) == pytest.approx(to + back, rel=1e-12)
         assert COSTS.move_s(replace(TENSOR, grad=False), state, move) == pytest.approx(to, rel=1e-12)
-        assert COSTS.move_s(replace(TENSOR, stored=True), state, move) == pytest.approx(stored_s, rel=1e-12)
+        assert COSTS.move_s(replace(TENSOR, stored=True, again=True), state, move) == pytest.approx(stored_s, rel=1e-12)
         assert COSTS.move_s(replace(TENSOR, view=True), state, move) == pytest.approx(view_s, rel=1e-12)
         assert COSTS.move_s(TensorClass((64, 48), "bfloat16", True), state, move) == pytest.approx(to + back)
 
 
 @each(("before", "after", "forward", "backward"), MOVES)
 def test_what_a_move_runs(before: Layout, after: Layout, forward: str, backward: str) -> None:
-    move = Move(0, before, after)
+    state, move = (before, R), Move(0, before, after)
     again = (forward,) if forward == "all_gather" else ()
-    assert collectives_of(TENSOR, move) == (forward, backward)
-    assert collectives_of(replace(TENSOR, stored=True), move) == (forward, backward, *again)
-    assert collectives_of(replace(TENSOR, grad=False, stored=True), move) == (forward,)
+    assert COSTS.collectives_of(TENSOR, state, move) == (forward, backward)
+    assert COSTS.collectives_of(replace(TENSOR, stored=True), state, move) == (forward, backward)
+    assert COSTS.collectives_of(replace(TENSOR, stored=True, again=True), state, move) == (forward, backward, *again)
+    assert COSTS.collectives_of(replace(TENSOR, grad=False, stored=True), state, move) == (forward,)
+    assert COSTS.collectives_of(replace(TENSOR, grad=False, stored=True, again=True), state, move) == (forward, *again)
 
 
 def test_prices_are_kept_by_collective_axis_and_bytes() -> None:
