@@ -93,13 +93,18 @@ def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
         if node.name in once:
             continue
         kind = graph.types[start]
+        leaf = source_of(graph, start)
+        summed = graph.types[leaf.name].dtype if start in stored else ""
         tensor = TensorClass(
-            kind.shape, kind.dtype, kind.grad, start in stored, again=source_of(graph, start).name in again
+            kind.shape, kind.dtype, kind.grad, start in stored, again=leaf.name in again, summed=summed
         )
         forward, backward = move.collectives()
         num_bytes = kind.local_bytes(graph.mesh) * (graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         size = graph.mesh.sizes[move.axis]
-        sent = sum(collective_bytes(name, num_bytes, size) for name in costs.collectives_of(tensor, kind.layouts, move))
+        elements = num_bytes / ITEM_BYTES[kind.dtype]
+        sent = sum(
+            collective_bytes(name, n, size) for name, n in costs.sent_bytes(tensor, kind.layouts, move, elements)
+        )
         free = node.name in constants
         seconds = (
             costs.collective_s("slice", move.axis, num_bytes) * costs.times(kind.layouts)
@@ -114,7 +119,7 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
     """`known` holds the seconds of operators seen before: equal blocks are costed once."""
     kind = graph.types[node.name]
     if node.op == "parameter" and kind.grad:
-        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False)
+        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False, kind.dtype)
         update_s = update_bytes(stored, DEFAULT) / compute.device.memory_bytes_per_s
         return NodeCosts(node.name, update_s + compute.device.update_overhead_s)
     if node.is_leaf:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, prod
 from typing import cast
@@ -23,7 +24,8 @@ class TensorClass:
     """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
 
     A `stored` parameter is gathered for each use, and `again` where backward reads it: the gathered weight is not kept.
-    A `view` of one is not gathered itself: the parameter is, before the view is taken.
+    A `view` of one is not gathered itself: the parameter is, before the view is taken. `summed`: the dtype of the
+    gradient where it is another, as of a parameter that was cast.
     """
 
     shape: tuple[int, ...]
@@ -32,6 +34,7 @@ class TensorClass:
     stored: bool = False
     view: bool = False
     again: bool = False
+    summed: str = ""
 
 
 class MoveCosts:
@@ -62,15 +65,25 @@ class MoveCosts:
         if move.axis == self.time:
             return AFTER_THE_LOOP_S if move.before.is_shard or len(move.kind.operators) > 1 else 0.0
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
-        num_bytes = prod(tensor.shape) * ITEM_BYTES[tensor.dtype] / others
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf
-        return sum(self.collective_s(name, move.axis, num_bytes) for name in self.collectives_of(tensor, state, move))
+        sent = self.sent_bytes(tensor, state, move, prod(tensor.shape) / others)
+        return sum(self.collective_s(name, move.axis, num_bytes) for name, num_bytes in sent)
+
+    def sent_bytes(
+        self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float
+    ) -> Iterator[tuple[str, float]]:
+        """Every collective of a move of so many elements, with the bytes that they take."""
+        found, times = self.collectives_of(tensor, state, move), self.times(state)
+        for number, name in enumerate(found):
+            is_gradient = tensor.grad and number % (len(found) // times) == 1
+            dtype = tensor.summed if is_gradient and tensor.summed else tensor.dtype
+            yield name, num_elements * ITEM_BYTES[dtype]
 
     def collectives_of(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
         """All that a move of a tensor in `state` runs in a step.
 
-        What is stored in slices is gathered `again`, unless that is done once for all microbatches.
+        A parameter that backward reads is gathered again for it, unless that is done once for all microbatches.
         """
         forward, backward = move.collectives()
         times = self.times(state)
