@@ -71,8 +71,9 @@ def test_a_move_is_priced_as_its_collectives(before: Layout, after: Layout, forw
 
 @each(("before", "after", "forward", "backward"), MOVES)
 def test_what_a_move_runs(before: Layout, after: Layout, forward: str, backward: str) -> None:
-    state, move = (before, R), Move(0, before, after)
+    move = Move(0, before, after)
     again = (forward,) if forward == "all_gather" else ()
+    state = (before, R)
     stored = replace(TENSOR, stored=True)
     assert COSTS.collectives_of(TENSOR, state, move) == (forward, backward)
     assert COSTS.collectives_of(stored, state, move) == (forward, backward)
