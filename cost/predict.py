@@ -17,7 +17,7 @@ from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, stored_nodes, written
+from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, read_again, stored_nodes, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.moves import fused_moves, source_of
 from shardwright.pcg.step.execution import DEFAULT, Execution
@@ -88,13 +88,16 @@ def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
         node.name: _compute_part(graph, node, compute, known)
         for node in graph.nodes if not node.is_parallel and node.name not in once
     }  # fmt: skip
-    stored = stored_nodes(graph)
+    stored, again = stored_nodes(graph), read_again(graph)
     for node, start, move in fused_moves(graph):
         if node.name in once:
             continue
         kind = graph.types[start]
-        summed = graph.types[source_of(graph, start).name].dtype if start in stored else ""
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, start in stored, summed=summed)
+        leaf = source_of(graph, start)
+        summed = graph.types[leaf.name].dtype if start in stored else ""
+        tensor = TensorClass(
+            kind.shape, kind.dtype, kind.grad, start in stored, again=leaf.name in again, summed=summed
+        )
         forward, backward = move.collectives()
         num_bytes = kind.local_bytes(graph.mesh) * (graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         size = graph.mesh.sizes[move.axis]

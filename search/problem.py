@@ -24,7 +24,7 @@ import numpy as np
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import Compute
-from shardwright.pcg.analysis import Written, constant_nodes, is_whole, saved_by, written
+from shardwright.pcg.analysis import Written, constant_nodes, is_whole, read_again, saved_by, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
@@ -111,9 +111,9 @@ class ProblemBuilder:
             blocked = blocked_choices(graph, constant_nodes(graph))
         return _Build(self, graph, restrict, boundary or {}, blocked).run()
 
-    def close(self, kind: TensorType, stored: bool, view: bool, summed: str, per_axis: PerAxis) -> Closure:
+    def close(self, kind: TensorType, stored: bool, view: bool, again: bool, summed: str, per_axis: PerAxis) -> Closure:
         """The closure of a tensor of this type that is laid out in these ways along each axis."""
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, view, summed)
+        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, view, again, summed)
         return close(tensor, valid_states(kind.shape, per_axis, self.mesh.sizes), self.costs)
 
 
@@ -131,7 +131,7 @@ class _Build:
         self.types = graph.types
         self.interner = builder.interner
         self.kinds = {name: self.interner.of(kind) for name, kind in self.types.items()}
-        self.constants = constant_nodes(graph)
+        self.constants, self.again = constant_nodes(graph), read_again(graph)
         self.problem = Problem(graph, builder.mesh)
         self.charged: set[str] = set()
         self.roots: dict[str, str] = {}
@@ -314,8 +314,8 @@ class _Build:
         source = source_of(self.graph, self.roots[name])
         of_parameter, is_view = source.op == "parameter", self.roots[name] != name
         stored, view = of_parameter and not is_view, of_parameter and is_view
-        summed = self.types[source.name].dtype if stored else ""
-        return self.interner.call(self.b.close, self.kinds[name], stored, view, summed, per_axis)
+        summed, again = self.types[source.name].dtype if stored else "", source.name in self.again
+        return self.interner.call(self.b.close, self.kinds[name], stored, view, again, summed, per_axis)
 
 
 _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")

@@ -23,9 +23,9 @@ no other, and `check_time` then says which operator wants it."""
 class TensorClass:
     """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
 
-    A `stored` parameter is gathered for each use and again in backward; the gathered weight is not kept. A `view` of
-    one is not gathered itself: the parameter is, before the view is taken. `summed`: the dtype of the gradient where it
-    is another, as of a parameter that was cast.
+    A `stored` parameter is gathered for each use, and `again` where backward reads it: the gathered weight is not kept.
+    A `view` of one is not gathered itself: the parameter is, before the view is taken. `summed`: the dtype of the
+    gradient where it is another, as of a parameter that was cast.
     """
 
     shape: tuple[int, ...]
@@ -33,6 +33,7 @@ class TensorClass:
     grad: bool
     stored: bool = False
     view: bool = False
+    again: bool = False
     summed: str = ""
 
 
@@ -75,19 +76,19 @@ class MoveCosts:
         """Every collective of a move of so many elements, with the bytes that they take."""
         found, times = self.collectives_of(tensor, state, move), self.times(state)
         for number, name in enumerate(found):
-            is_gradient = number % (len(found) // times) == 1
+            is_gradient = tensor.grad and number % (len(found) // times) == 1
             dtype = tensor.summed if is_gradient and tensor.summed else tensor.dtype
             yield name, num_elements * ITEM_BYTES[dtype]
 
     def collectives_of(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
         """All that a move of a tensor in `state` runs in a step.
 
-        A stored parameter is gathered again in backward, unless that is done once for all microbatches.
+        A parameter that backward reads is gathered again for it, unless that is done once for all microbatches.
         """
         forward, backward = move.collectives()
         times = self.times(state)
-        again = tensor.stored and forward == "all_gather" and (self.num_microbatches == 1 or times > 1)
-        return ((forward, backward, forward) if again else (forward, backward))[: None if tensor.grad else 1] * times
+        again = tensor.again and forward == "all_gather" and (self.num_microbatches == 1 or times > 1)
+        return (forward, *((backward,) if tensor.grad else ()), *((forward,) if again else ())) * times
 
     def times(self, state: Layouts) -> int:
         """How often a step has a tensor in this state: once, or in each microbatch."""

@@ -140,9 +140,9 @@ def _np_cross_entropy_sum(
 _WINDOW = {"stride": (1, 1), "padding": (0, 0)}
 ROWS = [
     Row("layer_norm", _norm, _np_layer_norm, "rt.layer_norm({eps}, {normalized_dims}, {*})", dtype=first_dtype,
-        free={"eps": 1e-5}, rounds=True, saves=(0,), autocast="wide", flops_per_element=8),
+        free={"eps": 1e-5}, rounds=True, saves=(0, 1, 2), autocast="wide", flops_per_element=8),
     Row("rms_norm", _norm, _np_rms_norm, "rt.rms_norm({eps}, {normalized_dims}, {*})", dtype=first_dtype,
-        free={"eps": 1e-5}, rounds=True, saves=(0,), autocast="wide", flops_per_element=6),
+        free={"eps": 1e-5}, rounds=True, saves=(0, 1), autocast="wide", flops_per_element=6),
     Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {*})", dtype=first_dtype, free={"scale": 0.5},
         rounds=True, saves=(0, 1, 2, "result"), contraction=True, outside=("e",), passes=2,
         autocast="low", doc="softmax(q kᵀ · scale + mask) v"),

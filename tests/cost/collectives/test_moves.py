@@ -64,7 +64,7 @@ def test_a_move_is_priced_as_its_collectives(before: Layout, after: Layout, forw
         view_s = inf if before.is_shard else to + back
         assert COSTS.move_s(TENSOR, state, move) == pytest.approx(to + back, rel=1e-12)
         assert COSTS.move_s(replace(TENSOR, grad=False), state, move) == pytest.approx(to, rel=1e-12)
-        assert COSTS.move_s(replace(TENSOR, stored=True), state, move) == pytest.approx(stored_s, rel=1e-12)
+        assert COSTS.move_s(replace(TENSOR, stored=True, again=True), state, move) == pytest.approx(stored_s, rel=1e-12)
         assert COSTS.move_s(replace(TENSOR, view=True), state, move) == pytest.approx(view_s, rel=1e-12)
         assert COSTS.move_s(TensorClass((64, 48), "bfloat16", True), state, move) == pytest.approx(to + back)
 
@@ -74,9 +74,12 @@ def test_what_a_move_runs(before: Layout, after: Layout, forward: str, backward:
     move = Move(0, before, after)
     again = (forward,) if forward == "all_gather" else ()
     state = (before, R)
+    stored = replace(TENSOR, stored=True)
     assert COSTS.collectives_of(TENSOR, state, move) == (forward, backward)
-    assert COSTS.collectives_of(replace(TENSOR, stored=True), state, move) == (forward, backward, *again)
-    assert COSTS.collectives_of(replace(TENSOR, grad=False, stored=True), state, move) == (forward,)
+    assert COSTS.collectives_of(stored, state, move) == (forward, backward)
+    assert COSTS.collectives_of(replace(stored, again=True), state, move) == (forward, backward, *again)
+    assert COSTS.collectives_of(replace(stored, grad=False), state, move) == (forward,)
+    assert COSTS.collectives_of(replace(stored, grad=False, again=True), state, move) == (forward, *again)
 
 
 @each(("before", "after", "forward", "backward"), MOVES)
@@ -85,7 +88,7 @@ def test_what_differs_from_microbatch_to_microbatch_moves_in_each(
 ) -> None:
     costs, move = MoveCosts(CLUSTER, Mesh(("mb", "a", "b"), (4, *SIZES))), Move(1, before, after)
     again = (forward,) if forward == "all_gather" else ()
-    stored = replace(TENSOR, stored=True)
+    stored = replace(TENSOR, stored=True, again=True)
     assert costs.collectives_of(TENSOR, (R, before, R), move) == (forward, backward)
     assert costs.collectives_of(stored, (R, before, R), move) == (forward, backward)  # kept for all of a step
     assert costs.collectives_of(stored, (C, before, R), move) == (forward, backward, *again) * 4
