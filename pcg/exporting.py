@@ -36,7 +36,11 @@ class LostGradientError(Exception):
 
 
 def export(
-    wrapper: nn.Module, model: nn.Module, tensors: Mapping[str, Any], mode: FakeTensorMode | None, marker: Marker
+    wrapper: nn.Module,
+    model: nn.Module,
+    tensors: Mapping[str, Any],
+    mode: FakeTensorMode | None,
+    marker: Marker | None = None,
 ) -> torch.export.ExportedProgram:
     """`wrapper(**tensors)` in functional ATen operators. `model`, inside the wrapper, is what errors are about.
 
@@ -52,6 +56,7 @@ def export(
     try:
         with warnings.catch_warnings(), _own_backwards_refused():
             warnings.simplefilter("ignore")
+            marker = marker or Marker("cpu")
             with marker.watching():
                 exported = torch.export.export(wrapper, (), dict(tensors), strict=False)
             _cut_gradients(exported.graph_module)
