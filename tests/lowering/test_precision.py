@@ -22,6 +22,7 @@ from shardwright.pcg.moves import fused_moves, source_of
 from shardwright.pcg.step.execution import Precision
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.search.planner import Planner
+from tests.each import each
 from tests.lowering.runs import Batch, Case, Step, outcome, parallel_step, whole
 from tests.search.graphs import cluster
 
@@ -112,6 +113,7 @@ def test_a_loss_scaler_leaves_no_trace() -> None:
         scaled = parallel_step(parallel, case("pictures").batch)
         parallel.scaler.unscale_(optimizer)
         after = outcome(parallel, scaled.loss)
+        parallel.scaler.update()
         optimizer.zero_grad()
         parallel.forward_backward(**case("pictures").batch)
         before = [p.detach().clone() for p in parallel.parameters()]
