@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from shardwright.lowering.expressions import Expressions, mask_name
+from shardwright.lowering.expressions import Expressions, draw_name, mask_name
 from shardwright.lowering.late import LOSS
 from shardwright.lowering.outside import Outside, find_outside
 from shardwright.lowering.pieces import indexed
@@ -22,7 +22,8 @@ from shardwright.pcg.types import TensorType
 HEADER = '''"""One rank's program on the mesh {mesh}, written by Shardwright.
 
 `leaf` holds this rank's parts of parameters and buffers, `batch` those of the inputs, `constant` what `constants` made;
-`blocks` gather sharded parameters; {axes}: the mesh axes. Every rank runs the same text.
+`blocks` gather sharded parameters; {axes}: the mesh axes; `draw` is the first of the step's dropout masks.
+Every rank runs the same text.
 Comments: where it comes from in the model, layout on each axis, local type.
 """
 
@@ -37,15 +38,17 @@ from shardwright.lowering.collectives import (
 _FUNCTIONS = sorted({"start_sum", "finish_sum", *(kind.function for kind in MOVES.values())})
 
 _RESERVED = frozenset({
-    "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "device", "forward", "float", *_FUNCTIONS,
+    "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "device", "draw", "forward",
+    "float", *_FUNCTIONS,
 })  # fmt: skip
 
 
 def emit(graph: Graph, outside: Outside | None = None) -> str:
     """The source of two functions.
 
-    `forward(leaf, batch, constant, blocks, device, *axes)` returns the graph's outputs by name, the loss as this rank's
-    summand; `constants(device, *axes)` returns what is computed only once. `outside` says what the runtime does.
+    `forward(leaf, batch, constant, blocks, device, *axes, draw)` returns the graph's outputs by name, the loss as this
+    rank's summand; `constants(device, *axes)` returns what is computed only once. `draw` is the first draw of the step.
+    `outside` says what the runtime does.
     """
     return _Emitter(graph, outside or find_outside(graph)).source()
 
@@ -73,7 +76,7 @@ class _Emitter:
         return "".join(
             (
                 HEADER.format(mesh=mesh, axes=", ".join(axes) or "no axes", functions=",\n    ".join(_FUNCTIONS)),
-                f"\n\ndef forward({', '.join(['leaf, batch, constant, blocks, device', *axes])}):\n",
+                f"\n\ndef forward({', '.join(['leaf, batch, constant, blocks, device', *axes, 'draw=rt.Draw()'])}):\n",
                 *self._body(lines, reads, self.results),
                 f"\n\ndef constants({', '.join(['device', *axes])}):\n",
                 *self._body(once, reads, {str(n.name): str(n.name) for n in once if n.name in kept}),
@@ -125,7 +128,8 @@ class _Emitter:
             yield f"{name} = constant[{node.name!r}]  # {comment}"
         elif line.kind == "draw":
             kind = self.graph.types[node.name]
-            yield f"{mask_name(node)} = rt.draw({kind.shape}, {node.attr('p')}, torch.{kind.dtype}, device)"
+            what = f"{kind.shape}, {node.attr('p')}, {draw_name(node)}, torch.{kind.dtype}, device"
+            yield f"{mask_name(node)} = rt.ahead({what})"
         elif line.kind == "wait":
             yield f"{name} = finish_sum({name})  # {comment}"
         elif line.kind == "start":

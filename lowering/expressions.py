@@ -126,6 +126,7 @@ class Expressions:
             attrs["offset"] = self._offset(node, row.offset)
         if row.random:
             attrs["shard"] = self._shard(self.graph.types[node.name])
+            attrs["draw"] = draw_name(node)
             if node.name in self.drawn:
                 return f"rt.drop({operands[0]}, {attrs['p']}, {mask_name(node)}, {attrs['shard']})"
         numbers = [operand for operand in operands if operand in self.literals.values()]
@@ -158,6 +159,11 @@ class Expressions:
             return "None"
         places = ", ".join(f"({self.graph.mesh.names[a]}, {dim}, {blocks})" for a, dim, blocks in steps)  # type: ignore[misc]
         return f"rt.Shard({kind.shape}, {places})"
+
+
+def draw_name(node: Node) -> str:
+    """Which draw a dropout's mask is."""
+    return f"draw + {node.attr('seed')}"
 
 
 def mask_name(node: Node) -> str:

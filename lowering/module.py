@@ -20,6 +20,7 @@ from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.emit import emit
+from shardwright.lowering.exact import Draw, num_draws, step_draws
 from shardwright.lowering.late import LOSS, sink_reductions
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
@@ -89,6 +90,7 @@ class ParallelModule(nn.Module):
         sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
         self._constants: dict[str, Tensor] | None = None
+        self._num_draws = num_draws(graph)
         self.program: Program = compile_source(emit(graph, outside))
 
     def _hold(self, graph: Graph, model: nn.Module) -> None:
@@ -152,8 +154,8 @@ class ParallelModule(nn.Module):
         local = self._batch.local(batch)
         self._blocks.reset()
         try:
-            with self._blocks.hooks() if self._blocks.items else nullcontext():
-                outputs = self._program(local)
+            with self._blocks.hooks() if self._blocks.items else nullcontext(), step_draws(self._num_draws) as draw:
+                outputs = self._program(local, draw)
             loss = outputs.pop(LOSS)
             self._reducer.watch(loss)
             self._write_back(outputs)
@@ -161,13 +163,13 @@ class ParallelModule(nn.Module):
             raise _blame(error, "forward") from error
         return loss
 
-    def _program(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _program(self, local: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
         device, axes = self.ranks.device, self.ranks.axes
         if self._constants is None:
             with torch.no_grad():
                 constants = self.program.constants(device, *axes)
                 self._constants = {name: _by_itself(value) for name, value in constants.items()}
-        return self.program.forward(self._leaves, local, self._constants, self._blocks.items, device, *axes)
+        return self.program.forward(self._leaves, local, self._constants, self._blocks.items, device, *axes, draw=draw)
 
     def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
         with torch.no_grad():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +29,13 @@ __all__ = [
     "FileStore",
     "HashStore",
     "IncompatibleKeys",
+    "Kernel",
+    "Kernels",
     "after_backward",
+    "argument_names",
     "copy_all",
     "default_device",
+    "in_backward",
     "is_strided",
     "make_spec",
     "norms",
@@ -128,3 +134,42 @@ def norms(tensors: list[Tensor], order: float) -> Tensor:
 def scale_(tensors: list[Tensor], factor: Tensor) -> None:
     """Multiply every tensor in place."""
     torch._foreach_mul_(tensors, factor)
+
+
+# ---- kernels of torch's own operators ----
+
+
+def in_backward() -> bool:
+    """Whether this thread is computing gradients."""
+    return torch._C._current_autograd_node() is not None
+
+
+Kernel = Callable[..., Any]
+
+
+class Kernels:
+    """Other kernels for some of torch's operators on plain tensors, in all threads, until `restore`.
+
+    `replacements`: by operator and device; called with the original kernel and the operator's arguments.
+    """
+
+    def __init__(self, replacements: Mapping[tuple[str, str], Kernel]) -> None:
+        self._library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns where a kernel is replaced
+            for (name, device), kernel in replacements.items():
+                original = torch.library.get_kernel(f"aten::{name}", device)
+                self._library.impl(name, _replaced(original.call_boxed, kernel), device, with_keyset=True)
+
+    def restore(self) -> None:
+        """Torch's own kernels again."""
+        self._library._destroy()
+
+
+def _replaced(original: Kernel, kernel: Kernel) -> Kernel:
+    return lambda keys, *args, **kwargs: kernel(partial(original, keys), *args, **kwargs)
+
+
+def argument_names(operator: str) -> list[str]:
+    """The names of the arguments of one of torch's operators."""
+    return [argument.name for argument in getattr(torch.ops.aten, operator).default._schema.arguments]

@@ -47,6 +47,8 @@ class GraphBuilder:
         inputs = self.operands(*operands)
         if (same := self._no_op(op, inputs, attrs)) is not None:
             return same
+        if op == "dropout" and attrs["p"] == 1:
+            return self.op("mul", inputs[0], 0.0)  # as torch has it, which draws nothing then
         if op == "reshape" and self.nodes[inputs[0]].op == "reshape":
             return self.op(op, self.nodes[inputs[0]].inputs[0], **attrs)
         if op in ROWS and ROWS[op].random:

@@ -66,7 +66,7 @@ def _special(n: int) -> dict[str, Sample]:
         "max_pool2d": Sample((image,), _WINDOW),
         "avg_pool2d": Sample((image,), _WINDOW),
         "adaptive_avg_pool2d": Sample((image,), {"size": (1, 1)}),
-        "dropout": Sample((x,), {"p": 0.1, "shard": None}),
+        "dropout": Sample((x,), {"p": 0.1, "draw": "rt.Draw()", "shard": None}),
         "cross_entropy_sum": Sample((x, (n,)), {"ignore_index": -100, "label_smoothing": 0.0}, indices=(1,)),
         "embedding": Sample((x, (n,)), {"padding_idx": None, "offset": None}, indices=(1,)),
         "pick": Sample((x, (n,)), {"offset": None}, indices=(1,)),
