@@ -8,7 +8,7 @@ captured graph, counts on by all of a step at once, and computes its own part of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -76,12 +76,12 @@ class ExactRandom:
         return self._remembering(first), self._drawing_again(first)
 
     @contextmanager
-    def _remembering(self, first: list[int]) -> Iterator[None]:
+    def _remembering(self, first: list[int]) -> Generator[None]:
         first[:] = [self._counter]
         yield
 
     @contextmanager
-    def _drawing_again(self, first: list[int]) -> Iterator[None]:
+    def _drawing_again(self, first: list[int]) -> Generator[None]:
         before = self._counter, self._drawn_again
         (self._counter,), self._drawn_again = first, True
         try:
@@ -90,7 +90,7 @@ class ExactRandom:
             self._counter, self._drawn_again = before
 
     @contextmanager
-    def program(self, num_draws: int) -> Iterator[Draw]:
+    def program(self, num_draws: int) -> Generator[Draw]:
         """Around the step of a lowered program, which draws by number; yields its first draw."""
         first, before = Draw(self._seed, self._counter), self._in_program
         self._counter, self._in_program = self._counter + num_draws, True
@@ -179,7 +179,7 @@ def num_draws(graph: Graph) -> int:
 
 
 @contextmanager
-def step_draws(num_draws: int) -> Iterator[Draw]:
+def step_draws(num_draws: int) -> Generator[Draw]:
     """Around the step of a lowered program that draws this many masks; yields the first."""
     if _PROCESS.current is None:
         yield Draw()
@@ -222,13 +222,13 @@ def _native_dropout(original: private.Kernel, x: Tensor, p: float, train: bool |
     return x.mul(mask).mul_(1 / (1 - p)), mask
 
 
-def _attention(name: str, original: private.Kernel, *args: object, **kwargs: object) -> object:
+def fused_attention(name: str, original: private.Kernel, *args: object, **kwargs: object) -> object:
     """A fused attention draws by itself, so it may not drop anything."""
     given = dict(zip(private.argument_names(name), args, strict=False)) | kwargs
     if given.get("dropout_p"):
         raise ShardwrightError(
-            f"under seed_exactly attention with dropout cannot run in the kernel {name}, which draws by itself; run the "
-            "model inside torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+            f"under seed_exactly attention with dropout cannot run in the kernel {name}, which draws by itself; run "
+            "the model inside torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
         )
     return original(*args, **kwargs)
 
@@ -241,5 +241,5 @@ def _replacements() -> dict[tuple[str, str], private.Kernel]:
     devices = ("CPU", "CUDA") if torch.backends.cuda.is_built() else ("CPU",)
     found: dict[tuple[str, str], private.Kernel] = {(n, d): kernel for n, kernel in _DROPOUTS.items() for d in devices}
     if "CUDA" in devices:
-        found.update({(name, "CUDA"): partial(_attention, name) for name in _FUSED})
+        found.update({(name, "CUDA"): partial(fused_attention, name) for name in _FUSED})
     return found

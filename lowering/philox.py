@@ -80,6 +80,8 @@ def keep_mask(
     """
     held = [stretches(extent, cut) for extent, cut in zip(shape, cuts or [()] * len(shape), strict=True)]
     local = [sum(stop - start for start, stop in pieces) for pieces in held]
+    if not prod(local):
+        return torch.empty(local, dtype=torch.bool, device=device)
     kept = [d for d, extent in enumerate(shape) if extent > 1] or [len(shape) - 1]
     *lead, last = ((shape[d], held[d]) for d in kept) if shape else [(1, [(0, 1)])]
     covered = [(start // WORDS, -(-stop // WORDS)) for start, stop in last[1]]
@@ -114,7 +116,7 @@ def _within(pieces: Sequence[Stretch], skipped: int, length: int) -> list[Stretc
 
 def _places(sizes: Sequence[tuple[int, Sequence[Stretch]]], device: torch.device) -> Tensor:
     """The row-major numbers, in a grid of these extents, of the places that are held along each dimension."""
-    strides = [prod(extent for extent, _ in sizes[d + 1 :]) for d in range(len(sizes))]
+    strides = [prod([extent for extent, _ in sizes[d + 1 :]]) for d in range(len(sizes))]
     lines = [
         torch.cat([torch.arange(start * stride, stop * stride, stride, device=device) for start, stop in pieces])
         for (_, pieces), stride in zip(sizes, strides, strict=True)
@@ -126,7 +128,7 @@ def _compare(places: Tensor, keep: float, seed: int, number: int) -> Tensor:
     """[places, words]: whether a word is below the share of 2³² that is kept."""
     limit, key = round(keep * 2**32), (seed & _LOW, seed >> 32)
     out = torch.empty(len(places), WORDS, dtype=torch.bool, device=places.device)
-    chunk = _CHUNK.get(places.device.type, _CHUNK_ELSEWHERE)
+    chunk = len(places) if torch.compiler.is_compiling() else _CHUNK.get(places.device.type, _CHUNK_ELSEWHERE)
     memory = torch.empty(6, min(chunk, len(places)), dtype=torch.int64, device=places.device)
     for place, rows in zip(places.split(chunk), out.split(chunk), strict=True):
         a, b, c, d, *scratch = memory[:, : len(place)]
@@ -134,7 +136,7 @@ def _compare(places: Tensor, keep: float, seed: int, number: int) -> Tensor:
         torch.bitwise_right_shift(place, 32, out=b)
         words = philox((a, b, c.fill_(number & _LOW), d.fill_(number >> 32)), scratch, key)
         for word, bits in zip(rows.unbind(1), words, strict=True):
-            torch.lt(bits, limit, out=word)
+            word.copy_(bits < limit)
     return out
 
 

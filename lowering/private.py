@@ -141,7 +141,7 @@ def scale_(tensors: list[Tensor], factor: Tensor) -> None:
 
 def in_backward() -> bool:
     """Whether this thread is computing gradients."""
-    return torch._C._current_autograd_node() is not None
+    return torch._C._current_autograd_node() is not None  # pyright: ignore[reportUnnecessaryComparison]
 
 
 Kernel = Callable[..., Any]
