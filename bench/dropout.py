@@ -123,9 +123,9 @@ def section(masks: Mapping[str, Mapping[str, float]], steps: Mapping[str, Mappin
     shape = " × ".join(map(str, SHAPE))
     return f"""{HEADING}
 
-Written by `python -m bench.dropout` on {date.today()}: {os.cpu_count()}-core CPU, torch {torch.__version__}, one thread,
-medians of {num_rounds} rounds in turns. Dropout (p = {P}) of a rank's part of a tensor of {shape}, where the rank
-draws the global mask from torch's generator, and where it computes its own part; beside them the mask of the part
+Written by `python -m bench.dropout` on {date.today()}: {os.cpu_count()}-core CPU, torch {torch.__version__}, one
+thread, medians of {num_rounds} rounds in turns. Dropout (p = {P}) of a rank's part of a tensor of {shape}, where the
+rank draws the global mask from torch's generator, and where it computes its own part; beside them the mask of the part
 alone, by torch's generator and by Philox.
 
 | the rank holds | global mask | own part | times as fast | `bernoulli_` alone | Philox alone |

@@ -330,6 +330,12 @@ class Featured(nn.Module):
         return F.dropout2d(self.conv(x), 0.3).sum()
 
 
+def test_capturing_draws_nothing(gpt: Case) -> None:
+    with sw.seed_exactly(SEED) as random:
+        assert Case(gpt.model, gpt.batch).captured.graph == gpt.captured.graph
+        assert random.counter == 0
+
+
 def test_a_draw_without_a_number_says_what_to_do() -> None:
     case = Case(Featured(), {"x": IMAGES})
 
