@@ -21,7 +21,7 @@ def test_a_rank_holds_what_its_name_says() -> None:
 
 def test_the_section_replaces_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"# Page\n\ntext\n\n{dropout.HEADING}\n\nold\n")
+    page.write_text(f"# Page\n\ntext\n\n{dropout.HEADING}\n\nobsolete\n")
     monkeypatch.setattr(dropout, "PAGE", page)
     times = {"global": 2.0, "own": 0.5, "bernoulli_": 0.1, "philox": 0.2}
     for _ in range(2):
@@ -30,7 +30,7 @@ def test_the_section_replaces_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert text.startswith("# Page\n\ntext\n\n## ")
     assert text.count("| a part | 2000.0 ms | 500.0 ms | 4.0 | 100.0 ms | 200.0 ms |") == 1
     assert text.count("| data | 2000 ms | 500 ms | 0.25 |") == 1
-    assert "old" not in text
+    assert "obsolete" not in text
 
 
 def test_contenders_take_turns() -> None:
