@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, HashStore
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd import Variable
 from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,37 +19,18 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
-    "AutogradContext",
-    "FakeTensor",
-    "FileStore",
-    "HashStore",
-    "IncompatibleKeys",
-    "Kernel",
-    "Kernels",
-    "after_backward",
-    "argument_names",
-    "copy_all",
-    "default_device",
-    "in_backward",
-    "is_strided",
-    "make_spec",
-    "norms",
-    "num_blocks",
-    "scale_",
-    "spec_of",
-    "start_all_reduce",
-    "strided_shard",
-    "tree_iter",
-    "unwrap",
-    "wait",
-    "wrap",
-]
+    "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys",
+    "TorchDispatchMode", "tree_iter", "unset_fake_temporarily",
+]  # fmt: skip
 
+FAKE = "fake"  # the backend of process groups whose other ranks are not there
 AutogradContext = Any  # torch gives its type no public name
 
 
@@ -136,13 +117,24 @@ def scale_(tensors: list[Tensor], factor: Tensor) -> None:
     torch._foreach_mul_(tensors, factor)
 
 
-# ---- kernels of torch's own operators ----
+def storage_key(tensor: Tensor) -> int:
+    """What two tensors have in common if and only if they share memory: an address that fake tensors have as well."""
+    return tensor.untyped_storage()._cdata
 
 
 def in_backward() -> bool:
-    """Whether this thread is computing gradients."""
-    return torch._C._current_autograd_node() is not None  # pyright: ignore[reportUnnecessaryComparison]
+    """Whether autograd runs a backward now."""
+    return torch._C._current_graph_task_id() != -1
 
+
+def group_of(argument: Any) -> dist.ProcessGroup:
+    """The process group that an operator of c10d or of the functional collectives is given."""
+    if isinstance(argument, str):
+        return dist.distributed_c10d._resolve_process_group(argument)
+    return dist.ProcessGroup.unbox(argument)
+
+
+# ---- kernels of torch's own operators ----
 
 Kernel = Callable[..., Any]
 

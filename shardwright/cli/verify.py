@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         "verify examples/zoo.py:gpt2 --cluster local:2",
         "verify examples/zoo.py:llama --cluster local:4 --mesh dp=2,tp=2 --roles data,tensor",
         "verify train.py:make --plan plan.json",
+        "verify plan.json --dry-run",
     )
 )
 @model_options
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 @click.option("--loss-tolerance", type=float, default=1e-5, show_default=True, help="Relative error of the loss.")
 @click.option("--gradient-tolerance", type=float, default=1e-4, show_default=True, help="Relative error of a gradient.")
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds until a rank counts as stuck.")
+@click.option("--dry-run", is_flag=True,
+              help="Check a plan file alone, on tensors without data: no model, no devices, any size.")  # fmt: skip
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Whose program, with --dry-run.")
 @format_option
 def verify(
     model: Mapping[str, Any],
@@ -39,13 +43,23 @@ def verify(
     loss_tolerance: float,
     gradient_tolerance: float,
     timeout: float,
+    dry_run: bool,
+    rank: int,
     form: str,
 ) -> int:
-    """Check a plan by numbers, on local ranks.
+    """Check a plan, by numbers on local ranks or by a dry run.
 
-    The loss, every parameter's gradient, every buffer and the random generator after one step of the lowered program,
-    dropout included, are compared with those of the model in a single process. Ends with status 1 where one is off.
+    By numbers: the loss, every parameter's gradient, every buffer and the random generator after one step of the lowered program,
+    dropout included, are compared with those of the model in a single process.
+
+    By a dry run, `verify PLAN.json --dry-run`: one rank's program takes a step on tensors without data, among ranks that
+    are not there. The types of all values, every collective with its bytes and the memory at the peak are compared with
+    what the plan says; a peak may be off by 5 %.
+
+    Ends with status 1 where something is off.
     """
+    if dry_run:
+        return _dry_run(model, plan_file, search, rank, form)
     from shardwright.cli.models import Request, load
 
     with terminal.progress("verify") as progress:
@@ -68,3 +82,25 @@ def verify(
     check = NumericCheck(f"{plan.model} on mesh {plan.mesh}", errors, loss_tolerance, gradient_tolerance)
     terminal.show(check, form)
     return 0 if check.passed else 1
+
+
+def _dry_run(model: Mapping[str, Any], plan_file: Path | None, search: Mapping[str, Any], rank: int, form: str) -> int:
+    if any(search.values()) or model["hf_config"] is not None:
+        raise PlanError("--dry-run takes a plan file alone; leave out what describes a model or guides a search")
+    files = [Path(file) for file in (model["model"], plan_file) if file is not None]
+    if len(files) != 1:
+        raise PlanError(
+            f"--dry-run takes one plan file, got {len(files)}; such as: shardwright verify plan.json --dry-run"
+        )
+    from shardwright.search.plan import Plan
+
+    with terminal.progress("verify") as progress:
+        progress("reading the plan")
+        plan = Plan.load(files[0])
+        progress(f"running the program of rank {rank} of {plan.mesh.num_devices} without data")
+        from shardwright.lowering.dryrun import dry_run
+        from shardwright.reports.dryrun import DryRunReport
+
+        report = DryRunReport(plan, dry_run(plan.graph, rank))
+    terminal.show(report, form)
+    return 0 if report.passed else 1

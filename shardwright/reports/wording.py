@@ -32,7 +32,7 @@ def axis_name(axis: AxisFacts) -> str:
 
 def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
     """The levels of the network that one group of the axis crosses."""
-    group = group_of(mesh.sizes, mesh.index(axis), cluster.levels)
+    group = group_of(mesh.device_sizes, mesh.index(axis), cluster.levels)
     crossed = [level.name for level, split in zip(cluster.levels, group.splits, strict=True) if split > 1]
     return " and ".join(crossed) or "one device"
 

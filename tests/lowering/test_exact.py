@@ -248,7 +248,7 @@ def test_masks_do_not_depend_on_the_order_of_the_lines() -> None:
         masks = [rt.dropout(x, 0.5, rt.Draw(SEED, 30 + seed), None) for seed in order]
         program = compile_source(emit(dropouts(order)))
         state = torch.get_rng_state()
-        found = program.forward({"x": x}, {}, {}, [], torch.device("cpu"), draw=rt.Draw(SEED, 30))["loss"]
+        found = program.forward({"x": x}, {}, {}, [], None, torch.device("cpu"), draw=rt.Draw(SEED, 30))["loss"]
         assert torch.equal(torch.get_rng_state(), state)
         assert torch.equal(found, (x + masks[0]) * masks[1] * masks[2])
 
