@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from shardwright.lowering.program import compile_source
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.search.planner import Planner
 from tests.each import each
 from tests.lowering.runs import Case, Step, assert_same_step, outcome
@@ -253,6 +255,23 @@ def test_masks_do_not_depend_on_the_order_of_the_lines() -> None:
         assert torch.equal(found, (x + masks[0]) * masks[1] * masks[2])
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
+def test_a_compiled_program_draws_the_same_and_is_not_compiled_for_every_step() -> None:
+    x, program, graphs = torch.ones(64), compile_source(emit(dropouts((0, 1, 2)))), list[object]()
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(program.forward, backend=backend, fullgraph=True)
+    for step in range(5):
+        given = ({"x": x}, {}, {}, [], None, torch.device("cpu"))
+        draw = rt.Draw(SEED, 3 * step)
+        assert torch.equal(compiled(*given, draw=draw)["loss"], program.forward(*given, draw=draw)["loss"])
+    assert len(graphs) == 2  # for the first number, then for any
+
+
 def test_without_a_seed_torch_draws() -> None:
     torch.manual_seed(3)
     expected = torch.native_dropout(X, 0.3, True)[0]
@@ -313,12 +332,29 @@ PLANS = [
 
 @pytest.mark.parametrize(("roles", "sizes"), PLANS, ids=["-".join(roles.values()) for roles, _ in PLANS])
 def test_training_equals_one_process(gpt: Case, roles: dict[str, str], sizes: dict[str, int]) -> None:
-    graph, expected = planned(gpt, roles, **sizes), train_alone(gpt)
+    graph = planned(gpt, roles, **sizes)
     weights = [n for n in graph.nodes if n.op == "dropout" and len(graph.types[n.name].shape) == 4]
     assert all(choice != "R" for n in weights for choice in n.split)  # every rank draws its part of these alone
-    for steps in gpt.on_ranks(graph, lambda parallel: train_on_a_rank(parallel, gpt)):
+    assert_trains_exactly(gpt, graph, DEFAULT)
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_what_is_made_again_draws_the_same(gpt: Case, recompute: Literal["full", "selective"]) -> None:
+    assert_trains_exactly(gpt, planned(gpt, {"dp": "zero"}, dp=2), Execution(recompute=recompute))
+
+
+def assert_trains_exactly(case: Case, graph: Graph, execution: Execution) -> None:
+    expected = train_alone(case)
+    for steps in case.on_ranks(graph, lambda parallel: train_on_a_rank(parallel, case), execution):
         for found, one in zip(steps, expected, strict=True):
             assert_same_step(found, one, 1e-10)
+
+
+def test_equal_blocks_are_one_function_that_counts_from_its_own_first_draw(gpt: Case) -> None:
+    source = emit(planned(gpt, {"dp": "data"}, dp=2))
+    block, _, forward = source.partition("def forward(")
+    assert [f"draw + {n}" for n in range(3)] == re.findall(r"draw \+ \d+", block)
+    assert [f"draw + {n}" for n in (0, 1, 4)] == re.findall(r"draw \+ \d+", forward)
 
 
 class Featured(nn.Module):
