@@ -156,13 +156,20 @@ class _Backward:
         self.chunk = chunk
         self.last: dict[int, int] = {}  # of those that get gradients, who reads a block first, forward
         self.complete: dict[int, int] = {}  # and who reads a use of a parameter first
+        self.before: dict[int, list[Occurrence]] = {}  # what is made again before the backward of each
+        order: dict[int, None] = {}  # of blocks, as backward comes to need them
+        rebuilt: set[Region] = set()
         for occurrence in reversed(chunk.occurrences):
             if occurrence.operation.is_differentiated:
-                self.last.update(dict.fromkeys(chunk.blocks_of(occurrence), occurrence.number))
+                again = [o for memory in occurrence.keeps for o in _again(memory, occurrence.region, rebuilt)]
+                self.before[occurrence.number] = again
+                own = chunk.blocks_of(occurrence)
+                order.update(dict.fromkeys(block for o in again for block in chunk.blocks_of(o)))
+                order.update(dict.fromkeys(own))
+                self.last.update(dict.fromkeys(own, occurrence.number))
                 self.complete.update(dict.fromkeys(chunk.trained(occurrence), occurrence.number))
-        self.gathers = _Gathers(list(self.last), held, late=late, ahead=ahead)
+        self.gathers = _Gathers(list(order), held, late=late, ahead=ahead)
         self.buckets, self.units = Buckets[int](), list[tuple[int, ...]]()
-        self.rebuilt: set[Region] = set()
         self.scattered: int | None = None
 
     def run(self) -> Iterator[tuple[Action, ...]]:
@@ -172,8 +179,10 @@ class _Backward:
 
     def _of(self, occurrence: Occurrence) -> Iterator[Action]:
         number, operation = occurrence.number, occurrence.operation
-        for memory in occurrence.keeps:
-            yield from self._again(memory)
+        for other in self.before[number]:
+            for block in self.chunk.blocks_of(other):
+                yield from self.gathers.use(block)
+            yield Action("again", other.number)
         blocks = self.chunk.blocks_of(occurrence)
         for block in blocks:
             yield from self.gathers.use(block)
@@ -193,17 +202,6 @@ class _Backward:
                 yield from self._deliver()
                 yield Action("scatter", block)
                 self.scattered = block
-
-    def _again(self, memory: Allocation) -> Iterator[Action]:
-        """Run what makes this again, unless it is kept or there already."""
-        region = memory.region
-        if region is None or memory.kept or region in self.rebuilt:
-            return
-        self.rebuilt.add(region)
-        for occurrence in region.needed():
-            for block in self.chunk.blocks_of(occurrence):
-                yield from self.gathers.use(block)
-            yield Action("again", occurrence.number)
 
     def _deliver(self) -> Iterator[Action]:
         if self.scattered is None:
@@ -229,3 +227,15 @@ class _Backward:
     def _end(self) -> Iterator[Action]:
         yield from self._deliver()
         yield from self._reduce(self.buckets.rest())
+
+
+def _again(memory: Allocation, reader: Region | None, rebuilt: set[Region]) -> Iterator[Occurrence]:
+    """What makes this again for who reads it, with what that needs made again; nothing where it is there."""
+    region = memory.region
+    if region is None or region in rebuilt or (memory.kept and region is not reader):
+        return
+    rebuilt.add(region)
+    for occurrence in region.needed():
+        for read in occurrence.reads:
+            yield from _again(read, region, rebuilt)
+        yield occurrence

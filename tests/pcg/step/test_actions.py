@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shardwright.pcg.step.actions import Action, Actions, actions
 from shardwright.pcg.step.chunk import Chunk, Stretch
-from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.pcg.step.operations import Operation
+from shardwright.pcg.step.operation import Again, Operation
 from shardwright.pcg.step.parameters import Parameter, Slices
 
 
@@ -14,11 +13,10 @@ def parameter(leaf: str, *, sliced: bool = False, sums: tuple[str, ...] = ()) ->
     return Parameter(leaf, leaf, f"h.{leaf}", True, "float32", slices, sums, 4, 16.0, 16.0)
 
 
-def product(name: str, x: str, weight: str, *, apart: bool = False, attention: bool = False) -> Operation:
+def product(name: str, x: str, weight: str, *, apart: bool = False) -> Operation:
     """`name` = x · weight, which keeps x for the gradient of the weight."""
     return Operation(
         name, (x,), (weight,), num_bytes=1.0, keeps=(x,), gradients=() if x == "x" else (x,), grad=True, apart=apart,
-        attention=attention,
     )  # fmt: skip
 
 
@@ -26,9 +24,9 @@ def chain(**facts: bool) -> list[Operation]:
     return [product("a", "x", "u", **facts), product("b", "a", "v", **facts), product("c", "b", "w", **facts)]
 
 
-def chunk(operations: list[Operation], *parameters: Parameter, times: int = 1, execution: Execution = DEFAULT) -> Chunk:
+def chunk(operations: list[Operation], *parameters: Parameter, times: int = 1) -> Chunk:
     by_leaf = {p.leaf: p for p in parameters}
-    return Chunk([(Stretch(tuple(operations), frozenset(by_leaf)), times)], by_leaf, execution)
+    return Chunk([(Stretch(tuple(operations), frozenset(by_leaf)), times)], by_leaf)
 
 
 def text(made: Chunk, own: tuple[tuple[Action, ...], ...]) -> str:
@@ -110,9 +108,10 @@ def test_backward_in_two_parts_makes_the_gradients_of_weights_apart() -> None:
 
 
 def test_what_is_made_again_runs_before_what_needs_it() -> None:
-    run = Execution(recompute="full")
-    operations = [o._replace(module=f"h.{i // 2}") for i, o in enumerate([*chain(), product("d", "c", "t")])]
-    made = chunk(operations, *map(parameter, "uvwt"), execution=run)
+    operations = [
+        o._replace(again=Again(f"h.{i // 2}", whole=True)) for i, o in enumerate([*chain(), product("d", "c", "t")])
+    ]
+    made = chunk(operations, *map(parameter, "uvwt"))
     assert text(made, actions(made).backward) == (
         "again c, backward d, accumulate 3, backward c, accumulate 2, again a, backward b, accumulate 1, "
         "backward a, accumulate 0"
