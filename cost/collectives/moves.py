@@ -11,6 +11,7 @@ from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
+from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.types import ITEM_BYTES
 
 
@@ -23,8 +24,8 @@ no other, and `check_time` then says which operator wants it."""
 class TensorClass:
     """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
 
-    A `stored` parameter is gathered for each use and again in backward; the gathered weight is not kept. A `view` of
-    one is not gathered itself: the parameter is, before the view is taken.
+    A `stored` parameter is gathered for each use, as often as `zero` says. A `view` of one is not gathered itself: the
+    parameter is, before the view is taken. An activation that is moved `twice` is so again in backward.
     """
 
     shape: tuple[int, ...]
@@ -32,6 +33,8 @@ class TensorClass:
     grad: bool
     stored: bool = False
     view: bool = False
+    zero: Zero = "zero-3"
+    twice: bool = False
 
 
 class MoveCosts:
@@ -65,18 +68,28 @@ class MoveCosts:
         num_bytes = prod(tensor.shape) * ITEM_BYTES[tensor.dtype] / others
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf
+        if self._is_gather(tensor, move) and (tensor.zero == "zero-1") != self._is_once(state) and self.time is not None:
+            return inf
         return sum(self.collective_s(name, move.axis, num_bytes) for name in self.collectives_of(tensor, state, move))
 
     def collectives_of(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
-        """All that a move of a tensor in `state` runs in a step.
-
-        A stored parameter is gathered again in backward, unless that is done once for all microbatches.
-        """
+        """All that a move of a tensor in `state` runs in a step."""
         forward, backward = move.collectives()
         times = self.times(state)
-        again = tensor.stored and forward == "all_gather" and (self.num_microbatches == 1 or times > 1)
-        return ((forward, backward, forward) if again else (forward, backward))[: None if tensor.grad else 1] * times
+        ways = (forward, backward) if tensor.grad else (forward,)
+        if not self._is_gather(tensor, move):
+            return (ways + (forward,) * tensor.twice) * times
+        if tensor.zero == "zero-2":
+            return (forward,) + (backward,) * times
+        return (ways + (forward,) * (tensor.zero == "zero-3")) * times
+
+    def _is_gather(self, tensor: TensorClass, move: Move) -> bool:
+        """Whether this is how a parameter is gathered that is trained."""
+        return tensor.stored and tensor.grad and move.kind.forward == "all_gather"
+
+    def _is_once(self, state: Layouts) -> bool:
+        return self.time is not None and state[self.time] == R
 
     def times(self, state: Layouts) -> int:
         """How often a step has a tensor in this state: once, or in each microbatch."""
-        return 1 if self.time is None or state[self.time] == R else self.num_microbatches
+        return 1 if self.time is None or self._is_once(state) else self.num_microbatches
