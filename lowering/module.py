@@ -24,13 +24,15 @@ from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.program import Program, compile_source
 from shardwright.lowering.reducer import Reducer
+from shardwright.lowering.saved import Saved
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter, local_part
 from shardwright.pcg.capture import names_by_first, tied_names
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import LOSS, sink_reductions
-from shardwright.pcg.step.parameters import Parameter
+from shardwright.pcg.step.parameters import Parameter, module_block
 
 
 def lower(
@@ -40,15 +42,16 @@ def lower(
     constants: Mapping[str, Tensor] | None = None,
     options: Mapping[str, Any] | None = None,
     timeout_s: float = TIMEOUT_S,
+    execution: Execution = DEFAULT,
 ) -> ParallelModule:
     """This rank's program for a parallel graph, with this rank's shards of the model's parameters and buffers.
 
     Every rank calls it with the same graph and the same model. `constants` and `options` are those of
-    `pcg.capture.Captured`. Raises `DistributedError` where the number of ranks is not the mesh's, `PlanError` where the
-    graph is not of this model.
+    `pcg.capture.Captured`; `execution` says what backward makes again. Raises `DistributedError` where the number of
+    ranks is not the mesh's, `PlanError` where the graph is not of this model, or has not what is to be made again.
     """
     graph = sink_reductions(graph).validate()
-    return ParallelModule(graph, model, connect(graph.mesh, timeout_s), constants or {}, options or {})
+    return ParallelModule(graph, model, connect(graph.mesh, timeout_s), constants or {}, options or {}, execution)
 
 
 class ParallelModule(nn.Module):
@@ -66,6 +69,7 @@ class ParallelModule(nn.Module):
         ranks: Ranks,
         constants: Mapping[str, Tensor],
         options: Mapping[str, Any],
+        execution: Execution = DEFAULT,
     ) -> None:
         super().__init__()
         self.training = model.training
@@ -74,7 +78,7 @@ class ParallelModule(nn.Module):
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}
         self._hold(graph, model)
         self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
-        outside = find_outside(graph)
+        outside = find_outside(graph, execution)
         todo, uses = outside.actions, [use.parameter for use in outside.chunk.uses]
         units = ([uses[number] for number in unit] for unit in todo.units)
         self._reducer = Reducer(
@@ -88,6 +92,9 @@ class ParallelModule(nn.Module):
         self._reducer.at_end.append(self._blocks.finish)
         sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
+        self._saved = Saved(self._blocks, self._leaves.values(), ranks.device)
+        self._remakes = bool(self._blocks.items) or any(o.again for o in outside.operations.listed)
+        self._parts = _by_block(self._leaves)
         self._constants: dict[str, Tensor] | None = None
         self.program: Program = compile_source(emit(graph, outside))
 
@@ -116,9 +123,10 @@ class ParallelModule(nn.Module):
         shards = [self._of(p.leaf).inside for p in parameters]
         slices = [p.slices for p in parameters if p.slices is not None]
         axes = [self.ranks.merged((s.axis,)) for s in slices]
+        dtypes = [getattr(torch, p.used_dtype) for p in parameters]
         shares = [
-            SlicedParameter(tuple(shard.shape), shard.dtype, shard.device, axis, s.dim, s.blocks, s.copied)
-            for shard, axis, s in zip(shards, axes, slices, strict=True)
+            SlicedParameter(tuple(shard.shape), dtype, shard.device, axis, s.dim, s.blocks, s.copied)
+            for shard, dtype, axis, s in zip(shards, dtypes, axes, slices, strict=True)
         ]
         return shards, shares
 
@@ -152,7 +160,7 @@ class ParallelModule(nn.Module):
         local = self._batch.local(batch)
         self._blocks.reset()
         try:
-            with self._blocks.hooks() if self._blocks.items else nullcontext():
+            with self._saved.hooks() if self._remakes else nullcontext():
                 outputs = self._program(local)
             loss = outputs.pop(LOSS)
             self._reducer.watch(loss)
@@ -167,7 +175,8 @@ class ParallelModule(nn.Module):
             with torch.no_grad():
                 constants = self.program.constants(device, *axes)
                 self._constants = {name: _by_itself(value) for name, value in constants.items()}
-        return self.program.forward(self._leaves, local, self._constants, self._blocks.items, device, *axes)
+        runtime = (self._blocks.items, self._saved, device, *axes)
+        return self.program.forward(self._parts, local, self._constants, *runtime)
 
     def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
@@ -240,6 +249,15 @@ class ParallelModule(nn.Module):
             "a lowered module cannot be moved or cast (its program holds its parameters' storage); "
             "move or cast the model before compiling it"
         )
+
+
+def _by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
+    """All by name, and those of each repeated block of the model by their names in it."""
+    found: dict[str, Any] = dict(leaves)
+    for name, value in leaves.items():
+        if block := module_block(name):
+            found.setdefault(block, {})[name.removeprefix(f"{block}.")] = value
+    return found
 
 
 def _by_itself(value: Tensor) -> Tensor:

@@ -21,28 +21,7 @@ from torch.utils._pytree import tree_iter
 
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
-__all__ = [
-    "AutogradContext",
-    "FakeTensor",
-    "FileStore",
-    "HashStore",
-    "IncompatibleKeys",
-    "after_backward",
-    "copy_all",
-    "default_device",
-    "is_strided",
-    "make_spec",
-    "norms",
-    "num_blocks",
-    "scale_",
-    "spec_of",
-    "start_all_reduce",
-    "strided_shard",
-    "tree_iter",
-    "unwrap",
-    "wait",
-    "wrap",
-]
+__all__ = ["FakeTensor", "FileStore", "HashStore", "IncompatibleKeys", "tree_iter"]
 
 AutogradContext = Any  # torch gives its type no public name
 

@@ -131,7 +131,8 @@ def storage_domain(
         per_axis.append([R, *sorted(shards)])
     stored = valid_states(parameter.shape, per_axis, sizes)
     sharded = np.array([local_bytes(parameter, s, sizes) for s in stored], dtype=float)
-    elements, one = sharded / ITEM_BYTES[parameter.dtype], Stored(1.0, parameter.dtype, parameter.grad, False)
+    elements = sharded / ITEM_BYTES[parameter.dtype]
+    one = Stored(1.0, parameter.dtype, parameter.grad, False, parameter.dtype)
     return Domain(
         tuple(tuple(map(str, s)) for s in stored),
         ((),) * len(stored),

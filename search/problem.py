@@ -24,10 +24,11 @@ import numpy as np
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import Compute
-from shardwright.pcg.analysis import Written, constant_nodes, is_whole, saved_by, written
+from shardwright.pcg.analysis import Written, constant_nodes, is_whole, read_again, saved_by, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.moves import source_of
 from shardwright.pcg.types import TensorType
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
@@ -110,9 +111,9 @@ class ProblemBuilder:
             blocked = blocked_choices(graph, constant_nodes(graph))
         return _Build(self, graph, restrict, boundary or {}, blocked).run()
 
-    def close(self, kind: TensorType, stored: bool, view: bool, per_axis: PerAxis) -> Closure:
+    def close(self, kind: TensorType, stored: bool, view: bool, again: bool, summed: str, per_axis: PerAxis) -> Closure:
         """The closure of a tensor of this type that is laid out in these ways along each axis."""
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, view)
+        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, view, again, summed)
         return close(tensor, valid_states(kind.shape, per_axis, self.mesh.sizes), self.costs)
 
 
@@ -130,7 +131,7 @@ class _Build:
         self.types = graph.types
         self.interner = builder.interner
         self.kinds = {name: self.interner.of(kind) for name, kind in self.types.items()}
-        self.constants = constant_nodes(graph)
+        self.constants, self.again = constant_nodes(graph), read_again(graph)
         self.problem = Problem(graph, builder.mesh)
         self.charged: set[str] = set()
         self.roots: dict[str, str] = {}
@@ -178,7 +179,7 @@ class _Build:
         view = row is not None and row.view and how != "copy"
         self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
         saved = saved_by(node, [t.grad for t in operands]) if self.types[node.name].grad else ()
-        kept = tuple(self._charges(node, saved))
+        kept = tuple(self._charges(node, saved)) or (("result",) if source_of(self.graph, node.name).is_leaf else ())
         kind = self._kind(node)
         allowed = self._allowed(node, operands, kind)
         key = ("domain", kind, kept, how, allowed)
@@ -232,11 +233,15 @@ class _Build:
                 if isinstance(item, int)
                 else f"{node.name}{'.mask' * (item == 'mask')}"
             )
-            leaf = name in self.graph.by_name and self.graph.by_name[name].is_leaf
-            if name and name not in self.charged and not leaf and name not in self.constants:
+            if name and name not in self.charged and not self._is_stored(name) and name not in self.constants:
                 self.charged.add(name)
                 charged.append(item)
         return charged
+
+    def _is_stored(self, name: str) -> bool:
+        """Whether a value is a leaf, or a parameter that was cast: the cast is charged for that, as it is laid out."""
+        found = name in self.graph.by_name and source_of(self.graph, name)
+        return bool(found) and found.is_leaf
 
     def _storage(self, node: Node, uses: Sequence[TensorUse]) -> Domain:
         kind = self.types[node.name]
@@ -306,9 +311,11 @@ class _Build:
             ("layouts", made, handed_on, *(use[1:] for use in uses)),
             lambda: self.interner.of(_by_axis([*made.result, *_wanted(uses), handed_on, whole], len(whole))),
         )
-        root = self.graph.by_name[self.roots[name]]
-        stored, view = root.name == name and root.op == "parameter", root.name != name and root.op == "parameter"
-        return self.interner.call(self.b.close, self.kinds[name], stored, view, per_axis)
+        source = source_of(self.graph, self.roots[name])
+        of_parameter, is_view = source.op == "parameter", self.roots[name] != name
+        stored, view = of_parameter and not is_view, of_parameter and is_view
+        summed, again = self.types[source.name].dtype if stored else "", source.name in self.again
+        return self.interner.call(self.b.close, self.kinds[name], stored, view, again, summed, per_axis)
 
 
 _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")

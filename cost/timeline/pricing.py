@@ -267,7 +267,7 @@ class _Backward(_Pass):
                     and u.parameter.slices.copied == copied]  # fmt: skip
             if not uses:
                 continue
-            slices, num_bytes = uses[0].parameter.slices, sum(u.parameter.used_bytes for u in uses)
+            slices, num_bytes = uses[0].parameter.slices, sum(u.parameter.summed_bytes for u in uses)
             assert slices is not None
             name = f"gradients of {uses[0].parameter.home}"
             seconds = self.steps.collective_s("reduce_scatter" if copied else "slice", slices.axis, num_bytes)

@@ -191,10 +191,10 @@ class Chunk:
         return number
 
     def _blocks(self) -> list[Block]:
-        """Of one occurrence, one module, one axis and one dtype."""
+        """Of one occurrence, one module, one axis and one dtype, stored and gathered."""
         sliced = sorted((u for u in self.uses if u.parameter.slices is not None), key=lambda u: u.readers[0])
         keyed = (
-            (use, (use.home, p.module, p.slices and p.slices.axis, p.dtype), p.used_bytes)
+            (use, (use.home, p.module, p.slices and p.slices.axis, p.dtype, p.used_dtype), p.used_bytes)
             for use in sliced
             for p in (use.parameter,)
         )
@@ -206,9 +206,13 @@ class Chunk:
 
     # ---- what is asked of it ----
 
-    def blocks_of(self, occurrence: Occurrence) -> list[int]:
-        """The gathered blocks whose memory an operation reads."""
-        found = (self.uses[number].block for number in (*occurrence.weights, *occurrence.views))
+    def blocks_of(self, occurrence: Occurrence, *, backward: bool = False) -> list[int]:
+        """The gathered blocks whose memory an operation reads, forward or backward."""
+        uses, saved = (
+            (self.uses[number] for number in (*occurrence.weights, *occurrence.views)),
+            occurrence.operation.saved,
+        )
+        found = (use.block for use in uses if not backward or use.parameter.leaf in saved)
         return list(dict.fromkeys(block for block in found if block is not None))
 
     def trained(self, occurrence: Occurrence) -> list[int]:

@@ -19,8 +19,8 @@ class Operation(NamedTuple):
     """One operator, or one change of layout of an activation.
 
     reads        activations, by name; `weights`: parameters, by leaf
-    views        parameters whose memory it reads by way of views
-    alias        the operand whose memory the result shares, or ""
+    views        parameters whose memory it reads by way of views; `saved`: those whose memory its backward reads
+    alias        the operand whose memory the result shares, or ""; `sums_in_place`: by overwriting it
     keeps        what backward needs of activations; `mask_bytes`: and of a mask
     gradients    the activations among `reads` that get one; none and no weights: there is no backward
     grad         whether its result gets one
@@ -35,7 +35,9 @@ class Operation(NamedTuple):
     reads: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     views: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
     alias: str = ""
+    sums_in_place: bool = False
     num_bytes: float = 0.0
     keeps: tuple[str, ...] = ()
     mask_bytes: float = 0.0

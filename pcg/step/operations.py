@@ -51,7 +51,7 @@ class Operations:
         first = [o._replace(block="") for o in operations if o.early or o.name in self._before]
         rest = [o for o in operations if not (o.early or o.name in self._before)]
         gathers = {name for name, (_, move) in self.moves.items() if move.collectives()[0] == "all_gather"}
-        self.listed = first + arranged(graph, rest, execution, gathers, self.leaf_of)
+        self.listed = _apart(first + arranged(graph, rest, execution, gathers, self.leaf_of))
 
     @cached_property
     def num_bytes(self) -> dict[str, float]:
@@ -96,7 +96,8 @@ class Operations:
         forward, _ = move.collectives()
         inplace = forward == "" or (forward == "all_reduce" and len(self.graph.users[start]) == 1)
         alias = self._name(start) if inplace and start not in self.leaf_of else ""
-        return self._operation(node, (start,))._replace(alias=alias, early=node.name in self._sums)
+        sums = bool(alias) and forward != ""
+        return self._operation(node, (start,))._replace(alias=alias, sums_in_place=sums, early=node.name in self._sums)
 
     def _operator(self, node: Node) -> Operation:
         row, kind, names = node.row, self.graph.types[node.name], [self._name(i) for i in node.inputs]
@@ -104,17 +105,28 @@ class Operations:
         of_weight = moves_nothing and names[0] in self.parameters
         grads = [self.graph.types[i].grad for i in node.inputs]
         saved = saved_by(node, grads) if kind.grad else ()
-        keeps = [names[i] for i in saved if isinstance(i, int) and i < len(names)]
-        keeps += [node.name] if "result" in saved else []
+        operands = [i for i in saved if isinstance(i, int)]
+        keeps = [names[i] for i in operands] + ([node.name] if "result" in saved else [])
+        leaves = (leaf for i in operands for leaf in (names[i], *self._views.get(node.inputs[i], ())))
         trained = any(grad and name in self.parameters for name, grad in zip(names, grads, strict=True))
         operation = self._operation(node, node.inputs)
         return operation._replace(
             alias=names[0] if moves_nothing and not of_weight else "",
             num_bytes=0.0 if of_weight else operation.num_bytes,
             keeps=tuple(k for k in keeps if k not in self.parameters),
+            saved=tuple(dict.fromkeys(leaf for leaf in leaves if leaf in self.parameters)),
             mask_bytes=kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0,
             apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
         )
+
+
+def _apart(listed: Sequence[Operation]) -> list[Operation]:
+    """A sum over ranks overwrites nothing that is made again without it, or without which it is made again."""
+    made = {o.name: o for o in listed}
+    return [
+        o._replace(alias="") if o.sums_in_place and o.alias in made and made[o.alias].again != o.again else o
+        for o in listed
+    ]
 
 
 def _check_precision(execution: Execution, narrow: set[str]) -> None:
