@@ -159,5 +159,3 @@ def _carried(block: _Block, after: _Block) -> Iterator[tuple[str, str]]:
             if b in inside and a not in inside:
                 found.setdefault(a, b)
     yield from found.items()
-
-

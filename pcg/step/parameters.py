@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, NamedTuple, cast
 
+from shardwright.pcg.analysis import is_timeless
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import local_blocks
@@ -174,12 +175,9 @@ class _Walk:
         return readers[0] if len(readers) == 1 else None
 
     def _replicate(self, readers: list[str], axis: str) -> None:
-        if axis == TIME:
-            if self.slices is not None:
-                self.slices = self.slices._replace(lifetime="step", summed=True)
-        elif self.slices is not None and self.slices.axis == axis:
+        if self.slices is not None and self.slices.axis == axis:
             self.slices = self.slices._replace(copied=True)
-        elif self.sizes[axis] > 1:
+        elif axis != TIME and self.sizes[axis] > 1:
             self.summed.add(axis)
         self.aliases.update(dict.fromkeys(readers, self.visible))
 
@@ -190,7 +188,8 @@ class _Walk:
         mesh, layouts = self.graph.mesh, self.graph.types[node.inputs[0]].layouts
         number = mesh.index(axis)
         dim, blocks = layouts[number].dim, local_blocks(layouts, number, mesh.sizes)
-        self.slices = Slices(axis, dim, blocks, lifetime=_lifetime(node))
+        once = mesh.num_microbatches > 1 and is_timeless(self.graph, node.name)
+        self.slices = Slices(axis, dim, blocks, lifetime="step" if once else _lifetime(node), summed=once)
         self.visible = node.name
         if self.line:
             self.aliases[self.line], self.line = self.leaf, ""
