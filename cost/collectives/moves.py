@@ -71,9 +71,9 @@ class MoveCosts:
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf
-        if self.time is not None and tensor.grad and _is_gather(tensor, move):
-            if (tensor.zero == "zero-1") != (state[self.time] == R):
-                return inf
+        is_once = tensor.zero == "zero-1"
+        if self.time is not None and tensor.grad and _is_gather(tensor, move) and is_once != (state[self.time] == R):
+            return inf
         sent = self.sent_bytes(tensor, state, move, prod(tensor.shape) / others)
         return sum(self.collective_s(name, move.axis, num_bytes) for name, num_bytes in sent)
 
