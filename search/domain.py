@@ -73,13 +73,13 @@ def node_domain(
     operands: Sequence[TensorType],
     result: TensorType,
     mesh: Mesh,
-    certified: frozenset[str],
+    certified: Sequence[frozenset[str]],
     compute: Compute,
     kept: tuple[int | str, ...],
     written: Written,
     twice: bool = False,
 ) -> Domain:
-    """The choices of one operator.
+    """The choices of one operator, of those that are `certified` per axis.
 
     `kept` lists what backward keeps and nobody else is charged for; `written` says how it is written in code; `twice`,
     whether its forward runs again in backward. What differs from microbatch to microbatch is computed in each.
@@ -90,7 +90,9 @@ def node_domain(
         options = [(("R",) * len(sizes), (whole,) * len(operands), whole)]
     else:
         signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
-        per_axis = [axis_options(node, signature, size, certified) for size in sizes]
+        per_axis = [
+            axis_options(node, signature, size, own) for size, own in zip(sizes, certified, strict=True)
+        ]
         if not result.grad:
             per_axis = [[o for o in axis if o[0] != "C"] for axis in per_axis]
         options = _combine(per_axis, signature, operands, result.shape, sizes)

@@ -165,6 +165,8 @@ class _Build:
         self.constants, self.again = constant_nodes(graph), read_again(graph)
         self.problem = Problem(graph, builder.mesh)
         self.first_read = {after: before for before, after in self.carried.items()}
+        self.results = dict.fromkeys(name for _, name in graph.outputs)
+        self.closures: dict[str, Interned[Closure]] = {}
         self.charged: set[str] = set()
         self.roots: dict[str, str] = {}
 
@@ -179,7 +181,7 @@ class _Build:
             for position, name in enumerate(node.inputs):
                 if name not in self.constants:
                     readers[name].append(TensorUse(variable, domain, position, self.folded.times(node.name)))
-        outputs = dict.fromkeys(name for _, name in self.graph.outputs)
+        outputs = self.results
         for name in outputs:
             if name not in self.constants:
                 readers.setdefault(name, [])
@@ -235,7 +237,7 @@ class _Build:
         how: Written,
         twice: bool,
     ) -> Domain:
-        everything = frozenset({"R"}).union(*allowed)
+        everything = tuple(own | {"R"} for own in allowed)
         result, mesh = self.types[node.name], self.b.mesh
         domain = node_domain(node, operands, result, mesh, everything, self.b.compute, kept, how, twice)
         return _restricted(domain, allowed)
@@ -316,7 +318,7 @@ class _Build:
         """
         node = self.graph.by_name[name]
         producer = self.problem.index["storage" if node.is_leaf else "node", name]
-        closure = self._closure(name, [*uses, *next_uses])
+        closure = self.closures[name] = self._closure(name, [*uses, *next_uses])
         self.problem.closures[name] = closure.value
         source, rows, times = producer, self._rows(closure, self.problem.domains[name]), self.folded.times(name)
         if len(uses) + is_output > 1 or name in self.carried or name in self.first_read:
@@ -339,8 +341,7 @@ class _Build:
             return
         i, j = (self.problem.index["hub", name] for name in (before, after))
         states = self.interner.of(self.problem.states[i])
-        closure = self.interner.of(self.problem.closures[after])
-        self._edge(i, j, self.interner.call(_back_to, closure, states), times)
+        self._edge(i, j, self.interner.call(_back_to, self.closures[after], states), times)
 
     def _held(self, node: Node) -> Domain:
         """The one choice of a tensor that comes from outside in given layouts."""
@@ -370,6 +371,8 @@ class _Build:
 
     def _closure(self, name: str, uses: Sequence[TensorUse]) -> Interned[Closure]:
         made, handed_on, whole = self.problem.domains[name], self._handed_on(name), replicated(len(self.sizes))
+        if self.b.costs.time is not None and name not in self.results:
+            handed_on = whole = _but_for(self.b.costs.time, whole, made.result[0])
         per_axis = self.interner.get(
             ("layouts", made, handed_on, *(use[1:3] for use in uses)),
             lambda: self.interner.of(_by_axis([*made.result, *_wanted(uses), handed_on, whole], len(whole))),
@@ -388,6 +391,11 @@ _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
 def _wanted(uses: Sequence[TensorUse]) -> list[Layouts]:
     """The layouts in which readers want a tensor."""
     return [needs[use.position] for use in uses for needs in use.domain.operands]
+
+
+def _but_for(axis: int, state: Layouts, other: Layouts) -> Layouts:
+    """A state with another's layout on one axis."""
+    return (*state[:axis], other[axis], *state[axis + 1 :])
 
 
 def _by_axis(states: Sequence[Layouts], num_axes: int) -> PerAxis:
