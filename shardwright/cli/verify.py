@@ -79,8 +79,8 @@ def verify(
             plan = Plan.load(plan_file)
         else:
             raise PlanError(
-                "--plan was given together with --mesh, --roles or --precision, which guide the search; give one or the "
-                "other"
+                "--plan was given together with --mesh, --roles or --precision, which guide the search; give one or "
+                "the other"
             )
         progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
         errors = measure(plan, loaded, timeout)
