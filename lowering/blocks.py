@@ -111,7 +111,14 @@ class GatheredBlock:
         self.all.pending = (self, memory, summed)
         for member, (gradient, share) in enumerate(zip(gradients, self.shares, strict=True)):
             if gradient is not None and not share.copied:
-                self.all.deliver(self, member, take(gradient, share.axis, share.dim, share.blocks).contiguous())
+                self.all.deliver(self, member, _own_slice(gradient, share))
+
+
+def _own_slice(gradient: Tensor, share: SlicedParameter) -> Tensor:
+    """This rank's slice of a whole gradient, which it does not keep alive."""
+    part = take(gradient, share.axis, share.dim, share.blocks)
+    shared = private.storage_key(part) == private.storage_key(gradient)
+    return part.clone() if shared else part
 
 
 class Blocks:
