@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -127,8 +128,14 @@ class GatheredBlock:
         self.all.pending = (self, memory, summed)
         for member, (gradient, share) in enumerate(zip(gradients, self.shares, strict=True)):
             if gradient is not None and not share.copied:
-                part = take(gradient, share.axis, share.dim, share.blocks)
-                self.all.deliver(self, member, part.to(self.shards[member].dtype).contiguous())
+                self.all.deliver(self, member, _own_slice(gradient, share, self.shards[member].dtype))
+
+
+def _own_slice(gradient: Tensor, share: SlicedParameter, dtype: torch.dtype) -> Tensor:
+    """This rank's slice of a whole gradient, which it does not keep alive."""
+    part = take(gradient, share.axis, share.dim, share.blocks).to(dtype)
+    shared = private.storage_key(part) == private.storage_key(gradient)
+    return part.clone() if shared else part
 
 
 class Blocks:

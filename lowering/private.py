@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, HashStore
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd import Variable
 from torch.distributed import _functional_collectives as functional_collectives
@@ -26,7 +27,8 @@ from torch.utils._pytree import tree_iter
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
-    "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys",
+__all__ = [
+    "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys", "OpOverload",
     "TorchDispatchMode", "tree_iter", "unset_fake_temporarily",
 ]  # fmt: skip
 
@@ -127,7 +129,7 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def group_of(argument: Any) -> dist.ProcessGroup:
+def group_of(argument: object) -> dist.ProcessGroup:
     """The process group that an operator of c10d or of the functional collectives is given."""
     if isinstance(argument, str):
         return dist.distributed_c10d._resolve_process_group(argument)
