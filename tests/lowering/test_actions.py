@@ -22,7 +22,7 @@ from shardwright.lowering.outside import find_outside
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
-from shardwright.pcg.step.execution import DEFAULT
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step
 from tests.lowering.test_training import TWO
 from tests.lowering.test_zoo import graphs, stored
@@ -49,29 +49,32 @@ def listed(chunk: Chunk, found: Actions) -> Events:
     return dict(events)
 
 
-def priced(graph: Graph) -> Events:
+def priced(graph: Graph, execution: Execution = DEFAULT) -> Events:
     """What the cost model prices."""
-    chunk = whole_chunk(Steps(graph, cluster(graph.mesh.num_devices), DEFAULT))
+    chunk = whole_chunk(Steps(graph, cluster(graph.mesh.num_devices), execution))
     return listed(chunk, actions(chunk))
 
 
-def lowered(graph: Graph) -> Events:
+def lowered(graph: Graph, execution: Execution = DEFAULT) -> Events:
     """What the program and its runtime are made from."""
-    outside = find_outside(sink_reductions(graph).validate())
+    outside = find_outside(sink_reductions(graph).validate(), execution)
     return listed(outside.chunk, outside.actions)
 
 
 class Spy:
     """Notes what a rank does in a step. One for each process."""
 
-    def __init__(self, parallel: ParallelModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, parallel: ParallelModule, execution: Execution, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: Events = defaultdict(list)
-        outside = find_outside(parallel.graph)
+        outside = find_outside(parallel.graph, execution)
         leaf_of = {id(parallel._of(leaf).inside): leaf for leaf in outside.operations.parameters}
         bytes_of = {leaf: p.gradient_bytes for leaf, p in outside.operations.parameters.items()}
 
         def block(item: Any) -> list[str]:
             return [leaf_of[id(shard)] for shard in item.shards]
+
+        def freed(item: Any) -> list[str] | None:
+            return block(item) if item.memory is not None and not item.all.runs_again else None
 
         def note(owner: type, method: str, verb: str, what: Callable[..., list[str] | None]) -> None:
             real = getattr(owner, method)
@@ -89,7 +92,7 @@ class Spy:
             return leaves
 
         note(blocks.GatheredBlock, "start", "gather", lambda item: block(item) if item.memory is None else None)
-        note(blocks.GatheredBlock, "free", "free", lambda item: block(item) if item.memory is not None else None)
+        note(blocks.GatheredBlock, "free", "free", freed)
         note(blocks.GatheredBlock, "take_gradients", "scatter", lambda item, _: block(item))
         note(reducer._Unit, "launch", "reduce", unit)
 
@@ -192,15 +195,19 @@ def test_awkward_orders_train_as_one_process_does(name: str) -> None:
             assert_same_step(step, expected, 1e-5)
 
 
+RUNS = [(name, "none") for name in ("mlp", "gpt", "t5", "dlrm", "bert", "mixtral")]
+RUNS += [("gpt", "selective"), ("gpt", "full"), ("t5", "full"), ("mixtral", "full")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlp", "gpt", "t5", "dlrm", "bert", "mixtral"])
-def test_ranks_do_what_the_list_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "recompute"), RUNS)
+def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In two steps, one after the other, under data parallelism, ZeRO-3 storage and split weights."""
-    found = case(name)
+    found, run = case(name), Execution(recompute=recompute)
     for graph in graphs(found):
 
         def body(parallel: ParallelModule) -> list[Events]:
-            spy = Spy(parallel, monkeypatch)
+            spy = Spy(parallel, run, monkeypatch)
             steps: list[Events] = []
             for _ in range(2):
                 spy.events.clear()
@@ -209,7 +216,8 @@ def test_ranks_do_what_the_list_says(name: str, monkeypatch: pytest.MonkeyPatch)
             monkeypatch.undo()
             return steps
 
-        assert found.on_ranks(graph, body) == [[lowered(graph)] * 2] * 2
+        assert priced(graph, run) == lowered(graph, run)
+        assert found.on_ranks(graph, body, run) == [[lowered(graph, run)] * 2] * 2
 
 
 def test_blocks_and_units_have_one_size_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
