@@ -166,17 +166,17 @@ def test_lists_are_whole(name: str) -> None:
 
 
 def assert_freed_after_reading(source: str) -> None:
-    """After `blocks[n].free()` no statement reads what `blocks[n].gather()` gave."""
-    forward = next(s for s in ast.parse(source).body if isinstance(s, ast.FunctionDef) and s.name == "forward")
-    given, freed = dict[str, set[str]](), set[str]()
-    for statement in forward.body:
-        text = ast.unparse(statement)
-        names = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
-        assert not freed.intersection(n.id for n in names if isinstance(n.ctx, ast.Load)), text
-        if gathered := re.search(r"= (blocks\[\d+\])\.gather\(\)", text):
-            given[gathered[1]] = {n.id for n in names if isinstance(n.ctx, ast.Store)}
-        elif text.endswith(".free()"):
-            freed |= given[text.removesuffix(".free()")]
+    """In every function, after `block.free()` no statement reads what `block.gather()` gave."""
+    for function in (s for s in ast.parse(source).body if isinstance(s, ast.FunctionDef)):
+        given, freed = dict[str, set[str]](), set[str]()
+        for statement in function.body:
+            text = ast.unparse(statement)
+            names = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
+            assert not freed.intersection(n.id for n in names if isinstance(n.ctx, ast.Load)), text
+            if gathered := re.search(r"= (blocks\[\d+\]|block\w*)\.gather\(\)", text):
+                given[gathered[1]] = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+            elif text.endswith(".free()"):
+                freed |= given.get(text.removesuffix(".free()"), set())
 
 
 @pytest.mark.parametrize("name", OWN)
