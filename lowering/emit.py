@@ -346,7 +346,8 @@ class _Emitter:
     def _comment(self, node: Node, scope: _Scope) -> str:
         kind, source = self._type(node.name), node.source
         parts = []
-        if source.module or source.line:
+        elsewhere = bool(scope.module) and node.is_parallel and not f"{source.module}.".startswith(f"{scope.module}.")
+        if (source.module or source.line) and not elsewhere:
             module = self._relative(source.module, scope)
             parts = [str(replace(source, module=module)) if module or not scope.module else source.line]
         if self.graph.mesh.names:

@@ -27,7 +27,6 @@ from torch.utils._pytree import tree_iter
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
-__all__ = [
     "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys", "OpOverload",
     "TorchDispatchMode", "tree_iter", "unset_fake_temporarily",
 ]  # fmt: skip
