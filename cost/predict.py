@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, fields
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
-from shardwright.cost.collectives.moves import MoveCosts, TensorClass, collectives_of
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.pcg.analysis import computed_once, constant_nodes, read_again, written
+from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, read_again, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.moves import fused_moves, source_of
 from shardwright.pcg.step.execution import DEFAULT, Execution
@@ -81,7 +81,7 @@ def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
 
 def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
     """Every node's predicted part of a step. Parameters carry their optimizer's update as compute."""
-    costs, compute = MoveCosts(cluster, graph.mesh.sizes), Compute(cluster.device)
+    costs, compute = MoveCosts(cluster, graph.mesh), Compute(cluster.device)
     constants, once, known = constant_nodes(graph), computed_once(graph), dict[Hashable, float]()
     table = {name: NodeCosts(name) for name in once}
     table |= {
@@ -92,16 +92,22 @@ def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
     for node, start, move in fused_moves(graph):
         if node.name in once:
             continue
-        kind, source = graph.types[start], source_of(graph, start)
-        stored = source.op == "parameter"
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, again=source.name in again)
+        kind, leaf = graph.types[start], source_of(graph, start)
+        stored = leaf.op == "parameter"
+        summed = graph.types[leaf.name].dtype if stored else ""
+        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, again=leaf.name in again, summed=summed)
         forward, backward = move.collectives()
         num_bytes = kind.local_bytes(graph.mesh) * (graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         size = graph.mesh.sizes[move.axis]
-        sent = sum(collective_bytes(name, num_bytes, size) for name in collectives_of(tensor, move))
+        elements = num_bytes / ITEM_BYTES[kind.dtype]
+        sent = sum(
+            collective_bytes(name, n, size) for name, n in costs.sent_bytes(tensor, kind.layouts, move, elements)
+        )
         free = node.name in constants
         seconds = (
-            costs.collective_s("slice", move.axis, num_bytes) if free else costs.move_s(tensor, kind.layouts, move)
+            costs.collective_s("slice", move.axis, num_bytes) * costs.times(kind.layouts)
+            if free
+            else costs.move_s(tensor, kind.layouts, move)
         )
         table[node.name] = NodeCosts(node.name, 0.0, seconds, sent, (forward, backward if kind.grad else ""))
     return table
@@ -111,7 +117,7 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
     """`known` holds the seconds of operators seen before: equal blocks are costed once."""
     kind = graph.types[node.name]
     if node.op == "parameter" and kind.grad:
-        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False)
+        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False, kind.dtype)
         update_s = update_bytes(stored, DEFAULT) / compute.device.memory_bytes_per_s
         return NodeCosts(node.name, update_s + compute.device.update_overhead_s)
     if node.is_leaf:
@@ -124,7 +130,7 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
         cost = NodeCost(node, serial, kind.erased(), graph.mesh.sizes, compute, (), how)
         split = node.split or ("R",) * len(graph.mesh)
         known[key] = cost.time_s(split, tuple(t.layouts for t in operands), kind.layouts)
-    return NodeCosts(node.name, known[key])
+    return NodeCosts(node.name, known[key] * (1 if is_timeless(graph, node.name) else graph.mesh.num_microbatches))
 
 
 def predict(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -> Prediction:

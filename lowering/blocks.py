@@ -3,19 +3,21 @@
 A block is gathered into pooled memory before its first use and freed after its last. Autograd does not keep gathered
 parameters: what it saves of them are handles, and the backward gathers the block again when it opens the first one.
 Autograd drops a handle when its operator's backward is through: with the last one the block is freed. When all
-gradients of a block are there they are reduce-scattered together. Gathers are launched one block ahead, in both
-directions; gradients are waited for one block later.
+gradients of a block are there they are reduce-scattered together, in the dtype of the slices. Gathers are launched one
+block ahead, in both directions; gradients are waited for one block later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import saved_tensors_hooks
 
+from shardwright.lowering import private
 from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.movement import take
 from shardwright.lowering.private import AutogradContext
@@ -30,7 +32,7 @@ class _Gather(Function):
     def forward(ctx: AutogradContext, block: GatheredBlock, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.block = block
         ctx.set_materialize_grads(False)
-        wholes = tuple(whole.view_as(whole) for whole in block.open().wholes)
+        wholes = tuple(whole.view_as(whole) for whole in block.open(backward=block.all.runs_again).wholes)
         ctx.mark_non_differentiable(*(w for w, s in zip(wholes, block.shards, strict=True) if not s.requires_grad))
         return wholes
 
@@ -63,6 +65,7 @@ class GatheredBlock:
     ) -> None:
         self.all, self.number = blocks, number
         self.shards, self.shares = list(shards), list(shares)
+        self.sums = [replace(share, dtype=shard.dtype) for shard, share in zip(shards, shares, strict=True)]
         self.memory: BufferSet | None = None
         self.ready, self.handles = False, 0
 
@@ -73,8 +76,11 @@ class GatheredBlock:
         return _Gather.apply(self, *self.shards)
 
     def free(self) -> None:
-        """Give the memory back; nothing reads it any more, or whoever does gathers again."""
-        if self.memory is None:
+        """Give the memory back; nothing reads it any more, or whoever does gathers again.
+
+        While a part of forward runs again, all stays that backward reads next.
+        """
+        if self.memory is None or self.all.runs_again:
             return
         if not self.ready:
             self.memory.finish_gather()
@@ -115,13 +121,14 @@ class GatheredBlock:
         self.all.prefetch(self.number, backward=True)
         self.all.finish_gradients()
         self.free()
-        memory = self.all.pool.get(self.shares)
+        memory = self.all.pool.get(self.sums)
         summed = [g if share.copied else None for g, share in zip(gradients, self.shares, strict=True)]
         memory.start_scatter(summed)
         self.all.pending = (self, memory, summed)
         for member, (gradient, share) in enumerate(zip(gradients, self.shares, strict=True)):
             if gradient is not None and not share.copied:
-                self.all.deliver(self, member, take(gradient, share.axis, share.dim, share.blocks).contiguous())
+                part = take(gradient, share.axis, share.dim, share.blocks)
+                self.all.deliver(self, member, part.to(self.shards[member].dtype).contiguous())
 
 
 class Blocks:
@@ -138,6 +145,7 @@ class Blocks:
         self._deliver = deliver
         self.pending: tuple[GatheredBlock, BufferSet, list[Tensor | None]] | None = None
         self.owners: dict[int, tuple[GatheredBlock, int]] = {}
+        self.runs_again = False
 
     def add(self, shards: Sequence[Tensor], shares: Sequence[SlicedParameter]) -> None:
         self.items.append(GatheredBlock(self, len(self.items), shards, shares))
@@ -154,21 +162,27 @@ class Blocks:
         self.finish_gradients()
         self.reset()
 
-    def hooks(self) -> saved_tensors_hooks:
-        """Under this, autograd saves handles instead of gathered parameters."""
-        return saved_tensors_hooks(self._pack, lambda saved: saved.tensor() if isinstance(saved, _Handle) else saved)
+    @contextmanager
+    def again(self) -> Generator[None]:
+        """Under this, a part of forward runs again within backward."""
+        before, self.runs_again = self.runs_again, True
+        try:
+            yield
+        finally:
+            self.runs_again = before
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Handle:
-        found = self.owners.get(tensor.untyped_storage().data_ptr())
+    def pack(self, tensor: Tensor) -> Tensor | _Handle:
+        """What autograd keeps of a tensor: a handle of what is gathered."""
+        found = self.owners.get(private.storage_key(tensor)) if self.owners else None
         return tensor if found is None else _Handle(*found, tensor)
 
     def remember(self, block: GatheredBlock, memory: BufferSet) -> None:
         for i, buffer in enumerate(b for b in memory.buffers if b.numel()):
-            self.owners[buffer.untyped_storage().data_ptr()] = (block, i)
+            self.owners[private.storage_key(buffer)] = (block, i)
 
     def forget(self, memory: BufferSet) -> None:
         for buffer in memory.buffers:
-            self.owners.pop(buffer.untyped_storage().data_ptr(), None)
+            self.owners.pop(private.storage_key(buffer), None)
 
     def prefetch(self, number: int, *, backward: bool) -> None:
         """Launch the gather of the block that is needed after this one, when this one is first used."""

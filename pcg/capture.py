@@ -28,6 +28,8 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import CaptureError, GraphError, UnsupportedOperatorError
 from shardwright.pcg.exporting import export, is_library
 from shardwright.pcg.graph import OPAQUE, Graph, Source
+from shardwright.pcg.precision import check_precision, low_dtype
+from shardwright.pcg.step.execution import Precision
 
 LOSS = "loss"
 
@@ -39,12 +41,14 @@ class Captured:
     aliases     the qualified names of each parameter leaf, the leaf's own first (several where weights are tied)
     constants   tensors that the graph reads and that are neither parameters nor buffers
     options     keyword arguments that are not tensors, baked into the graph
+    precision   the one that it was captured under (`pcg.precision`)
     """
 
     graph: Graph
     aliases: Mapping[str, tuple[str, ...]]
     constants: Mapping[str, torch.Tensor]
     options: Mapping[str, Any]
+    precision: Precision | None = None
 
 
 def find_loss(result: Any) -> torch.Tensor | None:
@@ -105,13 +109,23 @@ def bind_arguments(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
     return flat
 
 
-def capture(model: nn.Module, batch: Mapping[str, Any], args: Sequence[Any] = (), *, strict: bool = False) -> Captured:
+def capture(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    args: Sequence[Any] = (),
+    *,
+    strict: bool = False,
+    precision: Precision | None = None,
+) -> Captured:
     """Capture `model(*args, **batch)` with its loss as a serial graph.
 
     `batch` maps argument names to global tensors (or nests of them); other values are baked in as options. With
     `strict`, an operator without a row in the op table is an `UnsupportedOperatorError` instead of running replicated.
-    Raises `CaptureError` naming the module and source line where tracing failed.
+    `precision`: what is computed in which dtype, in place of the model's own (`pcg.precision`).
+    Raises `CaptureError` naming the module and source line where tracing failed, `PlanError` where the parameters are
+    not of a dtype that the precision is for.
     """
+    check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
     bound = bind_arguments(model, args, batch)
     options = {
         k: v for k, v in bound.items() if not any(isinstance(x, torch.Tensor) for _, x in tree_flatten_with_path(v)[0])
@@ -126,10 +140,10 @@ def capture(model: nn.Module, batch: Mapping[str, Any], args: Sequence[Any] = ()
     if mode is not None:
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
     exported = export(_LossOnly(model, options), model, tensors, mode)
-    graph, constants = _Importer(model, exported, tensors).run()
+    graph, constants = _Importer(model, exported, tensors, low_dtype(precision)).run()
     if strict:
         _refuse_opaque(graph)
-    return Captured(graph, tied_names(model), constants, options)
+    return Captured(graph, tied_names(model), constants, options, precision)
 
 
 def _told_apart(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -192,10 +206,12 @@ def flat_batch(batch: Mapping[str, Any]) -> dict[str, Any]:
 class _Importer:
     """Walks an exported program once and appends rows to a builder."""
 
-    def __init__(self, model: nn.Module, exported: torch.export.ExportedProgram, tensors: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, exported: torch.export.ExportedProgram, tensors: Mapping[str, Any], low: str = ""
+    ) -> None:
         self.model, self.exported = model, exported
         self.keys = list(flat_batch(tensors))
-        self.builder = GraphBuilder(dtype_name(torch.get_default_dtype()))
+        self.builder = GraphBuilder(dtype_name(torch.get_default_dtype()), low)
         self.values: dict[torch.fx.Node, Any] = {}
         self.constants: dict[str, torch.Tensor] = {}
 

@@ -101,8 +101,8 @@ def denote(arrays: Sequence[Array], value: TensorType, mesh: Mesh) -> Array:
     sum. Raises `LayoutError` where a shape is not the local one or copies differ by more than rounding.
     """
     expected = value.local_shape(mesh)
-    if len(arrays) != mesh.num_devices:
-        raise LayoutError(f"denote: {len(arrays)} arrays for the {mesh.num_devices} devices of {mesh}")
+    if len(arrays) != mesh.num_members:
+        raise LayoutError(f"denote: {len(arrays)} arrays for the {mesh.num_members} devices of {mesh}")
     for rank, array in enumerate(arrays):
         if array.shape != expected:
             raise LayoutError(f"denote: rank {rank} holds {list(array.shape)}, expected {list(expected)} of {value}")
@@ -151,7 +151,7 @@ def _apply(node: Node, operands: Sequence[Array], attrs: Mapping[str, Any], shap
 def attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
     """The node's attributes on every device: localized, with the device's offset or its shard of what is drawn."""
     if node.op == OPAQUE:
-        return [dict(node.attrs)] * graph.mesh.num_devices
+        return [dict(node.attrs)] * graph.mesh.num_members
     row, mesh, result = ROWS[node.op], graph.mesh, graph.types[node.name]
     local = graph.local_attrs(node)
     by_rank: list[Mapping[str, Any]] = []

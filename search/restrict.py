@@ -76,6 +76,8 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
             return True
         if node.op == "parameter":
             return _storage_allowed(graph, node, role, choice, sizes[axis])
+        if role == ZERO and node.op == "cast" and _is_weight(graph, node.name):
+            return True  # of its shards, before they are gathered
         mine = (context if role == CONTEXT else batch).get(node.name)
         if role == TENSOR:
             along_weight = {f for f, size in weights[node.name] if size % sizes[axis] == 0}

@@ -140,12 +140,12 @@ def _np_cross_entropy_sum(
 _WINDOW = {"stride": (1, 1), "padding": (0, 0)}
 ROWS = [
     Row("layer_norm", _norm, _np_layer_norm, "rt.layer_norm({eps}, {normalized_dims}, {*})", dtype=first_dtype,
-        free={"eps": 1e-5}, rounds=True, saves=(0, 1, 2), flops_per_element=8),
+        free={"eps": 1e-5}, rounds=True, saves=(0, 1, 2), autocast="wide", flops_per_element=8),
     Row("rms_norm", _norm, _np_rms_norm, "rt.rms_norm({eps}, {normalized_dims}, {*})", dtype=first_dtype,
-        free={"eps": 1e-5}, rounds=True, saves=(0, 1), flops_per_element=6),
+        free={"eps": 1e-5}, rounds=True, saves=(0, 1), autocast="wide", flops_per_element=6),
     Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {*})", dtype=first_dtype, free={"scale": 0.5},
         rounds=True, saves=(0, 1, 2, "result"), contraction=True, outside=("e",), passes=2,
-        doc="softmax(q kᵀ · scale + mask) v"),
+        autocast="low", doc="softmax(q kᵀ · scale + mask) v"),
     Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,
         saves=(0,), flops_per_element=9),
     Row("avg_pool2d", _pool, _np_avg_pool, "F.avg_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,
@@ -157,6 +157,6 @@ ROWS = [
     Row("cross_entropy_sum", _cross_entropy, _np_cross_entropy_sum,
         "rt.cross_entropy_sum({0}, {1}, {ignore_index}, {label_smoothing})", dtype=float_dtype,
         free={"ignore_index": -100, "label_smoothing": 0.25}, indexes={1: (0, 1)}, fresh=True, rounds=True,
-        saves=(0,), scratch=True, flops_per_element=12,
+        saves=(0,), autocast="wide", scratch=True, flops_per_element=12,
         doc="the sum, not the mean, of the losses of targets other than ignore_index"),
 ]  # fmt: skip

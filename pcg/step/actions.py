@@ -22,7 +22,7 @@ from itertools import chain, pairwise
 from typing import Literal, NamedTuple
 
 from shardwright.pcg.step.buckets import Buckets
-from shardwright.pcg.step.chunk import Chunk, Occurrence, Region, Use
+from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Region, Use
 
 Verb = Literal[
     "gather", "await", "free", "run", "start", "wait", "again", "backward", "weights", "accumulate", "scatter",
@@ -78,10 +78,11 @@ def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool 
         late: whether backward gathers the next block only when it is through with one.
         ahead: whether blocks are gathered before they are needed at all.
     """
-    reads = _read_again(chunk)
+    again = _made_again(chunk)
+    reads = _read_again(chunk, again)
     held = held_blocks(chunk) & reads.keys() if hold else frozenset[int]()
     forward = tuple(_forward(chunk, _Gathers(range(len(chunk.blocks)), frozenset(), late=False, ahead=ahead), held))
-    backward = _Backward(chunk, reads, _Gathers(list(reads), held, late=late, ahead=ahead))
+    backward = _Backward(chunk, again, reads, _Gathers(list(reads), held, late=late, ahead=ahead))
     return Actions(forward, tuple(backward.run()), tuple(backward.units))
 
 
@@ -91,22 +92,35 @@ def held_blocks(chunk: Chunk) -> frozenset[int]:
     return frozenset(number for number, block in enumerate(chunk.blocks) if _last(block.uses) >= last_gather)
 
 
-def _read_again(chunk: Chunk) -> dict[int, int]:
+def _made_again(chunk: Chunk) -> dict[int, list[Occurrence]]:
+    """What runs again before the backward of each operation that has one."""
+    rebuilt = set[Region]()
+    return {
+        o.number: [made for memory in o.keeps for made in _again(memory, o.region, rebuilt)]
+        for o in reversed(chunk.occurrences) if o.operation.is_differentiated
+    }  # fmt: skip
+
+
+def _again(memory: Allocation, reader: Region | None, rebuilt: set[Region]) -> Iterator[Occurrence]:
+    """What makes this again for who reads it, with what that needs made again; nothing where it is there."""
+    region = memory.region
+    if region is None or region in rebuilt or (memory.kept and region is not reader):
+        return
+    rebuilt.add(region)
+    for occurrence in region.needed():
+        for read in occurrence.reads:
+            yield from _again(read, region, rebuilt)
+        yield occurrence
+
+
+def _read_again(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> dict[int, int]:
     """The blocks that backward reads, in its order, and by which operation's backward each is read last."""
-    found, rebuilt = dict[int, int](), set[Region]()
-    for occurrence in reversed(chunk.occurrences):
-        if occurrence.operation.is_differentiated:
-            blocks = [block for made in _made_again(occurrence, rebuilt) for block in chunk.blocks_of(made)]
-            found.update(dict.fromkeys((*blocks, *chunk.blocks_of(occurrence, backward=True)), occurrence.number))
+    found = dict[int, int]()
+    for number, made in again.items():
+        blocks = [block for occurrence in made for block in chunk.blocks_of(occurrence)]
+        own = chunk.blocks_of(chunk.occurrences[number], backward=True)
+        found.update(dict.fromkeys((*blocks, *own), number))
     return found
-
-
-def _made_again(occurrence: Occurrence, rebuilt: set[Region]) -> Iterator[Occurrence]:
-    """What runs again before the backward of an operation: what that needs, unless it is kept or `rebuilt` already."""
-    for memory in occurrence.keeps:
-        if memory.region is not None and not memory.kept and memory.region not in rebuilt:
-            rebuilt.add(memory.region)
-            yield from memory.region.needed()
 
 
 def _first(uses: Iterable[Use]) -> int:
@@ -173,8 +187,10 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
 
 
 class _Backward:
-    def __init__(self, chunk: Chunk, reads: Mapping[int, int], gathers: _Gathers) -> None:
-        self.chunk, self.gathers = chunk, gathers
+    def __init__(
+        self, chunk: Chunk, again: Mapping[int, Sequence[Occurrence]], reads: Mapping[int, int], gathers: _Gathers
+    ) -> None:
+        self.chunk, self.again, self.gathers = chunk, again, gathers
         self.last: dict[int, int] = {}  # of those that get gradients, who reads a block first, forward
         self.complete: dict[int, int] = {}  # and who reads a use of a parameter first
         for occurrence in reversed(chunk.occurrences):
@@ -186,7 +202,6 @@ class _Backward:
         for block, reader in reads.items():
             self.free[reader].append(block)
         self.buckets, self.units = Buckets[int](), list[tuple[int, ...]]()
-        self.rebuilt: set[Region] = set()
         self.scattered: int | None = None
 
     def run(self) -> Iterator[tuple[Action, ...]]:
@@ -196,7 +211,7 @@ class _Backward:
 
     def _of(self, occurrence: Occurrence) -> Iterator[Action]:
         number, operation = occurrence.number, occurrence.operation
-        for made in _made_again(occurrence, self.rebuilt):
+        for made in self.again[number]:
             for block in self.chunk.blocks_of(made):
                 yield from self.gathers.use(block)
             yield Action("again", made.number)

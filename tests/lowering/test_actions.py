@@ -19,13 +19,13 @@ from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering import blocks, reducer
 from shardwright.lowering.buffers import BufferSet
 from shardwright.lowering.emit import emit
-from shardwright.lowering.late import sink_reductions
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.outside import find_outside
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT
+from shardwright.pcg.step.late import sink_reductions
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step
 from tests.lowering.test_training import TWO
 from tests.lowering.test_zoo import graphs, stored

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from shardwright.lowering.emit import emit
-from shardwright.lowering.late import sink_reductions, summand_of_loss
 from shardwright.lowering.program import Program, compile_source
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Node, Source, topological
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.late import sink_reductions, summand_of_loss
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.text import parse_graph
 from tests.lowering.parallelize import follow, parallelize
@@ -42,7 +42,7 @@ def text_of(graph: Graph) -> str:
 def run(graph: Graph, leaves: dict[str, Any]) -> torch.Tensor:
     program = compile_source(emit(graph))
     device = torch.device("cpu")
-    return program.forward(leaves, leaves, program.constants(device), [], device)["loss"]
+    return program.forward(leaves, leaves, program.constants(device), [], None, device)["loss"]
 
 
 def builder(**leaves: tuple[int, ...]) -> GraphBuilder:
@@ -178,7 +178,7 @@ def test_tracebacks_show_the_programs_lines() -> None:
     b = builder(x=(4,), y=(4,))
     program = compile_source(emit(b.graph([("loss", b.op("mul", b.op("exp", "x"), "y"))])))
     with pytest.raises(RuntimeError) as caught:
-        program.forward({"x": torch.ones(4), "y": torch.ones(3)}, {}, {}, [], torch.device("cpu"))
+        program.forward({"x": torch.ones(4), "y": torch.ones(3)}, {}, {}, [], None, torch.device("cpu"))
     assert "mul = exp * y" in "".join(traceback.format_exception(caught.value)) or "* y" in "".join(
         traceback.format_exception(caught.value)
     )
@@ -291,7 +291,7 @@ def masks(program: Program, graph: Graph) -> dict[str, torch.Tensor]:
     wide = replace(graph, outputs=tuple((n.name, n.name) for n in graph.nodes if n.op == "dropout"))
     program = compile_source(emit(wide))
     torch.manual_seed(3)
-    found = program.forward({"x": torch.ones(64)}, {}, {}, [], torch.device("cpu"))
+    found = program.forward({"x": torch.ones(64)}, {}, {}, [], None, torch.device("cpu"))
     return {str(wide.by_name[name].attr("seed")) + name: value for name, value in found.items()}
 
 

@@ -247,7 +247,7 @@ def test_blocks_that_do_not_divide_evenly_are_gathered_and_sliced() -> None:
 
 def random_paths(mesh: Mesh, count: int, seed: int, cluster: Cluster) -> Iterator[tuple[Closure, Layouts, Layouts]]:
     rng = random.Random(seed)
-    costs = MoveCosts(cluster, mesh.sizes)
+    costs = MoveCosts(cluster, mesh)
     while count:
         choices = [rng.sample(FREE, 5) for _ in mesh.names]
         states = valid_states(SHAPE, choices, mesh.sizes)
