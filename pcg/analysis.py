@@ -228,6 +228,12 @@ def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
     )  # fmt: skip
 
 
+def summed_in_place(graph: Graph, name: str) -> bool:
+    """Whether a sum over ranks may overwrite its operand: it is new memory, which nothing else reads."""
+    row = graph.by_name[name].row
+    return len(graph.users[name]) == 1 and row is not None and row.fresh
+
+
 def read_again(graph: Graph) -> set[str]:
     """Parameters whose memory an operator's backward reads, also through views and parallel operators."""
     found, roots = set[str](), dict[str, str]()

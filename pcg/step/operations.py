@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
-from shardwright.pcg.analysis import computed_once, saved_by, written
+from shardwright.pcg.analysis import computed_once, saved_by, summed_in_place, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.moves import fused_moves
@@ -94,7 +94,7 @@ class Operations:
             return None
         start, move = self.moves[node.name]
         forward, _ = move.collectives()
-        inplace = forward == "" or (forward == "all_reduce" and len(self.graph.users[start]) == 1)
+        inplace = forward == "" or (forward == "all_reduce" and summed_in_place(self.graph, start))
         alias = self._name(start) if inplace and start not in self.leaf_of else ""
         sums = bool(alias) and forward != ""
         return self._operation(node, (start,))._replace(alias=alias, sums_in_place=sums, early=node.name in self._sums)
