@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from shardwright.lowering.exact import Draw
-from shardwright.lowering.movement import Axis, take
+from shardwright.lowering.movement import MeshAxis, take
 from shardwright.lowering.philox import Slice, keep_mask
 from shardwright.lowering.private import AutogradContext, FakeTensor
 
@@ -25,7 +25,7 @@ from shardwright.lowering.private import AutogradContext, FakeTensor
 class Shard:
     """Where a rank's part lies in a logical tensor of `shape`: slices as (axis, dim, blocks), outermost first."""
 
-    def __init__(self, shape: Sequence[int], *steps: tuple[Axis, int, int]) -> None:
+    def __init__(self, shape: Sequence[int], *steps: tuple[MeshAxis, int, int]) -> None:
         self.shape = tuple(shape)
         self.steps = steps
 

@@ -108,6 +108,14 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor | None]) -> Non
             target.zero_()
 
 
+def add_all(sums: Sequence[Tensor | None], terms: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Add to each sum, in place, its term; where one is missing, the other is the result."""
+    pairs = [(a, b) for a, b in zip(sums, terms, strict=True) if a is not None and b is not None]
+    if pairs:
+        torch._foreach_add_([a for a, _ in pairs], [b for _, b in pairs])
+    return [b if a is None else a for a, b in zip(sums, terms, strict=True)]
+
+
 def norms(tensors: list[Tensor], order: float) -> Tensor:
     """The norm of each tensor, as one vector."""
     return torch.stack(torch._foreach_norm(tensors, order))
