@@ -17,7 +17,7 @@ from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, read_again, stored_nodes, written
+from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, read_again, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.moves import fused_moves, source_of
 from shardwright.pcg.step.execution import DEFAULT, Execution
@@ -88,16 +88,14 @@ def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
         node.name: _compute_part(graph, node, compute, known)
         for node in graph.nodes if not node.is_parallel and node.name not in once
     }  # fmt: skip
-    stored, again = stored_nodes(graph), read_again(graph)
+    again = read_again(graph)
     for node, start, move in fused_moves(graph):
         if node.name in once:
             continue
-        kind = graph.types[start]
-        leaf = source_of(graph, start)
-        summed = graph.types[leaf.name].dtype if start in stored else ""
-        tensor = TensorClass(
-            kind.shape, kind.dtype, kind.grad, start in stored, again=leaf.name in again, summed=summed
-        )
+        kind, source = graph.types[start], source_of(graph, start)
+        stored = source.op == "parameter"
+        summed = graph.types[source.name].dtype if stored else ""
+        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, again=source.name in again, summed=summed)
         forward, backward = move.collectives()
         num_bytes = kind.local_bytes(graph.mesh) * (graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         size = graph.mesh.sizes[move.axis]

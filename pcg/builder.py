@@ -51,6 +51,8 @@ class GraphBuilder:
         inputs = self.operands(*self._at_precision(op, operands))
         if (same := self._no_op(op, inputs, attrs)) is not None:
             return same
+        if op == "dropout" and attrs["p"] == 1:
+            return self.op("mul", inputs[0], 0.0)  # as torch has it, which draws nothing then
         if op == "reshape" and self.nodes[inputs[0]].op == "reshape":
             return self.op(op, self.nodes[inputs[0]].inputs[0], **attrs)
         if op == "cast" and self.low and self._is_number(inputs[0]):

@@ -327,9 +327,13 @@ def _order_of_draws(node: torch.fx.Node) -> tuple[int, ...] | None:
     """
     if _operator_name(node) != "native_dropout" or not isinstance(node.args[0], torch.fx.Node):
         return None
-    strides = torch.empty_like(node.args[0].meta["val"], device="meta").stride()
-    order = tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
+    order = memory_order(torch.empty_like(node.args[0].meta["val"], device="meta").stride())
     return None if order == tuple(range(len(order))) else order
+
+
+def memory_order(strides: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions of a tensor as they lie in memory, outermost first."""
+    return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
 
 
 def _result_type(value: Any) -> tuple[tuple[int, ...], str] | None:

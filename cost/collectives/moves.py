@@ -12,6 +12,7 @@ from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
+from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.types import ITEM_BYTES
 
 AFTER_THE_LOOP_S = 1e6
@@ -25,7 +26,8 @@ class TensorClass:
 
     A `stored` parameter is gathered for each use, and `again` where backward reads it: the gathered weight is not kept.
     A `view` of one is not gathered itself: the parameter is, before the view is taken. `summed`: the dtype of the
-    gradient where it is another, as of a parameter that was cast.
+    gradient where it is another, as of a parameter that was cast. `zero`: how long a gathered parameter that is trained
+    stays. An activation that moves `twice` does so again in backward.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +37,8 @@ class TensorClass:
     view: bool = False
     again: bool = False
     summed: str = ""
+    zero: Zero = "zero-3"
+    twice: bool = False
 
 
 class MoveCosts:
@@ -67,6 +71,9 @@ class MoveCosts:
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf
+        is_once = tensor.zero == "zero-1"
+        if self.time is not None and tensor.grad and _is_gather(tensor, move) and is_once != (state[self.time] == R):
+            return inf
         sent = self.sent_bytes(tensor, state, move, prod(tensor.shape) / others)
         return sum(self.collective_s(name, move.axis, num_bytes) for name, num_bytes in sent)
 
@@ -74,22 +81,40 @@ class MoveCosts:
         self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float
     ) -> Iterator[tuple[str, float]]:
         """Every collective of a move of so many elements, with the bytes that they take."""
-        found, times = self.collectives_of(tensor, state, move), self.times(state)
-        for number, name in enumerate(found):
-            is_gradient = tensor.grad and number % (len(found) // times) == 1
+        num_forward, _ = self._counts(tensor, state, move)
+        for number, name in enumerate(self.collectives_of(tensor, state, move)):
+            is_gradient = number >= num_forward
             dtype = tensor.summed if is_gradient and tensor.summed else tensor.dtype
             yield name, num_elements * ITEM_BYTES[dtype]
 
     def collectives_of(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
-        """All that a move of a tensor in `state` runs in a step.
-
-        A parameter that backward reads is gathered again for it, unless that is done once for all microbatches.
-        """
+        """All that a move of a tensor in `state` runs in a step: those of the value, then those of its gradient."""
         forward, backward = move.collectives()
+        num_forward, num_backward = self._counts(tensor, state, move)
+        return (forward,) * num_forward + (backward,) * num_backward
+
+    def _counts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[int, int]:
+        """How often the value moves in a step, and its gradient.
+
+        A parameter that backward reads is gathered again for it, unless it is kept or that is done once for all
+        microbatches.
+        """
         times = self.times(state)
-        again = tensor.again and forward == "all_gather" and (self.num_microbatches == 1 or times > 1)
-        return (forward, *((backward,) if tensor.grad else ()), *((forward,) if again else ())) * times
+        num_forward = num_backward = times
+        if _is_gather(tensor, move):
+            if tensor.zero == "zero-2":
+                num_forward = 1
+            elif tensor.zero == "zero-3" and tensor.again and (self.num_microbatches == 1 or times > 1):
+                num_forward = 2 * times
+        elif tensor.twice:
+            num_forward = 2 * times
+        return num_forward, num_backward * tensor.grad
 
     def times(self, state: Layouts) -> int:
         """How often a step has a tensor in this state: once, or in each microbatch."""
         return 1 if self.time is None or state[self.time] == R else self.num_microbatches
+
+
+def _is_gather(tensor: TensorClass, move: Move) -> bool:
+    """Whether this is how a parameter is gathered."""
+    return (tensor.stored or tensor.again) and move.kind.forward == "all_gather"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -14,6 +15,7 @@ from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S, MoveCosts, Tens
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import Move
+from shardwright.pcg.step.lifetimes import ZEROS
 from tests.each import each
 from tests.search.graphs import cluster
 
@@ -77,7 +79,7 @@ def test_what_a_move_runs(before: Layout, after: Layout, forward: str, backward:
     stored = replace(TENSOR, stored=True)
     assert COSTS.collectives_of(TENSOR, state, move) == (forward, backward)
     assert COSTS.collectives_of(stored, state, move) == (forward, backward)
-    assert COSTS.collectives_of(replace(stored, again=True), state, move) == (forward, backward, *again)
+    assert COSTS.collectives_of(replace(stored, again=True), state, move) == (forward, *again, backward)
     assert COSTS.collectives_of(replace(stored, grad=False), state, move) == (forward,)
     assert COSTS.collectives_of(replace(stored, grad=False, again=True), state, move) == (forward, *again)
 
@@ -91,7 +93,16 @@ def test_what_differs_from_microbatch_to_microbatch_moves_in_each(
     stored = replace(TENSOR, stored=True, again=True)
     assert costs.collectives_of(TENSOR, (R, before, R), move) == (forward, backward)
     assert costs.collectives_of(stored, (R, before, R), move) == (forward, backward)  # kept for all of a step
-    assert costs.collectives_of(stored, (C, before, R), move) == (forward, backward, *again) * 4
+    counted = {zero: Counter(costs.collectives_of(replace(stored, zero=zero), (C, before, R), move)) for zero in ZEROS}
+    assert counted["zero-3"] == Counter((forward, *again, backward) * 4)
+    assert counted["kept"] == Counter((forward, backward) * 4)
+    assert counted["zero-2"] == Counter((forward,) * (1 if again else 4) + (backward,) * 4)
+    made_again = costs.collectives_of(replace(TENSOR, twice=True), (C, before, R), move)
+    assert Counter(made_again) == Counter((forward, forward, backward) * 4)
+    for zero, time in product(ZEROS, (C, R)):
+        priced = costs.move_s(replace(stored, zero=zero), (time, before, R), move)
+        possible = forward != "all_to_all" and (not again or (zero == "zero-1") == (time == R))
+        assert (priced < inf) == possible
     once, often = (costs.move_s(TENSOR, (time, before, R), move) for time in (R, C))
     assert once == COSTS.move_s(TENSOR, (before, R), replace(move, axis=0))
     assert often == pytest.approx(4 * once)
