@@ -9,9 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from examples.zoo import ZOO
 from shardwright.api import certified_choices
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.predict import Prediction
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.precision import check_device, tf32
 from shardwright.pcg.capture import capture, find_loss
@@ -152,6 +155,33 @@ def test_tf32_is_on_inside_only() -> None:
     with tf32(wanted=False):
         assert [backend.allow_tf32 for backend in backends] == before
     assert [backend.allow_tf32 for backend in backends] == before
+
+
+def test_products_cost_what_their_dtype_costs() -> None:
+    """On a GPU a step of a larger model is faster, sends fewer bytes and keeps fewer."""
+    gpus = Cluster.preset("dgx-h100", 1)
+    with FakeTensorMode():
+        model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(2)))
+        batch = {"x": torch.empty(8192, 4096)}
+
+    class Squares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x).square().mean()
+
+    found: list[Prediction] = []
+    for precision in (None, "amp_bf16"):
+        planner = Planner(gpus, certified_choices(), precision=precision)
+        graph = capture(Squares(), batch, precision=precision).graph
+        found.append(planner.solve(graph, Mesh(("x",), (8,)), ("zero",), "").prediction)
+    wide, mixed = found
+    assert mixed.compute_s < wide.compute_s / 2
+    assert mixed.communication_bytes == pytest.approx(wide.communication_bytes * 2 / 3, rel=0.01)
+    assert mixed.memory.parameters_bytes == wide.memory.parameters_bytes
+    assert mixed.memory.optimizer_bytes == wide.memory.optimizer_bytes
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])

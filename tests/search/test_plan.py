@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ def test_a_saved_plan_is_the_same_plan(plan: Plan, tmp_path: Path) -> None:
     assert [str(n.source) for n in loaded.graph.nodes] == [str(n.source) for n in plan.graph.nodes]
 
 
+def test_a_plan_keeps_its_precision_and_old_files_have_none(plan: Plan) -> None:
+    mixed = replace(plan, precision="amp_bf16")
+    assert Plan.from_json(json.loads(json.dumps(mixed.to_json()))) == mixed
+    old = edit(plan)
+    del old["precision"]
+    assert Plan.from_json(old) == plan
+
+
 def test_the_fingerprint_sees_sizes_and_wiring_only() -> None:
     assert fingerprint(mlp()) == fingerprint(mlp())
     assert fingerprint(mlp()) != fingerprint(mlp(hidden=64))
@@ -44,6 +53,7 @@ def edit(plan: Plan, **fields: object) -> dict[str, object]:
         ({"prediction": {}}, "is missing; the file may have been edited or cut, make the plan again"),
         ({"report": 3}, "the file may have been edited, make the plan again"),
         ({"cluster": {}}, "cluster"),
+        ({"precision": "half"}, "Execution.precision: expected"),
     ],
 )
 def test_wrong_plans_are_refused(plan: Plan, fields: dict[str, object], message: str) -> None:
