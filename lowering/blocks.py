@@ -17,6 +17,7 @@ from itertools import pairwise
 from torch import Tensor
 from torch.autograd import Function
 
+from shardwright.lowering import private
 from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.movement import take
 from shardwright.lowering.private import AutogradContext
@@ -172,16 +173,16 @@ class Blocks:
 
     def pack(self, tensor: Tensor) -> Tensor | _Handle:
         """What autograd keeps of a tensor: a handle of what is gathered."""
-        found = self.owners.get(tensor.untyped_storage().data_ptr()) if self.owners else None
+        found = self.owners.get(private.storage_key(tensor)) if self.owners else None
         return tensor if found is None else _Handle(*found, tensor)
 
     def remember(self, block: GatheredBlock, memory: BufferSet) -> None:
         for i, buffer in enumerate(b for b in memory.buffers if b.numel()):
-            self.owners[buffer.untyped_storage().data_ptr()] = (block, i)
+            self.owners[private.storage_key(buffer)] = (block, i)
 
     def forget(self, memory: BufferSet) -> None:
         for buffer in memory.buffers:
-            self.owners.pop(buffer.untyped_storage().data_ptr(), None)
+            self.owners.pop(private.storage_key(buffer), None)
 
     def prefetch(self, number: int, *, backward: bool) -> None:
         """Launch the gather of the block that is needed after this one, when this one is first used."""

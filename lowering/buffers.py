@@ -136,7 +136,8 @@ class BufferSet:
         """This rank's slice of each summed gradient, with the member's number."""
         self._wait()
         done: list[tuple[int, Tensor]] = []
-        for i, summands in self.sums:
+        sums, self.sums = self.sums, []
+        for i, summands in sums:
             total = summands.sum(0) if len(summands) > 1 else summands[0]
             if i >= 0:
                 done.append((i, total))

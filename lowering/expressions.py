@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
 from shardwright.lowering.pieces import attribute, literal, opaque_call
+from shardwright.pcg.analysis import summed_in_place
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
 from shardwright.pcg.optable import ROWS
@@ -116,12 +117,9 @@ class Expressions:
         return f"{node.op}({operand}, {axis}{', inplace=True' if fresh else ''})"
 
     def _sum_in_place(self, node: Node) -> bool:
-        """Whether a sum over ranks may overwrite its operand, which nothing else reads, nor makes again without it."""
-        producer = self.graph.by_name[node.inputs[0]]
-        row = producer.row
-        alone = self.graph.users[producer.name] == (node.name,)
-        together = self.regions.get(producer.name) == self.regions.get(node.name)
-        return alone and together and row is not None and row.fresh
+        """Whether a sum over ranks may overwrite its operand, which nothing makes again without it."""
+        start = node.inputs[0]
+        return summed_in_place(self.graph, start) and self.regions.get(start) == self.regions.get(node.name)
 
     def _gradient_in_place(self, node: Node) -> bool:
         rows = [self.graph.by_name[name].row for name in self.graph.users[node.name]]

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from shardwright.lowering.movement import Axis, take
-from shardwright.lowering.private import AutogradContext
+from shardwright.lowering.private import AutogradContext, FakeTensor
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -100,8 +100,11 @@ def cross_entropy_sum(logits: Tensor, target: Tensor, ignore_index: int, label_s
 
 
 def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
-    """Rows of `x` [t, i], in groups that end at `ends`, each group times its own matrix of `w` [e, i, o]."""
-    if x.dtype == torch.bfloat16 and x.is_cuda:
+    """Rows of `x` [t, i], in groups that end at `ends`, each group times its own matrix of `w` [e, i, o].
+
+    Where `ends` has no data the groups cannot be told apart, and one kernel does it all, as on a GPU.
+    """
+    if (x.dtype == torch.bfloat16 and x.is_cuda) or isinstance(ends, FakeTensor):
         return F.grouped_mm(x, w, offs=ends.to(torch.int32))
     bounds = [0, *ends.tolist(), x.shape[0]]
     *groups, rest = x.split([b - a for a, b in pairwise(bounds)])

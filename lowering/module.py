@@ -22,6 +22,7 @@ from shardwright.lowering.collectives import reduce
 from shardwright.lowering.emit import emit
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
+from shardwright.lowering.precision import check_device, tf32
 from shardwright.lowering.program import Program, compile_source
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
@@ -30,7 +31,7 @@ from shardwright.pcg.capture import names_by_first, tied_names
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
-from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
 from shardwright.pcg.step.late import LOSS, sink_reductions
 from shardwright.pcg.step.parameters import Parameter, module_block
 
@@ -41,17 +42,23 @@ def lower(
     *,
     constants: Mapping[str, Tensor] | None = None,
     options: Mapping[str, Any] | None = None,
+    precision: Precision | None = None,
     timeout_s: float = TIMEOUT_S,
     execution: Execution = DEFAULT,
 ) -> ParallelModule:
     """This rank's program for a parallel graph, with this rank's shards of the model's parameters and buffers.
 
     Every rank calls it with the same graph and the same model. `constants` and `options` are those of
-    `pcg.capture.Captured`; `execution` says what backward makes again. Raises `DistributedError` where the number of
-    ranks is not the mesh's, `PlanError` where the graph is not of this model, or has not what is to be made again.
+    `pcg.capture.Captured`; `precision` is that under which it was captured: casts are in the graph, so it only says in
+    what matrix products run. `execution` says what backward makes again. Raises `DistributedError` where the number of
+    ranks is not the mesh's, `PlanError` where the graph is not of this model, has not what is to be made again, or this
+    device does not train in the precision.
     """
     graph = sink_reductions(graph).validate()
-    return ParallelModule(graph, model, connect(graph.mesh, timeout_s), constants or {}, options or {}, execution)
+    ranks = connect(graph.mesh, timeout_s)
+    check_device(precision, ranks.device)
+    constants, options = constants or {}, options or {}
+    return ParallelModule(graph, model, ranks, constants, options, execution, in_tf32=precision == "tf32")
 
 
 class ParallelModule(nn.Module):
@@ -59,7 +66,8 @@ class ParallelModule(nn.Module):
 
     `forward_backward(**batch)` computes the loss and every gradient; `parallel(**batch)` returns the loss, and its
     `backward()` does the rest. `source` is the program's text; `input_layouts` says how each tensor of the batch is
-    laid out, for those who pass a rank's own shard of it instead of the global tensor.
+    laid out, for those who pass a rank's own shard of it instead of the global tensor. With a `scaler`,
+    `forward_backward` scales the loss before its backward; `scaler.step(optimizer)` undoes that in the gradients.
     """
 
     def __init__(
@@ -70,8 +78,12 @@ class ParallelModule(nn.Module):
         constants: Mapping[str, Tensor],
         options: Mapping[str, Any],
         execution: Execution = DEFAULT,
+        *,
+        in_tf32: bool = False,
     ) -> None:
         super().__init__()
+        self.scaler: torch.amp.GradScaler | None = None
+        self._in_tf32 = in_tf32 and ranks.device.type == "cuda"
         self.training = model.training
         self.graph, self.ranks = graph, ranks
         self._held: dict[str, Held] = {}
@@ -103,7 +115,8 @@ class ParallelModule(nn.Module):
         layouts = {name: graph.types[node.name].layouts for name, node in leaves.items()}
         whole = (R,) * len(graph.mesh)
         values = {**dict(model.named_parameters(remove_duplicate=False)), **_buffers(model)}
-        check_model({name: graph.types[node.name].shape for name, node in leaves.items()}, values)
+        shapes = {name: graph.types[node.name].shape for name, node in leaves.items()}
+        check_model(shapes, values, with_data=not self.ranks.is_dry)
         share_values(values, self.ranks)
         for hold, tensors in ((hold_parameter, tied_names(model)), (hold_buffer, names_by_first(_buffers(model)))):
             for name, names in tensors.items():
@@ -134,7 +147,8 @@ class ParallelModule(nn.Module):
 
     def forward(self, **batch: Any) -> Tensor:
         """The loss of a batch of global tensors, or of this rank's own shards of them."""
-        summand = self._forward(batch)
+        with tf32(self._in_tf32):
+            summand = self._forward(batch)
         return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
 
     def forward_backward(self, **batch: Any) -> Tensor:
@@ -142,13 +156,17 @@ class ParallelModule(nn.Module):
 
         Raises `BatchError` where the batch is not what was captured, `DistributedError` where another rank failed.
         """
+        with tf32(self._in_tf32):
+            return self._forward_backward(batch)
+
+    def _forward_backward(self, batch: Mapping[str, Any]) -> Tensor:
         summand = self._forward(batch)
         try:
             total, work = summand.detach(), None
             if self._loss_axis is not None and self._loss_axis.group is not None:
                 total = total.clone()
                 work = dist.all_reduce(total, group=self._loss_axis.group, async_op=True)
-            summand.backward()
+            (summand if self.scaler is None else self.scaler.scale(summand)).backward()
             if work is not None:
                 work.wait()
         except RuntimeError as error:

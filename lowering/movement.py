@@ -27,9 +27,7 @@ def all_sum(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
     """The sum of every rank's `x`, on every rank. With `inplace` the memory of `x` may be overwritten."""
     if axis.size == 1:
         return x
-    y = x.contiguous()
-    if not inplace and y.data_ptr() == x.data_ptr():
-        y = y.clone()
+    y = x.clone() if x.is_contiguous() and not inplace else x.contiguous()
     dist.all_reduce(y, group=axis.group)
     return y
 

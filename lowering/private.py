@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, HashStore
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd import Variable
 from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,12 +17,18 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
-__all__ = ["FakeTensor", "FileStore", "HashStore", "IncompatibleKeys", "tree_iter"]
+__all__ = [
+    "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys",
+    "TorchDispatchMode", "tree_iter", "unset_fake_temporarily",
+]  # fmt: skip
 
+FAKE = "fake"  # the backend of process groups whose other ranks are not there
 AutogradContext = Any  # torch gives its type no public name
 
 
@@ -107,3 +113,20 @@ def norms(tensors: list[Tensor], order: float) -> Tensor:
 def scale_(tensors: list[Tensor], factor: Tensor) -> None:
     """Multiply every tensor in place."""
     torch._foreach_mul_(tensors, factor)
+
+
+def storage_key(tensor: Tensor) -> int:
+    """What two tensors have in common if and only if they share memory: an address that fake tensors have as well."""
+    return tensor.untyped_storage()._cdata
+
+
+def in_backward() -> bool:
+    """Whether autograd runs a backward now."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def group_of(argument: Any) -> dist.ProcessGroup:
+    """The process group that an operator of c10d or of the functional collectives is given."""
+    if isinstance(argument, str):
+        return dist.distributed_c10d._resolve_process_group(argument)
+    return dist.ProcessGroup.unbox(argument)

@@ -81,7 +81,38 @@ def copies_data(graph: Graph, node: Node) -> bool:
     if node.op != "reshape":
         return False
     source = source_of(graph, node.inputs[0])
-    return source.op in ("permute", "expand") or (source.op == "slice" and not _splits_dims(graph, source, node))
+    if source.op == "expand":
+        return _joins_repeated(graph, source, node)
+    return source.op == "permute" or (source.op == "slice" and not _splits_dims(graph, source, node))
+
+
+def _joins_repeated(graph: Graph, expand: Node, reshape: Node) -> bool:
+    """Whether a reshape joins dimensions along which the same memory is repeated with others, on one device."""
+    wide, after = (graph.types[node.name].local_shape(graph.mesh) for node in (expand, reshape))
+    before = graph.types[expand.inputs[0]].local_shape(graph.mesh)
+    strides, stride = [0] * len(wide), 1
+    for dim in range(1, len(before) + 1):
+        if before[-dim] == wide[-dim]:
+            strides[-dim] = stride
+        stride *= before[-dim]
+    return not all(
+        strides[left] == strides[right] * wide[right]
+        for dims in _joined(wide, after)
+        for left, right in pairwise(dim for dim in dims if wide[dim] > 1)
+    )
+
+
+def _joined(before: Sequence[int], after: Sequence[int]) -> Iterator[list[int]]:
+    """The dimensions of `before` that a reshape takes together, in runs as short as can be."""
+    rest, dims, old, new = list(after), list[int](), 1, 1
+    for dim, extent in enumerate(before):
+        dims.append(dim)
+        old *= extent
+        while rest and new < old:
+            new *= rest.pop(0)
+        if old == new:
+            yield dims
+            dims = []
 
 
 def _moves_batch(graph: Graph, node: Node) -> bool:
@@ -195,6 +226,12 @@ def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
         item for item in row.saves
         if not isinstance(item, int) or (item < len(grads) and ((item,) not in row.linear_in or others[item]))
     )  # fmt: skip
+
+
+def summed_in_place(graph: Graph, name: str) -> bool:
+    """Whether a sum over ranks may overwrite its operand: it is new memory, which nothing else reads."""
+    row = graph.by_name[name].row
+    return len(graph.users[name]) == 1 and row is not None and row.fresh
 
 
 def read_again(graph: Graph) -> set[str]:

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from shardwright.pcg import checks
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.row import Row
-from shardwright.pcg.step.execution import DTYPES, Precision
+from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Precision
 from shardwright.pcg.types import TensorType, is_float, promote
 
 HALVES = ("float16", "bfloat16")
@@ -59,9 +60,15 @@ def _beside_tensors(operands: Sequence[TensorType]) -> tuple[str, ...]:
 
 
 def check_precision(precision: Precision | None, parameters: Collection[str]) -> None:
-    """Raise a `PlanError` unless a model with parameters of these dtypes can be captured under a precision."""
+    """Whether a model with parameters of these dtypes can be captured under a precision.
+
+    Raises:
+        FieldError: there is no such precision.
+        PlanError: the parameters are not in the dtype that it is for.
+    """
     if precision is None:
         return
+    checks.choice(precision, "", "precision", PRECISIONS)
     own, given = DTYPES[precision], {dtype for dtype in parameters if is_float(dtype)}
     wrong = sorted(given - ({own.state, "float64"} if low_dtype(precision) else {own.compute}))
     if not wrong:

@@ -60,8 +60,12 @@ def joined(pools: Mapping[BufferKind, float], others: Mapping[BufferKind, float]
 
 def _buffers(steps: Steps, parameter: Parameter, num_bytes: float) -> int:
     """How often a parameter is in a set: in its place only, or in the buffers that are sent and received too."""
+    return 1 if is_direct(steps, parameter, num_bytes) else 3
+
+
+def is_direct(steps: Steps, parameter: Parameter, num_bytes: float) -> bool:
+    """Whether its slices are sent straight from and into place, in a message of their own."""
     slices = parameter.slices
     assert slices is not None
     size = steps.graph.mesh.sizes[steps.graph.mesh.index(slices.axis)]
-    direct = (slices.dim, slices.blocks) == (0, 1) and num_bytes / size >= PLACED_BYTES
-    return 1 if direct else 3
+    return (slices.dim, slices.blocks) == (0, 1) and num_bytes / size >= PLACED_BYTES

@@ -31,6 +31,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.chunk import Chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.messages import Message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +79,15 @@ class StepProgram:
     stages: tuple[Stage, ...]
     hops_s: tuple[float, ...] = ()
     simulated: dict[tuple[object, ...], SegmentTimeline] = field(default_factory=dict, compare=False, repr=False)
+
+    def messages(self, stage: int = 0) -> Counter[Message]:
+        """What a device of a stage sends to those of the same stage in a step, each with how often."""
+        many, found = self.execution.num_microbatches, Counter[Message]()
+        for piece in self.stages[stage].pieces:
+            for segment in (piece.forward, piece.backward, piece.weights):
+                for number in range(many):
+                    found += segment.in_microbatch(first=number == 0, last=number == many - 1).messages()
+        return found
 
     @cached_property
     def serial_s(self) -> float:

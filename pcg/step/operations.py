@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
-from shardwright.pcg.analysis import computed_once, saved_by, written
+from shardwright.pcg.analysis import computed_once, saved_by, summed_in_place, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.moves import fused_moves
@@ -94,7 +94,7 @@ class Operations:
             return None
         start, move = self.moves[node.name]
         forward, _ = move.collectives()
-        inplace = forward == "" or (forward == "all_reduce" and len(self.graph.users[start]) == 1)
+        inplace = forward == "" or (forward == "all_reduce" and summed_in_place(self.graph, start))
         alias = self._name(start) if inplace and start not in self.leaf_of else ""
         sums = bool(alias) and forward != ""
         return self._operation(node, (start,))._replace(alias=alias, sums_in_place=sums, early=node.name in self._sums)
@@ -115,9 +115,17 @@ class Operations:
             num_bytes=0.0 if of_weight else operation.num_bytes,
             keeps=tuple(k for k in keeps if k not in self.parameters),
             saved=tuple(dict.fromkeys(leaf for leaf in leaves if leaf in self.parameters)),
-            mask_bytes=kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0,
+            mask_bytes=self._mask_bytes(node, "mask" in saved),
             apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
         )
+
+    def _mask_bytes(self, node: Node, drops: bool) -> float:
+        """Dropout keeps what it drops; every attention makes a mask of bools into one of numbers, and keeps that."""
+        types, mesh = self.graph.types, self.graph.mesh
+        kind = types[node.name]
+        if node.op == "sdpa" and kind.grad and len(node.inputs) > 3 and types[node.inputs[3]].dtype == "bool":
+            return types[node.inputs[3]].local_bytes(mesh) * ITEM_BYTES[self.dtype(kind.dtype)]
+        return kind.local_bytes(mesh) / ITEM_BYTES[kind.dtype] if drops else 0.0
 
 
 def _apart(listed: Sequence[Operation]) -> list[Operation]:
