@@ -1,4 +1,4 @@
-"""What is run again in backward instead of being kept, by the names of nodes: what costs of single nodes have to know."""
+"""What is run again in backward instead of being kept, by the names of nodes."""
 
 from __future__ import annotations
 
