@@ -24,7 +24,6 @@ from shardwright.lowering.movement import Axis
 from shardwright.lowering.storage import Held
 from shardwright.pcg.step.buckets import LARGE_BYTES
 
-
 Finished = tuple[Held, Tensor, Tensor | None]
 """A parameter, its gradient, and the same as a DTensor, if there is one."""
 

@@ -90,9 +90,7 @@ def node_domain(
         options = [(("R",) * len(sizes), (whole,) * len(operands), whole)]
     else:
         signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
-        per_axis = [
-            axis_options(node, signature, size, own) for size, own in zip(sizes, certified, strict=True)
-        ]
+        per_axis = [axis_options(node, signature, size, own) for size, own in zip(sizes, certified, strict=True)]
         if not result.grad:
             per_axis = [[o for o in axis if o[0] != "C"] for axis in per_axis]
         options = _combine(per_axis, signature, operands, result.shape, sizes)
