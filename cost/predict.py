@@ -17,7 +17,7 @@ from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, read_again, stored_nodes, written
+from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, read_again, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.moves import fused_moves, source_of
 from shardwright.pcg.parallel import COMBINE
@@ -93,15 +93,15 @@ def node_costs(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -
         node.name: _compute_part(graph, node, compute, known, twice=node.name in twice)
         for node in graph.nodes if not node.is_parallel and node.name not in once
     }  # fmt: skip
-    stored, again = stored_nodes(graph), read_again(graph)
+    again = read_again(graph)
     for node, start, move in fused_moves(graph):
         if node.name in once:
             continue
-        kind = graph.types[start]
-        leaf = source_of(graph, start)
-        summed = graph.types[leaf.name].dtype if start in stored else ""
+        kind, leaf = graph.types[start], source_of(graph, start)
+        stored = leaf.op == "parameter"
+        summed = graph.types[leaf.name].dtype if stored else ""
         tensor = TensorClass(
-            kind.shape, kind.dtype, kind.grad, start in stored, again=leaf.name in again, summed=summed,
+            kind.shape, kind.dtype, kind.grad, stored, again=leaf.name in again, summed=summed,
             zero=_zero(graph, start, node), twice=node.name in twice,
         )  # fmt: skip
         forward, backward = move.collectives()

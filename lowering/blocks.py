@@ -1,10 +1,14 @@
-"""ZeRO-3 at run time: parameters stored in slices, gathered for one block of the model at a time.
+"""ZeRO at run time: parameters stored in slices, gathered for one block of the model at a time.
 
 A block is gathered into pooled memory before its first use and freed after its last. Autograd does not keep gathered
 parameters: what it saves of them are handles, and the backward gathers the block again when it opens the first one.
 Autograd drops a handle when its operator's backward is through: with the last one the block is freed. When all
 gradients of a block are there they are reduce-scattered together, in the dtype of the slices. Gathers are launched one
 block ahead, in both directions; gradients are waited for one block later.
+
+So under ZeRO-3. A block of another lifetime stays for the backward of its microbatch, or for all microbatches of a
+step. Where whole gradients are accumulated, the gathered parameters are leaves for autograd, which adds up their
+gradients, until the last microbatch.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from shardwright.lowering import private
 from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.movement import take
 from shardwright.lowering.private import AutogradContext
+from shardwright.pcg.step.parameters import Lifetime
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -61,18 +66,28 @@ class GatheredBlock:
     """One block: its shards, and its whole parameters while they are there."""
 
     def __init__(
-        self, blocks: Blocks, number: int, shards: Sequence[Tensor], shares: Sequence[SlicedParameter]
+        self,
+        blocks: Blocks,
+        number: int,
+        shards: Sequence[Tensor],
+        shares: Sequence[SlicedParameter],
+        lifetime: Lifetime = "pass",
+        summed: bool = False,
     ) -> None:
         self.all, self.number = blocks, number
+        self.lifetime, self.summed = lifetime, summed
         self.shards, self.shares = list(shards), list(shares)
         self.sums = [replace(share, dtype=shard.dtype) for shard, share in zip(shards, shares, strict=True)]
         self.memory: BufferSet | None = None
         self.ready, self.handles = False, 0
+        self.leaves: list[Tensor] = []
 
     # ---- called by the program ----
 
     def gather(self) -> tuple[Tensor, ...]:
         """The whole parameters, in order."""
+        if self.summed and not self.all.last:
+            return tuple(self._as_leaves())
         return _Gather.apply(self, *self.shards)
 
     def free(self) -> None:
@@ -80,7 +95,12 @@ class GatheredBlock:
 
         While a part of forward runs again, all stays that backward reads next.
         """
-        if self.memory is None or self.all.runs_again:
+        if not self.all.runs_again and (self.lifetime != "step" or self.all.last):
+            self.drop()
+
+    def drop(self) -> None:
+        """Give the memory back, whoever may want to read it."""
+        if self.memory is None:
             return
         if not self.ready:
             self.memory.finish_gather()
@@ -114,6 +134,14 @@ class GatheredBlock:
         assert self.memory is not None
         return self.memory
 
+    def _as_leaves(self) -> Sequence[Tensor]:
+        """The whole parameters, to which autograd adds gradients."""
+        wholes = self.open(backward=self.all.runs_again).wholes
+        if not self.leaves:
+            pairs = zip(wholes, self.shards, strict=True)
+            self.leaves = [whole.detach().requires_grad_(shard.requires_grad) for whole, shard in pairs]
+        return self.leaves
+
     # ---- gradients ----
 
     def take_gradients(self, gradients: Sequence[Tensor | None]) -> None:
@@ -121,14 +149,18 @@ class GatheredBlock:
         self.all.prefetch(self.number, backward=True)
         self.all.finish_gradients()
         self.free()
+        if self.leaves:
+            gradients = private.add_all([leaf.grad for leaf in self.leaves], gradients)
+            self.leaves = []
         memory = self.all.pool.get(self.sums)
         summed = [g if share.copied else None for g, share in zip(gradients, self.shares, strict=True)]
         memory.start_scatter(summed)
         self.all.pending = (self, memory, summed)
         for member, (gradient, share) in enumerate(zip(gradients, self.shares, strict=True)):
             if gradient is not None and not share.copied:
-                part = take(gradient, share.axis, share.dim, share.blocks)
-                self.all.deliver(self, member, part.to(self.shards[member].dtype).contiguous())
+                part = take(gradient, share.axis, share.dim, share.blocks).to(self.shards[member].dtype)
+                shared = private.storage_key(part) == private.storage_key(gradient)
+                self.all.deliver(self, member, part.clone() if shared else part)
 
 
 class Blocks:
@@ -146,21 +178,41 @@ class Blocks:
         self.pending: tuple[GatheredBlock, BufferSet, list[Tensor | None]] | None = None
         self.owners: dict[int, tuple[GatheredBlock, int]] = {}
         self.runs_again = False
+        self.last = True
 
-    def add(self, shards: Sequence[Tensor], shares: Sequence[SlicedParameter]) -> None:
-        self.items.append(GatheredBlock(self, len(self.items), shards, shares))
+    def add(
+        self,
+        shards: Sequence[Tensor],
+        shares: Sequence[SlicedParameter],
+        lifetime: Lifetime = "pass",
+        *,
+        summed: bool = False,
+    ) -> None:
+        self.items.append(GatheredBlock(self, len(self.items), shards, shares, lifetime, summed))
+
+    def begin(self, *, first: bool = True, last: bool = True) -> None:
+        """Before a microbatch; before the first one, forget a step that did not end."""
+        self.last = last
+        self.begun.clear()
+        if first:
+            self.reset()
 
     def reset(self) -> None:
         """Forget a step that did not end; its memory may still be written to, so it is not used again."""
         self.pending = None
         self.begun.clear()
         for block in self.items:
-            block.free()
+            block.drop()
+            block.leaves = []
 
     def finish(self) -> None:
-        """At the end of a backward: the last gradients, and no gathered parameter outlives the step."""
+        """At the end of a backward: the last gradients; nothing gathered outlives its microbatch, or the step."""
         self.finish_gradients()
-        self.reset()
+        self.begun.clear()
+        for block in self.items:
+            block.free()
+            if self.last:
+                block.leaves = []
 
     @contextmanager
     def again(self) -> Generator[None]:

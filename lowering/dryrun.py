@@ -60,7 +60,7 @@ class DryRun:
 def dry_run(graph: Graph, rank: int = 0) -> DryRun:
     """Run a rank's program of a validated parallel graph; no model is needed.
 
-    Raises `PlanError` for a rank that the mesh does not have, `DistributedError` where there is a process group already.
+    Raises `PlanError` for a rank that the mesh does not have, `DistributedError` where there is a process group.
     """
     start, size = time.perf_counter(), graph.mesh.num_devices
     if not 0 <= rank < size:
@@ -69,8 +69,8 @@ def dry_run(graph: Graph, rank: int = 0) -> DryRun:
         parallel = lower(graph, hollow_model(graph), constants=dict(_leaves(graph, "constant")))
         parallel.program, misshapen = checked(parallel.program)
         optimizer = _adamw(list(parallel.parameters()))
-        kinds = parallel._batch.inputs
-        batch = {key: _empty(kind.local_shape(graph.mesh), kind.dtype) for key, kind in kinds.items()}
+        check = parallel._batch
+        batch = {key: _empty(check.own_shapes[key], kind.dtype) for key, kind in check.inputs.items()}
         for _ in range(2):
             tape.begin()
             loss = parallel.forward_backward(**batch)

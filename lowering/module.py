@@ -20,6 +20,7 @@ from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.emit import emit
+from shardwright.lowering.exact import Draw, num_draws, step_draws
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.precision import check_device, tf32
@@ -108,6 +109,7 @@ class ParallelModule(nn.Module):
         self._remakes = bool(self._blocks.items) or any(o.again for o in outside.operations.listed)
         self._parts = _by_block(self._leaves)
         self._constants: dict[str, Tensor] | None = None
+        self._num_draws = num_draws(graph)
         self.program: Program = compile_source(emit(graph, outside))
 
     def _hold(self, graph: Graph, model: nn.Module) -> None:
@@ -178,8 +180,8 @@ class ParallelModule(nn.Module):
         local = self._batch.local(batch)
         self._blocks.reset()
         try:
-            with self._saved.hooks() if self._remakes else nullcontext():
-                outputs = self._program(local)
+            with self._saved.hooks() if self._remakes else nullcontext(), step_draws(self._num_draws) as draw:
+                outputs = self._program(local, draw)
             loss = outputs.pop(LOSS)
             self._reducer.watch(loss)
             self._write_back(outputs)
@@ -187,14 +189,14 @@ class ParallelModule(nn.Module):
             raise _blame(error, "forward") from error
         return loss
 
-    def _program(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _program(self, local: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
         device, axes = self.ranks.device, self.ranks.axes
         if self._constants is None:
             with torch.no_grad():
                 constants = self.program.constants(device, *axes)
                 self._constants = {name: _by_itself(value) for name, value in constants.items()}
         runtime = (self._blocks.items, self._saved, device, *axes)
-        return self.program.forward(self._parts, local, self._constants, *runtime)
+        return self.program.forward(self._parts, local, self._constants, *runtime, draw=draw)
 
     def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
         with torch.no_grad():

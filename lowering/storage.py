@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard as ShardPlacement
 
 from shardwright.lowering import private
 from shardwright.lowering.launch import Ranks
-from shardwright.lowering.movement import Axis, take
+from shardwright.lowering.movement import MeshAxis, take
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.layout import Layouts, local_blocks, shard_order
 from shardwright.pcg.mesh import Mesh
@@ -34,7 +34,7 @@ def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:
     return tuple(found) or (Replicate(),)
 
 
-def slices(shape: tuple[int, ...], layouts: Layouts, ranks: Ranks) -> list[tuple[Axis, int, int]]:
+def slices(shape: tuple[int, ...], layouts: Layouts, ranks: Ranks) -> list[tuple[MeshAxis, int, int]]:
     """The slices (axis, dim, blocks) that lead from a logical tensor of this shape to this rank's part."""
     steps = shard_order(shape, layouts, ranks.mesh.sizes)
     assert not isinstance(steps, str), steps

@@ -5,11 +5,13 @@ all. It follows from a chunk alone:
 
 * A gathered block is there from before its first reader until after its last, in backward again if that reads it. The
   next one is gathered while this one is used (late gathers: after it). Blocks in use when the last one is gathered
-  stay for backward, as that begins with them.
+  stay for backward, as that begins with them. Those that are to stay do so too, for the backward of their microbatch
+  or until the last reader of the last microbatch.
 * What was not kept is made again, region by region, right before the first operation that needs it in backward.
 * A gradient is accumulated until the first reader that gives one is through, and then summed with its unit, in a step's
-  last microbatch. The gradients of a gathered block are reduce-scattered together in every microbatch, when all who
-  read it are through, and there when those of the next block are scattered, or backward ends.
+  last microbatch. The gradients of a gathered block are reduce-scattered together, when all who read it are through,
+  and there when those of the next block are scattered, or backward ends: in every microbatch, or in the last, where
+  whole gradients are accumulated.
 * Sums that the batch alone determines are started first, and waited for by who reads them.
 """
 
@@ -64,7 +66,7 @@ class Actions:
     units: tuple[tuple[int, ...], ...]
 
     def of(self, *verbs: Verb, backward: bool | None = None) -> list[int]:
-        """The numbers of all actions of these kinds, in order; of forward, backward or both."""
+        """The numbers of all actions of these kinds, in order; of forward, backward or both. Microbatches are alike."""
         passes = (self.forward, self.backward) if backward is None else (self.backward if backward else self.forward,)
         return [action.number for action in chain(*chain(*passes)) if action.verb in verbs]
 
@@ -80,9 +82,11 @@ def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool 
     """
     again = _made_again(chunk)
     reads = _read_again(chunk, again)
-    held = held_blocks(chunk) & reads.keys() if hold else frozenset[int]()
-    forward = tuple(_forward(chunk, _Gathers(range(len(chunk.blocks)), frozenset(), late=False, ahead=ahead), held))
-    backward = _Backward(chunk, again, reads, _Gathers(list(reads), held, late=late, ahead=ahead))
+    stay = frozenset(number for number, block in enumerate(chunk.blocks) if block.slices.lifetime != "pass")
+    held = (stay | (held_blocks(chunk) if hold else frozenset())) & reads.keys()
+    gathers = _Gathers(chunk, range(len(chunk.blocks)), frozenset(), late=False, ahead=ahead)
+    forward = tuple(_forward(chunk, gathers, held))
+    backward = _Backward(chunk, again, reads, _Gathers(chunk, list(reads), held, late=late, ahead=ahead))
     return Actions(forward, tuple(backward.run()), tuple(backward.units))
 
 
@@ -134,8 +138,8 @@ def _last(uses: Iterable[Use]) -> int:
 class _Gathers:
     """Gathered blocks in one pass: `order` is the one in which the pass needs them, `there` when it begins."""
 
-    def __init__(self, order: Sequence[int], there: frozenset[int], *, late: bool, ahead: bool) -> None:
-        self.next = dict(pairwise(order)) if ahead else {}
+    def __init__(self, chunk: Chunk, order: Sequence[int], there: frozenset[int], *, late: bool, ahead: bool) -> None:
+        self.chunk, self.next = chunk, dict(pairwise(order)) if ahead else {}
         self.late, self.there, self.used = late, set(there), set[int]()
 
     def use(self, block: int) -> Iterator[Action]:
@@ -150,9 +154,13 @@ class _Gathers:
 
     def free(self, block: int) -> Iterator[Action]:
         """After the last operation that reads it."""
-        yield Action("free", block)
+        yield Action("free", block, "last" if self._stays(block) else "every")
         if self.late:
             yield from self._gather_next(block)
+
+    def _stays(self, block: int) -> bool:
+        """For all microbatches."""
+        return self.chunk.blocks[block].slices.lifetime == "step"
 
     def _gather_next(self, block: int) -> Iterator[Action]:
         if block in self.next:
@@ -161,7 +169,7 @@ class _Gathers:
     def _gather(self, block: int) -> Iterator[Action]:
         if block not in self.there:
             self.there.add(block)
-            yield Action("gather", block)
+            yield Action("gather", block, "first" if self._stays(block) else "every")
 
 
 def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[tuple[Action, ...]]:
@@ -224,21 +232,30 @@ class _Backward:
         if apart:
             yield Action("weights", number)
         for use in trained:
-            if self.complete[use] == number and self.chunk.uses[use].block is None:
+            block = self.chunk.uses[use].block
+            if self.complete[use] == number and (block is None or self._is_summed(block)):
                 yield Action("accumulate", use)
+            if self.complete[use] == number and block is None:
                 yield from self._complete(self.chunk.uses[use])
         for block in self.free[number]:
             yield from self.gathers.free(block)
         for block in self.chunk.blocks_of(occurrence):
             if self.last[block] == number and block in self.trained:
                 yield from self._deliver()
-                yield Action("scatter", block)
+                yield Action("scatter", block, self._when_scattered(block))
                 self.scattered = block
+
+    def _is_summed(self, block: int) -> bool:
+        """Whether whole gradients are accumulated."""
+        return self.chunk.blocks[block].slices.summed
+
+    def _when_scattered(self, block: int) -> Microbatch:
+        return "last" if self._is_summed(block) else "every"
 
     def _deliver(self) -> Iterator[Action]:
         if self.scattered is None:
             return
-        yield Action("deliver", self.scattered)
+        yield Action("deliver", self.scattered, self._when_scattered(self.scattered))
         for use in self.chunk.blocks[self.scattered].uses:
             if use.parameter.grad:
                 yield from self._complete(use)

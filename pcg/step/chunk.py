@@ -13,7 +13,7 @@ from shardwright.pcg.step.buckets import blocks
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.operation import Again, Operation
 from shardwright.pcg.step.operations import Operations
-from shardwright.pcg.step.parameters import Parameter
+from shardwright.pcg.step.parameters import Parameter, Slices
 
 MOST_COPIES = 3
 
@@ -96,6 +96,13 @@ class Block(NamedTuple):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         return tuple(use.parameter for use in self.uses)
+
+    @property
+    def slices(self) -> Slices:
+        """How its parameters are gathered; they differ only in how each is sliced."""
+        slices = self.uses[0].parameter.slices
+        assert slices is not None
+        return slices
 
     @property
     def used_bytes(self) -> float:
@@ -191,12 +198,13 @@ class Chunk:
         return number
 
     def _blocks(self) -> list[Block]:
-        """Of one occurrence, one module, one axis and one dtype, stored and gathered."""
+        """Of one occurrence, one module, one axis, one lifetime and one dtype, stored and gathered."""
         sliced = sorted((u for u in self.uses if u.parameter.slices is not None), key=lambda u: u.readers[0])
         keyed = (
-            (use, (use.home, p.module, p.slices and p.slices.axis, p.dtype, p.used_dtype), p.used_bytes)
+            (use, (use.home, p.module, s.axis, s.lifetime, s.summed, p.dtype, p.used_dtype), p.used_bytes)
             for use in sliced
-            for p in (use.parameter,)
+            for p, s in ((use.parameter, use.parameter.slices),)
+            if s is not None
         )
         found = [Block(tuple(uses)) for uses in blocks(keyed)]
         for number, block in enumerate(found):
