@@ -12,6 +12,7 @@ kernels, staging buffers of collectives, the allocator's rounding, the driver.
 from __future__ import annotations
 
 import time
+import traceback
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from shardwright.lowering import private
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.program import PROGRAM_NAME
 from shardwright.lowering.tape import Tape
 from shardwright.lowering.values import checked
 from shardwright.pcg.errors import DistributedError, PlanError
@@ -41,7 +43,7 @@ class DryRun:
 
     messages    what it sends, and how often
     memory      bytes by category when most are alive; `during`: what ran then
-    misshapen   what is not as the graph's types say, in words
+    misshapen   what is not as the graph's types say, or fails, in words
     seconds     that the dry run took
     """
 
@@ -68,23 +70,39 @@ def dry_run(graph: Graph, rank: int = 0) -> DryRun:
     with _pretended(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
         parallel = lower(graph, hollow_model(graph), constants=dict(_leaves(graph, "constant")))
         parallel.program, misshapen = checked(parallel.program)
-        optimizer = _adamw(list(parallel.parameters()))
-        kinds = parallel._batch.inputs
-        batch = {key: _empty(kind.local_shape(graph.mesh), kind.dtype) for key, kind in kinds.items()}
-        for _ in range(2):
-            tape.begin()
-            loss = parallel.forward_backward(**batch)
-            wrong = (*misshapen, *_misshapen(parallel, loss))
-            _label(tape, parallel, batch)
-            optimizer.step()
-            tape.label("optimizer", _locals(chain(*(state.values() for state in optimizer.state.values()))))
-            optimizer.zero_grad()
+        try:
+            misshapen.update(_take_steps(parallel, tape))
+        except RuntimeError as error:
+            misshapen[_failure(error)] = None
         memory, during = tape.peak()
-        messages = Counter[Message]()
-        names = _names(parallel.ranks)
+        messages, names = Counter[Message](), _names(parallel.ranks)
         for (collective, group, num_bytes), count in tape.sent.items():
             messages[Message(collective, names.get(group, "all ranks"), num_bytes)] += count
-    return DryRun(rank, messages, memory, during, wrong, time.perf_counter() - start)
+    return DryRun(rank, messages, memory, during, tuple(misshapen), time.perf_counter() - start)
+
+
+def _take_steps(parallel: ParallelModule, tape: Tape) -> dict[str, None]:
+    """Two of them, the second warm; what is not of the type that the graph says, in words."""
+    optimizer, mesh = _adamw(list(parallel.parameters())), parallel.graph.mesh
+    kinds = parallel._batch.inputs
+    batch = {key: _empty(kind.local_shape(mesh), kind.dtype) for key, kind in kinds.items()}
+    found: dict[str, None] = {}
+    for _ in range(2):
+        tape.begin()
+        loss = parallel.forward_backward(**batch)
+        found.update(dict.fromkeys(_misshapen(parallel, loss)))
+        _label(tape, parallel, batch)
+        optimizer.step()
+        tape.label("optimizer", _locals(chain(*(state.values() for state in optimizer.state.values()))))
+        optimizer.zero_grad()
+    return found
+
+
+def _failure(error: RuntimeError) -> str:
+    """What went wrong, and the line of the program."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(PROGRAM_NAME)]
+    where = f" at `{frames[-1].line}`" if frames else ""
+    return f"the program fails{where}: {error}"
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PROGRAM_NAME = "<shardwright program"
+"""What the file names of programs begin with in tracebacks."""
 _numbers = itertools.count()
 
 
@@ -27,7 +29,7 @@ class Program:
 
 def compile_source(source: str) -> Program:
     """Compile the text that `emit` wrote and register it for tracebacks."""
-    filename = f"<shardwright program {next(_numbers)}>"
+    filename = f"{PROGRAM_NAME} {next(_numbers)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {"__name__": "shardwright_program"}
     exec(compile(source, filename, "exec"), namespace)

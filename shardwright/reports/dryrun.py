@@ -35,7 +35,7 @@ class DryRunReport(Report):
         memory = timeline.memory.by_category()
         self.memory = {name: num_bytes for name, num_bytes in memory.items() if name not in UNSEEN}
         self.peak_at = timeline.peak_at
-        self.findings = [*self._wrong_messages(), *self._wrong_memory(), *run.misshapen]
+        self.findings = [*run.misshapen, *self._wrong_messages(), *self._wrong_memory()]
 
     @property
     def passed(self) -> bool:
