@@ -17,9 +17,9 @@ from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, stored_nodes, written
+from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, read_again, written
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.moves import fused_moves
+from shardwright.pcg.moves import fused_moves, source_of
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.types import ITEM_BYTES
 
@@ -88,16 +88,21 @@ def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
         node.name: _compute_part(graph, node, compute, known)
         for node in graph.nodes if not node.is_parallel and node.name not in once
     }  # fmt: skip
-    stored = stored_nodes(graph)
+    again = read_again(graph)
     for node, start, move in fused_moves(graph):
         if node.name in once:
             continue
-        kind = graph.types[start]
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, start in stored)
+        kind, source = graph.types[start], source_of(graph, start)
+        stored = source.op == "parameter"
+        summed = graph.types[source.name].dtype if stored else ""
+        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, again=source.name in again, summed=summed)
         forward, backward = move.collectives()
         num_bytes = kind.local_bytes(graph.mesh) * (graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         size = graph.mesh.sizes[move.axis]
-        sent = sum(collective_bytes(name, num_bytes, size) for name in costs.collectives_of(tensor, kind.layouts, move))
+        elements = num_bytes / ITEM_BYTES[kind.dtype]
+        sent = sum(
+            collective_bytes(name, n, size) for name, n in costs.sent_bytes(tensor, kind.layouts, move, elements)
+        )
         free = node.name in constants
         seconds = (
             costs.collective_s("slice", move.axis, num_bytes) * costs.times(kind.layouts)
@@ -112,7 +117,7 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
     """`known` holds the seconds of operators seen before: equal blocks are costed once."""
     kind = graph.types[node.name]
     if node.op == "parameter" and kind.grad:
-        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False)
+        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False, kind.dtype)
         update_s = update_bytes(stored, DEFAULT) / compute.device.memory_bytes_per_s
         return NodeCosts(node.name, update_s + compute.device.update_overhead_s)
     if node.is_leaf:

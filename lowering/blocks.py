@@ -2,18 +2,21 @@
 
 A block is gathered into pooled memory before its first use and freed after its last. Autograd does not keep gathered
 parameters: what it saves of them are handles, and the backward gathers the block again when it opens the first one.
-When all gradients of a block are there they are reduce-scattered together, and its memory is freed. Gathers are
-launched one block ahead, in both directions; gradients are waited for one block later.
+Autograd drops a handle when its operator's backward is through: with the last one the block is freed. When all
+gradients of a block are there they are reduce-scattered together, in the dtype of the slices. Gathers are launched one
+block ahead, in both directions; gradients are waited for one block later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import saved_tensors_hooks
 
 from shardwright.lowering import private
 from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
@@ -30,7 +33,7 @@ class _Gather(Function):
     def forward(ctx: AutogradContext, block: GatheredBlock, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.block = block
         ctx.set_materialize_grads(False)
-        wholes = tuple(whole.view_as(whole) for whole in block.open().wholes)
+        wholes = tuple(whole.view_as(whole) for whole in block.open(backward=block.all.runs_again).wholes)
         ctx.mark_non_differentiable(*(w for w, s in zip(wholes, block.shards, strict=True) if not s.requires_grad))
         return wholes
 
@@ -46,6 +49,10 @@ class _Handle:
     def __init__(self, block: GatheredBlock, buffer: int, tensor: Tensor) -> None:
         self.block, self.buffer = block, buffer
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        block.handles += 1
+
+    def __del__(self) -> None:
+        self.block.drop_handle()
 
     def tensor(self) -> Tensor:
         return self.block.open(backward=True).buffers[self.buffer].as_strided(self.size, self.stride, self.offset)
@@ -59,8 +66,9 @@ class GatheredBlock:
     ) -> None:
         self.all, self.number = blocks, number
         self.shards, self.shares = list(shards), list(shares)
+        self.sums = [replace(share, dtype=shard.dtype) for shard, share in zip(shards, shares, strict=True)]
         self.memory: BufferSet | None = None
-        self.ready = False
+        self.ready, self.handles = False, 0
 
     # ---- called by the program ----
 
@@ -69,14 +77,23 @@ class GatheredBlock:
         return _Gather.apply(self, *self.shards)
 
     def free(self) -> None:
-        """Give the memory back; nothing reads it any more, or whoever does gathers again."""
-        if self.memory is None:
+        """Give the memory back; nothing reads it any more, or whoever does gathers again.
+
+        While a part of forward runs again, all stays that backward reads next.
+        """
+        if self.memory is None or self.all.runs_again:
             return
         if not self.ready:
             self.memory.finish_gather()
         self.all.forget(self.memory)
         self.all.pool.give(self.memory)
         self.memory, self.ready = None, False
+
+    def drop_handle(self) -> None:
+        """In a backward that has read the block, nothing reads it any more after the last handle."""
+        self.handles -= 1
+        if not self.handles and (self.number, True) in self.all.begun:
+            self.free()
 
     # ---- gathering ----
 
@@ -105,18 +122,18 @@ class GatheredBlock:
         self.all.prefetch(self.number, backward=True)
         self.all.finish_gradients()
         self.free()
-        memory = self.all.pool.get(self.shares)
+        memory = self.all.pool.get(self.sums)
         summed = [g if share.copied else None for g, share in zip(gradients, self.shares, strict=True)]
         memory.start_scatter(summed)
         self.all.pending = (self, memory, summed)
         for member, (gradient, share) in enumerate(zip(gradients, self.shares, strict=True)):
             if gradient is not None and not share.copied:
-                self.all.deliver(self, member, _own_slice(gradient, share))
+                self.all.deliver(self, member, _own_slice(gradient, share, self.shards[member].dtype))
 
 
-def _own_slice(gradient: Tensor, share: SlicedParameter) -> Tensor:
+def _own_slice(gradient: Tensor, share: SlicedParameter, dtype: torch.dtype) -> Tensor:
     """This rank's slice of a whole gradient, which it does not keep alive."""
-    part = take(gradient, share.axis, share.dim, share.blocks)
+    part = take(gradient, share.axis, share.dim, share.blocks).to(dtype)
     shared = private.storage_key(part) == private.storage_key(gradient)
     return part.clone() if shared else part
 
@@ -135,6 +152,7 @@ class Blocks:
         self._deliver = deliver
         self.pending: tuple[GatheredBlock, BufferSet, list[Tensor | None]] | None = None
         self.owners: dict[int, tuple[GatheredBlock, int]] = {}
+        self.runs_again = False
 
     def add(self, shards: Sequence[Tensor], shares: Sequence[SlicedParameter]) -> None:
         self.items.append(GatheredBlock(self, len(self.items), shards, shares))
@@ -151,12 +169,18 @@ class Blocks:
         self.finish_gradients()
         self.reset()
 
-    def hooks(self) -> saved_tensors_hooks:
-        """Under this, autograd saves handles instead of gathered parameters."""
-        return saved_tensors_hooks(self._pack, lambda saved: saved.tensor() if isinstance(saved, _Handle) else saved)
+    @contextmanager
+    def again(self) -> Generator[None]:
+        """Under this, a part of forward runs again within backward."""
+        before, self.runs_again = self.runs_again, True
+        try:
+            yield
+        finally:
+            self.runs_again = before
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Handle:
-        found = self.owners.get(private.storage_key(tensor))
+    def pack(self, tensor: Tensor) -> Tensor | _Handle:
+        """What autograd keeps of a tensor: a handle of what is gathered."""
+        found = self.owners.get(private.storage_key(tensor)) if self.owners else None
         return tensor if found is None else _Handle(*found, tensor)
 
     def remember(self, block: GatheredBlock, memory: BufferSet) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
-from shardwright.lowering.pieces import attribute, identifiers, literal, opaque_call
+from shardwright.lowering.pieces import attribute, literal, opaque_call
+from shardwright.pcg.analysis import summed_in_place
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
+from shardwright.pcg.step.operation import Again
 from shardwright.pcg.types import TensorType, is_float
 
 
@@ -18,15 +20,19 @@ class Expressions:
     """The expressions of a graph's nodes.
 
     `aliases`: parallel operators that are done elsewhere, and the nodes that stand for them; `elsewhere`: more nodes
-    that are not to be written. `drawn` names the dropouts whose masks are drawn before, in lines of their own.
+    that are not to be written; `regions`: what is made again in backward, and with what. `drawn` names the dropouts
+    whose masks are drawn before, in lines of their own.
     """
 
     def __init__(
-        self, graph: Graph, aliases: Mapping[str, str], elsewhere: Collection[str], reserved: Collection[str]
+        self,
+        graph: Graph,
+        aliases: Mapping[str, str],
+        elsewhere: Collection[str],
+        regions: Mapping[str, Again | None],
     ) -> None:
-        self.graph, self.aliases = graph, aliases
+        self.graph, self.aliases, self.regions = graph, aliases, regions
         self.context = GraphView(graph)
-        self.names = identifiers([n.name for n in graph.nodes], {*reserved, *graph.mesh.names})
         self.fused: dict[str, Fused] = {}
         self.skipped: set[str] = {*aliases, *elsewhere}
         self._fuse()
@@ -40,7 +46,8 @@ class Expressions:
 
     def reads(self, node: Node) -> tuple[str, ...]:
         """The names that a node's expression reads."""
-        return tuple(name for name in self._inputs(node) if name not in self.literals)
+        found = tuple(name for name in self._inputs(node) if name not in self.literals)
+        return (*found, mask_key(node)) if node.name in self.drawn else found
 
     def _fuse(self) -> None:
         for node in reversed(self.graph.nodes):
@@ -81,15 +88,15 @@ class Expressions:
             for name in others
         )
 
-    def operand(self, name: str) -> str:
-        """A name, or the number that it stands for, as text."""
+    def operand(self, name: str, names: Mapping[str, str]) -> str:
+        """An identifier, or the number that it stands for, as text."""
         name = self.aliases.get(name, name)
-        return self.literals.get(name) or self.names[name]
+        return self.literals.get(name) or names[name]
 
-    def of(self, node: Node) -> str:
-        """The expression that computes a node."""
+    def of(self, node: Node, names: Mapping[str, str]) -> str:
+        """The expression that computes a node, over identifiers."""
         found = self.fused.get(node.name)
-        operands = [self.operand(name) for name in self._inputs(node)]
+        operands = [self.operand(name, names) for name in self._inputs(node)]
         if found is not None:
             return found.text.format(*operands)
         if node.is_leaf:
@@ -100,7 +107,7 @@ class Expressions:
             return opaque_call(node, operands)
         if (split := split_of(self.context, node)) is not None:
             return split.format(*operands)
-        return self._row(node, operands)
+        return self._row(node, operands, names)
 
     def _parallel(self, node: Node, operand: str) -> str:
         axis = node.attr("axis")
@@ -110,24 +117,24 @@ class Expressions:
         return f"{node.op}({operand}, {axis}{', inplace=True' if fresh else ''})"
 
     def _sum_in_place(self, node: Node) -> bool:
-        """Whether a sum over ranks may overwrite its operand, which nothing else reads."""
-        producer = self.graph.by_name[node.inputs[0]]
-        row = producer.row
-        return self.graph.users[producer.name] == (node.name,) and row is not None and row.fresh
+        """Whether a sum over ranks may overwrite its operand, which nothing makes again without it."""
+        start = node.inputs[0]
+        return summed_in_place(self.graph, start) and self.regions.get(start) == self.regions.get(node.name)
 
     def _gradient_in_place(self, node: Node) -> bool:
         rows = [self.graph.by_name[name].row for name in self.graph.users[node.name]]
         return all(row is not None and row.fresh_gradients for row in rows)
 
-    def _row(self, node: Node, operands: list[str]) -> str:
+    def _row(self, node: Node, operands: list[str], names: Mapping[str, str]) -> str:
         row = ROWS[node.op]
         attrs: dict[str, Any] = {k: attribute(v) for k, v in self.graph.local_attrs(node).items()}
         if row.offset is not None:
             attrs["offset"] = self._offset(node, row.offset)
         if row.random:
             attrs["shard"] = self._shard(self.graph.types[node.name])
+            attrs["draw"] = names[draw_key(node)]
             if node.name in self.drawn:
-                return f"rt.drop({operands[0]}, {attrs['p']}, {mask_name(node)}, {attrs['shard']})"
+                return f"rt.drop({operands[0]}, {attrs['p']}, {names[mask_key(node)]}, {attrs['shard']})"
         numbers = [operand for operand in operands if operand in self.literals.values()]
         if row.with_number and len(numbers) == 1:
             (tensor,) = (operand for operand in operands if operand not in numbers)
@@ -160,6 +167,11 @@ class Expressions:
         return f"rt.Shard({kind.shape}, {places})"
 
 
-def mask_name(node: Node) -> str:
-    """The mask that is drawn for a dropout ahead of it."""
-    return f"mask_{node.attr('seed')}"
+def draw_key(node: Node) -> str:
+    """The name of the draw that a dropout's mask is, counted from the first of the function that it stands in."""
+    return f"draw {node.attr('seed')}"
+
+
+def mask_key(node: Node) -> str:
+    """The name of the mask that is drawn for a dropout ahead of it; no node has it."""
+    return f"mask {node.attr('seed')}"

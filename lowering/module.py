@@ -20,17 +20,21 @@ from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.emit import emit
+from shardwright.lowering.exact import Draw, num_draws, step_draws
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
+from shardwright.lowering.precision import check_device, tf32
 from shardwright.lowering.program import Program, compile_source
 from shardwright.lowering.reducer import Reducer
+from shardwright.lowering.saved import Saved
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter, local_part
 from shardwright.pcg.capture import names_by_first, tied_names
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
+from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
 from shardwright.pcg.step.late import LOSS, sink_reductions
-from shardwright.pcg.step.parameters import Parameter
+from shardwright.pcg.step.parameters import Parameter, module_block
 
 
 def lower(
@@ -39,16 +43,23 @@ def lower(
     *,
     constants: Mapping[str, Tensor] | None = None,
     options: Mapping[str, Any] | None = None,
+    precision: Precision | None = None,
     timeout_s: float = TIMEOUT_S,
+    execution: Execution = DEFAULT,
 ) -> ParallelModule:
     """This rank's program for a parallel graph, with this rank's shards of the model's parameters and buffers.
 
     Every rank calls it with the same graph and the same model. `constants` and `options` are those of
-    `pcg.capture.Captured`. Raises `DistributedError` where the number of ranks is not the mesh's, `PlanError` where the
-    graph is not of this model.
+    `pcg.capture.Captured`; `precision` is that under which it was captured: casts are in the graph, so it only says in
+    what matrix products run. `execution` says what backward makes again. Raises `DistributedError` where the number of
+    ranks is not the mesh's, `PlanError` where the graph is not of this model, has not what is to be made again, or this
+    device does not train in the precision.
     """
     graph = sink_reductions(graph).validate()
-    return ParallelModule(graph, model, connect(graph.mesh, timeout_s), constants or {}, options or {})
+    ranks = connect(graph.mesh, timeout_s)
+    check_device(precision, ranks.device)
+    constants, options = constants or {}, options or {}
+    return ParallelModule(graph, model, ranks, constants, options, execution, in_tf32=precision == "tf32")
 
 
 class ParallelModule(nn.Module):
@@ -56,7 +67,8 @@ class ParallelModule(nn.Module):
 
     `forward_backward(**batch)` computes the loss and every gradient; `parallel(**batch)` returns the loss, and its
     `backward()` does the rest. `source` is the program's text; `input_layouts` says how each tensor of the batch is
-    laid out, for those who pass a rank's own shard of it instead of the global tensor.
+    laid out, for those who pass a rank's own shard of it instead of the global tensor. With a `scaler`,
+    `forward_backward` scales the loss before its backward; `scaler.step(optimizer)` undoes that in the gradients.
     """
 
     def __init__(
@@ -66,15 +78,20 @@ class ParallelModule(nn.Module):
         ranks: Ranks,
         constants: Mapping[str, Tensor],
         options: Mapping[str, Any],
+        execution: Execution = DEFAULT,
+        *,
+        in_tf32: bool = False,
     ) -> None:
         super().__init__()
+        self.scaler: torch.amp.GradScaler | None = None
+        self._in_tf32 = in_tf32 and ranks.device.type == "cuda"
         self.training = model.training
         self.graph, self.ranks = graph, ranks
         self._held: dict[str, Held] = {}
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}
         self._hold(graph, model)
         self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
-        outside = find_outside(graph)
+        outside = find_outside(graph, execution)
         todo, uses = outside.actions, [use.parameter for use in outside.chunk.uses]
         units = ([uses[number] for number in unit] for unit in todo.units)
         self._reducer = Reducer(
@@ -88,7 +105,11 @@ class ParallelModule(nn.Module):
         self._reducer.at_end.append(self._blocks.finish)
         sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
+        self._saved = Saved(self._blocks, self._leaves.values(), ranks.device)
+        self._remakes = bool(self._blocks.items) or any(o.again for o in outside.operations.listed)
+        self._parts = _by_block(self._leaves)
         self._constants: dict[str, Tensor] | None = None
+        self._num_draws = num_draws(graph)
         self.program: Program = compile_source(emit(graph, outside))
 
     def _hold(self, graph: Graph, model: nn.Module) -> None:
@@ -117,9 +138,10 @@ class ParallelModule(nn.Module):
         shards = [self._of(p.leaf).inside for p in parameters]
         slices = [p.slices for p in parameters if p.slices is not None]
         axes = [self.ranks.merged((s.axis,)) for s in slices]
+        dtypes = [getattr(torch, p.used_dtype) for p in parameters]
         shares = [
-            SlicedParameter(tuple(shard.shape), shard.dtype, shard.device, axis, s.dim, s.blocks, s.copied)
-            for shard, axis, s in zip(shards, axes, slices, strict=True)
+            SlicedParameter(tuple(shard.shape), dtype, shard.device, axis, s.dim, s.blocks, s.copied)
+            for shard, dtype, axis, s in zip(shards, dtypes, axes, slices, strict=True)
         ]
         return shards, shares
 
@@ -127,7 +149,8 @@ class ParallelModule(nn.Module):
 
     def forward(self, **batch: Any) -> Tensor:
         """The loss of a batch of global tensors, or of this rank's own shards of them."""
-        summand = self._forward(batch)
+        with tf32(self._in_tf32):
+            summand = self._forward(batch)
         return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
 
     def forward_backward(self, **batch: Any) -> Tensor:
@@ -135,13 +158,17 @@ class ParallelModule(nn.Module):
 
         Raises `BatchError` where the batch is not what was captured, `DistributedError` where another rank failed.
         """
+        with tf32(self._in_tf32):
+            return self._forward_backward(batch)
+
+    def _forward_backward(self, batch: Mapping[str, Any]) -> Tensor:
         summand = self._forward(batch)
         try:
             total, work = summand.detach(), None
             if self._loss_axis is not None and self._loss_axis.group is not None:
                 total = total.clone()
                 work = dist.all_reduce(total, group=self._loss_axis.group, async_op=True)
-            summand.backward()
+            (summand if self.scaler is None else self.scaler.scale(summand)).backward()
             if work is not None:
                 work.wait()
         except RuntimeError as error:
@@ -153,8 +180,8 @@ class ParallelModule(nn.Module):
         local = self._batch.local(batch)
         self._blocks.reset()
         try:
-            with self._blocks.hooks() if self._blocks.items else nullcontext():
-                outputs = self._program(local)
+            with self._saved.hooks() if self._remakes else nullcontext(), step_draws(self._num_draws) as draw:
+                outputs = self._program(local, draw)
             loss = outputs.pop(LOSS)
             self._reducer.watch(loss)
             self._write_back(outputs)
@@ -162,13 +189,14 @@ class ParallelModule(nn.Module):
             raise _blame(error, "forward") from error
         return loss
 
-    def _program(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _program(self, local: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
         device, axes = self.ranks.device, self.ranks.axes
         if self._constants is None:
             with torch.no_grad():
                 constants = self.program.constants(device, *axes)
                 self._constants = {name: _by_itself(value) for name, value in constants.items()}
-        return self.program.forward(self._leaves, local, self._constants, self._blocks.items, device, *axes)
+        runtime = (self._blocks.items, self._saved, device, *axes)
+        return self.program.forward(self._parts, local, self._constants, *runtime, draw=draw)
 
     def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
@@ -241,6 +269,15 @@ class ParallelModule(nn.Module):
             "a lowered module cannot be moved or cast (its program holds its parameters' storage); "
             "move or cast the model before compiling it"
         )
+
+
+def _by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
+    """All by name, and those of each repeated block of the model by their names in it."""
+    found: dict[str, Any] = dict(leaves)
+    for name, value in leaves.items():
+        if block := module_block(name):
+            found.setdefault(block, {})[name.removeprefix(f"{block}.")] = value
+    return found
 
 
 def _by_itself(value: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from shardwright.lowering.batch import find_inputs
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import LOSS, summand_of_loss
 from shardwright.pcg.step.operations import Operations
 
@@ -22,6 +23,7 @@ class Outside:
     """
 
     graph: Graph
+    execution: Execution
     inputs: Mapping[str, str]
     loss_sums: tuple[str, ...] = ()
     loss: str = ""
@@ -34,7 +36,7 @@ class Outside:
     @cached_property
     def operations(self) -> Operations:
         """Everything that a step runs."""
-        return Operations(self.graph, elsewhere={*self.inputs, *self.loss_sums})
+        return Operations(self.graph, self.execution, elsewhere={*self.inputs, *self.loss_sums})
 
     @cached_property
     def chunk(self) -> Chunk:
@@ -47,10 +49,10 @@ class Outside:
         return actions(self.chunk)
 
 
-def find_outside(graph: Graph) -> Outside:
-    """What the runtime does around the program of a graph."""
+def find_outside(graph: Graph, execution: Execution = DEFAULT) -> Outside:
+    """What the runtime does around the program of a graph that is run in some way."""
     inputs = find_inputs(graph)[1]
     if LOSS not in dict(graph.outputs):
-        return Outside(graph, inputs)
+        return Outside(graph, execution, inputs)
     name, sums = summand_of_loss(graph)
-    return Outside(graph, inputs, tuple(node.name for node in sums), name)
+    return Outside(graph, execution, inputs, tuple(node.name for node in sums), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from shardwright.pcg.graph import Node
@@ -15,11 +15,31 @@ from shardwright.pcg.optable import Attr
 def identifiers(names: list[str], reserved: Collection[str]) -> dict[str, str]:
     """A Python identifier for every node, readable and unique."""
     taken, found = set(reserved), {}
-    for name in names:
-        text = re.sub(r"\W", "_", name)
-        text = f"t_{text}" if not text.isidentifier() else text
+    for name, text in zip(names, identifiers_of(names), strict=True):
         while text in taken or keyword.iskeyword(text):
             text += "_"
+        taken.add(text)
+        found[name] = text
+    return found
+
+
+def identifiers_of(names: Iterable[str]) -> list[str]:
+    """Each name as an identifier, which others may have too."""
+    texts = [re.sub(r"\W", "_", name) for name in names]
+    return [text if text.isidentifier() else f"t_{text}" for text in texts]
+
+
+def local_identifiers(wanted: Mapping[str, str], reserved: Collection[str]) -> dict[str, str]:
+    """Identifiers for names by what they are to be called, with numbers of their own in place of those of the graph.
+
+    So functions of equal blocks have equal texts, wherever in the model their nodes were numbered.
+    """
+    bases = {name: re.sub(r"_\d+x?(?=[._ ]|$)| \d+$", "", text) for name, text in wanted.items()}
+    taken, found = set(reserved), dict[str, str]()
+    for name, base in zip(wanted, identifiers_of(bases.values()), strict=True):
+        text, number = base, 1
+        while text in taken or keyword.iskeyword(text):
+            text, number = f"{base}_{number}", number + 1
         taken.add(text)
         found[name] = text
     return found

@@ -224,13 +224,27 @@ def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
     others = [any(grads[:i]) or any(grads[i + 1 :]) for i in range(len(grads))]
     return tuple(
         item for item in row.saves
-        if not isinstance(item, int) or item >= len(grads) or (item,) not in row.linear_in or others[item]
+        if not isinstance(item, int) or (item < len(grads) and ((item,) not in row.linear_in or others[item]))
     )  # fmt: skip
 
 
-def stored_nodes(graph: Graph) -> set[str]:
-    """Parameters, and parameters on their way through parallel operators."""
-    return {node.name for node in graph.nodes if source_of(graph, node.name).op == "parameter"}
+def summed_in_place(graph: Graph, name: str) -> bool:
+    """Whether a sum over ranks may overwrite its operand: it is new memory, which nothing else reads."""
+    row = graph.by_name[name].row
+    return len(graph.users[name]) == 1 and row is not None and row.fresh
+
+
+def read_again(graph: Graph) -> set[str]:
+    """Parameters whose memory an operator's backward reads, also through views and parallel operators."""
+    found, roots = set[str](), dict[str, str]()
+    for node in graph.nodes:
+        view = node.is_parallel or (node.row is not None and node.row.view and written(graph, node) != "copy")
+        view |= node.op == "cast" and source_of(graph, node.name).op == "parameter"
+        roots[node.name] = roots[node.inputs[0]] if view and node.inputs else node.name
+        if not view and not node.is_leaf and graph.types[node.name].grad:
+            saved = saved_by(node, [graph.types[name].grad for name in node.inputs])
+            found.update(roots[node.inputs[item]] for item in saved if isinstance(item, int))
+    return found & {leaf.name for leaf in graph.leaves("parameter")}
 
 
 def is_whole(choice: str) -> bool:

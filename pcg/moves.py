@@ -164,8 +164,12 @@ def absorbed(graph: Graph, node: Node) -> tuple[Node, Move] | None:
 
 
 def source_of(graph: Graph, name: str) -> Node:
-    """Where a value comes from, its parallel operators left out."""
-    node = graph.by_name[name]
+    """Where a value comes from, its parallel operators left out; a parameter also where it was cast on the way."""
+    node = uncast = graph.by_name[name]
+    while uncast.is_parallel or uncast.op == "cast":
+        uncast = graph.by_name[uncast.inputs[0]]
+    if uncast.op == "parameter":
+        return uncast
     while node.is_parallel:
         node = graph.by_name[node.inputs[0]]
     return node

@@ -20,6 +20,7 @@ from shardwright.pcg.errors import ClusterError, GraphError, PlanError
 from shardwright.pcg.files import write_whole
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution, Precision
 from shardwright.pcg.text import parse_graph, print_graph
 
 VERSION = 2
@@ -67,6 +68,7 @@ class Plan:
     graph          the parallel graph; its erasure is the captured graph up to the certified `report.rewrites`
     fingerprint    of the captured serial graph, so that a plan is never run for another model
     alternatives   the baselines, and the best plan of every other mesh
+    precision      the one that the model is captured under (`pcg.precision`); None: the model's own dtypes
     """
 
     graph: Graph
@@ -76,6 +78,7 @@ class Plan:
     prediction: Prediction
     alternatives: tuple[Alternative, ...]
     report: SearchReport
+    precision: Precision | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -89,6 +92,7 @@ class Plan:
             "fingerprint": self.fingerprint,
             "cluster": self.cluster.to_json(),
             "mesh": {"names": list(self.mesh.names), "sizes": list(self.mesh.sizes)},
+            "precision": self.precision,
             "pipeline": None,
             "recomputation": [],
             "prediction": self.prediction.to_json(),
@@ -129,6 +133,7 @@ class Plan:
                     for a in data["alternatives"]
                 ),
                 SearchReport(**report),
+                Execution(data.get("precision")).precision,
             )
         except (GraphError, ClusterError) as error:
             raise PlanError(f"{source}: {error}") from error

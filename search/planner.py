@@ -21,6 +21,7 @@ from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution, Precision
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Eliminator, Solution
@@ -89,7 +90,8 @@ def _degrees(n: int) -> list[int]:
 class Planner:
     """Searches plans for serial graphs on one cluster. Only certified choices and certified `rules` enter.
 
-    `places` counts, by rule, the places that backtracking found: what `reports.coverage` asks for.
+    `places` counts, by rule, the places that backtracking found: what `reports.coverage` asks for. `precision`: the one
+    that the graphs were captured under.
     """
 
     def __init__(
@@ -98,8 +100,10 @@ class Planner:
         certified: CertifiedSplits,
         progress: Progress | None = None,
         rules: Mapping[str, Equation] | None = None,
+        precision: Precision | None = None,
     ) -> None:
         self.cluster, self.certified, self.rules = cluster, certified, rules or {}
+        self.execution = Execution(precision)
         self.progress = progress or (lambda message: None)
         self.limit_bytes = safe_bytes(cluster.device.memory_bytes)
         self.places: Counter[str] = Counter()
@@ -152,7 +156,7 @@ class Planner:
 
     def _finish(self, problem: Problem, solution: Solution, name: str, bound_s: float, price: float) -> Candidate:
         graph = materialize(problem, solution, self.certified)
-        prediction = predict(graph, self.cluster)
+        prediction = predict(graph, self.cluster, self.execution)
         fits = prediction.memory.total_bytes <= self.limit_bytes
         return Candidate(name, graph, prediction, bound_s, fits, (problem, solution, price))
 
@@ -205,7 +209,8 @@ class Planner:
         others = tuple(
             Alternative(c.name, c.graph.mesh, c.prediction, c.fits) for c in [*alternatives, *pursued] if c is not best
         )
-        return Plan(best.graph, self.cluster, model, fingerprint(graph), best.prediction, others, report)
+        digest = fingerprint(graph)
+        return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, self.execution.precision)
 
     def _rewritten(
         self, graph: Graph, best: Candidate, roles: Sequence[str] | None

@@ -20,6 +20,7 @@ from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import Captured, capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Precision
 from shardwright.ranks import agree, check_world, on_all_ranks
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
@@ -51,6 +52,7 @@ def plan(
     *,
     mesh: MeshLike | None = None,
     roles: Roles | None = None,
+    precision: Precision | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -65,6 +67,10 @@ def plan(
         kwargs: the same, by name.
         mesh: search on this mesh only, as `Mesh.of(dp=2, tp=4)` or `{"dp": 2, "tp": 4}`.
         roles: what each axis of `mesh` may do: "data", "zero", "context", "tensor" or "free" (anything, the default).
+        precision: "amp_bf16" and "amp_fp16": what `torch.autocast` runs in 16 bits, with weights, their gradients and
+            optimizer states in float32. "tf32": matrix products in tf32. "fp8" can be costed, not run. "fp32", "bf16"
+            and "fp16" check that the model is in that dtype. By default the model's own dtypes; a `torch.autocast` in
+            the model is kept in any case.
         strict: an operator without a row in the op table is an error; otherwise it runs replicated.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
             that it holds. Rules in it that are not certified are proven, or left out, which `progress` is told.
@@ -72,11 +78,12 @@ def plan(
 
     Raises:
         CaptureError: the model cannot be captured with this batch.
-        PlanError: `mesh` or `roles` do not fit.
+        PlanError: `mesh` or `roles` do not fit, or the model is not in the dtype that `precision` is for.
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
     certified = _certified(rules, progress)
-    return _plan(model, cluster, _capture(model, args, kwargs, strict, progress), certified, mesh, roles, progress)
+    captured = _capture(model, args, kwargs, strict, progress, precision)
+    return _plan(model, cluster, captured, certified, mesh, roles, progress)
 
 
 def compile(
@@ -88,6 +95,7 @@ def compile(
     plan: Plan | str | os.PathLike[str] | None = None,
     mesh: MeshLike | None = None,
     roles: Roles | None = None,
+    precision: Precision | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -106,6 +114,7 @@ def compile(
         plan: use this plan, or plan file, instead of searching.
         mesh: as in `plan`.
         roles: as in `plan`.
+        precision: as in `plan`; a given plan has its own.
         strict: as in `plan`.
         rules: as in `plan`; every rank reads the file. A plan that rewrites the model by rules of a file needs it too.
         progress: as in `plan`; called on rank 0 only.
@@ -113,7 +122,7 @@ def compile(
 
     Raises:
         CaptureError: the model cannot be captured with this batch, or has no weights of its own (fake or meta tensors).
-        PlanError: the plan is for another model, batch or cluster.
+        PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device.
         RuleError: the rule file cannot be read, or no rule of it can be used.
         DistributedError: as many ranks are running as the plan is not for, or another rank failed.
     """
@@ -123,15 +132,25 @@ def compile(
     given = _load(plan)
     if given is not None and (mesh is not None or roles is not None):
         raise PlanError("plan= was given together with mesh= or roles=, which guide the search; give one or the other")
+    if given is not None and precision not in (None, given.precision):
+        raise PlanError(f"precision={precision!r} was given with a plan for {given.precision!r}; leave it out")
+    own = given.precision if given is not None else precision
     target = _target(cluster, given)
     check_world(target.num_devices)
 
     def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
-        captured = _capture(model, args, kwargs, strict, progress)
+        captured = _capture(model, args, kwargs, strict, progress, own)
         certified = on_all_ranks(lambda: _certified(rules, progress))
         agreed = agree(lambda: given or _plan(model, target, captured, certified, mesh, roles, progress))
         on_all_ranks(lambda: check_plan(agreed, captured.graph, certified.by_name()))
-        return lower(agreed.graph, model, constants=captured.constants, options=captured.options, timeout_s=timeout_s)
+        return lower(
+            agreed.graph,
+            model,
+            constants=captured.constants,
+            options=captured.options,
+            precision=agreed.precision,
+            timeout_s=timeout_s,
+        )
 
     join(timeout_s)
     if not args and not kwargs:
@@ -140,11 +159,16 @@ def compile(
 
 
 def _capture(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, strict: bool, progress: Progress | None
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    strict: bool,
+    progress: Progress | None,
+    precision: Precision | None,
 ) -> Captured:
     if progress:
         progress(f"capturing {type(model).__name__}")
-    return capture(model, kwargs or {}, args, strict=strict)
+    return capture(model, kwargs or {}, args, strict=strict, precision=precision)
 
 
 def _plan(
@@ -158,7 +182,7 @@ def _plan(
 ) -> Plan:
     grid = mesh if isinstance(mesh, Mesh) or mesh is None else Mesh.of(**mesh)
     rules = certified.by_name()
-    planner = Planner(cluster, certified, progress, rules)
+    planner = Planner(cluster, certified, progress, rules, captured.precision)
     found = planner.plan(captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, roles))
     check_plan(found, captured.graph, rules)
     return found

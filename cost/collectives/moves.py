@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, prod
 from typing import cast
@@ -11,15 +12,22 @@ from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
+from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.types import ITEM_BYTES
+
+AFTER_THE_LOOP_S = 1e6
+"""The price of a move along time that needs all microbatches before one is through: a plan has it only where there is
+no other, and `check_time` then says which operator wants it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorClass:
     """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
 
-    A `stored` parameter is gathered for each use and again in backward; the gathered weight is not kept. A `view` of
-    one is not gathered itself: the parameter is, before the view is taken.
+    A `stored` parameter is gathered for each use, and `again` where backward reads it: the gathered weight is not kept.
+    A `view` of one is not gathered itself: the parameter is, before the view is taken. `summed`: the dtype of the
+    gradient where it is another, as of a parameter that was cast. `zero`: how long a gathered parameter that is trained
+    stays. An activation that moves `twice` does so again in backward.
     """
 
     shape: tuple[int, ...]
@@ -27,6 +35,10 @@ class TensorClass:
     grad: bool
     stored: bool = False
     view: bool = False
+    again: bool = False
+    summed: str = ""
+    zero: Zero = "zero-3"
+    twice: bool = False
 
 
 class MoveCosts:
@@ -55,23 +67,54 @@ class MoveCosts:
     def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
         """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run."""
         if move.axis == self.time:
-            return inf if move.before.is_shard or len(move.kind.operators) > 1 else 0.0
+            return AFTER_THE_LOOP_S if move.before.is_shard or len(move.kind.operators) > 1 else 0.0
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
-        num_bytes = prod(tensor.shape) * ITEM_BYTES[tensor.dtype] / others
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf
-        return sum(self.collective_s(name, move.axis, num_bytes) for name in self.collectives_of(tensor, state, move))
+        is_once = tensor.zero == "zero-1"
+        if self.time is not None and tensor.grad and _is_gather(tensor, move) and is_once != (state[self.time] == R):
+            return inf
+        sent = self.sent_bytes(tensor, state, move, prod(tensor.shape) / others)
+        return sum(self.collective_s(name, move.axis, num_bytes) for name, num_bytes in sent)
+
+    def sent_bytes(
+        self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float
+    ) -> Iterator[tuple[str, float]]:
+        """Every collective of a move of so many elements, with the bytes that they take."""
+        num_forward, _ = self._counts(tensor, state, move)
+        for number, name in enumerate(self.collectives_of(tensor, state, move)):
+            is_gradient = number >= num_forward
+            dtype = tensor.summed if is_gradient and tensor.summed else tensor.dtype
+            yield name, num_elements * ITEM_BYTES[dtype]
 
     def collectives_of(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
-        """All that a move of a tensor in `state` runs in a step.
-
-        A stored parameter is gathered again in backward, unless that is done once for all microbatches.
-        """
+        """All that a move of a tensor in `state` runs in a step: those of the value, then those of its gradient."""
         forward, backward = move.collectives()
+        num_forward, num_backward = self._counts(tensor, state, move)
+        return (forward,) * num_forward + (backward,) * num_backward
+
+    def _counts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[int, int]:
+        """How often the value moves in a step, and its gradient.
+
+        A parameter that backward reads is gathered again for it, unless it is kept or that is done once for all
+        microbatches.
+        """
         times = self.times(state)
-        again = tensor.stored and forward == "all_gather" and (self.num_microbatches == 1 or times > 1)
-        return ((forward, backward, forward) if again else (forward, backward))[: None if tensor.grad else 1] * times
+        num_forward = num_backward = times
+        if _is_gather(tensor, move):
+            if tensor.zero == "zero-2":
+                num_forward = 1
+            elif tensor.zero == "zero-3" and tensor.again and (self.num_microbatches == 1 or times > 1):
+                num_forward = 2 * times
+        elif tensor.twice:
+            num_forward = 2 * times
+        return num_forward, num_backward * tensor.grad
 
     def times(self, state: Layouts) -> int:
         """How often a step has a tensor in this state: once, or in each microbatch."""
         return 1 if self.time is None or state[self.time] == R else self.num_microbatches
+
+
+def _is_gather(tensor: TensorClass, move: Move) -> bool:
+    """Whether this is how a parameter is gathered."""
+    return (tensor.stored or tensor.again) and move.kind.forward == "all_gather"

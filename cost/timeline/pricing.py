@@ -107,11 +107,13 @@ class _Pass:
 
     def _messages(self, collective: str, parameters: Sequence[Parameter]) -> tuple[Message, ...]:
         """What a block sends: one message for each parameter that goes straight to its place, one for all others."""
-        direct = [p for p in parameters if is_direct(self.steps, p)]
-        packed = sum(p.used_bytes for p in parameters if p not in direct)
+        gathers = collective == "all_gather"
+        sizes = [(p, p.used_bytes if gathers else p.summed_bytes) for p in parameters]
+        direct = [(p, num_bytes) for p, num_bytes in sizes if is_direct(self.steps, p, num_bytes)]
+        packed = sum(num_bytes for p, num_bytes in sizes if (p, num_bytes) not in direct)
         axes = {p.slices.axis for p in parameters if p.slices is not None}
         return self.steps.messages(
-            collective, axes, *(p.used_bytes for p in direct if p.grad or collective == "all_gather"), packed
+            collective, axes, *(num_bytes for p, num_bytes in direct if p.grad or gathers), packed
         )
 
 
@@ -289,7 +291,7 @@ class _Backward(_Pass):
                     and u.parameter.slices.copied == copied]  # fmt: skip
             if not uses:
                 continue
-            slices, num_bytes = uses[0].parameter.slices, sum(u.parameter.used_bytes for u in uses)
+            slices, num_bytes = uses[0].parameter.slices, sum(u.parameter.summed_bytes for u in uses)
             assert slices is not None
             name = f"gradients of {uses[0].parameter.home}"
             seconds = self.steps.collective_s("reduce_scatter" if copied else "slice", slices.axis, num_bytes)

@@ -309,7 +309,8 @@ class _Maker:
         overhead_s = device.step_overhead_s + self._first_uses_s
         for leaf, times in leaves.items():
             parameter = steps.parameters[leaf]
-            stored = Stored(parameter.num_elements, parameter.dtype, parameter.grad, parameter.slices is not None)
+            dtype, is_gathered = parameter.dtype, parameter.slices is not None
+            stored = Stored(parameter.num_elements, dtype, parameter.grad, is_gathered, steps.dtype(dtype))
             shards = 1
             if execution.shard_optimizer and parameter.grad and not stored.gathered:
                 for axis in parameter.sums:

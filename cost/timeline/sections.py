@@ -10,7 +10,7 @@ from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.checks import positive_int
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.chunk import Stretch
-from shardwright.pcg.step.operations import Operation
+from shardwright.pcg.step.operation import Operation
 
 
 class Section(NamedTuple):

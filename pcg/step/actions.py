@@ -3,18 +3,20 @@
 The lowering prints forward from the list, its hooks follow the units and the order of blocks, the cost model prices it
 all. It follows from a chunk alone:
 
-* A gathered block is there from before its first reader until after its last. The next one is gathered while this one
-  is used (late gathers: after it). Blocks in use when the last one is gathered stay, as backward begins with them.
+* A gathered block is there from before its first reader until after its last, in backward again if that reads it. The
+  next one is gathered while this one is used (late gathers: after it). Blocks in use when the last one is gathered
+  stay for backward, as that begins with them.
 * What was not kept is made again, region by region, right before the first operation that needs it in backward.
 * A gradient is accumulated until the first reader that gives one is through, and then summed with its unit, in a step's
-  last microbatch. The gradients of a gathered block are reduce-scattered together in every microbatch, and there when
-  those of the next block are scattered, or backward ends.
+  last microbatch. The gradients of a gathered block are reduce-scattered together in every microbatch, when all who
+  read it are through, and there when those of the next block are scattered, or backward ends.
 * Sums that the batch alone determines are started first, and waited for by who reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Literal, NamedTuple
@@ -76,9 +78,11 @@ def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool 
         late: whether backward gathers the next block only when it is through with one.
         ahead: whether blocks are gathered before they are needed at all.
     """
-    held = held_blocks(chunk) if hold else frozenset[int]()
+    again = _made_again(chunk)
+    reads = _read_again(chunk, again)
+    held = held_blocks(chunk) & reads.keys() if hold else frozenset[int]()
     forward = tuple(_forward(chunk, _Gathers(range(len(chunk.blocks)), frozenset(), late=False, ahead=ahead), held))
-    backward = _Backward(chunk, held, late=late, ahead=ahead)
+    backward = _Backward(chunk, again, reads, _Gathers(list(reads), held, late=late, ahead=ahead))
     return Actions(forward, tuple(backward.run()), tuple(backward.units))
 
 
@@ -86,6 +90,37 @@ def held_blocks(chunk: Chunk) -> frozenset[int]:
     """Blocks that are in use when the last one is gathered."""
     last_gather = max((_first(block.uses) for block in chunk.blocks), default=0)
     return frozenset(number for number, block in enumerate(chunk.blocks) if _last(block.uses) >= last_gather)
+
+
+def _made_again(chunk: Chunk) -> dict[int, list[Occurrence]]:
+    """What runs again before the backward of each operation that has one."""
+    rebuilt = set[Region]()
+    return {
+        o.number: [made for memory in o.keeps for made in _again(memory, o.region, rebuilt)]
+        for o in reversed(chunk.occurrences) if o.operation.is_differentiated
+    }  # fmt: skip
+
+
+def _again(memory: Allocation, reader: Region | None, rebuilt: set[Region]) -> Iterator[Occurrence]:
+    """What makes this again for who reads it, with what that needs made again; nothing where it is there."""
+    region = memory.region
+    if region is None or region in rebuilt or (memory.kept and region is not reader):
+        return
+    rebuilt.add(region)
+    for occurrence in region.needed():
+        for read in occurrence.reads:
+            yield from _again(read, region, rebuilt)
+        yield occurrence
+
+
+def _read_again(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> dict[int, int]:
+    """The blocks that backward reads, in its order, and by which operation's backward each is read last."""
+    found = dict[int, int]()
+    for number, made in again.items():
+        blocks = [block for occurrence in made for block in chunk.blocks_of(occurrence)]
+        own = chunk.blocks_of(chunk.occurrences[number], backward=True)
+        found.update(dict.fromkeys((*blocks, *own), number))
+    return found
 
 
 def _first(uses: Iterable[Use]) -> int:
@@ -152,17 +187,21 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
 
 
 class _Backward:
-    def __init__(self, chunk: Chunk, held: frozenset[int], *, late: bool, ahead: bool) -> None:
-        self.chunk = chunk
+    def __init__(
+        self, chunk: Chunk, again: Mapping[int, Sequence[Occurrence]], reads: Mapping[int, int], gathers: _Gathers
+    ) -> None:
+        self.chunk, self.again, self.gathers = chunk, again, gathers
         self.last: dict[int, int] = {}  # of those that get gradients, who reads a block first, forward
         self.complete: dict[int, int] = {}  # and who reads a use of a parameter first
         for occurrence in reversed(chunk.occurrences):
             if occurrence.operation.is_differentiated:
                 self.last.update(dict.fromkeys(chunk.blocks_of(occurrence), occurrence.number))
                 self.complete.update(dict.fromkeys(chunk.trained(occurrence), occurrence.number))
-        self.gathers = _Gathers(list(self.last), held, late=late, ahead=ahead)
+        self.trained = {chunk.uses[use].block for use in self.complete}
+        self.free = defaultdict[int, list[int]](list)
+        for block, reader in reads.items():
+            self.free[reader].append(block)
         self.buckets, self.units = Buckets[int](), list[tuple[int, ...]]()
-        self.rebuilt: set[Region] = set()
         self.scattered: int | None = None
 
     def run(self) -> Iterator[tuple[Action, ...]]:
@@ -172,10 +211,11 @@ class _Backward:
 
     def _of(self, occurrence: Occurrence) -> Iterator[Action]:
         number, operation = occurrence.number, occurrence.operation
-        for memory in occurrence.keeps:
-            yield from self._again(memory)
-        blocks = self.chunk.blocks_of(occurrence)
-        for block in blocks:
+        for made in self.again[number]:
+            for block in self.chunk.blocks_of(made):
+                yield from self.gathers.use(block)
+            yield Action("again", made.number)
+        for block in self.chunk.blocks_of(occurrence, backward=True):
             yield from self.gathers.use(block)
         trained = self.chunk.trained(occurrence)
         apart = bool(trained) and operation.apart
@@ -187,23 +227,13 @@ class _Backward:
             if self.complete[use] == number and self.chunk.uses[use].block is None:
                 yield Action("accumulate", use)
                 yield from self._complete(self.chunk.uses[use])
-        for block in blocks:
-            if self.last[block] == number:
-                yield from self.gathers.free(block)
+        for block in self.free[number]:
+            yield from self.gathers.free(block)
+        for block in self.chunk.blocks_of(occurrence):
+            if self.last[block] == number and block in self.trained:
                 yield from self._deliver()
                 yield Action("scatter", block)
                 self.scattered = block
-
-    def _again(self, memory: Allocation) -> Iterator[Action]:
-        """Run what makes this again, unless it is kept or there already."""
-        region = memory.region
-        if region is None or memory.kept or region in self.rebuilt:
-            return
-        self.rebuilt.add(region)
-        for occurrence in region.needed():
-            for block in self.chunk.blocks_of(occurrence):
-                yield from self.gathers.use(block)
-            yield Action("again", occurrence.number)
 
     def _deliver(self) -> Iterator[Action]:
         if self.scattered is None:

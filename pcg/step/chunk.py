@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from shardwright.pcg.step.buckets import blocks
 from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.pcg.step.operations import Operation, Operations
+from shardwright.pcg.step.operation import Again, Operation
+from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import Parameter
 
 MOST_COPIES = 3
@@ -31,18 +32,20 @@ class Stretch(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Region:
-    """What backward runs again. `whole`: what leaves it is kept, and only what lies inside is made again."""
+    """What backward runs again.
+
+    whole     what leaves it is kept, and only what lies inside is made again
+    wanted    of what it makes, what backward needs
+    """
 
     whole: bool
     occurrences: list[Occurrence] = field(default_factory=list)
+    wanted: set[Allocation] = field(default_factory=set)
 
     def needed(self) -> list[Occurrence]:
         """Up to the last that makes what backward needs, where torch.utils.checkpoint stops too."""
-        if not self.whole:
-            return self.occurrences
-        wanted = {value for o in self.occurrences for value in o.keeps if value.region is self}
         made = [{o.result, *o.keeps} - set(o.reads) for o in self.occurrences]
-        last = max((i for i, values in enumerate(made) if wanted & values), default=-1)
+        last = max((i for i, values in enumerate(made) if self.wanted & values), default=-1)
         return self.occurrences[: last + 1]
 
 
@@ -126,7 +129,7 @@ class Chunk:
         self.spans: list[Span] = []
         self._env: dict[str, Allocation] = {}
         self._numbers: dict[tuple[int | None, str], int] = {}
-        self._regions: dict[tuple[int, str], Region] = {}
+        self._regions: dict[tuple[int, Again], Region] = {}
         for stretch, times in stretches:
             for copy in range(min(times, MOST_COPIES)):
                 if copy:
@@ -173,13 +176,9 @@ class Chunk:
         return self._env[name]
 
     def _region(self, operation: Operation) -> Region | None:
-        match self.execution.recompute:
-            case "full" if operation.block:
-                return self._regions.setdefault((len(self.spans), operation.block), Region(True))
-            case "selective" if operation.attention:
-                return Region(False)
-            case _:
-                return None
+        if operation.again is None:
+            return None
+        return self._regions.setdefault((len(self.spans), operation.again), Region(operation.again.whole))
 
     def _use(self, leaf: str, stretch: Stretch) -> int:
         occurrence = len(self.spans) - 1
@@ -192,10 +191,10 @@ class Chunk:
         return number
 
     def _blocks(self) -> list[Block]:
-        """Of one occurrence, one module, one axis and one dtype."""
+        """Of one occurrence, one module, one axis and one dtype, stored and gathered."""
         sliced = sorted((u for u in self.uses if u.parameter.slices is not None), key=lambda u: u.readers[0])
         keyed = (
-            (use, (use.home, p.module, p.slices and p.slices.axis, p.dtype), p.used_bytes)
+            (use, (use.home, p.module, p.slices and p.slices.axis, p.dtype, p.used_dtype), p.used_bytes)
             for use in sliced
             for p in (use.parameter,)
         )
@@ -207,9 +206,13 @@ class Chunk:
 
     # ---- what is asked of it ----
 
-    def blocks_of(self, occurrence: Occurrence) -> list[int]:
-        """The gathered blocks whose memory an operation reads."""
-        found = (self.uses[number].block for number in (*occurrence.weights, *occurrence.views))
+    def blocks_of(self, occurrence: Occurrence, *, backward: bool = False) -> list[int]:
+        """The gathered blocks whose memory an operation reads, forward or backward."""
+        uses, saved = (
+            (self.uses[number] for number in (*occurrence.weights, *occurrence.views)),
+            occurrence.operation.saved,
+        )
+        found = (use.block for use in uses if not backward or use.parameter.leaf in saved)
         return list(dict.fromkeys(block for block in found if block is not None))
 
     def trained(self, occurrence: Occurrence) -> list[int]:
@@ -234,5 +237,8 @@ def whole_chunk(operations: Operations) -> Chunk:
 
 def _keep(memory: Allocation, reader: Region | None) -> None:
     """Kept for backward, unless it is made again there."""
-    if memory.region is None or (memory.region is not reader and memory.region.whole):
+    region = memory.region
+    if region is None or (region is not reader and region.whole):
         memory.kept = True
+    else:
+        region.wanted.add(memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from shardwright.pcg import checks
@@ -11,6 +12,7 @@ from shardwright.pcg.types import is_float
 
 Precision = Literal["fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8"]
 Recompute = Literal["none", "selective", "full"]
+RecomputeByBlock = tuple[tuple[str, Recompute], ...]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Optimizer = Literal["adam", "sgd"]
 
@@ -58,7 +60,10 @@ class Execution:
             with 16-bit parameters keeps its own dtypes for values (only optimizer states and matrix multiplications
             change), so a precision of other values is refused there.
         compiled: whether chains of pointwise operators are fused (torch.compile).
-        recompute: "selective": attention is run again in backward; "full": every block is, from its input.
+        recompute: "selective": attention is run again in backward; "full": every block is, from its input. Under both,
+            what is gathered of an activation is gathered again, not kept. A mapping says it by block of the model: from
+            a block's name or a pattern of `fnmatch` ("model.layers.*") to one of the three; the first that fits
+            decides, "none" where none does. It is stored as pairs.
         offload: kept activations wait for backward in the host's memory.
         num_microbatches: the graph's batch is one microbatch; a step accumulates the gradients of this many.
         num_stages: how many pipeline stages the model's blocks are spread over; the mesh is that of one stage.
@@ -73,7 +78,7 @@ class Execution:
 
     precision: Precision | None = None
     compiled: bool = False
-    recompute: Recompute = "none"
+    recompute: Recompute | RecomputeByBlock | Mapping[str, Recompute] = "none"
     offload: bool = False
     num_microbatches: int = 1
     num_stages: int = 1
@@ -88,7 +93,7 @@ class Execution:
         owner = "Execution"
         if self.precision is not None:
             checks.choice(self.precision, owner, "precision", PRECISIONS)
-        checks.choice(self.recompute, owner, "recompute", RECOMPUTES)
+        object.__setattr__(self, "recompute", _canonical(self.recompute, owner))
         checks.choice(self.schedule, owner, "schedule", SCHEDULES)
         checks.choice(self.optimizer, owner, "optimizer", OPTIMIZERS)
         for field in ("compiled", "offload", "shard_optimizer", "overlap", "late_gathers"):
@@ -110,6 +115,15 @@ class Execution:
             problem = f"expected a multiple of the {stages} stages, got {self.num_microbatches}; interleaving needs it"
             raise checks.FieldError(owner, "num_microbatches", problem)
 
+    @property
+    def recomputes(self) -> RecomputeByBlock:
+        """What is made again, by pattern; one that holds for all as `*`."""
+        return (("*", self.recompute),) if isinstance(self.recompute, str) else tuple(self.recompute)  # type: ignore[return-value]
+
+    def recompute_of(self, block: str) -> tuple[str, Recompute]:
+        """The pattern that decides about a block of the model ("": what lies in none), and what it says."""
+        return next((pair for pair in self.recomputes if fnmatchcase(block, pair[0])), ("", "none"))
+
     def compute_dtype(self, dtype: str) -> str:
         """What a value of this dtype in the graph is computed and kept in as an activation."""
         return DTYPES[self.precision].compute if self.precision and is_float(dtype) else dtype
@@ -129,5 +143,19 @@ class Execution:
         return self.precision is not None and DTYPES[self.precision].is_scaled
 
 
+def _canonical(recompute: object, owner: str) -> Recompute | RecomputeByBlock:
+    """A mapping as hashable pairs; a `FieldError` for what is not a choice, or a mapping to choices."""
+    if isinstance(recompute, str):
+        return checks.choice(recompute, owner, "recompute", RECOMPUTES)  # type: ignore[return-value]
+    pairs = tuple(recompute.items()) if isinstance(recompute, Mapping) else recompute
+    if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        wanted = f"one of {', '.join(map(repr, RECOMPUTES))}, or a mapping from blocks of the model to these"
+        raise checks.FieldError(owner, "recompute", f"expected {wanted}, got {recompute!r}")
+    for pattern, mode in pairs:
+        checks.text(pattern, owner, "recompute", "a block's name, or a pattern of them")
+        checks.choice(mode, owner, f"recompute[{pattern!r}]", RECOMPUTES)
+    return pairs
+
+
 DEFAULT = Execution()
-"""What the search plans for, and the lowering runs."""
+"""What the search plans for."""

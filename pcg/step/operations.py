@@ -4,56 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
-from shardwright.pcg.analysis import computed_once, saved_by, written
+from shardwright.pcg.analysis import computed_once, saved_by, summed_in_place, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.moves import fused_moves
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.parameters import Parameters, find_parameters, module_block, narrow_dtypes
+from shardwright.pcg.step.regions import arranged
 from shardwright.pcg.types import ITEM_BYTES
-
-
-class Operation(NamedTuple):
-    """One operator, or one change of layout of an activation.
-
-    reads        activations, by name; `weights`: parameters, by leaf
-    views        parameters whose memory it reads by way of views
-    alias        the operand whose memory the result shares, or ""
-    keeps        what backward needs of activations; `mask_bytes`: and of a mask
-    gradients    the activations among `reads` that get one; none and no weights: there is no backward
-    grad         whether its result gets one
-    apart        whether the gradients of its weights are made apart from those of its activations
-    attention    whether it is made again under selective recomputation
-    early        whether it is a sum over ranks that is started before anything else runs
-    module       where it lies in the model
-    """
-
-    name: str
-    reads: tuple[str, ...] = ()
-    weights: tuple[str, ...] = ()
-    views: tuple[str, ...] = ()
-    alias: str = ""
-    num_bytes: float = 0.0
-    keeps: tuple[str, ...] = ()
-    mask_bytes: float = 0.0
-    gradients: tuple[str, ...] = ()
-    grad: bool = False
-    apart: bool = False
-    attention: bool = False
-    early: bool = False
-    module: str = ""
-
-    @property
-    def block(self) -> str:
-        """The repeated module that it lies in, or ""."""
-        return module_block(f"{self.module}.")
-
-    @property
-    def is_differentiated(self) -> bool:
-        return self.grad and bool(self.gradients or self.weights)
 
 
 class Operations:
@@ -63,7 +24,8 @@ class Operations:
     they need. `once`: what is computed before the first step.
 
     Raises:
-        PlanError: a precision of other values than those of a graph that is captured in 16 bits.
+        PlanError: a precision of other values than those of a graph that is captured in 16 bits, or recomputation of
+        what is not there.
     """
 
     def __init__(self, graph: Graph, execution: Execution = DEFAULT, elsewhere: Collection[str] = ()) -> None:
@@ -80,13 +42,16 @@ class Operations:
         self._alias: dict[str, str] = {}
         sums, self._before = early_sums(graph, self.once)
         self._sums = frozenset(sums)
-        listed = [
+        operations = [
             operation
             for node in graph.nodes
             if not (node.is_leaf or node.name in self.once or node.name in self.leaf_of or node.name in elsewhere)
             if (operation := self._move(node) if node.is_parallel else self._operator(node)) is not None
         ]
-        self.listed = sorted(listed, key=lambda o: not (o.early or o.name in self._before))
+        first = [o._replace(block="") for o in operations if o.early or o.name in self._before]
+        rest = [o for o in operations if not (o.early or o.name in self._before)]
+        gathers = {name for name, (_, move) in self.moves.items() if move.collectives()[0] == "all_gather"}
+        self.listed = _apart(first + arranged(graph, rest, execution, gathers, self.leaf_of))
 
     @cached_property
     def num_bytes(self) -> dict[str, float]:
@@ -119,6 +84,7 @@ class Operations:
             gradients=tuple(name for name in dict.fromkeys(reads) if types[name].grad) if grad else (),
             grad=grad,
             module=node.source.module,
+            block=module_block(f"{node.source.module}."),
             num_bytes=self.bytes_of(node.name),
         )
 
@@ -128,9 +94,10 @@ class Operations:
             return None
         start, move = self.moves[node.name]
         forward, _ = move.collectives()
-        inplace = forward == "" or (forward == "all_reduce" and len(self.graph.users[start]) == 1)
+        inplace = forward == "" or (forward == "all_reduce" and summed_in_place(self.graph, start))
         alias = self._name(start) if inplace and start not in self.leaf_of else ""
-        return self._operation(node, (start,))._replace(alias=alias, early=node.name in self._sums)
+        sums = bool(alias) and forward != ""
+        return self._operation(node, (start,))._replace(alias=alias, sums_in_place=sums, early=node.name in self._sums)
 
     def _operator(self, node: Node) -> Operation:
         row, kind, names = node.row, self.graph.types[node.name], [self._name(i) for i in node.inputs]
@@ -138,17 +105,18 @@ class Operations:
         of_weight = moves_nothing and names[0] in self.parameters
         grads = [self.graph.types[i].grad for i in node.inputs]
         saved = saved_by(node, grads) if kind.grad else ()
-        keeps = [names[i] for i in saved if isinstance(i, int) and i < len(names)]
-        keeps += [node.name] if "result" in saved else []
+        operands = [i for i in saved if isinstance(i, int)]
+        keeps = [names[i] for i in operands] + ([node.name] if "result" in saved else [])
+        leaves = (leaf for i in operands for leaf in (names[i], *self._views.get(node.inputs[i], ())))
         trained = any(grad and name in self.parameters for name, grad in zip(names, grads, strict=True))
         operation = self._operation(node, node.inputs)
         return operation._replace(
             alias=names[0] if moves_nothing and not of_weight else "",
             num_bytes=0.0 if of_weight else operation.num_bytes,
             keeps=tuple(k for k in keeps if k not in self.parameters),
+            saved=tuple(dict.fromkeys(leaf for leaf in leaves if leaf in self.parameters)),
             mask_bytes=self._mask_bytes(node, "mask" in saved),
             apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
-            attention=row is not None and row.passes > 1,
         )
 
     def _mask_bytes(self, node: Node, drops: bool) -> float:
@@ -158,6 +126,15 @@ class Operations:
         if node.op == "sdpa" and kind.grad and len(node.inputs) > 3 and types[node.inputs[3]].dtype == "bool":
             return types[node.inputs[3]].local_bytes(mesh) * ITEM_BYTES[self.dtype(kind.dtype)]
         return kind.local_bytes(mesh) / ITEM_BYTES[kind.dtype] if drops else 0.0
+
+
+def _apart(listed: Sequence[Operation]) -> list[Operation]:
+    """A sum over ranks overwrites nothing that is made again without it, or without which it is made again."""
+    made = {o.name: o for o in listed}
+    return [
+        o._replace(alias="") if o.sums_in_place and o.alias in made and made[o.alias].again != o.again else o
+        for o in listed
+    ]
 
 
 def _check_precision(execution: Execution, narrow: set[str]) -> None:

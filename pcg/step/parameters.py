@@ -12,6 +12,10 @@ How often a block is gathered and its gradients are scattered is said by the ord
     replicate over time, combine keep=step   gathered once a step, gradients scattered per microbatch    ZeRO-2
     ..., combine keep=microbatch             gathered per microbatch, for forward and backward
     ..., combine                             gathered per microbatch, again for backward                 ZeRO-3
+
+In mixed precision there is a `cast` on the way. Before a `combine` it is part of the gathering: shards are cast, and
+16 bits gathered. Else it is an operator of the program, once in each forward, behind which readers see an activation;
+the gradient that comes back through it, and that of a gathered block, is summed in the parameter's own dtype.
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, NamedTuple, cast
 
+from shardwright.pcg.analysis import is_timeless
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import local_blocks
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.parallel import COMBINE, REPLICATE
+from shardwright.pcg.precision import HALVES
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.types import ITEM_BYTES
 
@@ -63,6 +69,8 @@ class Parameter:
     sums            axes, in mesh order, that its gradient is summed over when the backward has made it
     num_elements    of one rank's part, as stored
     used_bytes      of what readers see, and `gradient_bytes` of the accumulated gradient, on one rank
+    used_dtype      in which it is gathered; `dtype` is that in which it is stored
+    summed_bytes    of the whole gradient of one that is gathered, in the dtype in which it is reduce-scattered
     """
 
     leaf: str
@@ -75,6 +83,8 @@ class Parameter:
     num_elements: int
     used_bytes: float
     gradient_bytes: float
+    used_dtype: str
+    summed_bytes: float
 
     @property
     def home(self) -> str:
@@ -103,32 +113,37 @@ def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
     narrow = bool(narrow_dtypes(graph))
     for leaf in graph.leaves("parameter"):
         walk = _Walk(graph, leaf, results)
-        kind, seen = graph.types[leaf.name], graph.types[walk.visible]
-        item, num_elements = ITEM_BYTES[kind.dtype], prod(kind.local_shape(graph.mesh))
-        used = kind.dtype if narrow else execution.compute_dtype(kind.dtype)
+        kind, seen = graph.types[leaf.name], graph.types[walk.result]
+        num_elements = prod(kind.local_shape(graph.mesh))
+        used = seen.dtype if narrow else execution.compute_dtype(seen.dtype)
         found.aliases.update(walk.aliases)
         found.by_leaf[leaf.name] = Parameter(
             leaf=leaf.name,
-            result=walk.visible,
+            result=walk.result,
             module=module_block(str(leaf.attr("target"))),
             grad=kind.grad,
             dtype=kind.dtype,
             slices=walk.slices,
             sums=tuple(axis for axis in graph.mesh.names if axis in walk.summed),
-            used_bytes=seen.local_bytes(graph.mesh) / item * ITEM_BYTES[used],
+            used_bytes=float(prod(seen.local_shape(graph.mesh)) * ITEM_BYTES[used]),
             num_elements=num_elements,
             gradient_bytes=num_elements * ITEM_BYTES[execution.state_dtype(kind.dtype)],
+            used_dtype=used,
+            summed_bytes=float(prod(seen.local_shape(graph.mesh)) * ITEM_BYTES[kind.dtype if narrow else used]),
         )
     return found
 
 
 def narrow_dtypes(graph: Graph) -> set[str]:
-    """The 16-bit formats that parameters are captured in. Such a graph says itself what is computed in which dtype."""
-    return {graph.types[n.name].dtype for n in graph.leaves("parameter")} & {"bfloat16", "float16"}
+    """The 16-bit formats of a graph that has any. Such a graph says itself what is computed in which dtype."""
+    return {kind.dtype for kind in graph.types.values()}.intersection(HALVES)
 
 
 class _Walk:
-    """The parallel operators between one leaf and its readers."""
+    """The parallel operators and the cast between one leaf and its readers.
+
+    `visible` is what readers see; `line`: a cast that the program does, or "".
+    """
 
     def __init__(self, graph: Graph, leaf: Node, results: set[str]) -> None:
         self.graph = graph
@@ -136,7 +151,8 @@ class _Walk:
         self.aliases: dict[str, str] = {}
         self.summed: set[str] = set()
         self.slices: Slices | None = None
-        self.visible = leaf.name
+        self.visible = self.leaf = leaf.name
+        self.line = ""
         name: str | None = leaf.name
         while name is not None and name not in results:
             name = self._pass(name)
@@ -152,17 +168,16 @@ class _Walk:
             self._replicate(readers, axis)
         elif nodes[0].op == COMBINE and len(nodes) == 1 and self.slices is None:
             self._combine(nodes[0], axis)
+        elif nodes[0].op == "cast" and len(nodes) == 1 and self.slices is None and not self.line:
+            self.line = self.visible = nodes[0].name
         else:
             return None
         return readers[0] if len(readers) == 1 else None
 
     def _replicate(self, readers: list[str], axis: str) -> None:
-        if axis == TIME:
-            if self.slices is not None:
-                self.slices = self.slices._replace(lifetime="step", summed=True)
-        elif self.slices is not None and self.slices.axis == axis:
+        if self.slices is not None and self.slices.axis == axis:
             self.slices = self.slices._replace(copied=True)
-        elif self.sizes[axis] > 1:
+        elif axis != TIME and self.sizes[axis] > 1:
             self.summed.add(axis)
         self.aliases.update(dict.fromkeys(readers, self.visible))
 
@@ -173,8 +188,16 @@ class _Walk:
         mesh, layouts = self.graph.mesh, self.graph.types[node.inputs[0]].layouts
         number = mesh.index(axis)
         dim, blocks = layouts[number].dim, local_blocks(layouts, number, mesh.sizes)
-        self.slices = Slices(axis, dim, blocks, lifetime=_lifetime(node))
+        once = mesh.num_microbatches > 1 and is_timeless(self.graph, node.name)
+        self.slices = Slices(axis, dim, blocks, lifetime="step" if once else _lifetime(node), summed=once)
         self.visible = node.name
+        if self.line:
+            self.aliases[self.line], self.line = self.leaf, ""
+
+    @property
+    def result(self) -> str:
+        """Whose value is the parameter's: what a cast in the program makes of it is an activation."""
+        return self.leaf if self.line else self.visible
 
 
 def _lifetime(node: Node) -> Lifetime:

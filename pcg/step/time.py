@@ -7,6 +7,8 @@ determines, such as the number of its targets, is computed from the whole batch.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from shardwright.pcg.analysis import is_timeless
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
@@ -21,14 +23,24 @@ def check_time(graph: Graph) -> None:
         return
     graph = sink_reductions(graph)
     at_end = {node.name for node in summand_of_loss(graph)[1]} if LOSS in dict(graph.outputs) else set[str]()
-    late = set[str]()
+    late, passed = set[str](), list[Node]()
     for node in graph.nodes:
         crosses = node.op in (REDUCE, COMBINE) and node.attr("axis") == TIME
         if not crosses and not late.intersection(node.inputs):
             continue
         late.add(node.name)
-        if node.name not in at_end:
+        if node.name not in at_end and (crosses or _is_linear(node, late)):
+            passed.append(node)
+        elif node.name not in at_end:
             raise PlanError(_why_not(graph, node))
+    if passed:
+        raise PlanError(_why_not(graph, passed[-1]))
+
+
+def _is_linear(node: Node, late: Collection[str]) -> bool:
+    """Whether it could be done in each microbatch as well, were it not for what comes after it."""
+    operands = tuple(i for i, name in enumerate(node.inputs) if name in late)
+    return node.is_parallel or (node.row is not None and operands in node.row.linear_in)
 
 
 def _why_not(graph: Graph, node: Node) -> str:

@@ -11,6 +11,7 @@ import click
 
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import PRECISIONS
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -100,6 +101,13 @@ def output_option(text: str) -> Callable[[Command], Command]:
     return click.option("--output", "-o", type=FILE_PATH, help=text)
 
 
+def precision_option(command: Command) -> Command:
+    """`--precision`"""
+    choice = click.Choice(PRECISIONS)
+    text = "What is computed in which dtype, such as amp_bf16, as torch.autocast has it; by default the model's own."
+    return click.option("--precision", type=choice, help=text)(command)
+
+
 def search_options(command: Command) -> Command:
     """What guides the search, as one mapping `search`: arguments of `shardwright.plan`."""
     return _together(
@@ -114,6 +122,7 @@ def search_options(command: Command) -> Command:
             metavar="ROLES",
             help="What each axis of --mesh may do: data, zero, context, tensor or free.",
         ),
+        precision=precision_option,
         strict=click.option(
             "--strict", is_flag=True, help="An operator that cannot be split for want of a row is an error."
         ),

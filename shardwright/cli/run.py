@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import PATH, cluster_option, examples
+from shardwright.cli.options import PATH, cluster_option, examples, precision_option
 from shardwright.pcg.errors import ShardwrightError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--plan", "plan_file", type=PATH, help="Run this plan; its cluster counts.")
 @click.option("--rules", "rule_file", type=PATH, metavar="FILE",
               help="A rule file in place of the shipped catalogue, with FILE.py:FUNCTION.")  # fmt: skip
+@precision_option
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="With FILE.py:FUNCTION.")
 @click.option(
     "--lr", type=float, default=1e-3, show_default=True, help="Learning rate of AdamW, with FILE.py:FUNCTION."
@@ -45,6 +46,7 @@ def run(
     cluster: Cluster,
     plan_file: Path | None,
     rule_file: Path | None,
+    precision: str | None,
     steps: int,
     lr: float,
     seed: int,
@@ -65,7 +67,7 @@ def run(
             cluster_file = Path(folder) / "cluster.json"
             cluster.save(cluster_file)
             values = {"model": target, "cluster": str(cluster_file), "plan": str(plan_file) if plan_file else None,
-                      "rules": str(rule_file) if rule_file else None,
+                      "rules": str(rule_file) if rule_file else None, "precision": precision,
                       "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
             settings.write_text(json.dumps(values), encoding="utf-8")
             return launch(["-m", "shardwright.cli.train", str(settings)], cluster.num_devices)
@@ -75,6 +77,8 @@ def run(
             terminal.note("--plan is the script's own business: pass it to shardwright.compile(plan=...)")
         if rule_file is not None:
             terminal.note("--rules is the script's own business: pass it to shardwright.compile(rules=...)")
+        if precision is not None:
+            terminal.note("--precision is the script's own business: pass it to shardwright.compile(precision=...)")
         return launch([target, *arguments], cluster.num_devices)
 
 

@@ -19,6 +19,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.pcg.capture import bind_arguments
 from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.step.execution import Execution
 from shardwright.reports.units import seconds
 from shardwright.search.plan import Plan
 
@@ -30,7 +31,8 @@ def train(settings: dict[str, Any]) -> None:
     cluster = Cluster.load(settings["cluster"])
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     plan = Plan.load(settings["plan"]) if settings["plan"] else None
-    parallel = compile(loaded.model, cluster, kwargs=batch, plan=plan, rules=settings["rules"])
+    precision = settings["precision"]
+    parallel = compile(loaded.model, cluster, kwargs=batch, plan=plan, precision=precision, rules=settings["rules"])
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=settings["lr"])
     told = dist.get_rank() == 0
     times: list[float] = []
@@ -44,7 +46,7 @@ def train(settings: dict[str, Any]) -> None:
             click.echo(f"step {step + 1:>4}  loss {loss.item():.6f}  {seconds(times[-1])}")
     if told:
         warm = times[min(3, len(times) - 1) :]
-        predicted = predict(parallel.graph, cluster).step_s
+        predicted = predict(parallel.graph, cluster, Execution(plan.precision if plan else precision)).step_s
         click.echo(
             f"median step {seconds(statistics.median(warm))}, predicted {seconds(predicted)}, {cluster.provenance}"
         )

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 @cluster_option
 @click.option("--plan", "plan_file", type=PATH, help="Check this plan; --cluster is not used then.")
 @search_options
-@click.option("--loss-tolerance", type=float, default=1e-5, show_default=True, help="Relative error of the loss.")
-@click.option("--gradient-tolerance", type=float, default=1e-4, show_default=True, help="Relative error of a gradient.")
+@click.option("--loss-tolerance", type=float, show_default="1e-5, in 16 bits 1e-2", help="Relative error of the loss.")
+@click.option(
+    "--gradient-tolerance", type=float, show_default="1e-4, in 16 bits 1e-1", help="Relative error of a gradient."
+)
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds until a rank counts as stuck.")
 @click.option("--dry-run", is_flag=True,
               help="Check a plan file alone, on tensors without data: no model, no devices, any size.")  # fmt: skip
@@ -40,8 +42,8 @@ def verify(
     cluster: Cluster,
     plan_file: Path | None,
     search: Mapping[str, Any],
-    loss_tolerance: float,
-    gradient_tolerance: float,
+    loss_tolerance: float | None,
+    gradient_tolerance: float | None,
     timeout: float,
     dry_run: bool,
     rank: int,
@@ -50,7 +52,8 @@ def verify(
     """Check a plan, by numbers on local ranks or by a dry run.
 
     By numbers: the loss, every parameter's gradient, every buffer and the random generator after one step of the
-    lowered program, dropout included, are compared with those of the model in a single process.
+    lowered program, dropout included, are compared with those of the model in a single process, under torch.autocast
+    where the plan has such a precision.
 
     By a dry run, `verify PLAN.json --dry-run`: one rank's program takes steps on tensors without data, among ranks
     that are not there. The types of all values, every collective with its bytes, and memory at its peak (to 5 %) are
@@ -67,19 +70,24 @@ def verify(
         loaded = load(Request(**model))
         from shardwright.api import plan as best
         from shardwright.cli.numeric import NumericCheck, measure
+        from shardwright.pcg.precision import low_dtype
         from shardwright.search.plan import Plan
 
         if plan_file is None:
             plan = best(loaded.model, cluster, loaded.args, loaded.kwargs, **search, progress=progress)
-        elif search["mesh"] is None and search["roles"] is None:
+        elif all(search[name] is None for name in ("mesh", "roles", "precision")):
             plan = Plan.load(plan_file)
         else:
             raise PlanError(
-                "--plan was given together with --mesh or --roles, which guide the search; give one or the other"
+                "--plan was given together with --mesh, --roles or --precision, which guide the search; give one or "
+                "the other"
             )
         progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
         errors = measure(plan, loaded, timeout)
-    check = NumericCheck(f"{plan.model} on mesh {plan.mesh}", errors, loss_tolerance, gradient_tolerance)
+    usual = (1e-2, 1e-1) if low_dtype(plan.precision) else (1e-5, 1e-4)
+    given = (loss_tolerance, gradient_tolerance)
+    tolerances = [own if chosen is None else chosen for chosen, own in zip(given, usual, strict=True)]
+    check = NumericCheck(f"{plan.model} on mesh {plan.mesh}", errors, *tolerances)
     terminal.show(check, form)
     return 0 if check.passed else 1
 

@@ -9,7 +9,8 @@ from shardwright.cost.collectives.groups import group_of
 from shardwright.cost.timeline.memory import Memory, verdict
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import MOVES
-from shardwright.reports.facts import AxisFacts, SplitAlong, Traffic, fits
+from shardwright.pcg.precision import low_dtype
+from shardwright.reports.facts import AxisFacts, PlanFacts, SplitAlong, Traffic, fits
 from shardwright.reports.units import bar, percent, plural, seconds, size
 from shardwright.search.plan import Plan
 
@@ -92,6 +93,18 @@ def rewrites(plan: Plan) -> str:
     """The certified rules that changed the model's own operators, and how often."""
     steps = Counter(rule for rewrite in plan.report.rewrites for rule, _ in rewrite.steps)
     return ", ".join(f"{n} × {rule}" for rule, n in steps.items())
+
+
+def precision(facts: PlanFacts) -> str:
+    """In which dtypes operators run, and what of that is rounded."""
+    name, low = facts.plan.precision or "the model's own", low_dtype(facts.plan.precision)
+    operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items())
+    if not low:
+        return f"{name}: {operators}; nothing is rounded but as one process rounds"
+    return (
+        f"{name}: {operators}; rounded to {low}: what products read and give; kept in float32: weights, what is "
+        "summed of their gradients, optimizer states, the loss"
+    )
 
 
 def provenance(cluster: Cluster) -> str:

@@ -16,6 +16,7 @@ from shardwright.pcg.capture import Captured, capture, find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from tests.lowering.parallelize import Choose, follow, parallelize
 
 Batch = dict[str, Tensor]
@@ -40,12 +41,15 @@ class Case:
         serial = self.captured.graph
         return parallelize(serial, mesh, choose or follow(serial, mesh, data_axes), storage)
 
-    def lower(self, graph: Graph) -> ParallelModule:
-        return lower(graph, self.model, constants=self.captured.constants, options=self.captured.options, timeout_s=30)
+    def lower(self, graph: Graph, execution: Execution = DEFAULT) -> ParallelModule:
+        known = {"constants": self.captured.constants, "options": self.captured.options}
+        return lower(graph, self.model, **known, timeout_s=30, execution=execution)
 
-    def on_ranks(self, graph: Graph, body: Callable[[ParallelModule], Any], **options: Any) -> list[Any]:
+    def on_ranks(
+        self, graph: Graph, body: Callable[[ParallelModule], Any], execution: Execution = DEFAULT, **options: Any
+    ) -> list[Any]:
         """`body(parallel)` on every rank of the graph's mesh."""
-        return run_ranks(lambda: body(self.lower(graph)), graph.mesh.num_devices, 30, **options)
+        return run_ranks(lambda: body(self.lower(graph, execution)), graph.mesh.num_devices, 30, **options)
 
 
 @dataclass

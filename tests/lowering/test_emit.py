@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from shardwright.pcg.graph import Graph, Node, Source, topological
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.late import sink_reductions, summand_of_loss
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.text import parse_graph
 from tests.lowering.parallelize import follow, parallelize
 from tests.lowering.runs import Case
 from tests.lowering.test_training import DATA, MEGATRON, TWO, ZERO3, Net
@@ -39,7 +42,7 @@ def text_of(graph: Graph) -> str:
 def run(graph: Graph, leaves: dict[str, Any]) -> torch.Tensor:
     program = compile_source(emit(graph))
     device = torch.device("cpu")
-    return program.forward(leaves, leaves, program.constants(device), [], device)["loss"]
+    return program.forward(leaves, leaves, program.constants(device), [], None, device)["loss"]
 
 
 def builder(**leaves: tuple[int, ...]) -> GraphBuilder:
@@ -175,7 +178,7 @@ def test_tracebacks_show_the_programs_lines() -> None:
     b = builder(x=(4,), y=(4,))
     program = compile_source(emit(b.graph([("loss", b.op("mul", b.op("exp", "x"), "y"))])))
     with pytest.raises(RuntimeError) as caught:
-        program.forward({"x": torch.ones(4), "y": torch.ones(3)}, {}, {}, [], torch.device("cpu"))
+        program.forward({"x": torch.ones(4), "y": torch.ones(3)}, {}, {}, [], None, torch.device("cpu"))
     assert "mul = exp * y" in "".join(traceback.format_exception(caught.value)) or "* y" in "".join(
         traceback.format_exception(caught.value)
     )
@@ -288,7 +291,7 @@ def masks(program: Program, graph: Graph) -> dict[str, torch.Tensor]:
     wide = replace(graph, outputs=tuple((n.name, n.name) for n in graph.nodes if n.op == "dropout"))
     program = compile_source(emit(wide))
     torch.manual_seed(3)
-    found = program.forward({"x": torch.ones(64)}, {}, {}, [], torch.device("cpu"))
+    found = program.forward({"x": torch.ones(64)}, {}, {}, [], None, torch.device("cpu"))
     return {str(wide.by_name[name].attr("seed")) + name: value for name, value in found.items()}
 
 
@@ -310,10 +313,41 @@ def test_a_mask_that_two_dropouts_share_is_drawn_once() -> None:
 
 
 def test_masks_in_order_need_no_lines_of_their_own() -> None:
-    assert "rt.draw" not in emit(dropouts((0, 1, 2)))
+    assert "rt.ahead" not in emit(dropouts((0, 1, 2)))
 
 
 def test_sources_without_a_module_say_model() -> None:
     assert str(Source("", "a.py:3")) in emit(Graph(
         (*builder(x=(4,)).nodes.values(), Node("y", "exp", ("x",), (), (), Source("", "a.py:3"))), (("loss", "y"),)
     ).validate())  # fmt: skip
+
+
+PARTIAL = """\
+mesh [tp=2]
+%x = input() {dtype='float32', grad=False, layouts=('S(1)',), shape=(4, 8), target='x'}
+%w = parameter() {dtype='float32', grad=True, layouts=('S(1)',), shape=(6, 8), target='w'}
+%y = linear(%x, %w) split(tp=i)
+%t = permute(%y) split(tp=P0) {dims=(1, 0)}
+"""
+TO_R, VIEW_TO_R = "%r = reduce(%y) {axis='tp'}", "%r = reduce(%t) {axis='tp'}"
+TO_C = "%c = replicate(%r) {axis='tp'}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "result", "inplace"),
+    [
+        ([TO_R], "r", True),
+        ([VIEW_TO_R], "r", False),
+        ([TO_R, VIEW_TO_R.replace("%r", "%s"), "%u = permute(%s) split(tp=R) {dims=(1, 0)}"], "r", False),
+        ([TO_R, TO_C, "%n = neg(%c) split(tp=C)"], "c", True),
+        ([VIEW_TO_R, TO_C, "%n = neg(%c) split(tp=C)"], "c", False),
+    ],
+    ids=["alone", "of a view", "read twice", "and copied", "of a view and copied"],
+)
+def test_what_is_priced_as_summed_in_place_is(lines: list[str], result: str, *, inplace: bool) -> None:
+    text = PARTIAL if any("%t" in line for line in lines) else PARTIAL[: PARTIAL.index("%t")]
+    graph = parse_graph("\n".join([*text.splitlines(), *lines, "outputs "]))
+    sums = re.findall(rf" {result} = reduce(?:_copy)?\(\w+, tp(, inplace=True)?\)", text_of(graph))
+    assert list(map(bool, sums)) == [inplace]
+    (operation,) = (o for o in Operations(graph).listed if o.name == result)
+    assert bool(operation.alias) == inplace

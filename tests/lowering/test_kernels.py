@@ -39,7 +39,7 @@ def row_graph(name: str, sample: Sample) -> Graph:
 def run(graph: Graph, tensors: list[torch.Tensor]) -> torch.Tensor:
     program = compile_source(emit(graph))
     leaves, device = {f"t{i}": t for i, t in enumerate(tensors)}, torch.device("cpu")
-    return program.forward(leaves, {}, program.constants(device), [], device)["loss"]
+    return program.forward(leaves, {}, program.constants(device), [], None, device)["loss"]
 
 
 def test_every_row_has_samples() -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwright.pcg.step.actions import Action, Actions, actions
 from shardwright.pcg.step.chunk import Chunk, Stretch
-from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.pcg.step.operations import Operation
+from shardwright.pcg.step.operation import Again, Operation
 from shardwright.pcg.step.parameters import Parameter, Slices
 
 
 def parameter(leaf: str, *, sliced: bool = False, sums: tuple[str, ...] = ()) -> Parameter:
     slices = Slices("dp", 0, 1, copied=True) if sliced else None
-    return Parameter(leaf, leaf, f"h.{leaf}", True, "float32", slices, sums, 4, 16.0, 16.0)
+    return Parameter(leaf, leaf, f"h.{leaf}", True, "float32", slices, sums, 4, 16.0, 16.0, "float32", 16.0)
 
 
-def product(name: str, x: str, weight: str, *, apart: bool = False, attention: bool = False) -> Operation:
-    """`name` = x · weight, which keeps x for the gradient of the weight."""
+def product(name: str, x: str, weight: str, *, apart: bool = False) -> Operation:
+    """`name` = x · weight, which keeps x for the gradient of the weight, and the weight for that of x."""
     return Operation(
-        name, (x,), (weight,), num_bytes=1.0, keeps=(x,), gradients=() if x == "x" else (x,), grad=True, apart=apart,
-        attention=attention,
+        name, (x,), (weight,), saved=(weight,) * (x != "x"), num_bytes=1.0, keeps=(x,),
+        gradients=() if x == "x" else (x,), grad=True, apart=apart,
     )  # fmt: skip
 
 
@@ -26,9 +27,9 @@ def chain(**facts: bool) -> list[Operation]:
     return [product("a", "x", "u", **facts), product("b", "a", "v", **facts), product("c", "b", "w", **facts)]
 
 
-def chunk(operations: list[Operation], *parameters: Parameter, times: int = 1, execution: Execution = DEFAULT) -> Chunk:
+def chunk(operations: list[Operation], *parameters: Parameter, times: int = 1) -> Chunk:
     by_leaf = {p.leaf: p for p in parameters}
-    return Chunk([(Stretch(tuple(operations), frozenset(by_leaf)), times)], by_leaf, execution)
+    return Chunk([(Stretch(tuple(operations), frozenset(by_leaf)), times)], by_leaf)
 
 
 def text(made: Chunk, own: tuple[tuple[Action, ...], ...]) -> str:
@@ -54,9 +55,36 @@ def test_the_next_block_is_gathered_while_one_is_used() -> None:
     assert both(made, actions(made)) == (
         "gather 0, await 0, gather 1, run a, free 0, await 1, gather 2, run b, free 1, await 2, run c",
         (
-            "await 2, gather 1, backward c, free 2, scatter 2, await 1, gather 0, backward b, free 1, deliver 2, "
-            "scatter 1, await 0, backward a, free 0, deliver 1, scatter 0, deliver 0"
+            "await 2, gather 1, backward c, free 2, scatter 2, await 1, backward b, free 1, deliver 2, scatter 1, "
+            "backward a, deliver 1, scatter 0, deliver 0"
         ),
+    )
+
+
+def test_frozen_parameters_are_freed_when_backward_has_read_them_and_give_nothing() -> None:
+    frozen = [replace(p, grad=False) for p in SLICED[:2]]
+    made = chunk([product("a", "y", "u"), *chain()[1:]], *frozen, SLICED[2])
+    assert text(made, actions(made).backward) == (
+        "await 2, gather 1, backward c, free 2, scatter 2, await 1, gather 0, backward b, free 1, await 0, backward a, "
+        "free 0, deliver 2"
+    )
+
+
+def test_a_block_that_backward_does_not_read_is_freed_in_forward() -> None:
+    made = chunk([product("a", "x", "u"), *chain()[1:2], chain()[2]._replace(saved=())], *SLICED)
+    forward, backward = both(made, actions(made))
+    assert forward.endswith("await 2, run c, free 2")
+    assert backward.startswith("backward c, scatter 2, gather 1, await 1, backward b, free 1, deliver 2")
+
+
+def test_what_is_read_to_be_made_again_is_gathered_for_it() -> None:
+    homes = ("h.0", "h.0", "h.2")
+    operations = [o._replace(again=Again(h, whole=True), saved=()) for o, h in zip(chain(), homes, strict=True)]
+    operations[1] = operations[1]._replace(keeps=("a", "b"))
+    made = chunk(operations, *SLICED)
+    assert text(made, actions(made).backward) == (
+        "backward c, scatter 2, gather 0, await 0, gather 1, again a, await 1, again b, backward b, free 0, free 1, "
+        "deliver 2, scatter 1, backward a, deliver 1, scatter 0, deliver 0"
     )
 
 
@@ -80,7 +108,7 @@ def test_without_overlap_nothing_is_gathered_ahead() -> None:
 
 
 def test_a_view_of_a_gathered_parameter_keeps_it_there() -> None:
-    late = product("d", "b", "t")._replace(views=("u",))
+    late = product("d", "b", "t")._replace(views=("u",), saved=("u",))
     made = chunk([*chain()[:2], late], *SLICED[:2], parameter("t"))
     assert "free" not in text(made, actions(made).forward)
 
@@ -110,9 +138,10 @@ def test_backward_in_two_parts_makes_the_gradients_of_weights_apart() -> None:
 
 
 def test_what_is_made_again_runs_before_what_needs_it() -> None:
-    run = Execution(recompute="full")
-    operations = [o._replace(module=f"h.{i // 2}") for i, o in enumerate([*chain(), product("d", "c", "t")])]
-    made = chunk(operations, *map(parameter, "uvwt"), execution=run)
+    operations = [
+        o._replace(again=Again(f"h.{i // 2}", whole=True)) for i, o in enumerate([*chain(), product("d", "c", "t")])
+    ]
+    made = chunk(operations, *map(parameter, "uvwt"))
     assert text(made, actions(made).backward) == (
         "again c, backward d, accumulate 3, backward c, accumulate 2, again a, backward b, accumulate 1, "
         "backward a, accumulate 0"

@@ -1,0 +1,226 @@
+"""What autograd keeps of a step: values, or handles from which backward makes them again.
+
+A program runs a function as a *region* where what backward needs of it is to be made again. Autograd then keeps a
+handle of each value that is made inside, and the region keeps its operands. The first handle that backward opens runs
+the function again, up to the last value that is needed, where `torch.utils.checkpoint` stops too; every value is let go
+of as its reader has it. Unlike there, what a region gives can be made again for its readers outside as well, operands
+may be handles themselves (of gathered parameters, of other regions), and parameters are not taken for activations.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardwright.lowering import private
+from shardwright.lowering.blocks import Blocks
+
+Results = Any
+"""A tensor, or a tuple of them."""
+Run = Callable[..., Results]
+
+
+class Handle(Protocol):
+    """What is kept of a tensor that is made again."""
+
+    def tensor(self) -> Tensor: ...
+
+
+class Saved:
+    """What autograd keeps of the programs of one module."""
+
+    def __init__(self, blocks: Blocks, stored: Iterable[Tensor], device: torch.device) -> None:
+        """`stored`: parameters and buffers, which are always there."""
+        self.blocks, self.device = blocks, device
+        self.stored = {private.storage_key(tensor) for tensor in stored}
+        self.given: dict[int, weakref.ref[Tensor]] = {}  # results that are made again for their readers, by address
+
+    def hooks(self) -> AbstractContextManager[Any]:
+        """Under this, autograd keeps handles of what is gathered or made again."""
+        self.given.clear()
+        return saved_tensors_hooks(self.pack, unpack)
+
+    def pack(self, tensor: Tensor) -> Tensor | Handle:
+        """A tensor as it is kept outside of the region that made it."""
+        packed = self.blocks.pack(tensor)
+        if packed is not tensor or not self.given:
+            return packed
+        result = found() if (found := self.given.get(private.storage_key(tensor))) is not None else None
+        return tensor if result is None else result.region.handle(result, tensor)  # type: ignore[attr-defined]
+
+    # ---- called by the program ----
+
+    def checkpoint(self, function: Run, *operands: Any, random: bool = False, **options: Any) -> Results:
+        """The function's results, which are kept. `random`: it draws from the generator."""
+        return self._run(function, operands, options, random=random)[1]
+
+    def remade(self, function: Run, *operands: Any, random: bool = False, **options: Any) -> Results:
+        """The function's results, which are made again for who reads them, as everything inside is."""
+        region, results = self._run(function, operands, options, random=random)
+        if region is not None:
+            for number, result in enumerate(results if isinstance(results, tuple) else (results,)):
+                if isinstance(result, Tensor) and result.numel() and private.storage_key(result) not in region.known:
+                    result.region, result.number = region, number  # type: ignore[attr-defined]
+                    self.given[private.storage_key(result)] = weakref.ref(result)
+        return results
+
+    def _run(
+        self, function: Run, operands: tuple[Any, ...], options: Mapping[str, Any], *, random: bool
+    ) -> tuple[_Region | None, Results]:
+        if not torch.is_grad_enabled():
+            return None, function(*operands, **options)
+        generator = _generator(self.device) if random else None
+        region = _Region(self, function, operands, options, generator)
+        with saved_tensors_hooks(region.pack, unpack):
+            return region, function(*operands, **options)
+
+
+class _Operand(NamedTuple):
+    kept: Tensor | Handle
+    requires_grad: bool
+
+    def tensor(self) -> Tensor:
+        return unpack(self.kept).detach().requires_grad_(self.requires_grad)
+
+
+class _Inside(NamedTuple):
+    """Handle of a value that a region makes."""
+
+    region: _Region
+    number: int
+
+    def tensor(self) -> Tensor:
+        return self.region.value(self.number)
+
+
+class _Given(NamedTuple):
+    """Handle of a view of a region's result."""
+
+    region: _Region
+    number: int
+    place: tuple[Any, Any, int]
+
+    def tensor(self) -> Tensor:
+        return self.region.result(self.number).as_strided(*self.place)
+
+
+class _Enough(Exception):  # noqa: N818
+    """All that backward needs is there."""
+
+
+class _Region:
+    """One run of a function that backward may run again."""
+
+    def __init__(
+        self,
+        saved: Saved,
+        function: Run,
+        operands: Iterable[Any],
+        options: Mapping[str, Any],
+        generator: torch.Generator | None,
+    ) -> None:
+        self.saved, self.function, self.options = saved, function, options
+        self.known = _addresses(operands)
+        self.operands = [_Operand(saved.pack(x), x.requires_grad) if isinstance(x, Tensor) else x for x in operands]
+        self.generator, self.state = generator, generator.get_state() if generator is not None else None
+        self.num_inside = 0
+        self.handles = Counter[int]()  # of results
+        self.values: dict[int, Tensor] = {}
+        self.results: dict[int, Tensor] = {}
+        self.left = Counter[int]()  # handles of results that backward has not opened yet
+
+    # ---- forward ----
+
+    def pack(self, tensor: Tensor) -> Tensor | Handle:
+        kept = self.saved.pack(tensor)
+        if kept is not tensor or self._is_there(tensor, self.known):
+            return kept
+        self.num_inside += 1
+        return _Inside(self, self.num_inside - 1)
+
+    def handle(self, result: Tensor, part: Tensor) -> _Given:
+        number: int = result.number  # type: ignore[attr-defined]
+        self.handles[number] += 1
+        return _Given(self, number, (part.size(), part.stride(), part.storage_offset()))
+
+    def _is_there(self, tensor: Tensor, known: set[int]) -> bool:
+        return (where := private.storage_key(tensor)) in known or where in self.saved.stored
+
+    # ---- backward ----
+
+    def value(self, number: int) -> Tensor:
+        if number not in self.values:
+            self._run_again()
+        return self.values.pop(number)
+
+    def result(self, number: int) -> Tensor:
+        if number not in self.results:
+            self._run_again()
+        self.left[number] -= 1
+        return self.results[number] if self.left[number] > 0 else self.results.pop(number)
+
+    def _run_again(self) -> None:
+        operands = [x.tensor() if isinstance(x, _Operand) else x for x in self.operands]
+        known, found = _addresses(operands), list[Tensor]()
+
+        def collect(tensor: Tensor) -> None:
+            if self.saved.pack(tensor) is tensor and not self._is_there(tensor, known):
+                found.append(tensor.detach())
+                if len(found) == self.num_inside and not self.handles:
+                    raise _Enough
+
+        results: Results = ()
+        again = self.saved.blocks.again()
+        with torch.enable_grad(), again, self._drawing(), saved_tensors_hooks(collect, _nothing), suppress(_Enough):
+            results = self.function(*operands, **self.options)
+        self.values = dict(enumerate(found))
+        given = results if isinstance(results, tuple) else (results,)
+        self.left = self.handles.copy()
+        self.results = {number: given[number].detach() for number in self.handles}
+
+    def _drawing(self) -> AbstractContextManager[None]:
+        """With the generator as it was."""
+        return nullcontext() if self.generator is None else _drawing(self.generator, self.state)
+
+
+@contextmanager
+def _drawing(generator: torch.Generator, state: Tensor | None) -> Generator[None]:
+    assert state is not None
+    now = generator.get_state()
+    generator.set_state(state)
+    try:
+        yield
+    finally:
+        generator.set_state(now)
+
+
+def unpack(kept: Tensor | Handle) -> Tensor:
+    """What a handle stands for; a tensor stands for itself."""
+    return kept if isinstance(kept, Tensor) else kept.tensor()
+
+
+def _nothing(kept: None) -> Tensor:
+    raise AssertionError("what runs again has no backward")
+
+
+def _addresses(operands: Iterable[Any]) -> set[int]:
+    """Of tensors, also of those in mappings."""
+    found = set[int]()
+    for x in operands:
+        tensors = x.values() if isinstance(x, dict) else (x,)
+        found.update(private.storage_key(tensor) for tensor in tensors if isinstance(tensor, Tensor))
+    return found
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """The default one of a device."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator

@@ -1,0 +1,54 @@
+"""One thing that a step runs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Again(NamedTuple):
+    """A region of operations that run again in backward, by its name.
+
+    whole    what leaves it is kept for its readers' backward, and only what lies inside is made again
+    """
+
+    name: str
+    whole: bool
+
+
+class Operation(NamedTuple):
+    """One operator, or one change of layout of an activation.
+
+    reads        activations, by name; `weights`: parameters, by leaf
+    views        parameters whose memory it reads by way of views; `saved`: those whose memory its backward reads
+    alias        the operand whose memory the result shares, or ""; `sums_in_place`: by overwriting it
+    keeps        what backward needs of activations; `mask_bytes`: and of a mask
+    gradients    the activations among `reads` that get one; none and no weights: there is no backward
+    grad         whether its result gets one
+    apart        whether the gradients of its weights are made apart from those of its activations
+    early        whether it is a sum over ranks that is started before anything else runs
+    module       where it lies in the model
+    block        the repeated module that it belongs to, or ""
+    again        what it is made again with in backward, if it is
+    """
+
+    name: str
+    reads: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    views: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
+    alias: str = ""
+    sums_in_place: bool = False
+    num_bytes: float = 0.0
+    keeps: tuple[str, ...] = ()
+    mask_bytes: float = 0.0
+    gradients: tuple[str, ...] = ()
+    grad: bool = False
+    apart: bool = False
+    early: bool = False
+    module: str = ""
+    block: str = ""
+    again: Again | None = None
+
+    @property
+    def is_differentiated(self) -> bool:
+        return self.grad and bool(self.gradients or self.weights)

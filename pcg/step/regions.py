@@ -1,0 +1,214 @@
+"""What is made again together in backward, by the execution: blocks of the model, attention, gathered activations.
+
+Operations of one block lie side by side, and so do those of one region: what merely lies in between comes before or
+after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import groupby
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.operation import Again, Operation
+
+
+def arranged(
+    graph: Graph,
+    listed: Sequence[Operation],
+    execution: Execution,
+    gathers: Collection[str],
+    stored: Collection[str],
+) -> list[Operation]:
+    """The operations block by block, each with the region that it is made again with.
+
+    Args:
+        graph: typed; what the operations are of.
+        listed: in an order in which they can run.
+        execution: says what is made again.
+        gathers: those that gather an activation.
+        stored: nodes that give a parameter.
+
+    Raises:
+        PlanError: a pattern that no block fits, or for which there is nothing to make again.
+    """
+    found = _by_block(_with_readers(listed, gathers))
+    if all(mode == "none" for _, mode in execution.recomputes):
+        return found
+    modes = {o.block: execution.recompute_of(o.block) for o in found}
+    for name, members in attentions(graph, stored):
+        own = [o for o in found if o.name in members]
+        if own and all(modes[o.block][1] == "selective" for o in own):
+            found = _made_again(found, {o.name for o in own}, Again(name, whole=False))
+    found = _whole_blocks(found, {block for block, (_, mode) in modes.items() if block and mode == "full"})
+    found = _gathered_again(found, {o.name for o in found if o.name in gathers and modes[o.block][1] != "none"})
+    _check(found, execution)
+    return found
+
+
+def _check(found: Sequence[Operation], execution: Execution) -> None:
+    used = {execution.recompute_of(o.block)[0] for o in found if o.again is not None}
+    blocks = list(dict.fromkeys(o.block for o in found if o.block))
+    for pattern, mode in execution.recomputes:
+        if mode == "none" or pattern in used:
+            continue
+        fitting = [block for block in blocks if execution.recompute_of(block)[0] == pattern]
+        where = f"recompute: {pattern!r}: {mode!r}"
+        if not fitting:
+            problem = f"{where}: no repeated block of the model is so named (or an earlier pattern has it)"
+            raise PlanError(f"{problem}; expected one of: {', '.join(blocks) or 'none, the model has none'}")
+        missing = "no attention (a softmax between two products of activations) and no gathered activation"
+        raise PlanError(f"{where}: there is {missing} to make again; choose 'full' or 'none'")
+
+
+# ---- side by side ----
+
+
+def _with_readers(operations: Sequence[Operation], gathers: Collection[str]) -> list[Operation]:
+    """A gather belongs to the block that reads it: what is handed from block to block is what was not gathered yet."""
+    found, readers = list[Operation](), dict[str, set[str]]()
+    for o in reversed(operations):
+        blocks = readers.get(o.name, set())
+        own = o._replace(block=next(iter(blocks))) if o.name in gathers and len(blocks) == 1 else o
+        found.append(own)
+        for name in own.reads:
+            readers.setdefault(name, set()).add(own.block)
+    return found[::-1]
+
+
+def _together(operations: Sequence[Operation], members: Collection[str]) -> tuple[list[Operation], list[Operation]]:
+    """The operations with the members side by side, and those that have to stay between them."""
+    places = [i for i, o in enumerate(operations) if o.name in members]
+    start, end = places[0], places[-1] + 1
+    before, own, after, made = list[Operation](), list[Operation](), list[Operation](), set[str]()
+    for o in operations[start:end]:
+        kind = own if o.name in members else after if made.intersection(o.reads) else before
+        kind.append(o)
+        if kind is not before:
+            made.add(o.name)
+    needed, torn = {name for o in own for name in o.reads}, list[Operation]()
+    for o in reversed(after):
+        if o.name in needed:
+            torn.append(o)
+            needed.update(o.reads)
+    return [*operations[:start], *before, *own, *after, *operations[end:]], torn
+
+
+def _by_block(operations: Sequence[Operation]) -> list[Operation]:
+    """What no block claims but lies between two operations of one belongs to it."""
+    found = list(operations)
+    runs = [block for block, _ in groupby(o.block for o in found)]
+    for block in dict.fromkeys(block for block in runs if block and runs.count(block) > 1):
+        order, torn = _together(found, {o.name for o in found if o.block == block})
+        while torn and not any(o.block for o in torn):
+            names = {o.name for o in torn}
+            found = [o._replace(block=block) if o.name in names else o for o in found]
+            order, torn = _together(found, {o.name for o in found if o.block == block})
+        found = found if torn else order
+    return found
+
+
+def _made_again(operations: Sequence[Operation], members: Collection[str], again: Again) -> list[Operation]:
+    """The members side by side as one region, if they can be."""
+    order, torn = _together(operations, members)
+    return list(operations) if torn else [o._replace(again=again) if o.name in members else o for o in order]
+
+
+def _whole_blocks(operations: Iterable[Operation], blocks: Collection[str]) -> list[Operation]:
+    found, seen = list[Operation](), dict[str, int]()
+    for block, own in groupby(operations, key=lambda o: o.block):
+        if block not in blocks:
+            found += own
+            continue
+        seen[block] = seen.get(block, 0) + 1
+        name = block if seen[block] == 1 else f"{block}, part {seen[block]}"
+        found += [o._replace(again=Again(name, whole=True)) for o in own]
+    return found
+
+
+def _gathered_again(operations: Sequence[Operation], gathers: Collection[str]) -> list[Operation]:
+    """What is gathered is a region of its own, where backward needs it and no larger region has it."""
+    alias = {o.name: o.alias for o in operations if o.alias}
+
+    def memory(name: str) -> str:
+        while name in alias:
+            name = alias[name]
+        return name
+
+    kept = {memory(name) for o in operations for name in (*o.keeps, *(o.reads if o.again is not None else ()))}
+    return [
+        o._replace(again=Again(o.name, whole=False))
+        if o.name in gathers and o.grad and o.again is None and o.name in kept
+        else o
+        for o in operations
+    ]
+
+
+# ---- attention ----
+
+
+def attentions(graph: Graph, stored: Collection[str]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Every attention: a name, and its nodes. One operator, or two products of activations around a softmax.
+
+    Between the products, whatever passes elements on belongs to it, and so do views of what the products read, where
+    nothing else reads them.
+    """
+    for node in graph.nodes:
+        members = set[str]()
+        if node.row is not None and node.row.passes > 1:
+            members = {node.name}
+        elif _normalizes(graph, node):
+            ends = lambda n: _is_product(n, stored)  # noqa: E731
+            above = _ways(graph, node.inputs, lambda n: n.inputs, ends)
+            below = _ways(graph, graph.users[node.name], lambda n: graph.users[n.name], ends)
+            members = {node.name, *above, *below} if above and below else set()
+        if members:
+            yield node.name, frozenset(members | _own_views(graph, members))
+
+
+def _normalizes(graph: Graph, node: Node) -> bool:
+    """Along rows: each element of the result needs all of its row, and backward the result alone."""
+    row, shape = node.row, graph.types[node.name].shape
+    alone = row is not None and row.saves == ("result",) and not row.pointwise and len(node.inputs) == 1
+    return alone and graph.types[node.inputs[0]].shape == shape
+
+
+def _is_product(node: Node, stored: Collection[str]) -> bool:
+    return node.row is not None and node.row.contraction and not any(name in stored for name in node.inputs)
+
+
+def _passes_on(node: Node) -> bool:
+    row = node.row
+    return node.is_parallel or (row is not None and bool(node.inputs) and (row.pointwise or row.view or row.random))
+
+
+def _ways(
+    graph: Graph, start: Iterable[str], follow: Callable[[Node], Iterable[str]], ends: Callable[[Node], bool]
+) -> set[str]:
+    """The nodes on ways from `start` to an end, through what passes elements on."""
+    known: dict[str, bool] = {}
+
+    def leads(name: str) -> bool:
+        if name not in known:
+            node = graph.by_name[name]
+            further = [leads(n) for n in follow(node)] if _passes_on(node) and not ends(node) else []
+            known[name] = ends(node) or any(further)
+        return known[name]
+
+    return {name for name in start if leads(name)} | {name for name, found in known.items() if found}
+
+
+def _own_views(graph: Graph, members: Collection[str]) -> set[str]:
+    """Views of what the members read, and of what these are views of, that nothing else reads."""
+    results, found = {name for _, name in graph.outputs}, set[str]()
+    pending = [name for member in members for name in graph.by_name[member].inputs]
+    while pending:
+        node = graph.by_name[pending.pop()]
+        readers = set(graph.users[node.name])
+        alone = readers <= found.union(members) and node.name not in results
+        if node.row is not None and node.row.view and node.inputs and alone and node.name not in members:
+            found.add(node.name)
+            pending += node.inputs
+    return found
