@@ -31,6 +31,7 @@ from shardwright.lowering.tape import Tape
 from shardwright.lowering.values import checked
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.messages import Message
 
 GROUP_SIZE = 32
@@ -59,8 +60,8 @@ class DryRun:
         return sum(self.memory.values())
 
 
-def dry_run(graph: Graph, rank: int = 0) -> DryRun:
-    """Run a rank's program of a validated parallel graph; no model is needed.
+def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT) -> DryRun:
+    """Run a rank's program of a validated parallel graph; no model is needed. `execution`: as `lower` takes it.
 
     Raises `PlanError` for a rank that the mesh does not have, `DistributedError` where there is a process group.
     """
@@ -68,7 +69,8 @@ def dry_run(graph: Graph, rank: int = 0) -> DryRun:
     if not 0 <= rank < size:
         raise PlanError(f"rank {rank}: the mesh {graph.mesh} has ranks 0 to {size - 1}; choose one of them")
     with _pretended(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
-        parallel = lower(graph, hollow_model(graph), constants=dict(_leaves(graph, "constant")))
+        constants = dict(_leaves(graph, "constant"))
+        parallel = lower(graph, hollow_model(graph), constants=constants, execution=execution)
         parallel.program, misshapen = checked(parallel.program)
         try:
             misshapen.update(_take_steps(parallel, tape))
