@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 Batch = Mapping[str, Tensor]
-
+PROGRAM_NAME = "<shardwright program"
+"""What the file names of programs begin with in tracebacks."""
 _numbers = itertools.count()
 
 
@@ -32,7 +33,7 @@ class Program:
 
 def compile_source(source: str) -> Program:
     """Compile the text that `emit` wrote and register it for tracebacks."""
-    filename = f"<shardwright program {next(_numbers)}>"
+    filename = f"{PROGRAM_NAME} {next(_numbers)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {"__name__": "shardwright_program"}
     exec(compile(source, filename, "exec"), namespace)
