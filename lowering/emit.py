@@ -21,6 +21,7 @@ from shardwright.lowering.statements import Part, Statement, drawn_ahead, flat, 
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import format_layouts
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import MOVES
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.types import TensorType
@@ -41,11 +42,22 @@ from shardwright.lowering.collectives import (
     {functions},
 )
 '''
+STEP = '''
+
+def step(forward, backward, microbatches, {time}):
+    """A training step: every microbatch forward and backward. Gradients add up, and so do this rank's losses."""
+    loss = 0.0
+    for {time}.rank, batch in enumerate(microbatches):
+        summand = forward(batch)
+        loss = loss + summand.detach()
+        backward(summand, loss)
+    return loss
+'''
 _FUNCTIONS = sorted({"start_sum", "finish_sum", *(kind.function for kind in MOVES.values())})
 
 _RESERVED = frozenset({
     "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "saved", "device", "draw", "forward",
-    "float", *_FUNCTIONS,
+    "float", "step", *_FUNCTIONS,
 })  # fmt: skip
 
 INLINE = 4
@@ -58,7 +70,8 @@ def emit(graph: Graph, outside: Outside | None = None) -> str:
     `forward(leaf, batch, constant, blocks, saved, device, *axes, draw)` returns the graph's outputs by name, the loss
     as this rank's summand; `constants(device, *axes)` returns what is computed only once; the others are called by
     `forward`. `draw` is the first draw of the step: a function's dropouts count from the one that its caller hands it.
-    `outside` says what the runtime does.
+    Where there are several microbatches, `step(forward, backward, microbatches, mb)` runs them. `outside` says what the
+    runtime does.
     """
     return _Emitter(graph, outside or find_outside(graph)).source()
 
@@ -84,7 +97,8 @@ class _Scope(NamedTuple):
 class _Emitter:
     def __init__(self, graph: Graph, outside: Outside) -> None:
         self.graph, self.outside = graph, outside
-        self.held = {base: name for name, base in outside.aliases.items() if graph.by_name[base].op != "parameter"}
+        around = {**outside.inputs, **outside.operations.aliases}
+        self.held = {base: name for name, base in around.items() if graph.by_name[base].op != "parameter"}
         gathered = [p.result for p in outside.operations.parameters.values() if p.slices is not None]
         regions = {operation.name: operation.again for operation in outside.operations.listed}
         self.code = Expressions(graph, outside.aliases, [*gathered, *outside.loss_sums], regions)
@@ -122,6 +136,7 @@ class _Emitter:
                 *map(str, forward),
                 f"\n\ndef constants({', '.join(['device', *axes])}):\n",
                 *map(str, self._body(once, main, constants)),
+                STEP.format(time=TIME) if mesh.num_microbatches > 1 else "",
             )
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,10 +20,11 @@ from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.emit import emit
 from shardwright.lowering.exact import Draw, num_draws, step_draws
+from shardwright.lowering.handover import hand_over
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.precision import check_device, tf32
-from shardwright.lowering.program import Program, compile_source
+from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter, local_part
@@ -32,9 +32,11 @@ from shardwright.pcg.capture import names_by_first, tied_names
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
 from shardwright.pcg.step.late import LOSS, sink_reductions
 from shardwright.pcg.step.parameters import Parameter, module_block
+from shardwright.pcg.step.time import check_time
 
 
 def lower(
@@ -52,10 +54,11 @@ def lower(
     Every rank calls it with the same graph and the same model. `constants` and `options` are those of
     `pcg.capture.Captured`; `precision` is that under which it was captured: casts are in the graph, so it only says in
     what matrix products run. `execution` says what backward makes again. Raises `DistributedError` where the number of
-    ranks is not the mesh's, `PlanError` where the graph is not of this model, has not what is to be made again, or this
-    device does not train in the precision.
+    ranks is not the mesh's, `PlanError` where the graph is not of this model, cannot be run in microbatches, has not
+    what is to be made again, or this device does not train in the precision.
     """
     graph = sink_reductions(graph).validate()
+    check_time(graph)
     ranks = connect(graph.mesh, timeout_s)
     check_device(precision, ranks.device)
     constants, options = constants or {}, options or {}
@@ -69,6 +72,9 @@ class ParallelModule(nn.Module):
     `backward()` does the rest. `source` is the program's text; `input_layouts` says how each tensor of the batch is
     laid out, for those who pass a rank's own shard of it instead of the global tensor. With a `scaler`,
     `forward_backward` scales the loss before its backward; `scaler.step(optimizer)` undoes that in the gradients.
+
+    A batch is that of all microbatches. Where there are several, `parallel(**batch)` has run their backwards already,
+    and `backward()` of its loss only scales the gradients and hands them over (so with fp16, use `forward_backward`).
     """
 
     def __init__(
@@ -101,15 +107,18 @@ class ParallelModule(nn.Module):
         orders = (todo.of("await", backward=False), todo.of("await", backward=True))
         self._blocks = Blocks(self._reducer.deliver, *orders)
         for block in outside.chunk.blocks:
-            self._blocks.add(*self._shares(block.parameters))
+            lifetime, summed = block.slices.lifetime, block.slices.summed
+            self._blocks.add(*self._shares(block.parameters), lifetime, summed=summed)
         self._reducer.at_end.append(self._blocks.finish)
-        sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums}
+        sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums} - {TIME}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
         self._saved = Saved(self._blocks, self._leaves.values(), ranks.device)
         self._remakes = bool(self._blocks.items) or any(o.again for o in outside.operations.listed)
         self._parts = _by_block(self._leaves)
+        self._runtime: tuple[Any, ...] = (self._blocks.items, self._saved)
         self._constants: dict[str, Tensor] | None = None
         self._num_draws = num_draws(graph)
+        self._drawn: Tensor | None = None  # the generator's state before the first microbatch
         self.program: Program = compile_source(emit(graph, outside))
 
     def _hold(self, graph: Graph, model: nn.Module) -> None:
@@ -149,8 +158,15 @@ class ParallelModule(nn.Module):
 
     def forward(self, **batch: Any) -> Tensor:
         """The loss of a batch of global tensors, or of this rank's own shards of them."""
+        local = self._batch.local(batch)
         with tf32(self._in_tf32):
-            summand = self._forward(batch)
+            if len(local) == 1:
+                summand = self._forward(local[0])
+            elif torch.is_grad_enabled() and self._reducer.held:
+                with self._reducer.keeping() as kept:
+                    return hand_over(self._forward_backward(local, None), kept)
+            else:
+                summand = self.program.step(self._forward, _nothing, local, self.ranks.time)
         return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
 
     def forward_backward(self, **batch: Any) -> Tensor:
@@ -159,35 +175,69 @@ class ParallelModule(nn.Module):
         Raises `BatchError` where the batch is not what was captured, `DistributedError` where another rank failed.
         """
         with tf32(self._in_tf32):
-            return self._forward_backward(batch)
+            return self._forward_backward(self._batch.local(batch), self.scaler)
 
-    def _forward_backward(self, batch: Mapping[str, Any]) -> Tensor:
-        summand = self._forward(batch)
+    def _forward_backward(self, local: Sequence[Mapping[str, Tensor]], scaler: torch.amp.GradScaler | None) -> Tensor:
+        """The loss of this rank's parts of the microbatches."""
+        work: dist.Work | None = None
+
+        def backward(summand: Tensor, loss: Tensor) -> None:
+            nonlocal work
+            try:
+                if self._turn[1]:
+                    work = self._start_sum(loss)
+                (summand if scaler is None else scaler.scale(summand)).backward()
+            except RuntimeError as error:
+                raise _blame(error, "backward") from error
+
+        loss = self.program.step(self._forward, backward, local, self.ranks.time)
         try:
-            total, work = summand.detach(), None
-            if self._loss_axis is not None and self._loss_axis.group is not None:
-                total = total.clone()
-                work = dist.all_reduce(total, group=self._loss_axis.group, async_op=True)
-            (summand if self.scaler is None else self.scaler.scale(summand)).backward()
             if work is not None:
                 work.wait()
         except RuntimeError as error:
             raise _blame(error, "backward") from error
-        return total
+        return loss
 
-    def _forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """The loss, or this rank's summand of it."""
-        local = self._batch.local(batch)
-        self._blocks.reset()
+    def _start_sum(self, loss: Tensor) -> dist.Work | None:
+        """Sum the loss over the ranks, in place."""
+        if self._loss_axis is None or self._loss_axis.group is None:
+            return None
+        return dist.all_reduce(loss, group=self._loss_axis.group, async_op=True)
+
+    @property
+    def _turn(self) -> tuple[bool, bool]:
+        """Whether this is the first microbatch of a step, and the last."""
+        time = self.ranks.time
+        return (True, True) if time is None else (time.rank == 0, time.rank == time.size - 1)
+
+    def _forward(self, local: Mapping[str, Tensor]) -> Tensor:
+        """The loss of a microbatch, or this rank's summand of it."""
+        first, last = self._turn
+        self._blocks.begin(first=first, last=last)
         try:
-            with self._saved.hooks() if self._remakes else nullcontext(), step_draws(self._num_draws) as draw:
+            self._draw_alike(first=first, last=last)
+            with (
+                self._saved.hooks() if self._remakes else nullcontext(),
+                step_draws(self._num_draws if last else 0) as draw,
+            ):
                 outputs = self._program(local, draw)
             loss = outputs.pop(LOSS)
-            self._reducer.watch(loss)
-            self._write_back(outputs)
+            self._reducer.watch(loss, first=first, last=last)
+            if last:
+                self._write_back(outputs)
         except RuntimeError as error:
             raise _blame(error, "forward") from error
         return loss
+
+    def _draw_alike(self, *, first: bool, last: bool) -> None:
+        """Every microbatch draws what the single process draws for the whole batch, and takes its part of that."""
+        if not self._num_draws or (first and last):
+            return
+        generator = private.default_generator(self.ranks.device)
+        if first:
+            self._drawn = generator.get_state()
+        elif self._drawn is not None:
+            generator.set_state(self._drawn)
 
     def _program(self, local: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
         device, axes = self.ranks.device, self.ranks.axes
@@ -195,7 +245,7 @@ class ParallelModule(nn.Module):
             with torch.no_grad():
                 constants = self.program.constants(device, *axes)
                 self._constants = {name: _by_itself(value) for name, value in constants.items()}
-        runtime = (self._blocks.items, self._saved, device, *axes)
+        runtime = (*self._runtime, device, *axes)
         return self.program.forward(self._parts, local, self._constants, *runtime, draw=draw)
 
     def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
@@ -256,13 +306,22 @@ class ParallelModule(nn.Module):
         return self
 
     def compile(self, **options: Any) -> None:
-        """Run the program through `torch.compile` with these options; what lies around it stays as it is."""
-        if self._blocks.items:
+        """Run the program through `torch.compile` with these options; what lies around it stays as it is.
+
+        Blocks of the model are compiled one by one, equal ones once, so that it takes no longer for a deeper model.
+        What gathers parameters or makes values again stays outside of the compiled graphs. Inductor draws masks of its
+        own, which are not those of a single process; `torch._inductor.config.fallback_random` keeps them.
+        """
+        if options.get("fullgraph") and self._remakes:
             raise ShardwrightError(
-                "a program that gathers blocks of sharded parameters cannot be compiled; choose a plan that stores "
-                "parameters whole or split as they are used"
+                "compile(fullgraph=True): parameters are gathered, or values made again, between the graphs of this "
+                "program; leave fullgraph out"
             )
-        self.program = replace(self.program, forward=torch.compile(self.program.forward, **options))
+        self.program = self.program.optimized(**options)
+        self._runtime = (
+            left_to_python(self._blocks.items, "gather", "free"),
+            *left_to_python([self._saved], "checkpoint", "remade"),
+        )
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ParallelModule:
         raise ShardwrightError(
@@ -278,6 +337,10 @@ def _by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
         if block := module_block(name):
             found.setdefault(block, {})[name.removeprefix(f"{block}.")] = value
     return found
+
+
+def _nothing(summand: Tensor, loss: Tensor) -> None:
+    """No backward."""
 
 
 def _by_itself(value: Tensor) -> Tensor:

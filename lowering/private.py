@@ -99,6 +99,13 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator of a device that draws where none is given."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
+
+
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor | None]) -> None:
     """Copy each source to its target; one that is missing counts as zeros. Not all are."""
     pairs = [(target, source) for target, source in zip(targets, sources, strict=True) if source is not None]

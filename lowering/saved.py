@@ -76,7 +76,7 @@ class Saved:
     ) -> tuple[_Region | None, Results]:
         if not torch.is_grad_enabled():
             return None, function(*operands, **options)
-        generator = _generator(self.device) if random else None
+        generator = private.default_generator(self.device) if random else None
         region = _Region(self, function, operands, options, generator)
         with saved_tensors_hooks(region.pack, unpack):
             return region, function(*operands, **options)
@@ -217,10 +217,3 @@ def _addresses(operands: Iterable[Any]) -> set[int]:
         tensors = x.values() if isinstance(x, dict) else (x,)
         found.update(private.storage_key(tensor) for tensor in tensors if isinstance(tensor, Tensor))
     return found
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    """The default one of a device."""
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator

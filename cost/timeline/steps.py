@@ -19,6 +19,7 @@ from shardwright.cost.timeline.scratch import Scratch, move_scratch, operator_sc
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written, written
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import SLICE
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.late import LOSS, summand_of_loss
@@ -83,6 +84,7 @@ class Steps(Operations):
         """A collective takes the full tensor of one group along the move's axis."""
         start, move = self.moves[node.name]
         axis, (forward, backward) = self.graph.mesh.names[move.axis], move.collectives()
+        backward = SLICE if axis == TIME else backward  # zeros beside it
         num_bytes = self.bytes_of(start) * (self.graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         grad = self.graph.types[node.name].grad
         return OperationCost(

@@ -8,7 +8,9 @@ from functools import cached_property
 from shardwright.pcg.analysis import computed_once, saved_by, summed_in_place, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.moves import fused_moves
+from shardwright.pcg.layout import R
+from shardwright.pcg.mesh import TIME
+from shardwright.pcg.moves import Move, fused_moves
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.operation import Operation
@@ -37,7 +39,7 @@ class Operations:
         found = find_parameters(graph, execution)
         self.parameters, self.aliases, self.leaf_of = found.by_leaf, found.aliases, found.names
         self.once = computed_once(graph)
-        self.moves = {node.name: (start, move) for node, start, move in fused_moves(graph)}
+        self.moves = {node.name: (start, move) for node, start, move in fused_moves(graph)} | slices_of_time(graph)
         self._views = views_of_parameters(graph, found)
         self._alias: dict[str, str] = {}
         sums, self._before = early_sums(graph, self.once)
@@ -145,13 +147,23 @@ def _check_precision(execution: Execution, narrow: set[str]) -> None:
         raise PlanError(f"precision {execution.precision!r}: {problem}")
 
 
+def slices_of_time(graph: Graph) -> dict[str, tuple[str, Move]]:
+    """What a microbatch takes its slice of, by the node of the slice."""
+    if TIME not in graph.mesh.names:
+        return {}
+    axis, types = graph.mesh.index(TIME), graph.types
+    found = (node for node in graph.nodes if node.op == PARTITION and node.attr("axis") == TIME)
+    return {n.name: (n.inputs[0], Move(axis, R, types[n.name].layouts[axis])) for n in found}
+
+
 def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple[str, ...]]:
     """Values that may lie in the memory of parameters, and in that of which."""
     names, found = parameters.names, dict[str, tuple[str, ...]]()
     for node in graph.nodes:
         row = node.row
         keeps_memory = node.op in (PARTITION, REPLICATE) or (row is not None and row.aliases)
-        if node.name in names or node.is_leaf or not keeps_memory:
+        rounded = any(graph.types[i].dtype != graph.types[node.name].dtype for i in node.inputs)  # by a cast
+        if node.name in names or node.is_leaf or not keeps_memory or rounded:
             continue
         leaves = dict.fromkeys(leaf for i in node.inputs for leaf in ((names[i],) if i in names else found.get(i, ())))
         if leaves:
