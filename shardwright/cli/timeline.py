@@ -41,7 +41,7 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chu
               help="By default the plan's own; fp32 and tf32 want a model planned in fp32.")  # fmt: skip
 @click.option("--compiled", is_flag=True, help="Chains of pointwise operators are fused, as torch.compile does.")
 @click.option("--recompute", type=click.Choice(RECOMPUTES),
-              help="What backward computes again: nothing, attention, or every block; by default the plan's.")  # fmt: skip
+              help="What backward computes again: nothing, attention, every block; by default the plan's.")  # fmt: skip
 @click.option("--offload", is_flag=True, help="Activations wait for backward in the host's memory.")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True,
               help="Two moments for each parameter, or none.")  # fmt: skip
