@@ -92,7 +92,7 @@ class ParallelModule(nn.Module):
         self.scaler: torch.amp.GradScaler | None = None
         self._in_tf32 = in_tf32 and ranks.device.type == "cuda"
         self.training = model.training
-        self.graph, self.ranks = graph, ranks
+        self.graph, self.ranks, self.execution = graph, ranks, execution
         self._held: dict[str, Held] = {}
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}
         self._hold(graph, model)
