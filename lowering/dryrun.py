@@ -60,7 +60,7 @@ class DryRun:
 def dry_run(graph: Graph, rank: int = 0) -> DryRun:
     """Run a rank's program of a validated parallel graph; no model is needed.
 
-    Raises `PlanError` for a rank that the mesh does not have, `DistributedError` where there is a process group already.
+    Raises `PlanError` for a rank that the mesh does not have, `DistributedError` where there is a process group.
     """
     start, size = time.perf_counter(), graph.mesh.num_devices
     if not 0 <= rank < size:

@@ -132,6 +132,7 @@ class Expressions:
             attrs["offset"] = self._offset(node, row.offset)
         if row.random:
             attrs["shard"] = self._shard(self.graph.types[node.name])
+            attrs["draw"] = names[draw_key(node)]
             if node.name in self.drawn:
                 return f"rt.drop({operands[0]}, {attrs['p']}, {names[mask_key(node)]}, {attrs['shard']})"
         numbers = [operand for operand in operands if operand in self.literals.values()]
@@ -164,6 +165,11 @@ class Expressions:
             return "None"
         places = ", ".join(f"({self.graph.mesh.names[a]}, {dim}, {blocks})" for a, dim, blocks in steps)  # type: ignore[misc]
         return f"rt.Shard({kind.shape}, {places})"
+
+
+def draw_key(node: Node) -> str:
+    """The name of the draw that a dropout's mask is, counted from the first of the function that it stands in."""
+    return f"draw {node.attr('seed')}"
 
 
 def mask_key(node: Node) -> str:

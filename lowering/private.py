@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, HashStore
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd import Variable
 from torch.distributed import _functional_collectives as functional_collectives
@@ -24,7 +27,7 @@ from torch.utils._pytree import tree_iter
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
-    "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys",
+    "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys", "OpOverload",
     "TorchDispatchMode", "tree_iter", "unset_fake_temporarily",
 ]  # fmt: skip
 
@@ -140,8 +143,41 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def group_of(argument: Any) -> dist.ProcessGroup:
+def group_of(argument: object) -> dist.ProcessGroup:
     """The process group that an operator of c10d or of the functional collectives is given."""
     if isinstance(argument, str):
         return dist.distributed_c10d._resolve_process_group(argument)
     return dist.ProcessGroup.unbox(argument)
+
+
+# ---- kernels of torch's own operators ----
+
+Kernel = Callable[..., Any]
+
+
+class Kernels:
+    """Other kernels for some of torch's operators on plain tensors, in all threads, until `restore`.
+
+    `replacements`: by operator and device; called with the original kernel and the operator's arguments.
+    """
+
+    def __init__(self, replacements: Mapping[tuple[str, str], Kernel]) -> None:
+        self._library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns where a kernel is replaced
+            for (name, device), kernel in replacements.items():
+                original = torch.library.get_kernel(f"aten::{name}", device)
+                self._library.impl(name, _replaced(original.call_boxed, kernel), device, with_keyset=True)
+
+    def restore(self) -> None:
+        """Torch's own kernels again."""
+        self._library._destroy()
+
+
+def _replaced(original: Kernel, kernel: Kernel) -> Kernel:
+    return lambda keys, *args, **kwargs: kernel(partial(original, keys), *args, **kwargs)
+
+
+def argument_names(operator: str) -> list[str]:
+    """The names of the arguments of one of torch's operators."""
+    return [argument.name for argument in getattr(torch.ops.aten, operator).default._schema.arguments]

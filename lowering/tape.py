@@ -82,18 +82,24 @@ class Tape(private.TorchDispatchMode):
 
     def _categories(self) -> dict[int, str]:
         """Of all storages but those that stay and have no label."""
-        in_forward = {event.storage for event in self._events if event.num_bytes >= 0 and not event.in_backward}
+        in_forward = {event.storage for event in self._events if event.num_bytes > 0 and not event.in_backward}
         freed = (event for event in self._events if event.num_bytes < 0)
         own = {e.storage: ACTIVATIONS if e.in_backward and e.storage in in_forward else TEMPORARY for e in freed}
         return own | self._labels
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: private.OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
         if any(issubclass(kind, private.DTensor) for kind in types):
             return NotImplemented  # its local part comes by on its own
+        if func.namespace == "prim":
+            return func(*args, **(kwargs or {}))  # a question about a tensor
         self._during = str(func)
-        if func.namespace.endswith("c10d") or func.namespace == "_c10d_functional":
+        if "c10d" in func.namespace:
             self._send(func.overloadpacket.__name__, args)
         result = func(*args, **(kwargs or {}))
         for tensor in private.tree_iter(result):
@@ -104,11 +110,12 @@ class Tape(private.TorchDispatchMode):
     def _send(self, name: str, args: tuple[Any, ...]) -> None:
         if name in _WAITS:
             return
-        collective, which, group = _SENT.get(name, (name, 0, 1))
-        group = private.group_of(args[group])
-        tensors = [t for t in private.tree_iter(args[which]) if isinstance(t, Tensor)]
-        each = group.size() if collective == "all_to_all" else 1
-        self.sent[collective, group.group_name, each * sum(t.nbytes for t in tensors)] += 1
+        if name not in _SENT:
+            self.sent[name, "", _num_bytes(args)] += 1
+            return
+        collective, which, where = _SENT[name]
+        group, num_bytes = private.group_of(args[where]), _num_bytes(args[which])
+        self.sent[collective, group.group_name, num_bytes * (group.size() if collective == "all_to_all" else 1)] += 1
 
     def _note(self, tensor: Tensor) -> None:
         """Notice a storage that is new, and be told when it is freed."""
@@ -123,3 +130,7 @@ class Tape(private.TorchDispatchMode):
     def _free(self, key: int) -> None:
         number, num_bytes, _ = self._alive.pop(key)
         self._events.append(Event(number, -num_bytes, self._during, private.in_backward()))
+
+
+def _num_bytes(value: object) -> int:
+    return sum(t.nbytes for t in private.tree_iter(value) if isinstance(t, Tensor))

@@ -247,11 +247,6 @@ def read_again(graph: Graph) -> set[str]:
     return found & {leaf.name for leaf in graph.leaves("parameter")}
 
 
-def stored_nodes(graph: Graph) -> set[str]:
-    """Parameters, and parameters on their way through parallel operators and casts."""
-    return {node.name for node in graph.nodes if source_of(graph, node.name).op == "parameter"}
-
-
 def is_whole(choice: str) -> bool:
     """Whether a split choice leaves the operator's work undivided: R, C, or partial operands."""
     return choice in ("R", "C") or (choice[0] == "P" and choice[1:].replace(",", "").isdigit())

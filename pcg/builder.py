@@ -18,11 +18,13 @@ class GraphBuilder:
     """Appends nodes to a serial graph. Operands are node names or Python scalars.
 
     `default_float` is the dtype of real numbers that no tensor gives one. `low` is the 16-bit format in which the next
-    operators run where their rows say so (`pcg.precision`), "" for none; it may change from one to the next.
+    operators run where their rows say so (`pcg.precision`), "" for none, where products take the widest of their
+    operands; None: operands have the dtypes that the operator is captured with.
     """
 
-    def __init__(self, default_float: str = "float32", low: str = "") -> None:
-        self.default_float, self.low = default_float, low
+    def __init__(self, default_float: str = "float32") -> None:
+        self.default_float = default_float
+        self.low: str | None = None
         self.nodes: dict[str, Node] = {}
         self.types: dict[str, TensorType] = {}
         self.source = Source()
@@ -49,6 +51,8 @@ class GraphBuilder:
         inputs = self.operands(*self._at_precision(op, operands))
         if (same := self._no_op(op, inputs, attrs)) is not None:
             return same
+        if op == "dropout" and attrs["p"] == 1:
+            return self.op("mul", inputs[0], 0.0)  # as torch has it, which draws nothing then
         if op == "reshape" and self.nodes[inputs[0]].op == "reshape":
             return self.op(op, self.nodes[inputs[0]].inputs[0], **attrs)
         if op == "cast" and self.low and self._is_number(inputs[0]):
@@ -83,7 +87,7 @@ class GraphBuilder:
 
     def _at_precision(self, op: str, operands: Sequence[Operand]) -> Sequence[Operand]:
         """The operands in what the operator computes in. One without a row runs as it was captured."""
-        if not self.low or op == "cast":
+        if self.low is None or op == "cast":
             return operands
         tensors = [o for o in operands if isinstance(o, str)]
         if op == OPAQUE:

@@ -12,6 +12,7 @@ import inspect
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_flatten_with_path, tree_map_only
+from torch.amp.autocast_mode import autocast
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only
 
 from shardwright.pcg import exporting
 from shardwright.pcg.aten import IGNORED, Ref, dtype_name, lift
@@ -29,6 +31,7 @@ from shardwright.pcg.errors import CaptureError, GraphError, UnsupportedOperator
 from shardwright.pcg.exporting import export, is_library
 from shardwright.pcg.graph import OPAQUE, Graph, Source
 from shardwright.pcg.precision import check_precision, low_dtype
+from shardwright.pcg.regions import Marker, Regions
 from shardwright.pcg.step.execution import Precision
 
 LOSS = "loss"
@@ -65,14 +68,16 @@ def find_loss(result: Any) -> torch.Tensor | None:
 
 
 class _LossOnly(nn.Module):
-    """The model, returning its loss alone."""
+    """The model, returning its loss alone. `low`: the 16-bit format of the `torch.autocast` that it runs under."""
 
-    def __init__(self, model: nn.Module, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, options: Mapping[str, Any], marker: Marker, low: str) -> None:
         super().__init__()
-        self.model, self.options = model, options
+        self.model, self.options, self.marker, self.low = model, options, marker, low
 
     def forward(self, **batch: Any) -> torch.Tensor:
-        result = self.model(**batch, **self.options)
+        self.marker.tensor = next(x for x in tree_leaves(batch) if isinstance(x, torch.Tensor))
+        with autocast(self.marker.device, getattr(torch, self.low)) if self.low else nullcontext():
+            result = self.model(**batch, **self.options)
         loss = find_loss(result)
         if loss is None:
             raise CaptureError(
@@ -139,8 +144,9 @@ def capture(
     mode = _fake_mode(model)
     if mode is not None:
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
-    exported = export(_LossOnly(model, options), model, tensors, mode)
-    graph, constants = _Importer(model, exported, tensors, low_dtype(precision)).run()
+    marker = Marker(next((p.device.type for p in model.parameters()), "cpu"))
+    exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
+    graph, constants = _Importer(model, exported, tensors).run()
     if strict:
         _refuse_opaque(graph)
     return Captured(graph, tied_names(model), constants, options, precision)
@@ -206,12 +212,11 @@ def flat_batch(batch: Mapping[str, Any]) -> dict[str, Any]:
 class _Importer:
     """Walks an exported program once and appends rows to a builder."""
 
-    def __init__(
-        self, model: nn.Module, exported: torch.export.ExportedProgram, tensors: Mapping[str, Any], low: str = ""
-    ) -> None:
+    def __init__(self, model: nn.Module, exported: torch.export.ExportedProgram, tensors: Mapping[str, Any]) -> None:
         self.model, self.exported = model, exported
         self.keys = list(flat_batch(tensors))
-        self.builder = GraphBuilder(dtype_name(torch.get_default_dtype()), low)
+        self.regions = Regions(exported.graph)
+        self.builder = GraphBuilder(dtype_name(torch.get_default_dtype()))
         self.values: dict[torch.fx.Node, Any] = {}
         self.constants: dict[str, torch.Tensor] = {}
 
@@ -219,7 +224,8 @@ class _Importer:
         self._placeholders()
         outputs: list[tuple[str, str]] = []
         for node in self.exported.graph.nodes:
-            if node.op == "call_function":
+            if node.op == "call_function" and not self.regions.passes(node):
+                self.builder.low = self.regions.low
                 self._call(node)
             elif node.op == "output":
                 outputs = list(self._outputs(node))
@@ -321,9 +327,13 @@ def _order_of_draws(node: torch.fx.Node) -> tuple[int, ...] | None:
     """
     if _operator_name(node) != "native_dropout" or not isinstance(node.args[0], torch.fx.Node):
         return None
-    strides = torch.empty_like(node.args[0].meta["val"], device="meta").stride()
-    order = tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
+    order = memory_order(torch.empty_like(node.args[0].meta["val"], device="meta").stride())
     return None if order == tuple(range(len(order))) else order
+
+
+def memory_order(strides: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions of a tensor as they lie in memory, outermost first."""
+    return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
 
 
 def _result_type(value: Any) -> tuple[tuple[int, ...], str] | None:

@@ -1,7 +1,8 @@
 """Mixed precision: what an operator computes in, by the column `autocast` of its row.
 
-A model is captured *under* a precision: while its ATen operators become rows, `GraphBuilder` casts what each row reads
-as `operand_dtypes` says. So every type in the graph is the true one, and search, cost, memory, collectives and program
+A model is captured *under* a precision: it is traced in a region of `torch.autocast`, as the user's own regions are
+(`pcg.regions`), and while its ATen operators become rows, `GraphBuilder` casts what each row reads as `operand_dtypes`
+says. So every type in the graph is the true one, and search, cost, memory, collectives and program
 follow from types alone. A cast denotes the identity. It is done here and not on the finished graph, because what ATen
 operators mean depends on dtypes: batch normalization gives its result in the dtype of its operand, a bias has that of
 its product, and a Python number that of the tensor beside it.
@@ -34,17 +35,21 @@ def low_dtype(precision: Precision | None) -> str:
 
 
 def operand_dtypes(row: Row, operands: Sequence[TensorType], low: str) -> tuple[str, ...]:
-    """What a row's operands are cast to where its operators run in `low`. Integers and float64 stay what they are."""
+    """What a row's operands are cast to where its operators run in `low`. Integers and float64 stay what they are.
+
+    Without a `low`, operands that torch takes in one dtype only are made to be of one.
+    """
     floats = [t.dtype for t in operands if is_float(t.dtype)]
     match row.autocast:
         case "low":
-            return tuple(low if t.dtype in ("float32", *HALVES) else t.dtype for t in operands)
-        case "wide":
+            wanted = low or promote(*floats or ["float32"])
+            return tuple(wanted if t.dtype in ("float32", *HALVES) else t.dtype for t in operands)
+        case "wide" if low:
             return tuple("float32" if t.dtype in HALVES else t.dtype for t in operands)
         case "widest":
             return tuple(promote(*floats) if is_float(t.dtype) else t.dtype for t in operands)
-        case "":
-            return _beside_tensors(operands)
+        case _:
+            return _beside_tensors(operands) if low else tuple(t.dtype for t in operands)
 
 
 def _beside_tensors(operands: Sequence[TensorType]) -> tuple[str, ...]:

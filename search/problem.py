@@ -29,9 +29,9 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import source_of
+from shardwright.pcg.step.again import NOTHING, MadeAgain
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.types import TensorType
-from shardwright.search.again import NOTHING, MadeAgain
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
 from shardwright.search.folding import Folded

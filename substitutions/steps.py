@@ -154,8 +154,10 @@ class StepRule:
 
 def steps(name: str, start: Mapping[str, str], left: str, right: str) -> StepRule:
     """A rule from its text; steps are separated by `;`, in order of execution."""
-    sides = {key: [s.strip() for s in side.split(";") if s.strip()] for key, side in (("left", left), ("right", right))}
-    return StepRule.from_json({"name": name, "start": start, **sides})
+    with fields.located(f"rule {name!r}"):
+        places = tuple((axis, SymbolicLayout.parse(text)) for axis, text in start.items())
+        sides = [tuple(SymbolicStep.parse(s.strip()) for s in side.split(";") if s.strip()) for side in (left, right)]
+        return StepRule(name, places, *sides)
 
 
 CANCELLATIONS = (

@@ -67,7 +67,7 @@ def kernel_probes(sizes: Sizes, dtype: str) -> Iterator[Probe]:
     yield from (Probe("layer_norm", (shape, (width,), (width,)), dtype, norm) for shape in rows)
     table: dict[str, Attr] = {"padding_idx": None, "offset": None}
     yield from (Probe("embedding", ((1024, width), shape[:1]), dtype, table, indices=(1,)) for shape in rows)
-    yield from (Probe("dropout", (shape,), dtype, {"p": 0.1, "shard": None}) for shape in rows)
+    yield from (Probe("dropout", (shape,), dtype, {"p": 0.1, "draw": "rt.Draw()", "shard": None}) for shape in rows)
     yield from (Probe("reshape", (shape,), dtype, {"shape": (shape[0] * width,)}, copies=True) for shape in rows)
 
 

@@ -147,7 +147,7 @@ def _special(n: int) -> tuple[Probe, ...]:
         Probe("max_pool2d", (image,), attrs=_WINDOW),
         Probe("avg_pool2d", (image,), attrs=_WINDOW),
         Probe("adaptive_avg_pool2d", (image,), attrs={"size": (1, 1)}),
-        Probe("dropout", (x,), attrs={"p": 0.1, "shard": None}),
+        Probe("dropout", (x,), attrs={"p": 0.1, "draw": "rt.Draw()", "shard": None}),
         Probe("cross_entropy_sum", (x, (n,)), attrs={"ignore_index": -100, "label_smoothing": 0.0}, indices=(1,)),
         Probe("embedding", (x, (n,)), attrs={"padding_idx": None, "offset": None}, indices=(1,)),
         Probe("pick", (x, (n,)), attrs={"offset": None}, indices=(1,)),

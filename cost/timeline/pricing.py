@@ -301,8 +301,11 @@ class _Backward(_Pass):
             else:
                 task = self.later.compute(name, seconds)
             for use in uses:
-                made = self.made.get(use.number, task)
-                self.scattered.append((use.parameter.used_bytes, made, max(made, task)))
+                made, used = self.made.get(use.number, task), use.parameter.used_bytes
+                if copied:
+                    self.scattered.append((used, made, max(made, task)))
+                else:  # each rank takes its slice at once
+                    self.later.take("temporary", used, made, (max(made, task),))
                 self.made[use.number] = task
                 if not is_bucketed(use.parameter):
                     self.later.take("gradients", use.parameter.gradient_bytes, task, (), "first")

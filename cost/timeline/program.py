@@ -8,7 +8,7 @@ number of stages.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -51,6 +51,12 @@ class ChunkSegments:
     leaves: Mapping[str, int] = field(default_factory=dict)
     pool: Mapping[BufferKind, float] = field(default_factory=dict)
 
+    def without(self, categories: Collection[str]) -> ChunkSegments:
+        """The same without the memory of some categories."""
+        segments = (segment.without(categories) for segment in (self.forward, self.backward, self.weights))
+        forward, backward, weights = segments
+        return replace(self, forward=forward, backward=backward, weights=weights)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
@@ -65,6 +71,12 @@ class Stage:
     state: Mapping[str, float]
     end: Segment
     device: Device
+
+    def without(self, categories: Collection[str]) -> Stage:
+        """The same without the memory of some categories."""
+        state = {name: num_bytes for name, num_bytes in self.state.items() if name not in categories}
+        pieces = tuple(piece.without(categories) for piece in self.pieces)
+        return replace(self, pieces=pieces, state=state, end=self.end.without(categories))
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,10 @@ class StepProgram:
                 for number in range(many):
                     found += segment.in_microbatch(first=number == 0, last=number == many - 1).messages()
         return found
+
+    def without(self, categories: Collection[str]) -> StepProgram:
+        """The same without the memory of some categories."""
+        return replace(self, stages=tuple(stage.without(categories) for stage in self.stages), simulated={})
 
     @cached_property
     def serial_s(self) -> float:

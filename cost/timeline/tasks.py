@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shardwright.pcg.step.actions import Microbatch
@@ -84,6 +84,10 @@ class Segment:
             for message in task.messages:
                 found[message] += times
         return found
+
+    def without(self, categories: Collection[str]) -> Segment:
+        """The same without the memory of some categories."""
+        return replace(self, buffers=tuple(b for b in self.buffers if b.category not in categories))
 
     def serial_s(self) -> float:
         """What all tasks take one after the other."""

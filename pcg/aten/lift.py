@@ -99,11 +99,11 @@ def _opaque(
 def _checked(b: GraphBuilder, name: str, kind: ResultType) -> str:
     """The result has the shape that torch says; its dtype is made to be the one that torch says.
 
-    Torch does not know of casts of our own: under a precision, floats stay as wide as the rows have them.
+    In and around regions of `torch.autocast` floats stay as wide as the rows have them.
     """
     shape, dtype = kind
     if b.shape(name) != shape:
         raise GraphError(f"expected shape {list(shape)}, the op table gives {list(b.shape(name))}")
-    if b.low and is_float(dtype) and is_float(b.types[name].dtype):
+    if b.low is not None and is_float(dtype) and is_float(b.types[name].dtype):
         return name
     return b.op("cast", name, dtype=dtype)

@@ -152,7 +152,7 @@ ROWS = [
         rounds=True, linear_in=((0,),), fresh=True, flops_per_element=9),
     Row("adaptive_avg_pool2d", _adaptive, _np_adaptive_avg_pool, "F.adaptive_avg_pool2d({0}, {size})",
         rounds=True, linear_in=((0,),), fresh=True),
-    Row("dropout", "... -> ...", _np_dropout, "rt.dropout({0}, {p}, {shard})", random=True, rounds=True,
+    Row("dropout", "... -> ...", _np_dropout, "rt.dropout({0}, {p}, {draw}, {shard})", random=True, rounds=True,
         saves=("mask",), flops_per_element=4),
     Row("cross_entropy_sum", _cross_entropy, _np_cross_entropy_sum,
         "rt.cross_entropy_sum({0}, {1}, {ignore_index}, {label_smoothing})", dtype=float_dtype,

@@ -16,7 +16,11 @@ from shardwright.pcg.step.operation import Again, Operation
 
 
 def arranged(
-    graph: Graph, listed: Sequence[Operation], execution: Execution, gathers: Collection[str], stored: Collection[str]
+    graph: Graph,
+    listed: Sequence[Operation],
+    execution: Execution,
+    gathers: Collection[str],
+    stored: Collection[str],
 ) -> list[Operation]:
     """The operations block by block, each with the region that it is made again with.
 
@@ -30,7 +34,7 @@ def arranged(
     Raises:
         PlanError: a pattern that no block fits, or for which there is nothing to make again.
     """
-    found = _by_block(listed)
+    found = _by_block(_with_readers(listed, gathers))
     if all(mode == "none" for _, mode in execution.recomputes):
         return found
     modes = {o.block: execution.recompute_of(o.block) for o in found}
@@ -60,6 +64,18 @@ def _check(found: Sequence[Operation], execution: Execution) -> None:
 
 
 # ---- side by side ----
+
+
+def _with_readers(operations: Sequence[Operation], gathers: Collection[str]) -> list[Operation]:
+    """A gather belongs to the block that reads it: what is handed from block to block is what was not gathered yet."""
+    found, readers = list[Operation](), dict[str, set[str]]()
+    for o in reversed(operations):
+        blocks = readers.get(o.name, set())
+        own = o._replace(block=next(iter(blocks))) if o.name in gathers and len(blocks) == 1 else o
+        found.append(own)
+        for name in own.reads:
+            readers.setdefault(name, set()).add(own.block)
+    return found[::-1]
 
 
 def _together(operations: Sequence[Operation], members: Collection[str]) -> tuple[list[Operation], list[Operation]]:

@@ -51,13 +51,13 @@ def verify(
 ) -> int:
     """Check a plan, by numbers on local ranks or by a dry run.
 
-    By numbers: the loss, every parameter's gradient, every buffer and the random generator after one step of the lowered
-    program, dropout included, are compared with those of the model in a single process, under torch.autocast where the
-    plan has such a precision.
+    By numbers: the loss, every parameter's gradient, every buffer and the random generator after one step of the
+    lowered program, dropout included, are compared with those of the model in a single process, under torch.autocast
+    where the plan has such a precision.
 
-    By a dry run, `verify PLAN.json --dry-run`: one rank's program takes a step on tensors without data, among ranks
-    that are not there. The types of all values, every collective with its bytes and the memory at the peak are compared
-    with what the plan says; a peak may be off by 5 %.
+    By a dry run, `verify PLAN.json --dry-run`: one rank's program takes steps on tensors without data, among ranks
+    that are not there. The types of all values, every collective with its bytes, and memory at its peak (to 5 %) are
+    compared with what the plan says.
 
     Ends with status 1 where something is off.
     """
@@ -79,8 +79,8 @@ def verify(
             plan = Plan.load(plan_file)
         else:
             raise PlanError(
-                "--plan was given together with --mesh, --roles or --precision, which guide the search; give one or the "
-                "other"
+                "--plan was given together with --mesh, --roles or --precision, which guide the search; give one or "
+                "the other"
             )
         progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
         errors = measure(plan, loaded, timeout)

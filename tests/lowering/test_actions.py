@@ -24,7 +24,7 @@ from shardwright.lowering.outside import find_outside
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
-from shardwright.pcg.step.execution import DEFAULT
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import sink_reductions
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step
 from tests.lowering.test_training import TWO
@@ -52,21 +52,21 @@ def listed(chunk: Chunk, found: Actions) -> Events:
     return dict(events)
 
 
-def priced(graph: Graph) -> Events:
+def priced(graph: Graph, execution: Execution = DEFAULT) -> Events:
     """What the cost model prices."""
-    chunk = whole_chunk(Steps(graph, cluster(graph.mesh.num_devices), DEFAULT))
+    chunk = whole_chunk(Steps(graph, cluster(graph.mesh.num_devices), execution))
     return listed(chunk, actions(chunk))
 
 
-def lowered(graph: Graph) -> Events:
+def lowered(graph: Graph, execution: Execution = DEFAULT) -> Events:
     """What the program and its runtime are made from."""
-    outside = find_outside(sink_reductions(graph).validate())
+    outside = find_outside(sink_reductions(graph).validate(), execution)
     return listed(outside.chunk, outside.actions)
 
 
-def pooled(graph: Graph) -> float:
+def pooled(graph: Graph, execution: Execution) -> float:
     """Gathered memory as the cost model prices it."""
-    chunk = whole_chunk(steps := Steps(graph, cluster(graph.mesh.num_devices), DEFAULT))
+    chunk = whole_chunk(steps := Steps(graph, cluster(graph.mesh.num_devices), execution))
     return sum(pool_bytes(steps, chunk, actions(chunk)).values())
 
 
@@ -77,14 +77,17 @@ def num_bytes(memory: BufferSet) -> int:
 class Spy:
     """Notes what a rank does in a step. One for each process."""
 
-    def __init__(self, parallel: ParallelModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, parallel: ParallelModule, execution: Execution, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: Events = defaultdict(list)
-        outside = find_outside(parallel.graph)
+        outside = find_outside(parallel.graph, execution)
         leaf_of = {id(parallel._of(leaf).inside): leaf for leaf in outside.operations.parameters}
         bytes_of = {leaf: p.gradient_bytes for leaf, p in outside.operations.parameters.items()}
 
         def block(item: Any) -> list[str]:
             return [leaf_of[id(shard)] for shard in item.shards]
+
+        def freed(item: Any) -> list[str] | None:
+            return block(item) if item.memory is not None and not item.all.runs_again else None
 
         def note(owner: type, method: str, verb: str, what: Callable[..., list[str] | None]) -> None:
             real = getattr(owner, method)
@@ -102,7 +105,7 @@ class Spy:
             return leaves
 
         note(blocks.GatheredBlock, "start", "gather", lambda item: block(item) if item.memory is None else None)
-        note(blocks.GatheredBlock, "free", "free", lambda item: block(item) if item.memory is not None else None)
+        note(blocks.GatheredBlock, "free", "free", freed)
         note(blocks.GatheredBlock, "take_gradients", "scatter", lambda item, _: block(item))
         note(reducer._Unit, "launch", "reduce", unit)
 
@@ -207,17 +210,17 @@ def test_lists_are_whole(name: str) -> None:
 
 
 def assert_freed_after_reading(source: str) -> None:
-    """After `blocks[n].free()` no statement reads what `blocks[n].gather()` gave."""
-    forward = next(s for s in ast.parse(source).body if isinstance(s, ast.FunctionDef) and s.name == "forward")
-    given, freed = dict[str, set[str]](), set[str]()
-    for statement in forward.body:
-        text = ast.unparse(statement)
-        names = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
-        assert not freed.intersection(n.id for n in names if isinstance(n.ctx, ast.Load)), text
-        if gathered := re.search(r"= (blocks\[\d+\])\.gather\(\)", text):
-            given[gathered[1]] = {n.id for n in names if isinstance(n.ctx, ast.Store)}
-        elif text.endswith(".free()"):
-            freed |= given[text.removesuffix(".free()")]
+    """In every function, after `block.free()` no statement reads what `block.gather()` gave."""
+    for function in (s for s in ast.parse(source).body if isinstance(s, ast.FunctionDef)):
+        given, freed = dict[str, set[str]](), set[str]()
+        for statement in function.body:
+            text = ast.unparse(statement)
+            names = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
+            assert not freed.intersection(n.id for n in names if isinstance(n.ctx, ast.Load)), text
+            if gathered := re.search(r"= (blocks\[\d+\]|block\w*)\.gather\(\)", text):
+                given[gathered[1]] = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+            elif text.endswith(".free()"):
+                freed |= given.get(text.removesuffix(".free()"), set())
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -236,15 +239,19 @@ def test_awkward_orders_train_as_one_process_does(name: str) -> None:
             assert_same_step(step, expected, 1e-5)
 
 
+RUNS = [(name, "none") for name in ("mlp", "gpt", "t5", "dlrm", "bert", "mixtral")]
+RUNS += [("adapters", "none"), ("gpt", "selective"), ("gpt", "full"), ("t5", "full"), ("mixtral", "full")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlp", "gpt", "t5", "dlrm", "bert", "mixtral", "adapters"])
-def test_ranks_do_what_the_list_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "recompute"), RUNS)
+def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In two steps, under data parallelism, ZeRO-3 storage and split weights; with the gathered memory of the list."""
-    found = own_case(name) if name in OWN else case(name)
+    found, run = own_case(name) if name in OWN else case(name), Execution(recompute=recompute)
     for graph in own_graphs(found) if name in OWN else graphs(found):
 
         def body(parallel: ParallelModule) -> tuple[list[Events], float]:
-            spy = Spy(parallel, monkeypatch)
+            spy = Spy(parallel, run, monkeypatch)
             steps: list[Events] = []
             for _ in range(2):
                 spy.events.clear()
@@ -253,7 +260,8 @@ def test_ranks_do_what_the_list_says(name: str, monkeypatch: pytest.MonkeyPatch)
             monkeypatch.undo()
             return steps, sum(map(num_bytes, chain(*parallel._blocks.pool._free.values())))
 
-        assert found.on_ranks(graph, body) == [([lowered(graph)] * 2, pooled(graph))] * 2
+        assert priced(graph, run) == lowered(graph, run)
+        assert found.on_ranks(graph, body, run) == [([lowered(graph, run)] * 2, pooled(graph, run))] * 2
 
 
 def test_blocks_and_units_have_one_size_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:

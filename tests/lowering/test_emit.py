@@ -313,7 +313,7 @@ def test_a_mask_that_two_dropouts_share_is_drawn_once() -> None:
 
 
 def test_masks_in_order_need_no_lines_of_their_own() -> None:
-    assert "rt.draw" not in emit(dropouts((0, 1, 2)))
+    assert "rt.ahead" not in emit(dropouts((0, 1, 2)))
 
 
 def test_sources_without_a_module_say_model() -> None:

@@ -1,4 +1,4 @@
-"""What is run again in backward instead of being kept, in a serial graph: what a layout problem has to know of it."""
+"""What is run again in backward instead of being kept, by the names of nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING = MadeAgain()
 
 
 def made_again(graph: Graph, execution: Execution) -> MadeAgain:
-    """What an execution makes again of a serial graph.
+    """What an execution makes again of a graph, serial or parallel.
 
     Raises:
         PlanError: it asks for what is not there.
