@@ -81,7 +81,7 @@ def moved(graph: Graph) -> list[tuple[Node, Move]]:
 
 def lines(graph: Graph) -> list[tuple[str, str]]:
     """The names and expressions of the lines that move y."""
-    code, names = Expressions(graph, {}, ()), identifiers([n.name for n in graph.nodes], graph.mesh.names)
+    code, names = Expressions(graph, {}, (), {}), identifiers([n.name for n in graph.nodes], graph.mesh.names)
     return [(names[n.name], code.of(n, names)) for n in code.written if n.name.startswith("y.")]
 
 
