@@ -157,7 +157,7 @@ def test_more_devices_than_ranks() -> None:
 def test_a_plan_leaves_nothing_to_search() -> None:
     model, batch = example()
     made = plan(model, sw.Cluster.local(2), kwargs=batch)
-    with pytest.raises(PlanError, match=r"plan= was given together with mesh= or roles="):
+    with pytest.raises(PlanError, match=r"plan= was given together with mesh=, which guide"):
         compile(model, kwargs=batch, plan=made, mesh={"dp": 2})
 
 
