@@ -108,7 +108,7 @@ class Stepper:
     def resident_bytes(self) -> int:
         """What this rank holds between two steps: all storages that this plan has brought, and its part of a batch."""
         own = {address: size for address, size in live_storages().items() if address not in self.before}
-        batch = sum(t.numel() * t.element_size() for t in self.module._batch.local(self.batch).values())
+        batch = sum(t.nbytes for part in self.module._batch.local(self.batch) for t in part.values())
         return sum(own.values()) + batch
 
 
