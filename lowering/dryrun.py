@@ -12,6 +12,7 @@ kernels, staging buffers of collectives, the allocator's rounding, the driver.
 from __future__ import annotations
 
 import time
+import traceback
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +26,12 @@ from torch import Tensor, nn
 from shardwright.lowering import private
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.program import PROGRAM_NAME
 from shardwright.lowering.tape import Tape
 from shardwright.lowering.values import checked
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.messages import Message
 
 GROUP_SIZE = 32
@@ -41,7 +44,7 @@ class DryRun:
 
     messages    what it sends, and how often
     memory      bytes by category when most are alive; `during`: what ran then
-    misshapen   what is not as the graph's types say, in words
+    misshapen   what is not as the graph's types say, or fails, in words
     seconds     that the dry run took
     """
 
@@ -57,8 +60,8 @@ class DryRun:
         return sum(self.memory.values())
 
 
-def dry_run(graph: Graph, rank: int = 0) -> DryRun:
-    """Run a rank's program of a validated parallel graph; no model is needed.
+def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT) -> DryRun:
+    """Run a rank's program of a validated parallel graph; no model is needed. `execution`: as `lower` takes it.
 
     Raises `PlanError` for a rank that the mesh does not have, `DistributedError` where there is a process group.
     """
@@ -66,25 +69,41 @@ def dry_run(graph: Graph, rank: int = 0) -> DryRun:
     if not 0 <= rank < size:
         raise PlanError(f"rank {rank}: the mesh {graph.mesh} has ranks 0 to {size - 1}; choose one of them")
     with _pretended(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
-        parallel = lower(graph, hollow_model(graph), constants=dict(_leaves(graph, "constant")))
+        constants = dict(_leaves(graph, "constant"))
+        parallel = lower(graph, hollow_model(graph), constants=constants, execution=execution)
         parallel.program, misshapen = checked(parallel.program)
-        optimizer = _adamw(list(parallel.parameters()))
-        check = parallel._batch
-        batch = {key: _empty(check.own_shapes[key], kind.dtype) for key, kind in check.inputs.items()}
-        for _ in range(2):
-            tape.begin()
-            loss = parallel.forward_backward(**batch)
-            wrong = (*misshapen, *_misshapen(parallel, loss))
-            _label(tape, parallel, batch)
-            optimizer.step()
-            tape.label("optimizer", _locals(chain(*(state.values() for state in optimizer.state.values()))))
-            optimizer.zero_grad()
+        try:
+            misshapen.update(_take_steps(parallel, tape))
+        except RuntimeError as error:
+            misshapen[_failure(error)] = None
         memory, during = tape.peak()
-        messages = Counter[Message]()
-        names = _names(parallel.ranks)
+        messages, names = Counter[Message](), _names(parallel.ranks)
         for (collective, group, num_bytes), count in tape.sent.items():
             messages[Message(collective, names.get(group, "all ranks"), num_bytes)] += count
-    return DryRun(rank, messages, memory, during, wrong, time.perf_counter() - start)
+    return DryRun(rank, messages, memory, during, tuple(misshapen), time.perf_counter() - start)
+
+
+def _take_steps(parallel: ParallelModule, tape: Tape) -> dict[str, None]:
+    """Two of them, the second warm; what is not of the type that the graph says, in words."""
+    optimizer, check = _adamw(list(parallel.parameters())), parallel._batch
+    batch = {key: _empty(check.own_shapes[key], kind.dtype) for key, kind in check.inputs.items()}
+    found: dict[str, None] = {}
+    for _ in range(2):
+        tape.begin()
+        loss = parallel.forward_backward(**batch)
+        found.update(dict.fromkeys(_misshapen(parallel, loss)))
+        _label(tape, parallel, batch)
+        optimizer.step()
+        tape.label("optimizer", _locals(chain(*(state.values() for state in optimizer.state.values()))))
+        optimizer.zero_grad()
+    return found
+
+
+def _failure(error: RuntimeError) -> str:
+    """What went wrong, and the line of the program."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(PROGRAM_NAME)]
+    where = f" at `{frames[-1].line}`" if frames else ""
+    return f"the program fails{where}: {error}"
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from shardwright.lowering.exact import num_draws
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.precision import check_device
-from shardwright.lowering.program import Program, compile_source
+from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter
@@ -114,6 +113,7 @@ class ParallelModule(Training):
         self._saved = Saved(self._blocks, self._leaves.values(), ranks.device)
         self._remakes = bool(self._blocks.items) or any(o.again for o in outside.operations.listed)
         self._parts = _by_block(self._leaves)
+        self._runtime: tuple[Any, ...] = (self._blocks.items, self._saved)
         self._constants: dict[str, Tensor] | None = None
         self._num_draws = num_draws(graph)
         self._drawn: Tensor | None = None
@@ -204,13 +204,22 @@ class ParallelModule(Training):
         return self
 
     def compile(self, **options: Any) -> None:
-        """Run the program through `torch.compile` with these options; what lies around it stays as it is."""
-        if self._blocks.items:
+        """Run the program through `torch.compile` with these options; what lies around it stays as it is.
+
+        Blocks of the model are compiled one by one, equal ones once, so that it takes no longer for a deeper model.
+        What gathers parameters or makes values again stays outside of the compiled graphs. Inductor draws masks of its
+        own, which are not those of a single process; `torch._inductor.config.fallback_random` keeps them.
+        """
+        if options.get("fullgraph") and self._remakes:
             raise ShardwrightError(
-                "a program that gathers blocks of sharded parameters cannot be compiled; choose a plan that stores "
-                "parameters whole or split as they are used"
+                "compile(fullgraph=True): parameters are gathered, or values made again, between the graphs of this "
+                "program; leave fullgraph out"
             )
-        self.program = replace(self.program, forward=torch.compile(self.program.forward, **options))
+        self.program = self.program.optimized(**options)
+        self._runtime = (
+            left_to_python(self._blocks.items, "gather", "free"),
+            *left_to_python([self._saved], "checkpoint", "remade"),
+        )
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ParallelModule:
         raise ShardwrightError(

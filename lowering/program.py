@@ -9,34 +9,54 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Batch = Mapping[str, Tensor]
-
+PROGRAM_NAME = "<shardwright program"
+"""What the file names of programs begin with in tracebacks."""
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Program:
-    """The functions as `emit` describes them, and the text that they were compiled from."""
+    """The functions as `emit` describes them, and the text that they were compiled from.
+
+    `functions`: those that `forward` calls, by name, as it finds them.
+    """
 
     source: str
     forward: Callable[..., dict[str, Any]]
     constants: Callable[..., dict[str, Any]]
     step: Callable[..., Tensor]
+    functions: dict[str, Callable[..., Any]]
 
     def write(self, path: Path | str) -> None:
         """Write the program as a Python file."""
         Path(path).write_text(self.source)
 
+    def optimized(self, **options: Any) -> Program:
+        """Through `torch.compile`: each function by itself, so that equal blocks are compiled once.
+
+        A program of none is compiled as a whole.
+        """
+        found = compile_source(self.source)
+        if not found.functions:
+            return Program(self.source, torch.compile(found.forward, **options), found.constants, {})
+        functions = {name: torch.compile(function, **options) for name, function in found.functions.items()}
+        found.forward.__globals__.update(functions)
+        return Program(self.source, found.forward, found.constants, functions)
+
 
 def compile_source(source: str) -> Program:
     """Compile the text that `emit` wrote and register it for tracebacks."""
-    filename = f"<shardwright program {next(_numbers)}>"
+    filename = f"{PROGRAM_NAME} {next(_numbers)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {"__name__": "shardwright_program"}
     exec(compile(source, filename, "exec"), namespace)
-    return Program(source, namespace["forward"], namespace["constants"], namespace.get("step", _one_microbatch))
+    own = {name: f for name, f in namespace.items() if getattr(f, "__module__", "") == "shardwright_program"}
+    step = own.pop("step", _one_microbatch)
+    return Program(source, own.pop("forward"), own.pop("constants"), step, own)
 
 
 def _one_microbatch(
@@ -47,3 +67,19 @@ def _one_microbatch(
     loss = summand.detach().clone()
     backward(summand, loss)
     return loss
+
+
+def left_to_python(items: Sequence[object], *methods: str) -> list[Any]:
+    """Objects whose methods `torch.compile` calls but does not look into. It tells them apart by their type alone."""
+
+    def method(name: str) -> Callable[..., Any]:
+        def call(self: Any, *operands: Any, **options: Any) -> Any:  # noqa: ANN401
+            return getattr(self.item, name)(*operands, **options)
+
+        return torch.compiler.disable(call)
+
+    kind = type("Uncompiled", (), {name: method(name) for name in methods})
+    found = [kind() for _ in items]
+    for own, item in zip(found, items, strict=True):
+        own.item = item
+    return found

@@ -140,5 +140,14 @@ def _parts(found: Sequence[_Placed]) -> list[Statement | Part]:
                 own += body
             else:
                 own.append(Part(block, region, body))
-        items += [Part(block, again, tuple(own))] if block else own
+        items += _then_freed(Part(block, again, tuple(own))) if block else own
     return items
+
+
+def _then_freed(part: Part) -> Iterator[Statement | Part]:
+    """A part, and after it what it frees last: whether that stays for backward makes no difference to a function."""
+    gathers = [place for place, item in enumerate(part.body) if isinstance(item, Statement) and item.kind == "gather"]
+    start = gathers[-1] if gathers else 0
+    freed = [item for item in part.body[start:] if isinstance(item, Statement) and item.kind == "free"]
+    yield part._replace(body=(*part.body[:start], *(item for item in part.body[start:] if item not in freed)))
+    yield from freed

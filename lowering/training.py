@@ -39,6 +39,7 @@ class Training(nn.Module):
     _saved: Saved
     _held: dict[str, Held]
     _parts: Mapping[str, Any]
+    _runtime: tuple[Any, ...]
     _constants: dict[str, Tensor] | None
     _loss_axis: Axis | None
     _in_tf32: bool
@@ -133,7 +134,7 @@ class Training(nn.Module):
             with torch.no_grad():
                 constants = self.program.constants(device, *axes)
                 self._constants = {name: _by_itself(value) for name, value in constants.items()}
-        runtime = (self._blocks.items, self._saved, device, *axes)
+        runtime = (*self._runtime, device, *axes)
         return self.program.forward(self._parts, local, self._constants, *runtime, draw=draw)
 
     def _write_back(self, buffers: Mapping[str, Tensor]) -> None:

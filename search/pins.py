@@ -9,8 +9,8 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import RECOMPUTES, Recompute, RecomputeByBlock
-from shardwright.search.restrict import FREE
+from shardwright.pcg.step.execution import RECOMPUTES, Execution, Recompute, RecomputeByBlock
+from shardwright.search.restrict import FREE, ROLES
 from shardwright.search.spaces import batch_size, degrees
 
 RecomputeMode = Recompute | RecomputeByBlock | Mapping[str, Recompute]
@@ -38,6 +38,11 @@ class Pins:
     def guided(self) -> bool:
         """Whether it is said on which mesh to search: then no other plan takes the place of what is found."""
         return self.mesh is not None
+
+    @property
+    def by_block(self) -> bool:
+        """Whether equal blocks may be run in different ways."""
+        return self.recompute is not None and not isinstance(self.recompute, str)
 
     @property
     def recomputes(self) -> Sequence[RecomputeMode]:
@@ -69,8 +74,13 @@ class Pins:
             )
         if mesh is not None and roles is not None and len(roles) != len(mesh):
             raise PlanError(f"{len(roles)} axis roles for mesh {mesh}; give one role per axis of devices")
+        unknown = [role for role in roles or () if role not in ROLES]
+        if unknown:
+            raise PlanError(f"unknown axis role {unknown[0]!r}; choose one of {list(ROLES)}")
         if microbatches is not None:
             _check_count(microbatches, size)
+        if recompute is not None:
+            recompute = Execution(recompute=recompute).recompute
         own = (tuple(roles) if roles else (FREE,) * len(mesh)) if mesh is not None else None
         return cls(mesh, own, microbatches, recompute, size)
 

@@ -77,7 +77,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         if node.op == "parameter":
             return _storage_allowed(graph, node, role, choice, sizes[axis])
         if role == ZERO and node.op == "cast" and _is_weight(graph, node.name):
-            return True  # of its shards, before they are gathered
+            return _cast_allowed(graph, node, choice, sizes[axis])
         mine = (context if role == CONTEXT else batch).get(node.name)
         if role == TENSOR:
             along_weight = {f for f, size in weights[node.name] if size % sizes[axis] == 0}
@@ -123,6 +123,15 @@ def _storage_allowed(graph: Graph, node: Node, role: str, choice: str, size: int
     if role in (DATA, CONTEXT):
         return choice == "R"
     if role == ZERO:
-        shardable = any(extent % size == 0 for extent in graph.types[node.name].shape)
-        return choice != "R" if shardable and size > 1 else choice == "R"
+        return choice != "R" if _shardable(graph, node, size) else choice == "R"
     return True
+
+
+def _cast_allowed(graph: Graph, node: Node, choice: str, size: int) -> bool:
+    """Shards of a weight are cast before they are gathered, unless others read it too, as it is."""
+    alone = graph.users[node.inputs[0]] == (node.name,)
+    return not alone or is_whole(choice) != _shardable(graph, node, size)
+
+
+def _shardable(graph: Graph, node: Node, size: int) -> bool:
+    return size > 1 and any(extent % size == 0 for extent in graph.types[node.name].shape)

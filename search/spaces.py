@@ -72,7 +72,7 @@ def baselines(cluster: Cluster) -> Iterator[list[Space]]:
     tensor = [degree for degree in degrees(n) if degree <= inner]
     if n in tensor:
         yield [Space(f"tensor parallel {n}", Mesh(("tp",), (n,)), (TENSOR,))]
-    yield [
+    pairs = [
         Space(
             f"data {n // degree} x tensor {degree}",
             Mesh(("dp", "tp"), (n // degree, degree)),
@@ -82,6 +82,8 @@ def baselines(cluster: Cluster) -> Iterator[list[Space]]:
         for degree in tensor
         if degree < n
     ]
+    if pairs:
+        yield pairs
 
 
 def batch_size(graph: Graph) -> int:

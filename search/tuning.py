@@ -18,7 +18,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, Recompute
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.time import check_time
-from shardwright.search.folding import fold
+from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins, RecomputeMode
 from shardwright.search.restrict import DATA, FREE
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
@@ -43,12 +43,26 @@ class Tuner:
 
     def __init__(self, solver: Solver, graph: Graph, execution: Execution, pins: Pins, progress: Progress) -> None:
         self.solver, self.execution, self.pins, self.progress = solver, execution, pins, progress
-        self.folded = fold(graph)
+        self.folded = Folded(graph) if pins.by_block else fold(graph)
+        self.modes = self._modes()
         self.obstacle = ""
         self.counts = self._counts()
         self.fastest_s = inf
         self._start: dict[RecomputeMode, int] = {}  # the fewest microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
+
+    def _modes(self) -> list[RecomputeMode]:
+        """What may be made again. A `PlanError` where what is asked for is not there."""
+        found = list[RecomputeMode]()
+        for mode in self.pins.recomputes:
+            try:
+                self.solver.again(self.folded.graph, replace(self.execution, recompute=mode))
+            except PlanError:
+                if self.pins.recompute is not None:
+                    raise
+                continue
+            found.append(mode)
+        return found
 
     def _counts(self) -> list[int]:
         """How many microbatches may be tried. A `PlanError` where the one that is asked for cannot be."""
@@ -82,7 +96,7 @@ class Tuner:
             spaces = [Space(f"search on {pins.mesh}", pins.mesh, pins.roles or (FREE,) * len(pins.mesh))]
         else:
             spaces = free_spaces(self.solver.cluster.num_devices)
-        modes = pins.recomputes
+        modes = self.modes
         fastest_s = best.prediction.step_s if best is not None and best.fits else inf
         cutoff_s = inf
         for space in spaces:
@@ -106,20 +120,12 @@ class Tuner:
     ) -> Iterator[Candidate]:
         """For each kind of recomputation that could be the best, the best number of microbatches."""
         fastest_s = inf
-        tried = 0
-        for mode in modes or self.pins.recomputes:
+        for mode in modes or self.modes:
             if fastest_s < inf and self.ideal_s(mode) >= fastest_s:
                 continue
-            try:
-                found = min(self._microbatches(space, mode, cutoff_s), key=rank)
-            except PlanError:  # no attention to make again
-                if self.pins.recompute is not None:
-                    raise
-                continue
-            tried += 1
+            found = min(self._microbatches(space, mode, cutoff_s), key=rank)
             fastest_s = min(fastest_s, found.prediction.step_s if found.fits else inf)
             yield found
-        assert tried
 
     def _microbatches(self, space: Space, mode: RecomputeMode, cutoff_s: float) -> Iterator[Candidate]:
         """From where the space before it fitted, to the fewest that fit, and on while that is faster."""
@@ -177,10 +183,7 @@ class Tuner:
         """A lower bound: every device has an equal part of all operators' work, and nothing is sent."""
         if mode not in self._ideal:
             execution = replace(self.execution, recompute=mode)
-            try:
-                problem, _ = self.solver.problem(self.folded, Mesh(("x",), (1,)), (DATA,), execution, "zero-3")
-            except PlanError:
-                return 0.0
+            problem, _ = self.solver.problem(self.folded, Mesh(("x",), (1,)), (DATA,), execution, "zero-3")
             total = sum(float(time_s.value.min()) for time_s in problem.time_s)
             self._ideal[mode] = total / self.solver.cluster.num_devices
         return self._ideal[mode]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from shardwright.pcg.step.buckets import blocks
@@ -198,15 +199,18 @@ class Chunk:
         return number
 
     def _blocks(self) -> list[Block]:
-        """Of one occurrence, one module, one axis, one lifetime and one dtype, stored and gathered."""
+        """Of one occurrence, one module, one axis, one lifetime and one dtype, stored and gathered; in order of use."""
         sliced = sorted((u for u in self.uses if u.parameter.slices is not None), key=lambda u: u.readers[0])
+        modules = groupby(sliced, key=lambda u: (u.home, u.parameter.module))
         keyed = (
             (use, (use.home, p.module, s.axis, s.lifetime, s.summed, p.dtype, p.used_dtype), p.used_bytes)
-            for use in sliced
+            for _, own in modules
+            for use in sorted(own, key=lambda u: u.parameter.used_dtype)
             for p, s in ((use.parameter, use.parameter.slices),)
             if s is not None
         )
         found = [Block(tuple(uses)) for uses in blocks(keyed)]
+        found.sort(key=lambda block: min(use.readers[0] for use in block.uses))
         for number, block in enumerate(found):
             for use in block.uses:
                 use.block = number

@@ -162,7 +162,8 @@ def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple
     for node in graph.nodes:
         row = node.row
         keeps_memory = node.op in (PARTITION, REPLICATE) or (row is not None and row.aliases)
-        if node.name in names or node.is_leaf or not keeps_memory:
+        rounded = any(graph.types[i].dtype != graph.types[node.name].dtype for i in node.inputs)  # by a cast
+        if node.name in names or node.is_leaf or not keeps_memory or rounded:
             continue
         leaves = dict.fromkeys(leaf for i in node.inputs for leaf in ((names[i],) if i in names else found.get(i, ())))
         if leaves:

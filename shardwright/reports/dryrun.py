@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.late import sink_reductions
 from shardwright.pcg.step.messages import Message
 from shardwright.reports.report import Paragraph, Report
@@ -26,16 +27,17 @@ MOST_SHOWN = 20
 class DryRunReport(Report):
     """Both sides, and what differs."""
 
-    def __init__(self, plan: Plan, run: DryRun) -> None:
+    def __init__(self, plan: Plan, run: DryRun, execution: Execution | None = None) -> None:
+        """`execution`: how it was run, if not as the plan is."""
         self.plan, self.run = plan, run
         lowered = sink_reductions(plan.graph).validate()
-        self.program = program(lowered, plan.cluster)
+        self.program = program(lowered, plan.cluster, execution or Execution(plan.precision))
         self.messages = self.program.messages()
         timeline = simulate(self.program.without(UNSEEN)).fullest
         memory = timeline.memory.by_category()
         self.memory = {name: num_bytes for name, num_bytes in memory.items() if name not in UNSEEN}
         self.peak_at = timeline.peak_at
-        self.findings = [*self._wrong_messages(), *self._wrong_memory(), *run.misshapen]
+        self.findings = [*run.misshapen, *self._wrong_messages(), *self._wrong_memory()]
 
     @property
     def passed(self) -> bool:

@@ -6,21 +6,26 @@ import importlib.util
 import re
 import traceback
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from examples.zoo import GPT
 from shardwright.lowering.emit import emit
+from shardwright.lowering.outside import find_outside
 from shardwright.lowering.program import Program, compile_source
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Node, Source, topological
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.late import sink_reductions, summand_of_loss
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.text import parse_graph
+from tests.each import each
 from tests.lowering.parallelize import follow, parallelize
 from tests.lowering.runs import Case
 from tests.lowering.test_training import DATA, MEGATRON, TWO, ZERO3, Net
@@ -351,3 +356,52 @@ def test_what_is_priced_as_summed_in_place_is(lines: list[str], result: str, *, 
     assert list(map(bool, sums)) == [inplace]
     (operation,) = (o for o in Operations(graph).listed if o.name == result)
     assert bool(operation.alias) == inplace
+
+
+# ---- functions ----
+
+
+@cache
+def gpt(num_layers: int) -> Graph:
+    torch.manual_seed(0)
+    ids = torch.randint(64, (2, 8, 16))
+    found = Case(GPT(64, 64, 64, 4, num_layers), {"ids": ids[0], "targets": ids[1]})
+    storage = {name: (S(0),) for name, _ in found.model.named_parameters()} | {"ids": (S(0),), "targets": (S(0),)}
+    return sink_reductions(found.graph(TWO, storage, data_axes=(0,))).validate()
+
+
+def functions_of(source: str) -> list[str]:
+    return re.findall(r"^def (\w+)", source, re.MULTILINE)
+
+
+@each("recompute", ["none", "selective", "full"])
+def test_equal_blocks_are_one_function(recompute: Any) -> None:
+    """A deeper model has a call, and what frees its parameters, more for each layer."""
+    few, many = (emit(g, find_outside(g, Execution(recompute=recompute))) for g in (gpt(2), gpt(8)))
+    own = ["attention", "blocks_0"] if recompute == "selective" else ["blocks_0"]
+    assert functions_of(few) == functions_of(many) == [*own, "forward", "constants"]
+    assert '"""blocks.0 … blocks.7, 8 equal blocks"""' in many
+    assert 6 * 2 <= len(many.splitlines()) - len(few.splitlines()) <= 6 * 3
+    assert ("saved.checkpoint(blocks_0, " in many, "saved.remade(attention, " in many) == (
+        recompute == "full",
+        recompute == "selective",
+    )
+
+
+def test_functions_know_no_layer_by_name() -> None:
+    source = emit(gpt(2))
+    function = source.split("def blocks_0")[1].split("\ndef ")[0]
+    assert "blocks." not in function.split('"""')[2]
+    assert "# qkv (" in function
+
+
+def test_blocks_that_differ_have_functions_of_their_own() -> None:
+    class Odd(GPT):
+        def __init__(self) -> None:
+            super().__init__(64, 64, 64, 4, 4)
+            self.blocks[2].ln_mlp.eps = 1e-3  # type: ignore[union-attr, assignment]
+
+    found = Case(Odd(), {"ids": torch.randint(64, (8, 16)), "targets": torch.randint(64, (8, 16))})
+    source = emit(found.graph(TWO, {"ids": (S(0),), "targets": (S(0),)}, data_axes=(0,)))
+    assert functions_of(source)[:2] == ["blocks_0", "blocks_2"]
+    assert '"""blocks.0, blocks.1, blocks.3"""' in source

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.nn import functional as F
 
+from examples.zoo import GPT
+from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layouts, R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import TensorType
 from tests.lowering.runs import Case, assert_same_step, assert_trains_as_serial, parallel_step, serial_step
 
@@ -186,9 +193,34 @@ def test_programs_compile_without_graph_breaks(net: Case, storage: dict[str, Lay
     net.on_ranks(net.graph(TWO, storage, data_axes=(0,) if storage is DATA else ()), body)
 
 
-def test_programs_with_gathered_blocks_say_that_they_do_not_compile(net: Case) -> None:
-    def body(parallel: ParallelModule) -> None:
-        with pytest.raises(ShardwrightError, match="cannot be compiled; choose a plan"):
-            parallel.compile()
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # so too
+def test_programs_that_gather_blocks_compile() -> None:
+    """Every layer by one and the same compiled function, with what is made again or without; dropout on."""
+    torch.manual_seed(0)
+    ids = torch.randint(64, (2, 8, 16))
+    found = Case(GPT(64, 64, 64, 4, 6).double(), {"ids": ids[0], "targets": ids[1]})
+    expected = serial_step(found)
+    storage = {name: (S(0),) for name, _ in found.model.named_parameters()} | {"ids": (S(0),), "targets": (S(0),)}
+    graph = found.graph(TWO, storage, data_axes=(0,))
 
-    net.on_ranks(net.graph(TWO, DATA | ZERO3, data_axes=(0,)), body)
+    def body() -> list[int]:
+        numbers = list[int]()
+        for recompute in ("none", "selective", "full"):
+            compiled, parallel = list[object](), found.lower(graph, Execution(recompute=recompute))
+            with pytest.raises(ShardwrightError, match="leave fullgraph out"):
+                parallel.compile(fullgraph=True)
+
+            def backend(module: GraphModule, operands: list[Tensor]) -> Callable[..., Any]:
+                compiled.append(module)  # noqa: B023
+                return module.forward
+
+            parallel.compile(backend=backend)
+            for _ in range(2):
+                assert_same_step(parallel_step(parallel, found.batch), expected, 1e-11)
+                parallel.zero_grad()
+            numbers.append(len(compiled))
+        return numbers
+
+    assert run_ranks(body, 2, 120) == [[1, 3, 1]] * 2

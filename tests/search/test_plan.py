@@ -38,7 +38,10 @@ def edit(plan: Plan, **fields: object) -> dict[str, object]:
 @each(
     ("fields", "message"),
     [
-        ({"version": 99}, "plan version 99 is not supported, this Shardwright reads version 2; make the plan again"),
+        (
+            {"version": 99},
+            "plan version 99 is not supported, this Shardwright reads versions 2 and 3; make the plan again",
+        ),
         ({"format": "other"}, "this is not a plan; expected a JSON object with format 'shardwright-plan'"),
         ({"graph": ["mesh [x=4]", "%x = inputt()", "outputs loss=%x"]}, "inputt"),
         ({"prediction": {}}, "is missing; the file may have been edited or cut, make the plan again"),

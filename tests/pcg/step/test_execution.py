@@ -19,6 +19,12 @@ from tests.each import each
             "Execution.precision: expected one of 'fp32', 'tf32', 'amp_bf16', 'bf16', 'amp_fp16', 'fp16', 'fp8', got",
         ),
         ({"recompute": "some"}, "Execution.recompute: expected one of 'none', 'selective', 'full', got 'some'"),
+        (
+            {"recompute": 3},
+            "Execution.recompute: expected one of 'none', 'selective', 'full', or a mapping from blocks",
+        ),
+        ({"recompute": {"h.*": "all"}}, "Execution.recompute['h.*']: expected one of 'none', 'selective', 'full', got"),
+        ({"recompute": {"": "full"}}, "Execution.recompute: expected a non-empty string, got ''"),
         ({"schedule": "1b1f"}, "Execution.schedule: expected one of 'gpipe', '1f1b', 'interleaved', 'zero-bubble'"),
         ({"optimizer": "lion"}, "Execution.optimizer: expected one of 'adam', 'sgd', got 'lion'"),
         ({"compiled": 1}, "Execution.compiled: expected True or False, got 1; give one of them"),
@@ -65,3 +71,11 @@ def test_a_precision_says_the_dtypes_of_floats(precision: Any, compute: str, sta
 
 def test_every_precision_is_described() -> None:
     assert set(DTYPES) == set(PRECISIONS)
+
+
+def test_what_is_made_again_may_differ_by_block() -> None:
+    run = Execution(recompute={"h.1": "full", "h.*": "selective"})
+    assert run == Execution(recompute=(("h.1", "full"), ("h.*", "selective")))
+    assert hash(run) != hash(Execution(recompute={"h.*": "selective", "h.1": "full"}))
+    assert [run.recompute_of(block)[1] for block in ("h.1", "h.11", "")] == ["full", "selective", "none"]
+    assert Execution(recompute="full").recompute_of("")[1] == "full"

@@ -50,7 +50,7 @@ class Exponential(Net):
 def in_microbatches(model: nn.Module, many: int = 4) -> Graph:
     graph = capture(model, {"x": torch.randn(8, 8)}, ()).graph
     return Planner(Cluster.local(2), certified_choices()).solve(
-        graph, Mesh.of(mb=many, x=2), ("data", "data"), "test"
+        graph, Mesh.of(mb=many, x=2), ("data",), "test"
     ).graph  # fmt: skip
 
 

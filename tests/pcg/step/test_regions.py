@@ -1,0 +1,162 @@
+"""What is made again together: attention however it is written, blocks by pattern, gathered activations."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shardwright.pcg.capture import capture
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.layout import S
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.actions import actions
+from shardwright.pcg.step.chunk import whole_chunk
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.types import TensorType
+from tests.each import each
+from tests.lowering.parallelize import parallelize
+
+
+class Attention(nn.Module):
+    """Written out, with a mask, a scale and a cast; keys and values are repeated, as where heads share them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 8)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).view(2, 8, -1, 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+        k, v = (t[:, :, None].expand(2, 2, 2, 8, 4).reshape(2, 4, 8, 4) for t in (k, v))
+        scores = q @ k.transpose(2, 3) * 0.5
+        scores = scores.masked_fill(torch.ones(8, 8, dtype=torch.bool).triu(1), -1e9)
+        p = F.dropout(scores.softmax(-1), 0.1)
+        return x + self.out((p @ v).transpose(1, 2).reshape(2, 8, 16))
+
+
+class Model(nn.Module):
+    def __init__(self, block: type[nn.Module] = Attention, num_blocks: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(block() for _ in range(num_blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.up(x).tanh()
+
+
+def captured(model: nn.Module) -> Graph:
+    return capture(model, {"x": torch.randn(2, 8, 16)}).graph
+
+
+def regions(graph: Graph, recompute: Any) -> list[tuple[str, list[str]]]:
+    """The operators of every region, in order."""
+    listed = Operations(graph, Execution(recompute=recompute)).listed
+    runs = groupby(listed, key=lambda o: o.again)
+    return [(again.name, [graph.by_name[o.name].op for o in own]) for again, own in runs if again is not None]
+
+
+def test_attention_that_is_written_out_is_made_again() -> None:
+    """From the repeated keys and the first product to the last, side by side, though values are made in between."""
+    found = regions(captured(Model()), "selective")
+    assert len(found) == 3
+    for _, ops in found:
+        products = [place for place, op in enumerate(ops) if op == "matmul"]
+        assert len(products) == 2
+        assert {"softmax", "dropout", "where"} <= set(ops[products[0] : products[1]])
+        assert ops.count("expand") == 2
+        assert "linear" not in ops
+
+
+def test_backward_runs_attention_again_up_to_its_last_product() -> None:
+    chunk = whole_chunk(Operations(captured(Model()), Execution(recompute="selective")))
+    ops = [chunk.occurrences[n].operation.name for n in actions(chunk).of("again")]
+    graph = captured(Model())
+    assert sum(graph.by_name[name].op == "matmul" for name in ops) == 3  # of six
+
+
+def test_blocks_by_pattern() -> None:
+    """The first pattern that fits decides; what none names is kept."""
+    graph = captured(Model())
+    found = regions(graph, {"layers.1": "none", "layers.0": "full", "layers.*": "selective"})
+    assert found[0][0] == "layers.0"
+    assert len(found) == 2
+    assert [name for name, _ in regions(graph, {"layers.[02]": "full"})] == ["layers.0", "layers.2"]
+    assert regions(graph, "none") == []
+
+
+@each(
+    ("block", "recompute", "message"),
+    [
+        (Attention, {"layer.*": "full"}, "recompute: 'layer.*': 'full': no repeated block of the model is so named"),
+        (Attention, {"*": "full", "layers.1": "selective"}, "recompute: 'layers.1': 'selective': no repeated block"),
+        (Plain, "selective", "recompute: '*': 'selective': there is no attention (a softmax between two products"),
+    ],
+)
+def test_what_is_not_there_cannot_be_made_again(block: type[nn.Module], recompute: Any, message: str) -> None:
+    with pytest.raises(PlanError) as error:
+        regions(captured(Model(block)), recompute)
+    assert str(error.value).startswith(message)
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def in_slices() -> Graph:
+    """Megatron's sequence parallelism: slices of the sequence but for the two products, which want all of it."""
+    serial = captured(Model(Mlp))
+
+    def choose(node: Node, axis: int, operands: list[TensorType]) -> str:
+        if node.op == "linear":
+            return "o" if serial.types[node.name].shape[-1] == 32 else "i"
+        if operands and operands[0].shape[-1:] == (32,) and node.op in ("gelu", "add"):
+            return "_2"
+        if node.op in ("layer_norm", "add"):
+            return "_1" if node.op == "add" else serial.signature(node).factors[1].name
+        return "R"
+
+    split = {"up.weight": (S(0),), "up.bias": (S(0),), "down.weight": (S(1),)}
+    return parallelize(
+        serial, Mesh.of(tp=2), choose, {f"layers.{i}.{k}": v for i in range(3) for k, v in split.items()}
+    )
+
+
+@each("recompute", ["selective", {"layers.*": "selective"}])
+def test_what_was_gathered_is_gathered_again(recompute: Any) -> None:
+    """Only slices are kept of what the first product of every block reads."""
+    graph = in_slices()
+    plain, again = (whole_chunk(Operations(graph, Execution(recompute=r))) for r in ("none", recompute))
+    made = [again.occurrences[n].operation.name for n in actions(again).of("again")]
+    assert len(made) == 3 + (recompute == "selective")  # and what the loss reads, which is in no block
+    whole = 2 * 8 * 16 * 4
+    kept = [sum(m.num_bytes for m in chunk.allocations if m.kept) for chunk in (plain, again)]
+    assert kept[0] - kept[1] >= 3 * whole / 2
+
+
+def test_a_gather_belongs_to_the_block_that_reads_it() -> None:
+    """What full recomputation keeps between blocks is not gathered."""
+    chunk = whole_chunk(Operations(in_slices(), Execution(recompute="full")))
+    kept = sorted({m.num_bytes for m in chunk.allocations if m.kept and m.num_bytes})
+    assert kept == [2 * 8 * 16 * 4 / 2]
