@@ -11,16 +11,20 @@ from dataclasses import asdict, dataclass, fields
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
-from shardwright.cost.collectives.moves import MoveCosts, TensorClass, collectives_of
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.pcg.analysis import computed_once, constant_nodes, stored_nodes, written
+from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, read_again, written
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.moves import fused_moves
+from shardwright.pcg.moves import fused_moves, source_of
+from shardwright.pcg.parallel import COMBINE
+from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.parameters import KEEP, module_block
 from shardwright.pcg.types import ITEM_BYTES
 
 
@@ -79,38 +83,60 @@ def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
     return num_bytes * float(on_a_switch(collective, size).share)
 
 
-def node_costs(graph: Graph, cluster: Cluster) -> dict[str, NodeCosts]:
+def node_costs(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -> dict[str, NodeCosts]:
     """Every node's predicted part of a step. Parameters carry their optimizer's update as compute."""
-    costs, compute = MoveCosts(cluster, graph.mesh.sizes), Compute(cluster.device)
-    constants, once, known = constant_nodes(graph), computed_once(graph), dict[Hashable, float]()
+    twice = made_again(graph, execution).twice
+    costs, compute = MoveCosts(cluster, graph.mesh), Compute(cluster.device)
+    constants, once, known = constant_nodes(graph), computed_once(graph), dict[Hashable, tuple[float, float]]()
     table = {name: NodeCosts(name) for name in once}
     table |= {
-        node.name: _compute_part(graph, node, compute, known)
+        node.name: _compute_part(graph, node, compute, known, twice=node.name in twice)
         for node in graph.nodes if not node.is_parallel and node.name not in once
     }  # fmt: skip
-    stored = stored_nodes(graph)
+    again = read_again(graph)
     for node, start, move in fused_moves(graph):
         if node.name in once:
             continue
-        kind = graph.types[start]
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, start in stored)
+        kind, leaf = graph.types[start], source_of(graph, start)
+        stored = leaf.op == "parameter"
+        summed = graph.types[leaf.name].dtype if stored else ""
+        tensor = TensorClass(
+            kind.shape, kind.dtype, kind.grad, stored, again=leaf.name in again, summed=summed,
+            zero=_zero(graph, start, node), twice=node.name in twice,
+        )  # fmt: skip
         forward, backward = move.collectives()
         num_bytes = kind.local_bytes(graph.mesh) * (graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         size = graph.mesh.sizes[move.axis]
-        sent = sum(collective_bytes(name, num_bytes, size) for name in collectives_of(tensor, move))
+        elements = num_bytes / ITEM_BYTES[kind.dtype]
+        sent = sum(
+            collective_bytes(name, n, size) for name, n in costs.sent_bytes(tensor, kind.layouts, move, elements)
+        )
         free = node.name in constants
         seconds = (
-            costs.collective_s("slice", move.axis, num_bytes) if free else costs.move_s(tensor, kind.layouts, move)
+            costs.collective_s("slice", move.axis, num_bytes) * costs.times(kind.layouts)
+            if free
+            else costs.move_s(tensor, kind.layouts, move)
         )
         table[node.name] = NodeCosts(node.name, 0.0, seconds, sent, (forward, backward if kind.grad else ""))
     return table
 
 
-def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashable, float]) -> NodeCosts:
+def _zero(graph: Graph, start: str, last: Node) -> Zero:
+    """For how long a gathered parameter stays, by the move that gathers it: from `start`, with `last` as its end."""
+    combine = last if last.op == COMBINE else graph.by_name[last.inputs[0]]
+    keep = dict(combine.attrs).get(KEEP)
+    if graph.mesh.num_microbatches > 1 and is_timeless(graph, start):
+        return "zero-1"
+    return "kept" if keep == "microbatch" else "zero-2" if keep == "step" else "zero-3"
+
+
+def _compute_part(
+    graph: Graph, node: Node, compute: Compute, known: dict[Hashable, tuple[float, float]], *, twice: bool
+) -> NodeCosts:
     """`known` holds the seconds of operators seen before: equal blocks are costed once."""
     kind = graph.types[node.name]
     if node.op == "parameter" and kind.grad:
-        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False)
+        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False, kind.dtype)
         update_s = update_bytes(stored, DEFAULT) / compute.device.memory_bytes_per_s
         return NodeCosts(node.name, update_s + compute.device.update_overhead_s)
     if node.is_leaf:
@@ -122,15 +148,24 @@ def _compute_part(graph: Graph, node: Node, compute: Compute, known: dict[Hashab
         serial = [t.erased() for t in operands]
         cost = NodeCost(node, serial, kind.erased(), graph.mesh.sizes, compute, (), how)
         split = node.split or ("R",) * len(graph.mesh)
-        known[key] = cost.time_s(split, tuple(t.layouts for t in operands), kind.layouts)
-    return NodeCosts(node.name, known[key])
+        known[key] = cost.passes_s(split, tuple(t.layouts for t in operands), kind.layouts)
+    forward_s, backward_s = known[key]
+    times = 1 if is_timeless(graph, node.name) else graph.mesh.num_microbatches
+    return NodeCosts(node.name, times * (forward_s * (1 + twice) + backward_s))
 
 
-def predict(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -> Prediction:
-    """The predicted step of a validated parallel graph on a cluster."""
-    table = node_costs(graph, cluster)
+def predict(
+    graph: Graph, cluster: Cluster, execution: Execution = DEFAULT, repeats: Mapping[str, int] | None = None
+) -> Prediction:
+    """The predicted step of a validated parallel graph on a cluster.
+
+    `repeats`: module path of a block -> how often the block really occurs.
+    """
+    table = node_costs(graph, cluster, execution)
+    if repeats:
+        table = {name: _many(cost, repeats.get(_block(graph.by_name[name]), 1)) for name, cost in table.items()}
     optimizer_s = sum(table[n.name].compute_s for n in graph.leaves("parameter"))
-    timeline = simulate(program(graph, cluster, execution))
+    timeline = simulate(program(graph, cluster, execution, repeats))
     return Prediction(
         timeline.step_s,
         sum(c.compute_s for c in table.values()) - optimizer_s,
@@ -142,3 +177,15 @@ def predict(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -> P
         timeline.fullest.memory,
         timeline.fullest.peak_at,
     )
+
+
+def _block(node: Node) -> str:
+    """The repeated module that a node lies in, or ""."""
+    return module_block(str(node.attr("target")) if node.op == "parameter" else f"{node.source.module}.")
+
+
+def _many(cost: NodeCosts, times: int) -> NodeCosts:
+    if times == 1:
+        return cost
+    own = (cost.compute_s, cost.communication_s, cost.communication_bytes)
+    return NodeCosts(cost.name, *(times * x for x in own), cost.collectives)

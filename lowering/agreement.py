@@ -13,7 +13,7 @@ from shardwright.lowering.launch import Ranks
 
 def share_values(values: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
     """Overwrite, in place, what differs between ranks by what rank 0 has; the names of what differed."""
-    if ranks.mesh.num_devices == 1 or not values:
+    if ranks.mesh.num_devices == 1 or ranks.is_dry or not values:
         return []
     names = different([_fingerprint(value) for value in values.values()], list(values), ranks)
     with torch.no_grad():

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardwright.lowering.launch import Ranks
-from shardwright.lowering.movement import take
+from shardwright.lowering.movement import Time, take
 from shardwright.lowering.storage import slices
 from shardwright.pcg.capture import flat_batch
 from shardwright.pcg.errors import BatchError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.layout import Layouts, format_layouts
+from shardwright.pcg.layout import Layout, Layouts, R, format_layouts
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.parallel import PARTITION
 from shardwright.pcg.types import TensorType
 
@@ -47,23 +48,57 @@ def find_inputs(graph: Graph) -> tuple[dict[str, Input], dict[str, str]]:
     return inputs, aliases
 
 
+def without_time(layouts: Layouts, mesh: Mesh) -> Layouts:
+    """How the parts of all microbatches, one after the other, lie on the other axes.
+
+    What was sliced within each microbatch's part is sliced in that many blocks.
+    """
+    if mesh.num_microbatches == 1:
+        return layouts
+    time, many = layouts[mesh.index(TIME)], mesh.num_microbatches
+
+    def of(layout: Layout) -> Layout:
+        inside = time.is_shard and layout.is_shard and (layout.dim, layout.blocks) == (time.dim, time.blocks)
+        return replace(layout, blocks=layout.blocks * many) if inside else layout
+
+    return tuple(R if name == TIME else of(x) for name, x in zip(mesh.names, layouts, strict=True))
+
+
 class BatchCheck:
-    """Checks a batch against what was captured and cuts out this rank's part."""
+    """Checks a batch against what was captured and cuts out this rank's part, microbatch by microbatch."""
 
     def __init__(self, inputs: Mapping[str, Input], options: Mapping[str, Any], ranks: Ranks) -> None:
         self.inputs = {item.key: item.type for item in inputs.values()}
         self.options, self.ranks = dict(options), ranks
         self.slices = {key: slices(kind.shape, kind.layouts, ranks) for key, kind in self.inputs.items()}
+        self.own_shapes = {key: self._own_shape(kind) for key, kind in self.inputs.items()}
+        """Of this rank's part of an input, all microbatches together."""
         self.dtypes: dict[str, torch.dtype] = {key: getattr(torch, kind.dtype) for key, kind in self.inputs.items()}
 
     @property
     def layouts(self) -> dict[str, Layouts]:
-        return {key: kind.layouts for key, kind in self.inputs.items()}
+        """How the tensors of a batch lie on the ranks."""
+        return {key: without_time(kind.layouts, self.ranks.mesh) for key, kind in self.inputs.items()}
 
-    def local(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """This rank's part of every input, on its device. Raises `BatchError` naming the key that does not fit."""
+    def _own_shape(self, kind: TensorType) -> tuple[int, ...]:
+        mesh = self.ranks.mesh
+        return replace(kind, layouts=without_time(kind.layouts, mesh)).local_shape(mesh)
+
+    def local(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+        """This rank's part of every input of each microbatch, on its device.
+
+        Raises `BatchError` naming the key that does not fit.
+        """
         found = batch if batch.keys() == self.inputs.keys() else self._select(flat_batch(batch))
-        return {key: self._part(key, kind, found[key]) for key, kind in self.inputs.items()}
+        values = {key: self._checked(key, kind, found[key]) for key, kind in self.inputs.items()}
+        return list(self._microbatches(values))
+
+    def _microbatches(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        time = self.ranks.time
+        for number in range(1 if time is None else time.size):
+            if time is not None:
+                time.rank = number
+            yield {key: self._part(key, value) for key, value in values.items()}
 
     def _select(self, batch: dict[str, Any]) -> dict[str, Any]:
         missing = [key for key in self.inputs if key not in batch]
@@ -84,21 +119,25 @@ class BatchCheck:
                 )
         return batch
 
-    def _part(self, key: str, kind: TensorType, value: object) -> Tensor:
-        mesh, dtype = self.ranks.mesh, self.dtypes[key]
+    def _checked(self, key: str, kind: TensorType, value: object) -> Tensor:
+        mesh, dtype, own_shape = self.ranks.mesh, self.dtypes[key], self.own_shapes[key]
         if not isinstance(value, Tensor):
             raise BatchError(f"batch: {key!r} is a {type(value).__name__}, expected a tensor {kind.erased()}")
         if value.dtype != dtype:
             raise BatchError(f"batch: {key!r} has dtype {value.dtype}, expected {dtype}; cast it with .to({dtype})")
-        if value.shape == kind.shape:
-            for axis, dim, blocks in self.slices[key]:
-                value = take(value, axis, dim, blocks)
-            return value.to(self.ranks.device, non_blocking=True)
-        if value.shape == kind.local_shape(mesh):
-            return value.to(self.ranks.device, non_blocking=True)
-        own = f", or this rank's shard {list(kind.local_shape(mesh))} ({format_layouts(kind.layouts, mesh)})"
+        if value.shape in (kind.shape, own_shape):
+            return value
+        own = f", or this rank's shard {list(own_shape)} ({format_layouts(self.layouts[key], mesh)})"
         raise BatchError(
             f"batch: {key!r} has shape {list(value.shape)}, expected the global shape {list(kind.shape)}"
-            + (own if kind.local_shape(mesh) != kind.shape else "")
+            + (own if own_shape != kind.shape else "")
             + "; shapes are baked into the program, so pad or drop the last batch, or compile again for this shape"
         )
+
+    def _part(self, key: str, value: Tensor) -> Tensor:
+        """This rank's part in the microbatch that is set, of the global tensor or of its own shard of that."""
+        is_whole = value.shape == self.inputs[key].shape
+        for axis, dim, blocks in self.slices[key]:
+            if is_whole or isinstance(axis, Time):
+                value = take(value, axis, dim, blocks)
+        return value.to(self.ranks.device, non_blocking=True)

@@ -1,23 +1,31 @@
-"""ZeRO-3 at run time: parameters stored in slices, gathered for one block of the model at a time.
+"""ZeRO at run time: parameters stored in slices, gathered for one block of the model at a time.
 
 A block is gathered into pooled memory before its first use and freed after its last. Autograd does not keep gathered
 parameters: what it saves of them are handles, and the backward gathers the block again when it opens the first one.
-When all gradients of a block are there they are reduce-scattered together, and its memory is freed. Gathers are
-launched one block ahead, in both directions; gradients are waited for one block later.
+Autograd drops a handle when its operator's backward is through: with the last one the block is freed. When all
+gradients of a block are there they are reduce-scattered together, in the dtype of the slices. Gathers are launched one
+block ahead, in both directions; gradients are waited for one block later.
+
+So under ZeRO-3. A block of another lifetime stays for the backward of its microbatch, or for all microbatches of a
+step. Where whole gradients are accumulated, the gathered parameters are leaves for autograd, which adds up their
+gradients, until the last microbatch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 from torch import Tensor
 from torch.autograd import Function
 
+from shardwright.lowering import private
 from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.movement import take
 from shardwright.lowering.private import AutogradContext
+from shardwright.pcg.step.parameters import Lifetime
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -45,6 +53,10 @@ class _Handle:
     def __init__(self, block: GatheredBlock, buffer: int, tensor: Tensor) -> None:
         self.block, self.buffer = block, buffer
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        block.handles += 1
+
+    def __del__(self) -> None:
+        self.block.drop_handle()
 
     def tensor(self) -> Tensor:
         return self.block.open(backward=True).buffers[self.buffer].as_strided(self.size, self.stride, self.offset)
@@ -54,17 +66,28 @@ class GatheredBlock:
     """One block: its shards, and its whole parameters while they are there."""
 
     def __init__(
-        self, blocks: Blocks, number: int, shards: Sequence[Tensor], shares: Sequence[SlicedParameter]
+        self,
+        blocks: Blocks,
+        number: int,
+        shards: Sequence[Tensor],
+        shares: Sequence[SlicedParameter],
+        lifetime: Lifetime = "pass",
+        summed: bool = False,
     ) -> None:
         self.all, self.number = blocks, number
+        self.lifetime, self.summed = lifetime, summed
         self.shards, self.shares = list(shards), list(shares)
+        self.sums = [replace(share, dtype=shard.dtype) for shard, share in zip(shards, shares, strict=True)]
         self.memory: BufferSet | None = None
-        self.ready = False
+        self.ready, self.handles = False, 0
+        self.leaves: list[Tensor] = []
 
     # ---- called by the program ----
 
     def gather(self) -> tuple[Tensor, ...]:
         """The whole parameters, in order."""
+        if self.summed and not self.all.last:
+            return tuple(self._as_leaves())
         return _Gather.apply(self, *self.shards)
 
     def free(self) -> None:
@@ -72,13 +95,24 @@ class GatheredBlock:
 
         While a part of forward runs again, all stays that backward reads next.
         """
-        if self.memory is None or self.all.runs_again:
+        if not self.all.runs_again and (self.lifetime != "step" or self.all.last):
+            self.drop()
+
+    def drop(self) -> None:
+        """Give the memory back, whoever may want to read it."""
+        if self.memory is None:
             return
         if not self.ready:
             self.memory.finish_gather()
         self.all.forget(self.memory)
         self.all.pool.give(self.memory)
         self.memory, self.ready = None, False
+
+    def drop_handle(self) -> None:
+        """In a backward that has read the block, nothing reads it any more after the last handle."""
+        self.handles -= 1
+        if not self.handles and (self.number, True) in self.all.begun:
+            self.free()
 
     # ---- gathering ----
 
@@ -100,6 +134,14 @@ class GatheredBlock:
         assert self.memory is not None
         return self.memory
 
+    def _as_leaves(self) -> Sequence[Tensor]:
+        """The whole parameters, to which autograd adds gradients."""
+        wholes = self.open(backward=self.all.runs_again).wholes
+        if not self.leaves:
+            pairs = zip(wholes, self.shards, strict=True)
+            self.leaves = [whole.detach().requires_grad_(shard.requires_grad) for whole, shard in pairs]
+        return self.leaves
+
     # ---- gradients ----
 
     def take_gradients(self, gradients: Sequence[Tensor | None]) -> None:
@@ -107,13 +149,18 @@ class GatheredBlock:
         self.all.prefetch(self.number, backward=True)
         self.all.finish_gradients()
         self.free()
-        memory = self.all.pool.get(self.shares)
+        if self.leaves:
+            gradients = private.add_all([leaf.grad for leaf in self.leaves], gradients)
+            self.leaves = []
+        memory = self.all.pool.get(self.sums)
         summed = [g if share.copied else None for g, share in zip(gradients, self.shares, strict=True)]
         memory.start_scatter(summed)
         self.all.pending = (self, memory, summed)
         for member, (gradient, share) in enumerate(zip(gradients, self.shares, strict=True)):
             if gradient is not None and not share.copied:
-                self.all.deliver(self, member, take(gradient, share.axis, share.dim, share.blocks).contiguous())
+                part = take(gradient, share.axis, share.dim, share.blocks).to(self.shards[member].dtype)
+                shared = private.storage_key(part) == private.storage_key(gradient)
+                self.all.deliver(self, member, part.clone() if shared else part)
 
 
 class Blocks:
@@ -131,21 +178,41 @@ class Blocks:
         self.pending: tuple[GatheredBlock, BufferSet, list[Tensor | None]] | None = None
         self.owners: dict[int, tuple[GatheredBlock, int]] = {}
         self.runs_again = False
+        self.last = True
 
-    def add(self, shards: Sequence[Tensor], shares: Sequence[SlicedParameter]) -> None:
-        self.items.append(GatheredBlock(self, len(self.items), shards, shares))
+    def add(
+        self,
+        shards: Sequence[Tensor],
+        shares: Sequence[SlicedParameter],
+        lifetime: Lifetime = "pass",
+        *,
+        summed: bool = False,
+    ) -> None:
+        self.items.append(GatheredBlock(self, len(self.items), shards, shares, lifetime, summed))
+
+    def begin(self, *, first: bool = True, last: bool = True) -> None:
+        """Before a microbatch; before the first one, forget a step that did not end."""
+        self.last = last
+        self.begun.clear()
+        if first:
+            self.reset()
 
     def reset(self) -> None:
         """Forget a step that did not end; its memory may still be written to, so it is not used again."""
         self.pending = None
         self.begun.clear()
         for block in self.items:
-            block.free()
+            block.drop()
+            block.leaves = []
 
     def finish(self) -> None:
-        """At the end of a backward: the last gradients, and no gathered parameter outlives the step."""
+        """At the end of a backward: the last gradients; nothing gathered outlives its microbatch, or the step."""
         self.finish_gradients()
-        self.reset()
+        self.begun.clear()
+        for block in self.items:
+            block.free()
+            if self.last:
+                block.leaves = []
 
     @contextmanager
     def again(self) -> Generator[None]:
@@ -158,16 +225,16 @@ class Blocks:
 
     def pack(self, tensor: Tensor) -> Tensor | _Handle:
         """What autograd keeps of a tensor: a handle of what is gathered."""
-        found = self.owners.get(tensor.untyped_storage().data_ptr()) if self.owners else None
+        found = self.owners.get(private.storage_key(tensor)) if self.owners else None
         return tensor if found is None else _Handle(*found, tensor)
 
     def remember(self, block: GatheredBlock, memory: BufferSet) -> None:
         for i, buffer in enumerate(b for b in memory.buffers if b.numel()):
-            self.owners[buffer.untyped_storage().data_ptr()] = (block, i)
+            self.owners[private.storage_key(buffer)] = (block, i)
 
     def forget(self, memory: BufferSet) -> None:
         for buffer in memory.buffers:
-            self.owners.pop(buffer.untyped_storage().data_ptr(), None)
+            self.owners.pop(private.storage_key(buffer), None)
 
     def prefetch(self, number: int, *, backward: bool) -> None:
         """Launch the gather of the block that is needed after this one, when this one is first used."""

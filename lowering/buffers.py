@@ -22,7 +22,10 @@ from shardwright.pcg.step.buckets import PLACED_BYTES
 
 @dataclass(frozen=True)
 class SlicedParameter:
-    """One parameter of a block: the shape of a slice, and how slices make the whole, as in `pcg.layout`."""
+    """One parameter of a block: the shape of a slice, and how slices make the whole, as in `pcg.layout`.
+
+    `dtype`: that in which it is gathered, or its gradient reduce-scattered, whatever slices are stored in.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -92,7 +95,7 @@ class BufferSet:
     def start_gather(self, shards: Sequence[Tensor]) -> None:
         with torch.no_grad():
             for i, buffer in zip(self.direct, self.buffers, strict=False):
-                self._launch_gather(buffer, shards[i].detach())
+                self._launch_gather(buffer, shards[i].detach().to(buffer.dtype))
             if self.packed:
                 private.copy_all(self.mine, [shards[i].detach() for i in self.packed])
                 self._launch_gather(self.receive, self.send[0])
@@ -114,7 +117,7 @@ class BufferSet:
         for i, buffer in zip(self.direct, self.buffers, strict=False):
             if (gradient := gradients[i]) is not None:
                 out = buffer.view(self.axis.size, *self.shares[i].shape)
-                self.sums.append((i, self._launch_scatter(out, gradient.contiguous())))
+                self.sums.append((i, self._launch_scatter(out, gradient.to(out.dtype).contiguous())))
         packed = [None if (g := gradients[i]) is None else self.shares[i].split(g) for i in self.packed]
         if any(gradient is not None for gradient in packed):
             private.copy_all(self.departures, packed)
@@ -133,7 +136,8 @@ class BufferSet:
         """This rank's slice of each summed gradient, with the member's number."""
         self._wait()
         done: list[tuple[int, Tensor]] = []
-        for i, summands in self.sums:
+        sums, self.sums = self.sums, []
+        for i, summands in sums:
             total = summands.sum(0) if len(summands) > 1 else summands[0]
             if i >= 0:
                 done.append((i, total))

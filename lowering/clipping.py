@@ -32,7 +32,10 @@ def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ra
         total = norms.max()
         dist.all_reduce(total, dist.ReduceOp.MAX)
         return total
-    mine = [all(x.is_shard or axis.rank == 0 for x, axis in zip(h.layouts, ranks.axes, strict=True)) for h in held]
+    mine = [
+        all(x.is_shard or axis.group is None or axis.rank == 0 for x, axis in zip(h.layouts, ranks.axes, strict=True))
+        for h in held
+    ]
     total = (norms**norm_type * torch.tensor(mine, device=norms.device)).sum()
     dist.all_reduce(total)
     return total ** (1.0 / norm_type)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from shardwright.lowering import private
-from shardwright.lowering.movement import Axis, all_sum, exchange, gather, sum_scatter, take
+from shardwright.lowering.movement import Axis, MeshAxis, Time, all_sum, exchange, gather, sum_scatter, take
 from shardwright.lowering.private import AutogradContext
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -68,8 +68,10 @@ def finish_sum(x: Tensor) -> Tensor:
     return private.wait(x)
 
 
-def partition(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
-    """R → S(dim, blocks): my slice."""
+def partition(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:
+    """R → S(dim, blocks): my slice. That of a microbatch gives its gradient zeros beside it, to which others add."""
+    if isinstance(axis, Time):
+        return take(x, axis, dim, blocks)
     return _sliced(x, take, gather, axis, dim, blocks)
 
 

@@ -13,22 +13,24 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwright.lowering.expressions import Expressions, mask_key
+from shardwright.lowering.expressions import Expressions, draw_key, mask_key
 from shardwright.lowering.functions import Call, Function, Functions, block_key, leaf_key
-from shardwright.lowering.late import LOSS
 from shardwright.lowering.outside import Outside, find_outside
 from shardwright.lowering.pieces import identifiers, indexed, local_identifiers
 from shardwright.lowering.statements import Part, Statement, drawn_ahead, flat, statements
+from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import format_layouts
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import MOVES
+from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.types import TensorType
 
 HEADER = '''"""One rank's program on the mesh {mesh}, written by Shardwright.
 
 `leaf` holds this rank's parts of parameters and buffers, those of a block of the model by themselves; `batch` those of
 the inputs, `constant` what `constants` made; `blocks` gather sharded parameters; `saved` runs functions that are made
-again in backward; {axes}: the mesh axes. Every rank runs the same text.
+again in backward; {axes}: the mesh axes; `draw`: the first dropout mask. Every rank runs the same text.
 Comments: where it comes from in the model (in a function: in its block), layout on each axis, local type.
 """
 
@@ -40,11 +42,22 @@ from shardwright.lowering.collectives import (
     {functions},
 )
 '''
+STEP = '''
+
+def step(forward, backward, microbatches, {time}):
+    """A training step: every microbatch forward and backward. Gradients add up, and so do this rank's losses."""
+    loss = 0.0
+    for {time}.rank, batch in enumerate(microbatches):
+        summand = forward(batch)
+        loss = loss + summand.detach()
+        backward(summand, loss)
+    return loss
+'''
 _FUNCTIONS = sorted({"start_sum", "finish_sum", *(kind.function for kind in MOVES.values())})
 
 _RESERVED = frozenset({
-    "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "saved", "device", "forward", "float",
-    *_FUNCTIONS,
+    "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "saved", "device", "draw", "forward",
+    "float", "step", *_FUNCTIONS,
 })  # fmt: skip
 
 INLINE = 4
@@ -54,9 +67,11 @@ INLINE = 4
 def emit(graph: Graph, outside: Outside | None = None) -> str:
     """The source of a program's functions.
 
-    `forward(leaf, batch, constant, blocks, saved, device, *axes)` returns the graph's outputs by name, the loss as this
-    rank's summand; `constants(device, *axes)` returns what is computed only once; the others are called by `forward`.
-    `outside` says what the runtime does.
+    `forward(leaf, batch, constant, blocks, saved, device, *axes, draw)` returns the graph's outputs by name, the loss
+    as this rank's summand; `constants(device, *axes)` returns what is computed only once; the others are called by
+    `forward`. `draw` is the first draw of the step: a function's dropouts count from the one that its caller hands it.
+    Where there are several microbatches, `step(forward, backward, microbatches, mb)` runs them. `outside` says what the
+    runtime does.
     """
     return _Emitter(graph, outside or find_outside(graph)).source()
 
@@ -82,7 +97,8 @@ class _Scope(NamedTuple):
 class _Emitter:
     def __init__(self, graph: Graph, outside: Outside) -> None:
         self.graph, self.outside = graph, outside
-        self.held = {base: name for name, base in outside.aliases.items() if graph.by_name[base].op != "parameter"}
+        around = {**outside.inputs, **outside.operations.aliases}
+        self.held = {base: name for name, base in around.items() if graph.by_name[base].op != "parameter"}
         gathered = [p.result for p in outside.operations.parameters.values() if p.slices is not None]
         regions = {operation.name: operation.again for operation in outside.operations.listed}
         self.code = Expressions(graph, outside.aliases, [*gathered, *outside.loss_sums], regions)
@@ -96,6 +112,8 @@ class _Emitter:
         taken = {*_RESERVED, *graph.mesh.names}
         self.names = identifiers([*(node.name for node in graph.nodes), *dict.fromkeys(masks)], taken)
         self.names |= {block_key(i): f"blocks[{i}]" for i in range(len(outside.chunk.blocks))}
+        self.seeds = {draw_key(n): integer(dict(n.attrs), "seed") for n in graph.nodes if n.is_random}
+        self.names |= self._draws(self.seeds)
         self.names |= {
             leaf_key(module): f"leaf[{module!r}]" for module in {o.block for o in outside.operations.listed} if module
         }
@@ -109,14 +127,16 @@ class _Emitter:
         kept = {name for item in items for name in self._reads(item)} | set(self.results.values())
         constants = {str(s.name): str(s.name) for s in once if s.name in kept}
         mesh, axes = self.graph.mesh, self.graph.mesh.names
+        given = ["leaf, batch, constant, blocks, saved, device", *axes, "draw=rt.Draw()"]
         return "".join(
             (
                 HEADER.format(mesh=mesh, axes=", ".join(axes) or "no axes", functions=",\n    ".join(_FUNCTIONS)),
                 *(f"\n\n{function.text}" for function in self.functions.found),
-                f"\n\ndef forward({', '.join(['leaf, batch, constant, blocks, saved, device', *axes])}):\n",
+                f"\n\ndef forward({', '.join(given)}):\n",
                 *map(str, forward),
                 f"\n\ndef constants({', '.join(['device', *axes])}):\n",
                 *map(str, self._body(once, main, constants)),
+                STEP.format(time=TIME) if mesh.num_microbatches > 1 else "",
             )
         )
 
@@ -142,10 +162,10 @@ class _Emitter:
             node = self.graph.by_name[str(statement.name)]
             if node.is_parallel:
                 return Call(None, self.code.reads(node), (node.name,), part.module, part.again)
-        function, operands, results = self._function(part)
-        return Call(function, operands, results, part.module, part.again)
+        function, operands, results, draw = self._function(part)
+        return Call(function, operands, results, part.module, part.again, draw)
 
-    def _function(self, part: Part) -> tuple[Function, tuple[str, ...], tuple[str, ...]]:
+    def _function(self, part: Part) -> tuple[Function, tuple[str, ...], tuple[str, ...], str]:
         items = list(self._items(part.body, part.module))
         made = [name for item in items for name in self._makes(item)]
         read = list(dict.fromkeys(name for item in items for name in self._reads(item)))
@@ -155,14 +175,25 @@ class _Emitter:
             operands.insert(0, leaf_key(part.module))
         inside = Counter(name for s in flat(part.body) for name in self._reads(s))
         results = tuple(name for name in made if self.num_reads[name] > inside[name])
-        names = self._local_names(part.module, operands, [*own, *made])
+        draws = sorted(self._drawn_in(part), key=self.seeds.__getitem__)
+        names = self._local_names(part.module, operands, [*own, *made]) | self._draws(draws, *draws[:1])
         body = list(self._body(items, _Scope(names, part.module), results))
         comes = [names[name] for name in operands]
         words = {word for line in body for word in re.findall(r"\w+", line.code)}
-        comes += [word for word in ("saved", "device", *self.graph.mesh.names) if word in words]
+        comes += [word for word in ("saved", "device", *self.graph.mesh.names, "draw") if word in words]
         base = "attention" if part.again is not None and not part.again.whole else self._base(part.module)
         function = self.functions.add(base, part.module, comes, "".join(map(str, body)))
-        return function, tuple(operands), results
+        return function, tuple(operands), results, next(iter(draws), "")
+
+    def _drawn_in(self, part: Part) -> set[str]:
+        """The draws of a part, with those that it makes ahead for others."""
+        nodes = (self.graph.by_name[str(s.name)] for s in flat(part.body) if s.kind in ("node", "draw"))
+        return {draw_key(node) for node in nodes if node.is_random}
+
+    def _draws(self, keys: Iterable[str], first: str | None = None) -> dict[str, str]:
+        """What draws are called, counted from one of them, or from the first of the step."""
+        start = self.seeds[first] if first is not None else 0
+        return {key: f"draw + {self.seeds[key] - start}" for key in keys}
 
     def _base(self, module: str) -> str:
         return re.sub(r"\W", "_", ".".join(module.split(".")[-2:]))
@@ -279,7 +310,8 @@ class _Emitter:
         node = self.graph.by_name[str(item.name)]
         if item.kind == "draw":
             kind, text = self.graph.types[node.name], scope.names[mask_key(node)]
-            yield _Line(f"{text} = rt.draw({kind.shape}, {node.attr('p')}, torch.{kind.dtype}, device)")
+            what = f"{kind.shape}, {node.attr('p')}, {scope.names[draw_key(node)]}, torch.{kind.dtype}, device"
+            yield _Line(f"{text} = rt.ahead({what})")
         elif item.kind == "start":
             operand = self.code.operand(node.inputs[0], scope.names)
             yield _Line(f"{scope.names[node.name]} = start_sum({operand}, {node.attr('axis')})")
@@ -294,7 +326,8 @@ class _Emitter:
         else:
             function = call.function.name
             arguments = [scope.names[name] for name in call.operands]
-            arguments += call.function.parameters[len(arguments) :]
+            more = call.function.parameters[len(arguments) :]
+            arguments += [scope.names[call.draw] if word == "draw" else word for word in more]
         again = call.again
         if again is not None:
             random = ["random=True"] if any(n.is_random for n in self._nodes_of(again)) else []

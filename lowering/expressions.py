@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
 from shardwright.lowering.pieces import attribute, literal, opaque_call
+from shardwright.pcg.analysis import summed_in_place
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
 from shardwright.pcg.optable import ROWS
@@ -116,12 +117,9 @@ class Expressions:
         return f"{node.op}({operand}, {axis}{', inplace=True' if fresh else ''})"
 
     def _sum_in_place(self, node: Node) -> bool:
-        """Whether a sum over ranks may overwrite its operand, which nothing else reads, nor makes again without it."""
-        producer = self.graph.by_name[node.inputs[0]]
-        row = producer.row
-        alone = self.graph.users[producer.name] == (node.name,)
-        together = self.regions.get(producer.name) == self.regions.get(node.name)
-        return alone and together and row is not None and row.fresh
+        """Whether a sum over ranks may overwrite its operand, which nothing makes again without it."""
+        start = node.inputs[0]
+        return summed_in_place(self.graph, start) and self.regions.get(start) == self.regions.get(node.name)
 
     def _gradient_in_place(self, node: Node) -> bool:
         rows = [self.graph.by_name[name].row for name in self.graph.users[node.name]]
@@ -134,6 +132,7 @@ class Expressions:
             attrs["offset"] = self._offset(node, row.offset)
         if row.random:
             attrs["shard"] = self._shard(self.graph.types[node.name])
+            attrs["draw"] = names[draw_key(node)]
             if node.name in self.drawn:
                 return f"rt.drop({operands[0]}, {attrs['p']}, {names[mask_key(node)]}, {attrs['shard']})"
         numbers = [operand for operand in operands if operand in self.literals.values()]
@@ -166,6 +165,11 @@ class Expressions:
             return "None"
         places = ", ".join(f"({self.graph.mesh.names[a]}, {dim}, {blocks})" for a, dim, blocks in steps)  # type: ignore[misc]
         return f"rt.Shard({kind.shape}, {places})"
+
+
+def draw_key(node: Node) -> str:
+    """The name of the draw that a dropout's mask is, counted from the first of the function that it stands in."""
+    return f"draw {node.attr('seed')}"
 
 
 def mask_key(node: Node) -> str:

@@ -29,7 +29,8 @@ class Function:
 class Call(NamedTuple):
     """A call of a function, or of the one move that `again` makes again (then `function` is None).
 
-    `operands` and `results` are nodes, masks, gathered blocks and parameters of blocks, as the program names them.
+    `operands` and `results` are nodes, masks, gathered blocks and parameters of blocks, as the program names them;
+    `draw` is the first draw of the function, if it draws.
     """
 
     function: Function | None
@@ -37,6 +38,7 @@ class Call(NamedTuple):
     results: tuple[str, ...]
     module: str
     again: Again | None
+    draw: str = ""
 
 
 class Functions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardwright.pcg.analysis import cut_with
+from shardwright.pcg.analysis import cut_with, summed_in_place
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import local_blocks
@@ -114,7 +114,8 @@ def move(c: GraphView, node: Node) -> Fused | None:
     inner, change = found
     places = [c.place(n) for n in (inner, node) if n.op in (COMBINE, PARTITION)]
     where = [at(place) for place in places] if len(places) == 1 else map(str, places)
-    text = ", ".join(["{0}", str(node.attr("axis")), *where])
+    sums = change.kind.function == "reduce_copy" and summed_in_place(c.graph, inner.inputs[0])
+    text = ", ".join(["{0}", str(node.attr("axis")), *where, *["inplace=True"] * sums])
     return Fused(f"{change.kind.function}({text})", inner.inputs, (inner.name,))
 
 

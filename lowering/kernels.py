@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from shardwright.lowering.movement import Axis, take
-from shardwright.lowering.private import AutogradContext
+from shardwright.lowering.exact import Draw
+from shardwright.lowering.movement import MeshAxis, take
+from shardwright.lowering.philox import Slice, keep_mask
+from shardwright.lowering.private import AutogradContext, FakeTensor
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -23,7 +25,7 @@ from shardwright.lowering.private import AutogradContext
 class Shard:
     """Where a rank's part lies in a logical tensor of `shape`: slices as (axis, dim, blocks), outermost first."""
 
-    def __init__(self, shape: Sequence[int], *steps: tuple[Axis, int, int]) -> None:
+    def __init__(self, shape: Sequence[int], *steps: tuple[MeshAxis, int, int]) -> None:
         self.shape = tuple(shape)
         self.steps = steps
 
@@ -31,6 +33,12 @@ class Shard:
         for axis, dim, blocks in self.steps:
             whole = take(whole, axis, dim, blocks)
         return whole
+
+    def cuts(self) -> list[list[Slice]]:
+        """By dimension, the slices that are left of it, outermost first."""
+        return [
+            [Slice(axis.size, axis.rank, n) for axis, dim, n in self.steps if dim == d] for d in range(len(self.shape))
+        ]
 
 
 def embedding(weight: Tensor, index: Tensor, padding_idx: int | None, offset: int | None) -> Tensor:
@@ -100,10 +108,15 @@ def cross_entropy_sum(logits: Tensor, target: Tensor, ignore_index: int, label_s
 
 
 def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
-    """Rows of `x` [t, i], in groups that end at `ends`, each group times its own matrix of `w` [e, i, o]."""
-    if x.dtype == torch.bfloat16 and x.is_cuda:
+    """Rows of `x` [t, i], in groups that end at `ends`, each group times its own matrix of `w` [e, i, o].
+
+    In a dry run `ends` has no data, and the groups are as large as each other.
+    """
+    is_dry = isinstance(ends, FakeTensor)
+    if x.dtype == torch.bfloat16 and (x.is_cuda or is_dry):
         return F.grouped_mm(x, w, offs=ends.to(torch.int32))
-    bounds = [0, *ends.tolist(), x.shape[0]]
+    even = (x.shape[0] * number // len(w) for number in range(1, len(w) + 1))
+    bounds = [0, *(even if is_dry else ends.tolist()), x.shape[0]]
     *groups, rest = x.split([b - a for a, b in pairwise(bounds)])
     parts = [rows @ matrix for rows, matrix in zip(groups, w.unbind(), strict=True)]
     return torch.cat([*parts, rest.new_zeros(len(rest), w.shape[2])])
@@ -121,26 +134,40 @@ class _Dropout(Function):
         return torch.ops.aten.native_dropout_backward(grad, *ctx.saved_tensors, ctx.scale), None, None
 
 
-def dropout(x: Tensor, p: float, shard: Shard | None) -> Tensor:
+def dropout(x: Tensor, p: float, draw: Draw, shard: Shard | None) -> Tensor:
     """Dropout whose mask is the single process's.
 
-    Every rank draws the mask of the whole tensor from the default generator and keeps its own shard of it, so masks and
-    generator state are bitwise those of `native_dropout` in a single process. The mask is drawn in the order of the
-    dimensions, however this rank happens to store `x`: a tensor that the single process stores permuted, and draws in
-    the order of its memory, is permuted in the graph (`pcg.capture`).
+    With a seed the rank computes its own shard of the mask. Else it draws the mask of the whole tensor from the default
+    generator and keeps its shard of it, so masks and generator state are bitwise those of `native_dropout` in a single
+    process. The mask is drawn in the order of the dimensions, however this rank happens to store `x`: a tensor that the
+    single process stores permuted, and draws in the order of its memory, is permuted in the graph (`pcg.capture`).
     """
-    if shard is None and x.is_contiguous():
+    if draw.seed is None and shard is None and x.is_contiguous():
         return torch.native_dropout(x, p, True)[0]
-    return drop(x, p, draw(x.shape if shard is None else shard.shape, p, x.dtype, x.device), shard)
+    return drop(x, p, ahead(x.shape if shard is None else shard.shape, p, draw, x.dtype, x.device), shard)
 
 
-def draw(shape: Sequence[int], p: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The keep-mask of a contiguous tensor, as `native_dropout` draws it; on a GPU the draw depends on the dtype."""
+def ahead(shape: Sequence[int], p: float, draw: Draw, dtype: torch.dtype, device: torch.device) -> Tensor | Draw:
+    """The keep-mask of a contiguous tensor, as `native_dropout` draws it; on a GPU the draw depends on the dtype.
+
+    With a seed nothing need be drawn ahead: the draw says all.
+    """
+    if draw.seed is not None:
+        return draw
     if device.type == "cpu":
         return torch.empty(tuple(shape), dtype=torch.bool).bernoulli_(1 - p)
     return torch.native_dropout(torch.ones(tuple(shape), dtype=dtype, device=device), p, True)[1]
 
 
-def drop(x: Tensor, p: float, mask: Tensor, shard: Shard | None) -> Tensor:
-    """Dropout by a mask of the whole tensor, of which `x` is the `shard`."""
-    return _Dropout.apply(x, mask if shard is None else shard.take(mask), 1 / (1 - p) if p < 1 else 0.0)
+def drop(x: Tensor, p: float, drawn: Tensor | Draw, shard: Shard | None) -> Tensor:
+    """Dropout by a mask of the whole tensor, or by a draw with a seed; `x` is the `shard` of that tensor."""
+    return _Dropout.apply(x, _own(x, p, drawn, shard), 1 / (1 - p) if p < 1 else 0.0)
+
+
+def _own(x: Tensor, p: float, drawn: Tensor | Draw, shard: Shard | None) -> Tensor:
+    """The mask of this rank's part."""
+    if isinstance(drawn, Tensor):
+        return drawn if shard is None else shard.take(drawn)
+    shape, cuts = (x.shape, None) if shard is None else (shard.shape, shard.cuts())
+    assert drawn.seed is not None
+    return keep_mask(shape, 1 - p, drawn.seed, drawn.number, x.device, cuts)

@@ -22,33 +22,44 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.lowering import private
-from shardwright.lowering.movement import Axis
+from shardwright.lowering.movement import Axis, MeshAxis, Time
 from shardwright.pcg.errors import DistributedError
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.mesh import TIME, Mesh
 
 TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The mesh as this rank sees it. `device_mesh` is the one full mesh that all DTensors lie on."""
+    """The mesh as this rank sees it. `device_mesh` is the one full mesh that all DTensors lie on.
+
+    `time` is the axis of microbatches; `is_dry`: the other ranks are not there, and nothing is really sent.
+    """
 
     mesh: Mesh
-    axes: tuple[Axis, ...]
+    axes: tuple[MeshAxis, ...]
     device_mesh: DeviceMesh
     device: torch.device
     timeout_s: float
+    is_dry: bool = False
     _merged: dict[tuple[str, ...], Axis] = field(default_factory=dict, repr=False)
+
+    @property
+    def time(self) -> Time | None:
+        return next((axis for axis in self.axes if isinstance(axis, Time)), None)
 
     def merged(self, names: tuple[str, ...]) -> Axis:
         """Several axes as one, to sum over. Every rank must ask for the same ones in the same order."""
         if len(names) == 1:
-            return self.axes[self.mesh.index(names[0])]
+            axis = self.axes[self.mesh.index(names[0])]
+            assert isinstance(axis, Axis)
+            return axis
         if names not in self._merged:
             dims = [self.mesh.index(name) for name in names]
-            grid = torch.arange(self.mesh.num_devices).reshape(self.mesh.sizes)
-            last = list(range(grid.dim() - len(dims), grid.dim()))
-            group = _my_group(grid.movedim(dims, last).flatten(last[0]), self.timeout_s)
+            with private.unset_fake_temporarily():
+                grid = torch.arange(self.mesh.num_devices).reshape(self.mesh.device_sizes)
+                last = list(range(grid.dim() - len(dims), grid.dim()))
+                group = _my_group(grid.movedim(dims, last).flatten(last[0]), self.timeout_s)
             self._merged[names] = Axis("_".join(names), dist.get_world_size(group), dist.get_rank(group), group)
         return self._merged[names]
 
@@ -88,15 +99,21 @@ def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S) -> Ranks:
             f"`torchrun --nproc-per-node {mesh.num_devices}`, or plan for a cluster of {world} ranks"
         )
     device = private.default_device()
-    grid = torch.arange(world).reshape(mesh.sizes or (1,))
+    with private.unset_fake_temporarily():
+        axes, device_mesh = _axes(mesh, device, timeout_s)
+    return Ranks(mesh, axes, device_mesh, device, timeout_s, dist.get_backend() == private.FAKE)
+
+
+def _axes(mesh: Mesh, device: torch.device, timeout_s: float) -> tuple[tuple[MeshAxis, ...], DeviceMesh]:
+    grid = torch.arange(mesh.num_devices).reshape(mesh.device_sizes or (1,))
     names = mesh.names or ("all",)
     groups = [_my_group(grid.movedim(dim, -1), timeout_s) for dim in range(grid.dim())]
     device_mesh = DeviceMesh.from_group(groups, device.type, mesh=grid, mesh_dim_names=names)
     axes = tuple(
-        Axis(name, size, dist.get_rank(group), group if size > 1 else None)
+        Time(name, size) if name == TIME else Axis(name, size, dist.get_rank(group), group if size > 1 else None)
         for name, size, group in zip(mesh.names, mesh.sizes, groups, strict=False)
     )
-    return Ranks(mesh, axes, device_mesh, device, timeout_s)
+    return axes, device_mesh
 
 
 _Lines = tuple[tuple[int, ...], ...]

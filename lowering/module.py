@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,21 +16,25 @@ from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import SlicedParameter
 from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
-from shardwright.lowering.collectives import reduce
 from shardwright.lowering.emit import emit
-from shardwright.lowering.late import LOSS, sink_reductions
+from shardwright.lowering.exact import num_draws
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
+from shardwright.lowering.precision import check_device
 from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
-from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter, local_part
+from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter
+from shardwright.lowering.training import Training
 from shardwright.pcg.capture import names_by_first, tied_names
-from shardwright.pcg.errors import DistributedError, ShardwrightError
+from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
-from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.mesh import TIME
+from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
+from shardwright.pcg.step.late import sink_reductions
 from shardwright.pcg.step.parameters import Parameter, module_block
+from shardwright.pcg.step.time import check_time
 
 
 def lower(
@@ -40,25 +43,36 @@ def lower(
     *,
     constants: Mapping[str, Tensor] | None = None,
     options: Mapping[str, Any] | None = None,
+    precision: Precision | None = None,
     timeout_s: float = TIMEOUT_S,
     execution: Execution = DEFAULT,
 ) -> ParallelModule:
     """This rank's program for a parallel graph, with this rank's shards of the model's parameters and buffers.
 
     Every rank calls it with the same graph and the same model. `constants` and `options` are those of
-    `pcg.capture.Captured`; `execution` says what backward makes again. Raises `DistributedError` where the number of
-    ranks is not the mesh's, `PlanError` where the graph is not of this model, or has not what is to be made again.
+    `pcg.capture.Captured`; `precision` is that under which it was captured: casts are in the graph, so it only says in
+    what matrix products run. `execution` says what backward makes again. Raises `DistributedError` where the number of
+    ranks is not the mesh's, `PlanError` where the graph is not of this model, cannot be run in microbatches, has not
+    what is to be made again, or this device does not train in the precision.
     """
     graph = sink_reductions(graph).validate()
-    return ParallelModule(graph, model, connect(graph.mesh, timeout_s), constants or {}, options or {}, execution)
+    check_time(graph)
+    ranks = connect(graph.mesh, timeout_s)
+    check_device(precision, ranks.device)
+    constants, options = constants or {}, options or {}
+    return ParallelModule(graph, model, ranks, constants, options, execution, in_tf32=precision == "tf32")
 
 
-class ParallelModule(nn.Module):
+class ParallelModule(Training):
     """A model lowered onto this rank. Parameters carry the model's own names and are DTensors on one mesh.
 
     `forward_backward(**batch)` computes the loss and every gradient; `parallel(**batch)` returns the loss, and its
     `backward()` does the rest. `source` is the program's text; `input_layouts` says how each tensor of the batch is
-    laid out, for those who pass a rank's own shard of it instead of the global tensor.
+    laid out, for those who pass a rank's own shard of it instead of the global tensor. With a `scaler`,
+    `forward_backward` scales the loss before its backward; `scaler.step(optimizer)` undoes that in the gradients.
+
+    A batch is that of all microbatches. Where there are several, `parallel(**batch)` has run their backwards already,
+    and `backward()` of its loss only scales the gradients and hands them over (so with fp16, use `forward_backward`).
     """
 
     def __init__(
@@ -69,8 +83,12 @@ class ParallelModule(nn.Module):
         constants: Mapping[str, Tensor],
         options: Mapping[str, Any],
         execution: Execution = DEFAULT,
+        *,
+        in_tf32: bool = False,
     ) -> None:
         super().__init__()
+        self.scaler: torch.amp.GradScaler | None = None
+        self._in_tf32 = in_tf32 and ranks.device.type == "cuda"
         self.training = model.training
         self.graph, self.ranks = graph, ranks
         self._held: dict[str, Held] = {}
@@ -87,15 +105,18 @@ class ParallelModule(nn.Module):
         orders = (todo.of("await", backward=False), todo.of("await", backward=True))
         self._blocks = Blocks(self._reducer.deliver, *orders)
         for block in outside.chunk.blocks:
-            self._blocks.add(*self._shares(block.parameters))
+            lifetime, summed = block.slices.lifetime, block.slices.summed
+            self._blocks.add(*self._shares(block.parameters), lifetime, summed=summed)
         self._reducer.at_end.append(self._blocks.finish)
-        sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums}
+        sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums} - {TIME}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
         self._saved = Saved(self._blocks, self._leaves.values(), ranks.device)
         self._remakes = bool(self._blocks.items) or any(o.again for o in outside.operations.listed)
         self._parts = _by_block(self._leaves)
         self._runtime: tuple[Any, ...] = (self._blocks.items, self._saved)
         self._constants: dict[str, Tensor] | None = None
+        self._num_draws = num_draws(graph)
+        self._drawn: Tensor | None = None
         self.program: Program = compile_source(emit(graph, outside))
 
     def _hold(self, graph: Graph, model: nn.Module) -> None:
@@ -103,7 +124,8 @@ class ParallelModule(nn.Module):
         layouts = {name: graph.types[node.name].layouts for name, node in leaves.items()}
         whole = (R,) * len(graph.mesh)
         values = {**dict(model.named_parameters(remove_duplicate=False)), **_buffers(model)}
-        check_model({name: graph.types[node.name].shape for name, node in leaves.items()}, values)
+        shapes = {name: graph.types[node.name].shape for name, node in leaves.items()}
+        check_model(shapes, values, with_data=not self.ranks.is_dry)
         share_values(values, self.ranks)
         for hold, tensors in ((hold_parameter, tied_names(model)), (hold_buffer, names_by_first(_buffers(model)))):
             for name, names in tensors.items():
@@ -123,70 +145,18 @@ class ParallelModule(nn.Module):
         shards = [self._of(p.leaf).inside for p in parameters]
         slices = [p.slices for p in parameters if p.slices is not None]
         axes = [self.ranks.merged((s.axis,)) for s in slices]
+        dtypes = [getattr(torch, p.used_dtype) for p in parameters]
         shares = [
-            SlicedParameter(tuple(shard.shape), shard.dtype, shard.device, axis, s.dim, s.blocks, s.copied)
-            for shard, axis, s in zip(shards, axes, slices, strict=True)
+            SlicedParameter(tuple(shard.shape), dtype, shard.device, axis, s.dim, s.blocks, s.copied)
+            for shard, dtype, axis, s in zip(shards, dtypes, axes, slices, strict=True)
         ]
         return shards, shares
 
-    # ---- training ----
-
-    def forward(self, **batch: Any) -> Tensor:
-        """The loss of a batch of global tensors, or of this rank's own shards of them."""
-        summand = self._forward(batch)
-        return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
-
-    def forward_backward(self, **batch: Any) -> Tensor:
-        """The loss of a batch, detached, with every parameter's gradient added to its `grad`.
-
-        Raises `BatchError` where the batch is not what was captured, `DistributedError` where another rank failed.
-        """
-        summand = self._forward(batch)
-        try:
-            total, work = summand.detach(), None
-            if self._loss_axis is not None and self._loss_axis.group is not None:
-                total = total.clone()
-                work = dist.all_reduce(total, group=self._loss_axis.group, async_op=True)
-            summand.backward()
-            if work is not None:
-                work.wait()
-        except RuntimeError as error:
-            raise _blame(error, "backward") from error
-        return total
-
-    def _forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """The loss, or this rank's summand of it."""
-        local = self._batch.local(batch)
-        self._blocks.reset()
-        try:
-            with self._saved.hooks() if self._remakes else nullcontext():
-                outputs = self._program(local)
-            loss = outputs.pop(LOSS)
-            self._reducer.watch(loss)
-            self._write_back(outputs)
-        except RuntimeError as error:
-            raise _blame(error, "forward") from error
-        return loss
-
-    def _program(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        device, axes = self.ranks.device, self.ranks.axes
-        if self._constants is None:
-            with torch.no_grad():
-                constants = self.program.constants(device, *axes)
-                self._constants = {name: _by_itself(value) for name, value in constants.items()}
-        return self.program.forward(self._parts, local, self._constants, *self._runtime, device, *axes)
-
-    def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, value in buffers.items():
-                held = self._held[name]
-                held.inside.copy_(local_part(value.detach(), held.layouts, self.ranks))
+    # ---- what users look at ----
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; returns the norm that they had."""
         return clip_gradients(list({id(h): h for h in self._held.values()}.values()), self.ranks, max_norm, norm_type)
-
-    # ---- what users look at ----
 
     @property
     def input_layouts(self) -> dict[str, Layouts]:
@@ -265,23 +235,6 @@ def _by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
         if block := module_block(name):
             found.setdefault(block, {})[name.removeprefix(f"{block}.")] = value
     return found
-
-
-def _by_itself(value: Tensor) -> Tensor:
-    """Without what it is only a part of."""
-    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-
-
-def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
-    """Errors of the process group as ours; all others as they are."""
-    text = str(error)
-    signs = ("Connection closed", "Connection reset", "Timed out", "timed out", "gloo", "NCCL", "Broken pipe", "Socket")
-    if not isinstance(error, dist.DistError) and not any(sign in text for sign in signs):
-        return error
-    return DistributedError(
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: a collective failed in {phase}: {text.strip()}; "
-        "another rank has probably failed or is stuck, see its output; start all ranks anew"
-    )
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -23,19 +23,36 @@ class Axis:
     group: dist.ProcessGroup | None = field(default=None, repr=False)
 
 
+@dataclass(eq=False)
+class Time:
+    """The axis of microbatches: `rank` is the number of the one that runs. Nothing is sent along it."""
+
+    name: str
+    size: int
+    rank: int = 0
+    group: None = field(default=None, init=False, repr=False)
+
+
+MeshAxis = Axis | Time
+
+
+def _group(axis: MeshAxis) -> dist.ProcessGroup:
+    """Without one, torch would send to all ranks."""
+    assert axis.group is not None, f"{axis.name}: nothing is sent along an axis without a group"
+    return axis.group
+
+
 def all_sum(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
     """The sum of every rank's `x`, on every rank. With `inplace` the memory of `x` may be overwritten."""
     if axis.size == 1:
         return x
-    y = x.contiguous()
-    if not inplace and y.data_ptr() == x.data_ptr():
-        y = y.clone()
-    dist.all_reduce(y, group=axis.group)
+    y = x.clone() if x.is_contiguous() and not inplace else x.contiguous()
+    dist.all_reduce(y, group=_group(axis))
     return y
 
 
-def take(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
-    """This rank's slice of a whole dimension. Contiguous, or a view that is."""
+def take(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:
+    """This rank's slice of a whole dimension, or this microbatch's. Contiguous, or a view that is."""
     if axis.size == 1:
         return x
     if blocks == 1:
@@ -66,10 +83,10 @@ def sum_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
     pieces = _divide(x, axis, dim, blocks)
     if _is_gloo(axis):
         received = torch.empty_like(pieces)
-        dist.all_to_all_single(received.flatten(), pieces.flatten(), group=axis.group)
+        dist.all_to_all_single(received.flatten(), pieces.flatten(), group=_group(axis))
         return received.sum(0)
     out = torch.empty_like(pieces[0])
-    dist.reduce_scatter_single(out.flatten(), pieces.flatten(), group=axis.group)
+    dist.reduce_scatter_single(out.flatten(), pieces.flatten(), group=_group(axis))
     return out
 
 
@@ -87,16 +104,16 @@ def exchange(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) 
         old, new = ((d, n // axis.size if n > min(old[1], new[1]) else n) for d, n in (old, new))
     pieces = _divide(x, axis, *new)
     received = torch.empty_like(pieces)
-    dist.all_to_all_single(received.flatten(), pieces.flatten(), group=axis.group)
+    dist.all_to_all_single(received.flatten(), pieces.flatten(), group=_group(axis))
     return _merge(received, *old)
 
 
 def _is_gloo(axis: Axis) -> bool:
-    return dist.get_backend(axis.group) == "gloo"
+    return dist.get_backend(_group(axis)) == "gloo"
 
 
 def _gather_single(out: Tensor, x: Tensor, axis: Axis) -> None:
-    dist.all_gather_single(out.flatten(), x.flatten(), group=axis.group)
+    dist.all_gather_single(out.flatten(), x.flatten(), group=_group(axis))
 
 
 def _divide(x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.lowering.batch import find_inputs
-from shardwright.lowering.late import LOSS, summand_of_loss
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import TIME
+from shardwright.pcg.parallel import REPLICATE
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.late import LOSS, summand_of_loss
 from shardwright.pcg.step.operations import Operations
 
 
@@ -28,10 +30,14 @@ class Outside:
     loss_sums: tuple[str, ...] = ()
     loss: str = ""
 
-    @property
+    @cached_property
     def aliases(self) -> dict[str, str]:
-        """Every parallel operator that is done outside -> the node whose value its readers see."""
-        return {**self.inputs, **self.operations.aliases}
+        """Every parallel operator that is done outside, or does nothing -> the node whose value its readers see."""
+        found = {**self.inputs, **self.operations.aliases}
+        for node in self.graph.nodes:
+            if node.op == REPLICATE and node.attr("axis") == TIME:
+                found.setdefault(node.name, found.get(node.inputs[0], node.inputs[0]))
+        return found
 
     @cached_property
     def operations(self) -> Operations:

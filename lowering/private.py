@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, HashStore
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd import Variable
 from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,33 +20,18 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
-    "AutogradContext",
-    "FakeTensor",
-    "FileStore",
-    "HashStore",
-    "IncompatibleKeys",
-    "after_backward",
-    "copy_all",
-    "default_device",
-    "is_strided",
-    "make_spec",
-    "norms",
-    "num_blocks",
-    "scale_",
-    "spec_of",
-    "start_all_reduce",
-    "strided_shard",
-    "tree_iter",
-    "unwrap",
-    "wait",
-    "wrap",
-]
+    "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys", "OpOverload",
+    "TorchDispatchMode", "tree_iter", "unset_fake_temporarily",
+]  # fmt: skip
 
+FAKE = "fake"  # the backend of process groups whose other ranks are not there
 AutogradContext = Any  # torch gives its type no public name
 
 
@@ -111,6 +99,13 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator of a device that draws where none is given."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
+
+
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor | None]) -> None:
     """Copy each source to its target; one that is missing counts as zeros. Not all are."""
     pairs = [(target, source) for target, source in zip(targets, sources, strict=True) if source is not None]
@@ -118,6 +113,14 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor | None]) -> Non
     for target, source in zip(targets, sources, strict=True):
         if source is None:
             target.zero_()
+
+
+def add_all(sums: Sequence[Tensor | None], terms: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Add to each sum, in place, its term; where one is missing, the other is the result."""
+    pairs = [(a, b) for a, b in zip(sums, terms, strict=True) if a is not None and b is not None]
+    if pairs:
+        torch._foreach_add_([a for a, _ in pairs], [b for _, b in pairs])
+    return [b if a is None else a for a, b in zip(sums, terms, strict=True)]
 
 
 def norms(tensors: list[Tensor], order: float) -> Tensor:
@@ -128,3 +131,53 @@ def norms(tensors: list[Tensor], order: float) -> Tensor:
 def scale_(tensors: list[Tensor], factor: Tensor) -> None:
     """Multiply every tensor in place."""
     torch._foreach_mul_(tensors, factor)
+
+
+def storage_key(tensor: Tensor) -> int:
+    """What two tensors have in common if and only if they share memory: an address that fake tensors have as well."""
+    return tensor.untyped_storage()._cdata
+
+
+def in_backward() -> bool:
+    """Whether autograd runs a backward now."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def group_of(argument: object) -> dist.ProcessGroup:
+    """The process group that an operator of c10d or of the functional collectives is given."""
+    if isinstance(argument, str):
+        return dist.distributed_c10d._resolve_process_group(argument)
+    return dist.ProcessGroup.unbox(argument)
+
+
+# ---- kernels of torch's own operators ----
+
+Kernel = Callable[..., Any]
+
+
+class Kernels:
+    """Other kernels for some of torch's operators on plain tensors, in all threads, until `restore`.
+
+    `replacements`: by operator and device; called with the original kernel and the operator's arguments.
+    """
+
+    def __init__(self, replacements: Mapping[tuple[str, str], Kernel]) -> None:
+        self._library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns where a kernel is replaced
+            for (name, device), kernel in replacements.items():
+                original = torch.library.get_kernel(f"aten::{name}", device)
+                self._library.impl(name, _replaced(original.call_boxed, kernel), device, with_keyset=True)
+
+    def restore(self) -> None:
+        """Torch's own kernels again."""
+        self._library._destroy()
+
+
+def _replaced(original: Kernel, kernel: Kernel) -> Kernel:
+    return lambda keys, *args, **kwargs: kernel(partial(original, keys), *args, **kwargs)
+
+
+def argument_names(operator: str) -> list[str]:
+    """The names of the arguments of one of torch's operators."""
+    return [argument.name for argument in getattr(torch.ops.aten, operator).default._schema.arguments]

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import itertools
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+Batch = Mapping[str, Tensor]
+PROGRAM_NAME = "<shardwright program"
+"""What the file names of programs begin with in tracebacks."""
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Program:
-    """The functions `forward` and `constants` as `emit` describes them, and the text that they were compiled from.
+    """The functions as `emit` describes them, and the text that they were compiled from.
 
     `functions`: those that `forward` calls, by name, as it finds them.
     """
@@ -24,6 +28,7 @@ class Program:
     source: str
     forward: Callable[..., dict[str, Any]]
     constants: Callable[..., dict[str, Any]]
+    step: Callable[..., Tensor]
     functions: dict[str, Callable[..., Any]]
 
     def write(self, path: Path | str) -> None:
@@ -45,12 +50,23 @@ class Program:
 
 def compile_source(source: str) -> Program:
     """Compile the text that `emit` wrote and register it for tracebacks."""
-    filename = f"<shardwright program {next(_numbers)}>"
+    filename = f"{PROGRAM_NAME} {next(_numbers)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {"__name__": "shardwright_program"}
     exec(compile(source, filename, "exec"), namespace)
     own = {name: f for name, f in namespace.items() if getattr(f, "__module__", "") == "shardwright_program"}
-    return Program(source, own.pop("forward"), own.pop("constants"), own)
+    step = own.pop("step", _one_microbatch)
+    return Program(source, own.pop("forward"), own.pop("constants"), step, own)
+
+
+def _one_microbatch(
+    forward: Callable[[Batch], Tensor], backward: Callable[[Tensor, Tensor], None], batches: Sequence[Batch], _: object
+) -> Tensor:
+    (batch,) = batches
+    summand = forward(batch)
+    loss = summand.detach().clone()
+    backward(summand, loss)
+    return loss
 
 
 def left_to_python(items: Sequence[object], *methods: str) -> list[Any]:

@@ -3,11 +3,16 @@
 A large gradient is summed in place; small ones are packed into flat buckets. Both are *units*. Units are launched in
 one fixed order on every rank, each as soon as it and all before it are complete. At the end of the backward, units that
 unused parameters left open are completed with zeros, all are waited for, and every gradient goes to its `Held`.
+
+Where a step has several microbatches, autograd adds up their gradients. All this happens in the backward of the last
+one, to whose gradients the sums so far are added. No gradient is handed over before, so that a step that fails leaves
+none behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +23,9 @@ from shardwright.lowering import private
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.storage import Held
 from shardwright.pcg.step.buckets import LARGE_BYTES
+
+Finished = tuple[Held, Tensor, Tensor | None]
+"""A parameter, its gradient, and the same as a DTensor, if there is one."""
 
 
 class _Unit:
@@ -35,7 +43,12 @@ class _Unit:
         self.buffer: Tensor | None = None
         self.views: list[Tensor] = []
         self.arrived: list[bool] = []
+        self.earlier: list[Tensor | None] = [None] * len(self.members)
         self.work: Any = None
+
+    def put_aside(self) -> None:
+        """Keep what earlier microbatches have added up, so that the last one's gradients are seen to arrive."""
+        self.earlier = [_take_gradient(held.inside) for held in self.members]
 
     @property
     def complete(self) -> bool:
@@ -43,30 +56,32 @@ class _Unit:
 
     @property
     def begun(self) -> bool:
-        return any(held.inside.grad is not None for held in self.members)
+        gradients = (*self.earlier, *(held.inside.grad for held in self.members))
+        return any(gradient is not None for gradient in gradients)
 
-    def launch(self) -> None:
-        """Take the members' gradients and start to sum them."""
-        gradients = [_take_gradient(held.inside) for held in self.members]
+    def launch(self, *, at_home: bool) -> None:
+        """Take the members' gradients and start to sum them; `at_home`: in the bucket's own memory, if that is free."""
+        gradients = private.add_all(self.earlier, [_take_gradient(held.inside) for held in self.members])
+        self.earlier = [None] * len(self.members)
         self.arrived = [gradient is not None for gradient in gradients]
         if self.packed:
-            self._pack(gradients)
+            self._pack(gradients, at_home)
         else:
             assert gradients[0] is not None
             self.buffer = gradients[0].contiguous()
             self.views = [self.buffer]
         self.work = dist.all_reduce(self.buffer, group=self.axis.group, async_op=True)
 
-    def finish(self) -> None:
+    def finish(self) -> Iterator[Finished]:
         self.work.wait()
         own = self.at_home if self.home is not None and self.buffer is self.home[0] else [None] * len(self.members)
         for held, gradient, wrapped, arrived in zip(self.members, self.views, own, self.arrived, strict=True):
             if arrived:
-                held.accept_gradient(gradient, wrapped)
+                yield held, gradient, wrapped
 
-    def _pack(self, gradients: Sequence[Tensor | None]) -> None:
+    def _pack(self, gradients: Sequence[Tensor | None], at_home: bool) -> None:
         """Into the bucket's own memory, unless gradients that the user still holds lie in it."""
-        free = all(held.outside.grad is None for held in self.members)
+        free = at_home and all(held.outside.grad is None for held in self.members)
         self.buffer, self.views = self.home if free and self.home is not None else self._flat()
         with torch.no_grad():
             private.copy_all(self.views, gradients)
@@ -96,58 +111,90 @@ class Reducer:
         self.held = {id(held.inside): held for held in trained}
         self.direct = [held for key, held in self.held.items() if key not in self.summed]
         self.at_end: list[Callable[[], None]] = []
-        self.running, self.next = False, 0
+        self.kept: list[Finished] | None = None
+        self.running, self.in_backward, self.next = False, False, 0
+        self.first = self.last = True
         for unit in self.units:
             unit.members[-1].inside.register_post_accumulate_grad_hook(lambda leaf: self._launch_complete())
 
-    def watch(self, loss: Tensor) -> None:
-        """Be told when the backward from `loss` begins; forget one that did not end."""
-        if self.running:
+    def watch(self, loss: Tensor, *, first: bool = True, last: bool = True) -> None:
+        """Be told when the backward from `loss`, of a step's first or last microbatch, begins.
+
+        With the first one, a step that did not end is forgotten.
+        """
+        if first and self.running:
             self._forget()
             for held in self.held.values():
                 held.inside.grad = None
+        self.first, self.last = first, last
+        if last and not first:
+            for unit in self.units:
+                unit.put_aside()
         if loss.requires_grad:
             loss.register_hook(lambda gradient: self._begin())
 
     def deliver(self, leaf: Tensor, gradient: Tensor) -> None:
         """Take a gradient that does not come from autograd."""
+        if id(leaf) not in self.summed and self.first and self.last:
+            self._hand_over([(self.held[id(leaf)], gradient, None)])
+            return
+        leaf.grad = gradient if leaf.grad is None else leaf.grad.add_(gradient)
         if id(leaf) in self.summed:
-            leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
             self._launch_complete()
-        else:
-            self.held[id(leaf)].accept_gradient(gradient)
+
+    @contextmanager
+    def keeping(self) -> Generator[list[Finished]]:
+        """Under this, finished gradients go into a list, and not to their parameters."""
+        self.kept = list[Finished]()
+        try:
+            yield self.kept
+        finally:
+            self.kept = None
+
+    def _hand_over(self, finished: Iterable[Finished]) -> None:
+        if self.kept is not None:
+            self.kept += finished
+            return
+        for held, gradient, wrapped in finished:
+            held.accept_gradient(gradient, wrapped)
 
     def _begin(self) -> None:
-        if not self.running:
-            self.running = True
+        self.running = True
+        if not self.in_backward:
+            self.in_backward = True
             private.after_backward(self._finish)
 
     def _launch_complete(self) -> None:
-        while self.next < len(self.units) and self.units[self.next].complete:
-            self.units[self.next].launch()
+        while self.last and self.next < len(self.units) and self.units[self.next].complete:
+            self._launch(self.units[self.next])
             self.next += 1
 
+    def _launch(self, unit: _Unit) -> None:
+        unit.launch(at_home=self.kept is None)
+
     def _finish(self) -> None:
-        """At the end of the backward: launch what is incomplete, wait, hand over."""
+        """At the end of a step's last backward: launch what is incomplete, wait, hand over."""
         for callback in self.at_end:
             callback()
+        self.in_backward = False
+        if not self.last:
+            return
         for unit in self.units:
             if unit.work is None and unit.begun:
-                unit.launch()
-        for held in self.direct:
-            if (gradient := _take_gradient(held.inside)) is not None:
-                held.accept_gradient(gradient)
+                self._launch(unit)
+        gradients = [(held, _take_gradient(held.inside), None) for held in self.direct]
+        self._hand_over((held, gradient, none) for held, gradient, none in gradients if gradient is not None)
         for unit in self.units:
             if unit.work is not None:
-                unit.finish()
+                self._hand_over(unit.finish())
         for unit in self.units:
             if unit.begun:  # delivered twice: two forwards, one backward
-                unit.launch()
-                unit.finish()
+                self._launch(unit)
+                self._hand_over(unit.finish())
         self._forget()
 
     def _forget(self) -> None:
-        self.running, self.next = False, 0
+        self.running, self.in_backward, self.next = False, False, 0
         for unit in self.units:
             unit.reset()
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from shardwright.lowering import private
 from shardwright.lowering.blocks import Blocks
 
 Results = Any
@@ -38,7 +39,7 @@ class Saved:
     def __init__(self, blocks: Blocks, stored: Iterable[Tensor], device: torch.device) -> None:
         """`stored`: parameters and buffers, which are always there."""
         self.blocks, self.device = blocks, device
-        self.stored = {address(tensor) for tensor in stored}
+        self.stored = {private.storage_key(tensor) for tensor in stored}
         self.given: dict[int, weakref.ref[Tensor]] = {}  # results that are made again for their readers, by address
 
     def hooks(self) -> AbstractContextManager[Any]:
@@ -51,7 +52,7 @@ class Saved:
         packed = self.blocks.pack(tensor)
         if packed is not tensor or not self.given:
             return packed
-        result = found() if (found := self.given.get(address(tensor))) is not None else None
+        result = found() if (found := self.given.get(private.storage_key(tensor))) is not None else None
         return tensor if result is None else result.region.handle(result, tensor)  # type: ignore[attr-defined]
 
     # ---- called by the program ----
@@ -65,9 +66,9 @@ class Saved:
         region, results = self._run(function, operands, options, random=random)
         if region is not None:
             for number, result in enumerate(results if isinstance(results, tuple) else (results,)):
-                if isinstance(result, Tensor) and result.numel() and address(result) not in region.known:
+                if isinstance(result, Tensor) and result.numel() and private.storage_key(result) not in region.known:
                     result.region, result.number = region, number  # type: ignore[attr-defined]
-                    self.given[address(result)] = weakref.ref(result)
+                    self.given[private.storage_key(result)] = weakref.ref(result)
         return results
 
     def _run(
@@ -75,7 +76,7 @@ class Saved:
     ) -> tuple[_Region | None, Results]:
         if not torch.is_grad_enabled():
             return None, function(*operands, **options)
-        generator = _generator(self.device) if random else None
+        generator = private.default_generator(self.device) if random else None
         region = _Region(self, function, operands, options, generator)
         with saved_tensors_hooks(region.pack, unpack):
             return region, function(*operands, **options)
@@ -150,7 +151,7 @@ class _Region:
         return _Given(self, number, (part.size(), part.stride(), part.storage_offset()))
 
     def _is_there(self, tensor: Tensor, known: set[int]) -> bool:
-        return (where := address(tensor)) in known or where in self.saved.stored
+        return (where := private.storage_key(tensor)) in known or where in self.saved.stored
 
     # ---- backward ----
 
@@ -206,11 +207,6 @@ def unpack(kept: Tensor | Handle) -> Tensor:
     return kept if isinstance(kept, Tensor) else kept.tensor()
 
 
-def address(tensor: Tensor) -> int:
-    """Of the memory that a tensor lies in."""
-    return tensor.untyped_storage().data_ptr()
-
-
 def _nothing(kept: None) -> Tensor:
     raise AssertionError("what runs again has no backward")
 
@@ -220,12 +216,5 @@ def _addresses(operands: Iterable[Any]) -> set[int]:
     found = set[int]()
     for x in operands:
         tensors = x.values() if isinstance(x, dict) else (x,)
-        found.update(address(tensor) for tensor in tensors if isinstance(tensor, Tensor))
+        found.update(private.storage_key(tensor) for tensor in tensors if isinstance(tensor, Tensor))
     return found
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    """The default one of a device."""
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard as ShardPlacement
 
 from shardwright.lowering import private
 from shardwright.lowering.launch import Ranks
-from shardwright.lowering.movement import Axis, take
+from shardwright.lowering.movement import MeshAxis, take
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.layout import Layouts, local_blocks, shard_order
 from shardwright.pcg.mesh import Mesh
@@ -34,7 +34,7 @@ def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:
     return tuple(found) or (Replicate(),)
 
 
-def slices(shape: tuple[int, ...], layouts: Layouts, ranks: Ranks) -> list[tuple[Axis, int, int]]:
+def slices(shape: tuple[int, ...], layouts: Layouts, ranks: Ranks) -> list[tuple[MeshAxis, int, int]]:
     """The slices (axis, dim, blocks) that lead from a logical tensor of this shape to this rank's part."""
     steps = shard_order(shape, layouts, ranks.mesh.sizes)
     assert not isinstance(steps, str), steps
@@ -112,7 +112,7 @@ def hold_buffer(value: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: 
 def _own(part: Tensor, whole: Tensor, ranks: Ranks) -> Tensor:
     """Memory of its own, so that the user's model and the other shards can be freed."""
     part = part.to(ranks.device)
-    shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    shared = private.storage_key(part) == private.storage_key(whole)
     return part.clone(memory_format=torch.contiguous_format) if shared else part
 
 
@@ -120,10 +120,10 @@ def _meta(value: Tensor) -> Tensor:
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
-def check_model(shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Tensor]) -> None:
-    """Raise a `PlanError` unless the model has every leaf of the graph, in its shape and with data."""
+def check_model(shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Tensor], *, with_data: bool) -> None:
+    """Raise a `PlanError` unless the model has every leaf of the graph, in its shape, and with data where asked."""
     hollow = next((n for n, v in values.items() if v.device.type == "meta" or isinstance(v, private.FakeTensor)), None)
-    if hollow is not None:
+    if with_data and hollow is not None:
         raise PlanError(
             f"{hollow}: the model has no data (it is on fake tensors or on device meta), so that it can be planned but "
             "not trained; build it with real tensors, or load a checkpoint into it"

@@ -7,6 +7,8 @@ from itertools import pairwise
 from typing import Literal
 
 from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.layout import R
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import source_of
 from shardwright.pcg.parallel import REPLICATE
 
@@ -26,18 +28,24 @@ def constant_nodes(graph: Graph) -> frozenset[str]:
 
 
 def computed_once(graph: Graph) -> frozenset[str]:
-    """Nodes that no leaf, no opaque operator and no chance reaches, such as masks and positions.
+    """Nodes that no leaf, no opaque operator and no chance reaches, such as masks and positions; the same at any time.
 
     They are computed before the first step, and what steps read of them stays; larger ones than `CONSTANT_BYTES`, and
     what is made of these, are computed anew.
     """
     found: set[str] = set()
     for node in graph.nodes:
-        if node.is_leaf or node.op == OPAQUE or node.is_random:
+        if node.is_leaf or node.op == OPAQUE or node.is_random or not is_timeless(graph, node.name):
             continue
         if all(i in found for i in node.inputs) and graph.types[node.name].local_bytes(graph.mesh) <= CONSTANT_BYTES:
             found.add(node.name)
     return frozenset(found)
+
+
+def is_timeless(graph: Graph, name: str) -> bool:
+    """Whether a value is the same for all microbatches."""
+    mesh = graph.mesh
+    return mesh.num_microbatches == 1 or graph.types[name].layouts[mesh.index(TIME)] == R
 
 
 def kept_constants(graph: Graph, once: frozenset[str]) -> frozenset[str]:
@@ -73,7 +81,38 @@ def copies_data(graph: Graph, node: Node) -> bool:
     if node.op != "reshape":
         return False
     source = source_of(graph, node.inputs[0])
-    return source.op in ("permute", "expand") or (source.op == "slice" and not _splits_dims(graph, source, node))
+    if source.op == "expand":
+        return _joins_repeated(graph, source, node)
+    return source.op == "permute" or (source.op == "slice" and not _splits_dims(graph, source, node))
+
+
+def _joins_repeated(graph: Graph, expand: Node, reshape: Node) -> bool:
+    """Whether a reshape joins dimensions along which the same memory is repeated with others, on one device."""
+    wide, after = (graph.types[node.name].local_shape(graph.mesh) for node in (expand, reshape))
+    before = graph.types[expand.inputs[0]].local_shape(graph.mesh)
+    strides, stride = [0] * len(wide), 1
+    for dim in range(1, len(before) + 1):
+        if before[-dim] == wide[-dim]:
+            strides[-dim] = stride
+        stride *= before[-dim]
+    return not all(
+        strides[left] == strides[right] * wide[right]
+        for dims in _joined(wide, after)
+        for left, right in pairwise(dim for dim in dims if wide[dim] > 1)
+    )
+
+
+def _joined(before: Sequence[int], after: Sequence[int]) -> Iterator[list[int]]:
+    """The dimensions of `before` that a reshape takes together, in runs as short as can be."""
+    rest, dims, old, new = list(after), list[int](), 1, 1
+    for dim, extent in enumerate(before):
+        dims.append(dim)
+        old *= extent
+        while rest and new < old:
+            new *= rest.pop(0)
+        if old == new:
+            yield dims
+            dims = []
 
 
 def _moves_batch(graph: Graph, node: Node) -> bool:
@@ -185,13 +224,27 @@ def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
     others = [any(grads[:i]) or any(grads[i + 1 :]) for i in range(len(grads))]
     return tuple(
         item for item in row.saves
-        if not isinstance(item, int) or item >= len(grads) or (item,) not in row.linear_in or others[item]
+        if not isinstance(item, int) or (item < len(grads) and ((item,) not in row.linear_in or others[item]))
     )  # fmt: skip
 
 
-def stored_nodes(graph: Graph) -> set[str]:
-    """Parameters, and parameters on their way through parallel operators."""
-    return {node.name for node in graph.nodes if source_of(graph, node.name).op == "parameter"}
+def summed_in_place(graph: Graph, name: str) -> bool:
+    """Whether a sum over ranks may overwrite its operand: it is new memory, which nothing else reads."""
+    row = graph.by_name[name].row
+    return len(graph.users[name]) == 1 and row is not None and row.fresh
+
+
+def read_again(graph: Graph) -> set[str]:
+    """Parameters whose memory an operator's backward reads, also through views and parallel operators."""
+    found, roots = set[str](), dict[str, str]()
+    for node in graph.nodes:
+        view = node.is_parallel or (node.row is not None and node.row.view and written(graph, node) != "copy")
+        view |= node.op == "cast" and source_of(graph, node.name).op == "parameter"
+        roots[node.name] = roots[node.inputs[0]] if view and node.inputs else node.name
+        if not view and not node.is_leaf and graph.types[node.name].grad:
+            saved = saved_by(node, [graph.types[name].grad for name in node.inputs])
+            found.update(roots[node.inputs[item]] for item in saved if isinstance(item, int))
+    return found & {leaf.name for leaf in graph.leaves("parameter")}
 
 
 def is_whole(choice: str) -> bool:

@@ -8,6 +8,7 @@ from shardwright.pcg.factors import Shape
 from shardwright.pcg.graph import OPAQUE, Graph, Node, Source, infer, leaf, make_attrs
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, Attr
+from shardwright.pcg.precision import HALVES, operand_dtypes
 from shardwright.pcg.types import TensorType, is_float
 
 Operand = str | int | float | bool
@@ -16,11 +17,14 @@ Operand = str | int | float | bool
 class GraphBuilder:
     """Appends nodes to a serial graph. Operands are node names or Python scalars.
 
-    `default_float` is the dtype of real numbers that no tensor gives one.
+    `default_float` is the dtype of real numbers that no tensor gives one. `low` is the 16-bit format in which the next
+    operators run where their rows say so (`pcg.precision`), "" for none, where products take the widest of their
+    operands; None: operands have the dtypes that the operator is captured with.
     """
 
     def __init__(self, default_float: str = "float32") -> None:
         self.default_float = default_float
+        self.low: str | None = None
         self.nodes: dict[str, Node] = {}
         self.types: dict[str, TensorType] = {}
         self.source = Source()
@@ -44,11 +48,15 @@ class GraphBuilder:
 
     def op(self, op: str, *operands: Operand, **attrs: Attr) -> str:
         """Append one operator, or return the node that already computes the same."""
-        inputs = self.operands(*operands)
+        inputs = self.operands(*self._at_precision(op, operands))
         if (same := self._no_op(op, inputs, attrs)) is not None:
             return same
+        if op == "dropout" and attrs["p"] == 1:
+            return self.op("mul", inputs[0], 0.0)  # as torch has it, which draws nothing then
         if op == "reshape" and self.nodes[inputs[0]].op == "reshape":
             return self.op(op, self.nodes[inputs[0]].inputs[0], **attrs)
+        if op == "cast" and self.low and self._is_number(inputs[0]):
+            return self.op("full", **{**dict(self.nodes[inputs[0]].attrs), **attrs})
         if op in ROWS and ROWS[op].random:
             attrs["seed"], self._num_random = self._num_random, self._num_random + 1
         key = repr((op, inputs, make_attrs(**attrs)))  # text, because True == 1 == 1.0
@@ -72,6 +80,24 @@ class GraphBuilder:
             return self.scalar(operand, self.default_float if real else beside)
 
         return tuple(map(name, operands))
+
+    def wide(self, x: str) -> str:
+        """x as operators read it that run in at least fp32, where others run in 16 bits."""
+        return self.op("cast", x, dtype="float32") if self.low and self.types[x].dtype in HALVES else x
+
+    def _at_precision(self, op: str, operands: Sequence[Operand]) -> Sequence[Operand]:
+        """The operands in what the operator computes in. One without a row runs as it was captured."""
+        if self.low is None or op == "cast":
+            return operands
+        tensors = [o for o in operands if isinstance(o, str)]
+        if op == OPAQUE:
+            return [self.wide(x) for x in tensors]
+        dtypes = operand_dtypes(ROWS[op], [self.types[x] for x in tensors], self.low)
+        casts = iter([self.op("cast", x, dtype=dtype) for x, dtype in zip(tensors, dtypes, strict=True)])
+        return [next(casts) if isinstance(o, str) else o for o in operands]
+
+    def _is_number(self, name: str) -> bool:
+        return self.nodes[name].op == "full" and self.types[name].shape == ()
 
     def _no_op(self, op: str, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> str | None:
         """The operand itself where the operator would change nothing."""

@@ -12,6 +12,7 @@ import inspect
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_flatten_with_path, tree_map_only
+from torch.amp.autocast_mode import autocast
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only
 
 from shardwright.pcg import exporting
 from shardwright.pcg.aten import IGNORED, Ref, dtype_name, lift
@@ -28,6 +30,9 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import CaptureError, GraphError, UnsupportedOperatorError
 from shardwright.pcg.exporting import export, is_library
 from shardwright.pcg.graph import OPAQUE, Graph, Source
+from shardwright.pcg.precision import check_precision, low_dtype
+from shardwright.pcg.regions import Marker, Regions
+from shardwright.pcg.step.execution import Precision
 
 LOSS = "loss"
 
@@ -39,12 +44,14 @@ class Captured:
     aliases     the qualified names of each parameter leaf, the leaf's own first (several where weights are tied)
     constants   tensors that the graph reads and that are neither parameters nor buffers
     options     keyword arguments that are not tensors, baked into the graph
+    precision   the one that it was captured under (`pcg.precision`)
     """
 
     graph: Graph
     aliases: Mapping[str, tuple[str, ...]]
     constants: Mapping[str, torch.Tensor]
     options: Mapping[str, Any]
+    precision: Precision | None = None
 
 
 def find_loss(result: Any) -> torch.Tensor | None:
@@ -61,14 +68,16 @@ def find_loss(result: Any) -> torch.Tensor | None:
 
 
 class _LossOnly(nn.Module):
-    """The model, returning its loss alone."""
+    """The model, returning its loss alone. `low`: the 16-bit format of the `torch.autocast` that it runs under."""
 
-    def __init__(self, model: nn.Module, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, options: Mapping[str, Any], marker: Marker, low: str) -> None:
         super().__init__()
-        self.model, self.options = model, options
+        self.model, self.options, self.marker, self.low = model, options, marker, low
 
     def forward(self, **batch: Any) -> torch.Tensor:
-        result = self.model(**batch, **self.options)
+        self.marker.tensor = next(x for x in tree_leaves(batch) if isinstance(x, torch.Tensor))
+        with autocast(self.marker.device, getattr(torch, self.low)) if self.low else nullcontext():
+            result = self.model(**batch, **self.options)
         loss = find_loss(result)
         if loss is None:
             raise CaptureError(
@@ -105,13 +114,23 @@ def bind_arguments(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
     return flat
 
 
-def capture(model: nn.Module, batch: Mapping[str, Any], args: Sequence[Any] = (), *, strict: bool = False) -> Captured:
+def capture(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    args: Sequence[Any] = (),
+    *,
+    strict: bool = False,
+    precision: Precision | None = None,
+) -> Captured:
     """Capture `model(*args, **batch)` with its loss as a serial graph.
 
     `batch` maps argument names to global tensors (or nests of them); other values are baked in as options. With
     `strict`, an operator without a row in the op table is an `UnsupportedOperatorError` instead of running replicated.
-    Raises `CaptureError` naming the module and source line where tracing failed.
+    `precision`: what is computed in which dtype, in place of the model's own (`pcg.precision`).
+    Raises `CaptureError` naming the module and source line where tracing failed, `PlanError` where the parameters are
+    not of a dtype that the precision is for.
     """
+    check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
     bound = bind_arguments(model, args, batch)
     options = {
         k: v for k, v in bound.items() if not any(isinstance(x, torch.Tensor) for _, x in tree_flatten_with_path(v)[0])
@@ -125,11 +144,12 @@ def capture(model: nn.Module, batch: Mapping[str, Any], args: Sequence[Any] = ()
     mode = _fake_mode(model)
     if mode is not None:
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
-    exported = export(_LossOnly(model, options), model, tensors, mode)
+    marker = Marker(next((p.device.type for p in model.parameters()), "cpu"))
+    exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
     graph, constants = _Importer(model, exported, tensors).run()
     if strict:
         _refuse_opaque(graph)
-    return Captured(graph, tied_names(model), constants, options)
+    return Captured(graph, tied_names(model), constants, options, precision)
 
 
 def _told_apart(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -195,6 +215,7 @@ class _Importer:
     def __init__(self, model: nn.Module, exported: torch.export.ExportedProgram, tensors: Mapping[str, Any]) -> None:
         self.model, self.exported = model, exported
         self.keys = list(flat_batch(tensors))
+        self.regions = Regions(exported.graph)
         self.builder = GraphBuilder(dtype_name(torch.get_default_dtype()))
         self.values: dict[torch.fx.Node, Any] = {}
         self.constants: dict[str, torch.Tensor] = {}
@@ -203,7 +224,8 @@ class _Importer:
         self._placeholders()
         outputs: list[tuple[str, str]] = []
         for node in self.exported.graph.nodes:
-            if node.op == "call_function":
+            if node.op == "call_function" and not self.regions.passes(node):
+                self.builder.low = self.regions.low
                 self._call(node)
             elif node.op == "output":
                 outputs = list(self._outputs(node))
@@ -305,9 +327,13 @@ def _order_of_draws(node: torch.fx.Node) -> tuple[int, ...] | None:
     """
     if _operator_name(node) != "native_dropout" or not isinstance(node.args[0], torch.fx.Node):
         return None
-    strides = torch.empty_like(node.args[0].meta["val"], device="meta").stride()
-    order = tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
+    order = memory_order(torch.empty_like(node.args[0].meta["val"], device="meta").stride())
     return None if order == tuple(range(len(order))) else order
+
+
+def memory_order(strides: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions of a tensor as they lie in memory, outermost first."""
+    return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
 
 
 def _result_type(value: Any) -> tuple[tuple[int, ...], str] | None:

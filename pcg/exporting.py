@@ -24,6 +24,7 @@ from torch.autograd import Function
 
 from shardwright.pcg.aten import find_handler
 from shardwright.pcg.errors import CaptureError
+from shardwright.pcg.regions import Marker, enter_regions
 
 # Decomposed, a recurrent layer would be a copy of its cell for every position of the sequence.
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
@@ -35,9 +36,15 @@ class LostGradientError(Exception):
 
 
 def export(
-    wrapper: nn.Module, model: nn.Module, tensors: Mapping[str, Any], mode: FakeTensorMode | None
+    wrapper: nn.Module,
+    model: nn.Module,
+    tensors: Mapping[str, Any],
+    mode: FakeTensorMode | None,
+    marker: Marker | None = None,
 ) -> torch.export.ExportedProgram:
     """`wrapper(**tensors)` in functional ATen operators. `model`, inside the wrapper, is what errors are about.
+
+    `marker` marks the regions of `torch.autocast`; the wrapper gives it a tensor.
 
     Raises `CaptureError` naming the module and source line where tracing failed, and what usually helps.
     """
@@ -49,8 +56,11 @@ def export(
     try:
         with warnings.catch_warnings(), _own_backwards_refused():
             warnings.simplefilter("ignore")
-            exported = torch.export.export(wrapper, (), dict(tensors), strict=False)
+            marker = marker or Marker("cpu")
+            with marker.watching():
+                exported = torch.export.export(wrapper, (), dict(tensors), strict=False)
             _cut_gradients(exported.graph_module)
+            enter_regions(exported.graph_module, marker.device)
             with mode or nullcontext():
                 return exported.run_decompositions(dict(_decompositions()))
     except CaptureError:

@@ -151,17 +151,4 @@ def topological(nodes: Iterable[Node]) -> tuple[Node, ...]:
     return tuple(done.values())
 
 
-__all__ = [
-    "LEAVES",
-    "OPAQUE",
-    "Graph",
-    "Node",
-    "S",
-    "Source",
-    "fits",
-    "infer",
-    "leaf",
-    "make_attrs",
-    "required_layouts",
-    "topological",
-]
+__all__ = ["LEAVES", "OPAQUE", "S", "Source", "fits", "infer", "leaf", "make_attrs", "required_layouts"]

@@ -19,7 +19,7 @@ import numpy as np
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.factors import Shape
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.layout import Layouts, R, S, format_layouts, shard_order
+from shardwright.pcg.layout import Layouts, R, S, check_layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
@@ -75,7 +75,7 @@ def scatter(array: Array, layouts: Layouts, mesh: Mesh, seed: int = 0) -> list[A
     Raises `LayoutError` where an array of this shape cannot have these layouts, or is of bools and `P`.
     """
     array = np.asarray(array)
-    order = _order(array.shape, layouts, mesh)
+    order = check_layouts(array.shape, layouts, mesh)
     summands: dict[Coordinate, Array] = {(): array}
     partial = [axis for axis, layout in enumerate(layouts) if layout.kind == "P"]
     rng = np.random.default_rng(seed)
@@ -101,8 +101,8 @@ def denote(arrays: Sequence[Array], value: TensorType, mesh: Mesh) -> Array:
     sum. Raises `LayoutError` where a shape is not the local one or copies differ by more than rounding.
     """
     expected = value.local_shape(mesh)
-    if len(arrays) != mesh.num_devices:
-        raise LayoutError(f"denote: {len(arrays)} arrays for the {mesh.num_devices} devices of {mesh}")
+    if len(arrays) != mesh.num_members:
+        raise LayoutError(f"denote: {len(arrays)} arrays for the {mesh.num_members} devices of {mesh}")
     for rank, array in enumerate(arrays):
         if array.shape != expected:
             raise LayoutError(f"denote: rank {rank} holds {list(array.shape)}, expected {list(expected)} of {value}")
@@ -110,7 +110,7 @@ def denote(arrays: Sequence[Array], value: TensorType, mesh: Mesh) -> Array:
     for axis, layout in enumerate(value.layouts):
         if layout.kind in "RC":
             grid = _along(grid, axis, _agreed(f"denote: {value} is {layout} on axis {mesh.names[axis]!r}"))
-    for axis, dim, blocks in reversed(_order(value.shape, value.layouts, mesh)):
+    for axis, dim, blocks in reversed(check_layouts(value.shape, value.layouts, mesh)):
         grid = _along(grid, axis, _joined(dim, blocks))
     for axis, layout in enumerate(value.layouts):
         if layout.kind == "P":
@@ -151,7 +151,7 @@ def _apply(node: Node, operands: Sequence[Array], attrs: Mapping[str, Any], shap
 def attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
     """The node's attributes on every device: localized, with the device's offset or its shard of what is drawn."""
     if node.op == OPAQUE:
-        return [dict(node.attrs)] * graph.mesh.num_devices
+        return [dict(node.attrs)] * graph.mesh.num_members
     row, mesh, result = ROWS[node.op], graph.mesh, graph.types[node.name]
     local = graph.local_attrs(node)
     by_rank: list[Mapping[str, Any]] = []
@@ -181,7 +181,7 @@ def shard_slices(value: TensorType, mesh: Mesh, coordinate: Coordinate) -> tuple
     for dim, extent in enumerate(value.shape):
         alone = tuple(S(0, x.blocks) if x.is_shard and x.dim == dim else R for x in value.layouts)
         indices = np.arange(extent)
-        for axis, _, blocks in _order((extent,), alone, mesh):
+        for axis, _, blocks in check_layouts((extent,), alone, mesh):
             indices = _take(indices, 0, blocks, mesh.sizes[axis], coordinate[axis])
         start = int(indices[0]) if len(indices) else 0
         if len(indices) and int(indices[-1]) - start + 1 != len(indices):
@@ -213,7 +213,7 @@ def exchange(
 
 def _cut(value: TensorType, axis: int, mesh: Mesh) -> tuple[int, int]:
     """Dimension and number of local blocks of the slice that `axis` takes of `value`."""
-    return next((dim, blocks) for at, dim, blocks in _order(value.shape, value.layouts, mesh) if at == axis)
+    return next((dim, blocks) for at, dim, blocks in check_layouts(value.shape, value.layouts, mesh) if at == axis)
 
 
 def _along(
@@ -227,15 +227,6 @@ def _along(
 
 
 # ---- one group ----
-
-
-def _order(shape: Shape, layouts: Layouts, mesh: Mesh) -> tuple[tuple[int, int, int], ...]:
-    if len(layouts) != len(mesh):
-        raise LayoutError(f"{len(layouts)} layouts for the {len(mesh)} axes of {mesh}")
-    order = shard_order(shape, layouts, mesh.sizes)
-    if isinstance(order, str):
-        raise LayoutError(f"shape {list(shape)} cannot have layout ({format_layouts(layouts, mesh)}): {order}")
-    return order
 
 
 def _take(array: Array, dim: int, blocks: int, size: int, digit: int) -> Array:

@@ -141,17 +141,20 @@ def local_shape(shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]
     return tuple(local)
 
 
-def check_layouts(shape: tuple[int, ...], layouts: Layouts, mesh: Mesh, where: str = "") -> None:
-    """Raise a `LayoutError`, which begins with `where`, if a tensor of `shape` cannot have these layouts."""
+def check_layouts(
+    shape: tuple[int, ...], layouts: Layouts, mesh: Mesh, where: str = ""
+) -> tuple[tuple[int, int, int], ...]:
+    """The order of shards; a `LayoutError`, which begins with `where`, if `shape` cannot have these layouts."""
     where = where and f"{where}: "
     if len(layouts) != len(mesh):
         raise LayoutError(f"{where}{len(layouts)} layouts for the {len(mesh)} axes of {mesh}")
-    reason = shard_order(shape, layouts, mesh.sizes)
-    if isinstance(reason, str):
+    order = shard_order(shape, layouts, mesh.sizes)
+    if isinstance(order, str):
         raise LayoutError(
-            f"{where}shape {list(shape)} cannot have layout ({format_layouts(layouts, mesh)}): {reason}; "
+            f"{where}shape {list(shape)} cannot have layout ({format_layouts(layouts, mesh)}): {order}; "
             "choose axis sizes that divide the dimension, or another layout"
         )
+    return order
 
 
 def innermost(layouts: Sequence[Layout], axis: int) -> bool:

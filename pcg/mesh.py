@@ -1,4 +1,4 @@
-"""Device meshes: named axes over the ranks of a cluster."""
+"""Meshes: named axes over the ranks of a cluster, and over time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from math import prod
 
 from shardwright.pcg.errors import GraphError
 
+TIME = "mb"
+"""The name of the axis along which a rank runs microbatches, one after the other; always the first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """A grid of ranks. Ranks are numbered row-major: the last axis varies fastest.
 
-    `Mesh.of(dp=4, tp=2)` is a 4 × 2 mesh in which ranks 0 and 1 differ along `tp`.
+    `Mesh.of(dp=4, tp=2)` is a 4 × 2 mesh in which ranks 0 and 1 differ along `tp`. Its *members* are its ranks; on
+    `Mesh.of(mb=3, dp=4, tp=2)`, where each rank runs three microbatches, they are these microbatches of all ranks.
     """
 
     names: tuple[str, ...] = ()
@@ -29,6 +33,8 @@ class Mesh:
                 raise GraphError(f"mesh: axis name {name!r} is not an identifier; use letters, digits and '_'")
             if size < 1:
                 raise GraphError(f"mesh: axis {name!r} has size {size}; expected a positive integer")
+        if TIME in self.names[1:]:
+            raise GraphError(f"mesh: {TIME!r} names the microbatches and comes first, got {list(self.names)}")
 
     @classmethod
     def of(cls, **axes: int) -> Mesh:
@@ -36,8 +42,21 @@ class Mesh:
         return cls(tuple(axes), tuple(axes.values()))
 
     @property
-    def num_devices(self) -> int:
+    def num_members(self) -> int:
         return prod(self.sizes)
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.sizes[0] if TIME in self.names else 1
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_members // self.num_microbatches
+
+    @property
+    def device_sizes(self) -> tuple[int, ...]:
+        """How many devices there are along each axis: one along that of time."""
+        return tuple(1 if name == TIME else size for name, size in zip(self.names, self.sizes, strict=True))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -49,15 +68,15 @@ class Mesh:
         return self.names.index(name)
 
     def coordinates(self) -> Iterator[tuple[int, ...]]:
-        """Every device's coordinates, in rank order."""
-        for rank in range(self.num_devices):
-            yield self.coordinate(rank)
+        """Every member's coordinates: those of the first microbatch in rank order, then those of the next."""
+        for member in range(self.num_members):
+            yield self.coordinate(member)
 
-    def coordinate(self, rank: int) -> tuple[int, ...]:
-        """The coordinates of one rank."""
+    def coordinate(self, member: int) -> tuple[int, ...]:
+        """The coordinates of one member; those of the first microbatch are numbered as the ranks."""
         position: list[int] = []
         for size in reversed(self.sizes):
-            rank, digit = divmod(rank, size)
+            member, digit = divmod(member, size)
             position.append(digit)
         return tuple(reversed(position))
 

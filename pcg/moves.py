@@ -17,6 +17,9 @@ From a shard to a shard there are two kinds. Of another dimension: each device s
 new dimension. Of the same one in other blocks, `S(d, m) → S(d, n)` on an axis of size k: each device's slices are cut
 once more, or put together, and all messages are of one size exactly where n is a multiple of m·k, or m one of n·k.
 Else it is a `combine` and a `partition`, which run one after the other.
+
+Along time nothing moves: a microbatch takes its slice, gradients of weights are accumulated, and what microbatches
+have summands of is summed up.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from dataclasses import dataclass
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.layout import Layout, Layouts, R, innermost, local_blocks
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 
 SLICE = "slice"
@@ -161,18 +164,25 @@ def absorbed(graph: Graph, node: Node) -> tuple[Node, Move] | None:
 
 
 def source_of(graph: Graph, name: str) -> Node:
-    """Where a value comes from, its parallel operators left out."""
-    node = graph.by_name[name]
+    """Where a value comes from, its parallel operators left out; a parameter also where it was cast on the way."""
+    node = uncast = graph.by_name[name]
+    while uncast.is_parallel or uncast.op == "cast":
+        uncast = graph.by_name[uncast.inputs[0]]
+    if uncast.op == "parameter":
+        return uncast
     while node.is_parallel:
         node = graph.by_name[node.inputs[0]]
     return node
 
 
 def fused_moves(graph: Graph) -> Iterator[tuple[Node, str, Move]]:
-    """The moves of a parallel graph as the lowering runs them: (last node, tensor before, move), the last one first."""
+    """The moves of a parallel graph as the lowering runs them: (last node, tensor before, move), the last one first.
+
+    Those along time are none.
+    """
     kinds, done = graph.types, set[str]()
     for node in reversed(graph.nodes):
-        if not node.is_parallel or node.name in done:
+        if not node.is_parallel or node.name in done or node.attr("axis") == TIME:
             continue
         if (found := absorbed(graph, node)) is not None:
             before, move = found

@@ -32,15 +32,4 @@ class OpTable(dict[str, Row]):
 TOPICS = (pointwise, structural, reductions, contractions, indexing, neural)
 ROWS = OpTable(row for topic in TOPICS for row in topic.ROWS)
 
-__all__ = [
-    "ROWS",
-    "TOPICS",
-    "Attr",
-    "Attrs",
-    "LocalShapes",
-    "OpTable",
-    "Row",
-    "keep_attrs",
-    "local_result_shape",
-    "numpy_dtype",
-]
+__all__ = ["Attr", "Attrs", "LocalShapes", "keep_attrs", "local_result_shape", "numpy_dtype"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from shardwright.pcg.attrs import Attr, Attrs
 from shardwright.pcg.factors import Shape, Signature, resolve
 from shardwright.pcg.types import is_float, promote
 
+Autocast = Literal["", "low", "wide", "widest"]
 FactorRule = str | Callable[[Sequence[Shape], Attrs], tuple[str, Mapping[str, int]]]
 
 
@@ -68,6 +70,8 @@ class Row:
     contraction   multiply-adds over the iteration space: 2 FLOPs a point and pass (else `flops_per_element` each)
     outside       factors that a contraction does not iterate over
     lookup        picks entries of its first operand by indices: its work is what it returns, not the table
+    autocast      what mixed precision makes of its operands of floats: "low": 16 bits; "wide": at least fp32; "widest":
+                  the widest of them; "": nothing, the result is as wide as the widest (`pcg.precision`)
     scratch       forward writes a tensor of its first operand's shape in fp32, which backward reads
     """
 
@@ -97,6 +101,7 @@ class Row:
     outside: tuple[str, ...] = ()
     lookup: bool = False
     scratch: bool = False
+    autocast: Autocast = ""
     passes: int = 1
     flops_per_element: float = 1.0
     doc: str = ""

@@ -20,6 +20,7 @@ from shardwright.pcg.analysis import Written
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts
 from shardwright.pcg.layout import Layout, Layouts, R, S
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.types import ITEM_BYTES, TensorType
@@ -71,31 +72,41 @@ def node_domain(
     node: Node,
     operands: Sequence[TensorType],
     result: TensorType,
-    sizes: tuple[int, ...],
-    certified: frozenset[str],
+    mesh: Mesh,
+    certified: Sequence[frozenset[str]],
     compute: Compute,
     kept: tuple[int | str, ...],
     written: Written,
+    twice: bool = False,
 ) -> Domain:
-    """The choices of one operator.
+    """The choices of one operator, of those that are `certified` per axis.
 
-    `kept` lists what backward keeps and nobody else is charged for; `written` says how it is written in code.
+    `kept` lists what backward keeps and nobody else is charged for; `written` says how it is written in code; `twice`,
+    whether its forward runs again in backward. What differs from microbatch to microbatch is computed in each.
     """
+    sizes = mesh.sizes
     if node.op == OPAQUE:
         whole = replicated(len(sizes))
         options = [(("R",) * len(sizes), (whole,) * len(operands), whole)]
     else:
         signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
-        per_axis = [axis_options(node, signature, size, certified) for size in sizes]
+        per_axis = [axis_options(node, signature, size, own) for size, own in zip(sizes, certified, strict=True)]
         if not result.grad:
             per_axis = [[o for o in axis if o[0] != "C"] for axis in per_axis]
         options = _combine(per_axis, signature, operands, result.shape, sizes)
     cost = NodeCost(node, operands, result, sizes, compute, kept, written)
+    time = mesh.names.index(TIME) if TIME in mesh.names else None
+
+    def time_s(split: tuple[str, ...], needs: tuple[Layouts, ...], made: Layouts) -> float:
+        forward_s, backward_s = cost.passes_s(split, needs, made)
+        times = 1 if time is None or made[time] == R else mesh.num_microbatches
+        return times * (forward_s * (1 + twice) + backward_s)
+
     return Domain(
         tuple(o[0] for o in options),
         tuple(o[1] for o in options),
         tuple(o[2] for o in options),
-        np.array([cost.time_s(o[0], o[1], o[2]) for o in options]),
+        np.array([time_s(*o) for o in options]),
         np.array([cost.kept_bytes(o[1], o[2]) for o in options], dtype=float),
     )
 
@@ -131,7 +142,8 @@ def storage_domain(
         per_axis.append([R, *sorted(shards)])
     stored = valid_states(parameter.shape, per_axis, sizes)
     sharded = np.array([local_bytes(parameter, s, sizes) for s in stored], dtype=float)
-    elements, one = sharded / ITEM_BYTES[parameter.dtype], Stored(1.0, parameter.dtype, parameter.grad, False)
+    elements = sharded / ITEM_BYTES[parameter.dtype]
+    one = Stored(1.0, parameter.dtype, parameter.grad, False, parameter.dtype)
     return Domain(
         tuple(tuple(map(str, s)) for s in stored),
         ((),) * len(stored),

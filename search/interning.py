@@ -45,7 +45,3 @@ class Interner:
             plain = (a.value if isinstance(a, Interned) else a for a in args)
             found = self._made[key] = Interned(function(*plain))
         return found
-
-    def num_made(self, kind: Hashable) -> int:
-        """How many objects of a kind were made: by `call` of this function, or for keys that begin with it."""
-        return sum(1 for key in self._made if isinstance(key, tuple) and key[0] == kind)

@@ -17,7 +17,7 @@ from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.plan import Rewrite
-from shardwright.search.problem import Problem, ProblemBuilder, Restrict
+from shardwright.search.problem import Problem, ProblemBuilder, Restrict, Way
 from shardwright.search.reshard import replicated
 from shardwright.search.splits import Leaf, extract, leaves, transplant
 from shardwright.substitutions.apply import apply
@@ -32,7 +32,7 @@ BUDGET = 32
 def degrees(mesh: Mesh) -> tuple[int, ...]:
     """Among how many devices axes of the mesh can divide something: what the parameters of a rule are chosen from."""
     found = {1}
-    for size in mesh.sizes:
+    for size in mesh.device_sizes:
         found |= {size * d for d in found}
     return tuple(sorted(found - {1}))
 
@@ -82,8 +82,8 @@ def _rewritten(graph: Graph, rewrite: Rewrite, rules: Mapping[str, Equation], pa
 class LeafSearch:
     """Looks for rewrites of a solved problem's leaves that make the plan cheaper.
 
-    `restriction` says what the axes may do to a graph. `places` counts, by rule, the places that were found in the
-    graphs that it came by, in every copy of a leaf.
+    `restriction` says what the axes may do to a graph, `way` how it is run. `places` counts, by rule, the places that
+    were found in the graphs that it came by, in every copy of a leaf.
     """
 
     def __init__(
@@ -92,8 +92,10 @@ class LeafSearch:
         eliminator: Eliminator,
         rules: Sequence[Equation],
         restriction: Callable[[Graph], Restrict | None] = lambda graph: None,
+        way: Callable[[Graph], Way | None] = lambda graph: None,
     ) -> None:
-        self.builder, self.eliminator, self.rules, self.restriction = builder, eliminator, rules, restriction
+        self.builder, self.eliminator, self.rules = builder, eliminator, rules
+        self.restriction, self.way = restriction, way
         self.degrees = degrees(builder.mesh)
         self.places: Counter[str] = Counter()
 
@@ -116,7 +118,8 @@ class LeafSearch:
 
     def _cost(self, graph: Graph, boundary: Mapping[str, Layouts], end: Layouts, price: float) -> float:
         held = {**boundary, dict(graph.outputs)["loss"]: end}
-        return self.eliminator.solve(self.builder.build(graph, self.restriction(graph), held), price).objective
+        problem = self.builder.build(graph, self.restriction(graph), held, way=self.way(graph))
+        return self.eliminator.solve(problem, price).objective
 
     def _best_first(self, graph: Graph, cost: Callable[[Graph], float]) -> tuple[tuple[str, int], ...]:
         """The steps to the cheapest graph found, none if the given one is."""

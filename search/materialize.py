@@ -18,7 +18,7 @@ from shardwright.pcg.types import TensorType
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Solution
 from shardwright.search.problem import Problem
-from shardwright.search.reshard import Closure, can_hold, replicated
+from shardwright.search.reshard import can_hold, replicated
 
 
 def materialize(problem: Problem, solution: Solution, certified: CertifiedSplits) -> Graph:
@@ -86,15 +86,12 @@ class _Materializer:
             return self.made[name, need]
         start = self._chosen("storage" if self.graph.by_name[name].op == "parameter" else "node", name)
         assert start is not None
-        if (hub := self._chosen("hub", name)) is not None:
-            shared = closure.plain(hub)
-            self._walk(name, closure, start, shared)
-            start = shared
-        return self._walk(name, closure, start, need)
+        hub = closure.plain(self._chosen("hub", name) or start)
+        return self._walk(name, start, [*closure.path(start, hub), *closure.path(hub, need)])
 
-    def _walk(self, name: str, closure: Closure, start: Layouts, end: Layouts) -> str:
-        state, current = start, self.made[name, start]
-        path = closure.path(start, end)
+    def _walk(self, name: str, state: Layouts, path: Sequence[Move]) -> str:
+        """What the path leads to; one path for all of it, as moves that were priced apart are not to be fused."""
+        current = self.made[name, state]
         for move, steps in zip(path, steps_of(path, self.mesh), strict=True):
             state = (*state[: move.axis], move.after, *state[move.axis + 1 :])
             if (name, state) in self.made:

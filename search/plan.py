@@ -20,10 +20,12 @@ from shardwright.pcg.errors import ClusterError, GraphError, PlanError
 from shardwright.pcg.files import write_whole
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
 from shardwright.pcg.text import parse_graph, print_graph
 
-VERSION = 2
-"""2: predictions by the timeline, with exposed communication and the moment of the memory's peak."""
+VERSION = 3
+"""2: predictions by the timeline, with exposed communication and the moment of the memory's peak. 3: how it is run."""
+READABLE = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,23 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to change so that there is a plan that fits, and its predicted step; of a smaller batch, that of its own."""
+
+    what: str
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SearchReport:
     """How the plan was found.
 
     `bound_s` is a proven lower bound of the serial time (`Prediction.serial_s`) of every plan within memory and without
-    rewrites over the space that was searched, as the search's model has it (`search.problem`).
+    rewrites that is run in the same way (microbatches, recomputation) on the meshes that were searched, as the search's
+    model has it (`search.problem`).
+
+    `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: what would make a plan fit, where none
+    does.
     """
 
     seconds: float
@@ -58,6 +72,8 @@ class SearchReport:
     bound_s: float
     limit_bytes: int
     rewrites: tuple[Rewrite, ...] = ()
+    obstacle: str = ""
+    remedies: tuple[Remedy, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,8 @@ class Plan:
     graph          the parallel graph; its erasure is the captured graph up to the certified `report.rewrites`
     fingerprint    of the captured serial graph, so that a plan is never run for another model
     alternatives   the baselines, and the best plan of every other mesh
+    execution      how a step is run: the precision that the model is captured under (`pcg.precision`), and what is made
+                   again in backward. How many microbatches there are is the mesh's axis of time
     """
 
     graph: Graph
@@ -76,6 +94,11 @@ class Plan:
     prediction: Prediction
     alternatives: tuple[Alternative, ...]
     report: SearchReport
+    execution: Execution = DEFAULT
+
+    @property
+    def precision(self) -> Precision | None:
+        return self.execution.precision
 
     @property
     def mesh(self) -> Mesh:
@@ -89,8 +112,8 @@ class Plan:
             "fingerprint": self.fingerprint,
             "cluster": self.cluster.to_json(),
             "mesh": {"names": list(self.mesh.names), "sizes": list(self.mesh.sizes)},
+            "execution": self.execution.to_json(),
             "pipeline": None,
-            "recomputation": [],
             "prediction": self.prediction.to_json(),
             "alternatives": [
                 {
@@ -110,14 +133,15 @@ class Plan:
         """Read what `to_json` gave. Raises `PlanError` naming the file and field."""
         if not isinstance(data, Mapping) or data.get("format") != "shardwright-plan":
             raise PlanError(f"{source}: this is not a plan; expected a JSON object with format 'shardwright-plan'")
-        if data.get("version") != VERSION:
+        if data.get("version") not in READABLE:
             raise PlanError(
-                f"{source}: plan version {data.get('version')!r} is not supported, this Shardwright reads version "
-                f"{VERSION}; make the plan again"
+                f"{source}: plan version {data.get('version')!r} is not supported, this Shardwright reads versions "
+                f"{' and '.join(map(str, READABLE))}; make the plan again"
             )
         try:
             rewrites = tuple(_rewrite(r) for r in data["report"]["rewrites"])
-            report: dict[str, Any] = {**data["report"], "rewrites": rewrites}
+            remedies = tuple(Remedy(str(r["what"]), float(r["step_s"])) for r in data["report"].get("remedies", ()))
+            report: dict[str, Any] = {**data["report"], "rewrites": rewrites, "remedies": remedies}
             plan = cls(
                 parse_graph("\n".join(data["graph"])).validate(),
                 Cluster.from_json(data["cluster"], f"{source}: cluster"),
@@ -129,6 +153,7 @@ class Plan:
                     for a in data["alternatives"]
                 ),
                 SearchReport(**report),
+                Execution.from_json(data["execution"]) if data["version"] > 2 else Execution(data.get("precision")),
             )
         except (GraphError, ClusterError) as error:
             raise PlanError(f"{source}: {error}") from error

@@ -24,13 +24,17 @@ import numpy as np
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import Compute
-from shardwright.pcg.analysis import Written, constant_nodes, is_whole, saved_by, written
+from shardwright.pcg.analysis import Written, constant_nodes, is_whole, read_again, saved_by, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.moves import source_of
+from shardwright.pcg.step.again import NOTHING, MadeAgain
+from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.types import TensorType
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
+from shardwright.search.folding import Folded
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.reshard import Closure, close, replicated, valid_states
 
@@ -41,12 +45,35 @@ Costs = Interned[np.ndarray]
 PerAxis = tuple[tuple[Layout, ...], ...]
 
 
+class Way(NamedTuple):
+    """How a graph is run, as far as its layouts have to know.
+
+    again   what backward makes again
+    zero    for how long gathered parameters stay
+    """
+
+    again: MadeAgain = NOTHING
+    zero: Zero = "zero-3"
+
+
+class Moved(NamedTuple):
+    """What else decides about the price of a tensor's moves: the further fields of `TensorClass`."""
+
+    stored: bool
+    view: bool
+    again: bool
+    summed: str
+    zero: Zero
+    twice: bool
+
+
 class TensorUse(NamedTuple):
-    """A variable that reads a tensor: its choices, and as which operand it reads."""
+    """A variable that reads a tensor: its choices, as which operand it reads, and how often it occurs."""
 
     variable: int
     domain: Domain
     position: int
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -90,29 +117,31 @@ class ProblemBuilder:
 
     def __init__(self, cluster: Cluster, mesh: Mesh, certified: CertifiedSplits) -> None:
         self.mesh, self.certified = mesh, certified
-        self.costs = MoveCosts(cluster, mesh.sizes)
+        self.costs = MoveCosts(cluster, mesh)
         self.compute = Compute(cluster.device)
         self.interner = Interner()
 
     def build(
         self,
-        graph: Graph,
+        graph: Graph | Folded,
         restrict: Restrict | None = None,
         boundary: Mapping[str, Layouts] | None = None,
         blocked: Mapping[str, tuple[str, ...]] | None = None,
+        way: Way | None = None,
     ) -> Problem:
         """The problem of a serial graph. What cannot be split stays whole.
 
         For a part of a graph, `boundary` gives the layouts in which it reads its inputs and hands on its result.
         `blocked` is what `blocked_choices` says of the graph, where that is known already.
         """
+        folded = graph if isinstance(graph, Folded) else Folded(graph)
         if blocked is None:
-            blocked = blocked_choices(graph, constant_nodes(graph))
-        return _Build(self, graph, restrict, boundary or {}, blocked).run()
+            blocked = blocked_choices(folded.graph, constant_nodes(folded.graph))
+        return _Build(self, folded, restrict, boundary or {}, blocked, way or Way()).run()
 
-    def close(self, kind: TensorType, stored: bool, view: bool, per_axis: PerAxis) -> Closure:
+    def close(self, kind: TensorType, moved: Moved, per_axis: PerAxis) -> Closure:
         """The closure of a tensor of this type that is laid out in these ways along each axis."""
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, stored, view)
+        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, *moved)
         return close(tensor, valid_states(kind.shape, per_axis, self.mesh.sizes), self.costs)
 
 
@@ -120,18 +149,24 @@ class _Build:
     def __init__(
         self,
         builder: ProblemBuilder,
-        graph: Graph,
+        folded: Folded,
         restrict: Restrict | None,
         boundary: Mapping[str, Layouts],
         blocked: Mapping[str, tuple[str, ...]],
+        way: Way,
     ) -> None:
-        self.b, self.graph, self.restrict, self.boundary, self.blocked = builder, graph, restrict, boundary, blocked
+        self.b, self.restrict, self.boundary, self.blocked = builder, restrict, boundary, blocked
+        self.folded, self.way, self.graph = folded, way, folded.graph
+        graph, self.carried = folded.graph, dict(pair for r in folded.repeated for pair in r.carried)
         self.sizes = builder.mesh.sizes
         self.types = graph.types
         self.interner = builder.interner
         self.kinds = {name: self.interner.of(kind) for name, kind in self.types.items()}
-        self.constants = constant_nodes(graph)
+        self.constants, self.again = constant_nodes(graph), read_again(graph)
         self.problem = Problem(graph, builder.mesh)
+        self.first_read = {after: before for before, after in self.carried.items()}
+        self.results = dict.fromkeys(name for _, name in graph.outputs)
+        self.closures: dict[str, Interned[Closure]] = {}
         self.charged: set[str] = set()
         self.roots: dict[str, str] = {}
 
@@ -145,8 +180,8 @@ class _Build:
             variable = self._choose("node", node.name, domain)
             for position, name in enumerate(node.inputs):
                 if name not in self.constants:
-                    readers[name].append(TensorUse(variable, domain, position))
-        outputs = dict.fromkeys(name for _, name in self.graph.outputs)
+                    readers[name].append(TensorUse(variable, domain, position, self.folded.times(node.name)))
+        outputs = self.results
         for name in outputs:
             if name not in self.constants:
                 readers.setdefault(name, [])
@@ -155,14 +190,21 @@ class _Build:
                 held = self._storage(node, readers[node.name]) if node.op == "parameter" else self._held(node)
                 self._choose("storage", node.name, held)
         for name, uses in readers.items():
-            self._connect(name, uses, name in outputs)
+            self._connect(name, uses, name in outputs, readers.get(self.first_read.get(name, ""), ()))
+        for repeated in self.folded.repeated:
+            for before, after in repeated.carried:
+                self._tie(before, after, repeated.times - 1)
         return self.problem
 
     def _choose(self, kind: str, name: str, domain: Domain) -> int:
         """A variable that has this domain."""
         self.problem.domains[name] = domain
-        costs = (self.interner.call(cost, domain) for cost in (_TIME_S, _KEPT_BYTES))
+        times = self.folded.times(name)
+        costs = (self._many(self.interner.call(cost, domain), times) for cost in (_TIME_S, _KEPT_BYTES))
         return self._variable(kind, name, domain.result, *costs)
+
+    def _many(self, costs: Costs, times: int) -> Costs:
+        return costs if times == 1 else self.interner.call(np.multiply, costs, times)
 
     def _variable(self, kind: str, name: str, states: tuple[Layouts, ...], time_s: Costs, kept_bytes: Costs) -> int:
         p = self.problem
@@ -178,11 +220,13 @@ class _Build:
         view = row is not None and row.view and how != "copy"
         self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
         saved = saved_by(node, [t.grad for t in operands]) if self.types[node.name].grad else ()
-        kept = tuple(self._charges(node, saved))
+        if node.name in self.way.again.regions:
+            saved = (*saved, *(i for i in range(len(node.inputs)) if i not in saved))
+        kept = tuple(self._charges(node, saved)) or (("result",) if source_of(self.graph, node.name).is_leaf else ())
         kind = self._kind(node)
-        allowed = self._allowed(node, operands, kind)
-        key = ("domain", kind, kept, how, allowed)
-        return self.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, how))
+        allowed, twice = self._allowed(node, operands, kind), node.name in self.way.again.twice
+        key = ("domain", kind, kept, how, allowed, twice)
+        return self.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, how, twice))
 
     def _make_domain(
         self,
@@ -191,9 +235,11 @@ class _Build:
         allowed: tuple[frozenset[str], ...],
         kept: tuple[int | str, ...],
         how: Written,
+        twice: bool,
     ) -> Domain:
-        everything = frozenset({"R"}).union(*allowed)
-        domain = node_domain(node, operands, self.types[node.name], self.sizes, everything, self.b.compute, kept, how)
+        everything = tuple(own | {"R"} for own in allowed)
+        result, mesh = self.types[node.name], self.b.mesh
+        domain = node_domain(node, operands, result, mesh, everything, self.b.compute, kept, how, twice)
         return _restricted(domain, allowed)
 
     def _allowed(self, node: Node, operands: Sequence[TensorType], kind: Hashable) -> tuple[frozenset[str], ...]:
@@ -224,7 +270,10 @@ class _Build:
         return any(node.inputs[i] in self.constants for i in partial)
 
     def _charges(self, node: Node, saves: Sequence[int | str]) -> list[int | str]:
-        """What this node is the first to keep for backward: views share storage with what they look at."""
+        """What this node is the first to keep for backward: views share storage with what they look at.
+
+        What a region that is made again reads is kept, and of what it makes only what others need.
+        """
         charged: list[int | str] = []
         for item in saves:
             name = (
@@ -232,16 +281,22 @@ class _Build:
                 if isinstance(item, int)
                 else f"{node.name}{'.mask' * (item == 'mask')}"
             )
-            leaf = name in self.graph.by_name and self.graph.by_name[name].is_leaf
-            if name and name not in self.charged and not leaf and name not in self.constants:
+            maker = node.name if item == "mask" else name
+            stays = bool(name) and name not in self.constants and self.way.again.keeps(maker, node.name)
+            if stays and name not in self.charged and not self._is_stored(name):
                 self.charged.add(name)
                 charged.append(item)
         return charged
 
+    def _is_stored(self, name: str) -> bool:
+        """Whether a value is a leaf, or a parameter that was cast: the cast is charged for that, as it is laid out."""
+        found = name in self.graph.by_name and source_of(self.graph, name)
+        return bool(found) and found.is_leaf
+
     def _storage(self, node: Node, uses: Sequence[TensorUse]) -> Domain:
         kind = self.types[node.name]
         per_axis = self.interner.get(
-            ("used", *(use[1:] for use in uses)), lambda: self.interner.of(_by_axis(_wanted(uses), len(self.sizes)))
+            ("used", *(use[1:3] for use in uses)), lambda: self.interner.of(_by_axis(_wanted(uses), len(self.sizes)))
         )
         allowed = tuple(
             frozenset(
@@ -256,25 +311,37 @@ class _Build:
             lambda: _restricted(storage_domain(kind, per_axis.value, self.sizes, self.b.compute), allowed),
         )
 
-    def _connect(self, name: str, uses: Sequence[TensorUse], is_output: bool) -> None:
-        """Edges from a tensor's producer to its readers, through a hub where there are several."""
+    def _connect(self, name: str, uses: Sequence[TensorUse], is_output: bool, next_uses: Sequence[TensorUse]) -> None:
+        """Edges from a tensor's producer to its readers, through a hub where there are several.
+
+        `next_uses`: who reads it in the next occurrence of its block.
+        """
         node = self.graph.by_name[name]
         producer = self.problem.index["storage" if node.is_leaf else "node", name]
-        closure = self._closure(name, uses)
+        closure = self.closures[name] = self._closure(name, [*uses, *next_uses])
         self.problem.closures[name] = closure.value
-        source, rows = producer, self._rows(closure, self.problem.domains[name])
-        if len(uses) + is_output > 1:
+        source, rows, times = producer, self._rows(closure, self.problem.domains[name]), self.folded.times(name)
+        if len(uses) + is_output > 1 or name in self.carried or name in self.first_read:
             states = closure.value.states
             free, every = (self.interner.call(make, len(states)) for make in (np.zeros, np.arange))
             source = self._variable("hub", name, states, free, free)
-            self._edge(producer, source, closure, rows, every)
+            self._edge(producer, source, self._between(closure, rows, every), times)
             rows = every
         for use in uses:
-            self._edge(source, use.variable, closure, rows, self._rows(closure, use.domain, use.position))
+            table = self._between(closure, rows, self._rows(closure, use.domain, use.position))
+            self._edge(source, use.variable, table, use.times)
         if is_output:
             column = closure.value.index[self._handed_on(name)]
             extra = self.interner.call(_last_step, closure, rows, column)
             self.problem.time_s[source] = self.interner.call(np.add, self.problem.time_s[source], extra)
+
+    def _tie(self, before: str, after: str, times: int) -> None:
+        """What one occurrence of a block gives is laid out for the next one as what the first one reads."""
+        if times == 0 or before in self.constants or after in self.constants:
+            return
+        i, j = (self.problem.index["hub", name] for name in (before, after))
+        states = self.interner.of(self.problem.states[i])
+        self._edge(i, j, self.interner.call(_back_to, self.closures[after], states), times)
 
     def _held(self, node: Node) -> Domain:
         """The one choice of a tensor that comes from outside in given layouts."""
@@ -290,10 +357,12 @@ class _Build:
     def _rows(self, closure: Interned[Closure], domain: Domain, position: int | None = None) -> Interned[np.ndarray]:
         return self.interner.call(_states, closure, domain, position)
 
-    def _edge(
-        self, i: int, j: int, closure: Interned[Closure], rows: Interned[np.ndarray], columns: Interned[np.ndarray]
-    ) -> None:
-        table = self.interner.call(_between, closure, rows, columns)
+    def _between(self, closure: Interned[Closure], rows: Interned[np.ndarray], columns: Interned[np.ndarray]) -> Costs:
+        return self.interner.call(_between, closure, rows, columns)
+
+    def _edge(self, i: int, j: int, table: Costs, times: int) -> None:
+        """Add costs between two variables that are paid for so many times."""
+        table = self._many(table, times)
         if i > j:
             table = self.interner.call(_flipped, table)
             i, j = j, i
@@ -302,13 +371,18 @@ class _Build:
 
     def _closure(self, name: str, uses: Sequence[TensorUse]) -> Interned[Closure]:
         made, handed_on, whole = self.problem.domains[name], self._handed_on(name), replicated(len(self.sizes))
+        if self.b.costs.time is not None and name not in self.results:
+            handed_on = whole = _but_for(self.b.costs.time, whole, made.result[0])
         per_axis = self.interner.get(
-            ("layouts", made, handed_on, *(use[1:] for use in uses)),
+            ("layouts", made, handed_on, *(use[1:3] for use in uses)),
             lambda: self.interner.of(_by_axis([*made.result, *_wanted(uses), handed_on, whole], len(whole))),
         )
-        root = self.graph.by_name[self.roots[name]]
-        stored, view = root.name == name and root.op == "parameter", root.name != name and root.op == "parameter"
-        return self.interner.call(self.b.close, self.kinds[name], stored, view, per_axis)
+        source = source_of(self.graph, self.roots[name])
+        of_parameter, is_view = source.op == "parameter", self.roots[name] != name
+        stored, view = of_parameter and not is_view, of_parameter and is_view
+        summed, again = self.types[source.name].dtype if stored else "", source.name in self.again
+        moved = Moved(stored, view, again, summed, self.way.zero, name in self.way.again.twice)
+        return self.interner.call(self.b.close, self.kinds[name], moved, per_axis)
 
 
 _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
@@ -317,6 +391,11 @@ _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
 def _wanted(uses: Sequence[TensorUse]) -> list[Layouts]:
     """The layouts in which readers want a tensor."""
     return [needs[use.position] for use in uses for needs in use.domain.operands]
+
+
+def _but_for(axis: int, state: Layouts, other: Layouts) -> Layouts:
+    """A state with another's layout on one axis."""
+    return (*state[:axis], other[axis], *state[axis + 1 :])
 
 
 def _by_axis(states: Sequence[Layouts], num_axes: int) -> PerAxis:
@@ -332,6 +411,13 @@ def _states(closure: Closure, domain: Domain, position: int | None) -> np.ndarra
 
 def _between(closure: Closure, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(closure.cost[np.ix_(rows, columns)])
+
+
+def _back_to(closure: Closure, states: tuple[Layouts, ...]) -> np.ndarray:
+    """Costs from each state of the closure to each of these states, which may be others; those first."""
+    known = [closure.index.get(state, -1) for state in states]
+    columns = closure.cost[:, known].T
+    return np.where(np.array(known)[:, None] < 0, np.inf, columns)
 
 
 def _flipped(table: np.ndarray) -> np.ndarray:

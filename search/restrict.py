@@ -7,13 +7,15 @@ with, and the forced layouts that the tests run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from shardwright.pcg.analysis import is_whole
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.factors import Signature, parse_choice
+from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.inference import offered
 from shardwright.pcg.layout import Layout, S
+from shardwright.pcg.optable import ROWS
 from shardwright.search.problem import Restrict
 
 DATA, ZERO, CONTEXT, TENSOR, FREE = "data", "zero", "context", "tensor", "free"
@@ -36,8 +38,9 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
     for node in graph.nodes:
         if node.is_leaf or node.op == OPAQUE:
             continue
-        signature = graph.signature(node)
-        for choice, operands, result in _splits(signature, {where[i].blocks for i in node.inputs if i in where}):
+        blocks = sorted({where[i].blocks for i in node.inputs if i in where})
+        ways = offered(ROWS[node.op], graph.signature(node), lambda size, blocks=blocks: blocks)
+        for choice, operands, result in ways:
             carried = [name for name, x in zip(node.inputs, operands, strict=True) if where.get(name) == x]
             if carried:
                 found[node.name] = choice
@@ -45,17 +48,6 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
                     where[node.name] = result
                 break
     return found
-
-
-def _splits(signature: Signature, blocks: set[int]) -> Iterator[tuple[str, tuple[Layout, ...], Layout]]:
-    """The choices that split one factor, whole or in this many blocks, with the layouts of operands and result."""
-    for index, factor in enumerate(signature.factors):
-        if factor.role == "fixed":
-            continue
-        yield factor.name, *signature.split_layouts(index)
-        for n in sorted(blocks):
-            if 1 < n < factor.size and factor.size % n == 0:
-                yield f"{factor.name}/{n}", *signature.refined(index, n).split_layouts(index)
 
 
 def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -> Restrict:
@@ -84,6 +76,8 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
             return True
         if node.op == "parameter":
             return _storage_allowed(graph, node, role, choice, sizes[axis])
+        if role == ZERO and node.op == "cast" and _is_weight(graph, node.name):
+            return _cast_allowed(graph, node, choice, sizes[axis])
         mine = (context if role == CONTEXT else batch).get(node.name)
         if role == TENSOR:
             along_weight = {f for f, size in weights[node.name] if size % sizes[axis] == 0}
@@ -129,6 +123,15 @@ def _storage_allowed(graph: Graph, node: Node, role: str, choice: str, size: int
     if role in (DATA, CONTEXT):
         return choice == "R"
     if role == ZERO:
-        shardable = any(extent % size == 0 for extent in graph.types[node.name].shape)
-        return choice != "R" if shardable and size > 1 else choice == "R"
+        return choice != "R" if _shardable(graph, node, size) else choice == "R"
     return True
+
+
+def _cast_allowed(graph: Graph, node: Node, choice: str, size: int) -> bool:
+    """Shards of a weight are cast before they are gathered, unless others read it too, as it is."""
+    alone = graph.users[node.inputs[0]] == (node.name,)
+    return not alone or is_whole(choice) != _shardable(graph, node, size)
+
+
+def _shardable(graph: Graph, node: Node, size: int) -> bool:
+    return size > 1 and any(extent % size == 0 for extent in graph.types[node.name].shape)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardwright.api import compile as compile
     from shardwright.api import plan as plan
     from shardwright.cost.clusters.cluster import Cluster as Cluster
+    from shardwright.lowering.exact import seed_exactly as seed_exactly
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
     from shardwright.search.plan import Plan as Plan
 
@@ -28,9 +29,10 @@ _EXPORTS = {
     "ShardwrightError": "shardwright.pcg.errors",
     "compile": "shardwright.api",
     "plan": "shardwright.api",
+    "seed_exactly": "shardwright.lowering.exact",
 }
 
-__all__ = ["Cluster", "Plan", "ShardwrightError", "__version__", "compile", "plan"]
+__all__ = ["Cluster", "Plan", "ShardwrightError", "__version__", "compile", "plan", "seed_exactly"]
 
 
 def __getattr__(name: str) -> object:

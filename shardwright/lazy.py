@@ -26,7 +26,7 @@ class LazyParallelModule(ParallelModule):
 
     def __init__(self, model: nn.Module, build: Build) -> None:
         nn.Module.__init__(self)
-        self.training = model.training
+        self.training, self.scaler = model.training, None
         self._pending = (model, build)  # in a tuple, so that the model is not a submodule
         self._standins = _standins(model)
         mirror(self, model, self._standins)
@@ -48,6 +48,7 @@ class LazyParallelModule(ParallelModule):
                 standin.grad = None
                 torch.utils.swap_tensors(standin, held.outside)
                 held.outside = standin
+        made.scaler = self.scaler
         self.__dict__ = made.__dict__
         self.__class__ = ParallelModule  # pyright: ignore[reportAttributeAccessIssue]
         mirror(self, model, {name: held.outside for name, held in made._held.items()})

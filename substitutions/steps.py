@@ -154,12 +154,10 @@ class StepRule:
 
 def steps(name: str, start: Mapping[str, str], left: str, right: str) -> StepRule:
     """A rule from its text; steps are separated by `;`, in order of execution."""
-    try:
+    with fields.located(f"rule {name!r}"):
         places = tuple((axis, SymbolicLayout.parse(text)) for axis, text in start.items())
         sides = [tuple(SymbolicStep.parse(s.strip()) for s in side.split(";") if s.strip()) for side in (left, right)]
-    except RuleError as error:
-        raise RuleError(f"rule {name!r}: {error}") from None
-    return StepRule(name, places, sides[0], sides[1])
+        return StepRule(name, places, *sides)
 
 
 CANCELLATIONS = (

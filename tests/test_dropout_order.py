@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import shardwright as sw
 from bench.plans import Case, forced, single
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
@@ -40,8 +41,12 @@ def step(model: nn.Module, batch: Batch) -> tuple[float, Tensor]:
     return model(**batch).item(), torch.get_rng_state()
 
 
-def lowered_step(graph: Graph, model: nn.Module, batch: Batch, captured: Captured) -> tuple[float, Tensor]:
-    return step(lower(graph, model, constants=captured.constants, options=captured.options), batch)
+def both_steps(graph: Graph, model: nn.Module, batch: Batch, captured: Captured) -> tuple[float, Tensor, float]:
+    """A lowered step by torch's generator, and the loss of one after `seed_exactly`."""
+    lowered = lower(graph, model, constants=captured.constants, options=captured.options)
+    loss, state = step(lowered, batch)
+    with sw.seed_exactly(1):
+        return loss, state, step(lowered, batch)[0]
 
 
 @pytest.mark.parametrize("case", [single(), *forced(2)], ids=str)
@@ -51,6 +56,9 @@ def test_masks_are_the_single_processs(case: Case) -> None:
     captured = capture(model, batch)
     graph = case.plan(captured.graph, "Drops").graph
     loss, state = step(model, batch)
-    for found, found_state in run_ranks(lowered_step, case.num_ranks, args=(graph, model, batch, captured)):
+    with sw.seed_exactly(1):
+        exact, _ = step(model, batch)
+    for found, found_state, found_exact in run_ranks(both_steps, case.num_ranks, args=(graph, model, batch, captured)):
         assert found == pytest.approx(loss, rel=1e-6)
         assert torch.equal(found_state, state)
+        assert found_exact == pytest.approx(exact, rel=1e-6) != loss

@@ -8,7 +8,8 @@ from dataclasses import replace
 from datetime import date
 
 from shardwright.cost.calibration.fit import Fit, fit_line
-from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes, pace_probes
+from shardwright.cost.calibration.probes import common_probes, dispatch_probes, kernel_probes, pace_probes
+from shardwright.cost.calibration.samples import Probe
 from shardwright.cost.calibration.workload import CHAINS, Point, Workload
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective, CollectiveLine
 from shardwright.cost.clusters.device import PRECISION_OF_DTYPE, Device, DeviceKind

@@ -30,7 +30,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardwright.cost.calibration.probes import Probe, common_probes, dispatch_probes, kernel_probes, pace_probes
+from shardwright.cost.calibration.probes import common_probes, dispatch_probes, kernel_probes, pace_probes
+from shardwright.cost.calibration.samples import Probe
 from shardwright.cost.calibration.workload import CHAINS, VISITS, WORKLOAD, Visit, Workload, read_visits
 from shardwright.cost.clusters.cluster import COLLECTIVES
 

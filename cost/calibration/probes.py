@@ -7,121 +7,26 @@ compared with. A **dispatch** probe is so small that its kernel takes next to no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
-from typing import TYPE_CHECKING, Any
 
-from shardwright.cost.calibration.samples import IDLE, LOOPS, Sample, samples
-from shardwright.cost.compute.work import Local, Passes, passes
+from shardwright.cost.calibration.samples import IDLE, LOOPS, Probe, samples
 from shardwright.pcg.attrs import Attr
-from shardwright.pcg.factors import Shape
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.types import TensorType, is_float
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """An operator on operands of these shapes.
-
-    Attributes:
-        indices: operands that are int64: 0, 1, …, below the size of the first operand's dimension 0.
-        masks: operands that are bools.
-        copies: a view that has to copy, as its operand is stored transposed.
-    """
-
-    op: str
-    shapes: tuple[Shape, ...]
-    dtype: str = "float32"
-    attrs: Mapping[str, Attr] = field(default_factory=dict, hash=False)
-    indices: tuple[int, ...] = ()
-    masks: tuple[int, ...] = ()
-    copies: bool = False
-
-    @property
-    def key(self) -> str:
-        """Names the probe among all others."""
-        shapes = " ".join("×".join(map(str, shape)) or "scalar" for shape in self.shapes)
-        causal = " causal" if self.attrs.get("causal") else ""
-        return f"{self.op} {self.dtype} {shapes}{causal}"
-
-    @property
-    def gradients(self) -> dict[str, slice]:
-        """What is timed of its backward, where that has kernels of its own: by key, the operands that get a gradient.
-
-        All together; and, where each has a kernel, each alone, which says how to share out the time of all (it holds
-        the dispatch too, which brings the shares of the smallest closer to each other than they are).
-        """
-        works = self.passes().backward
-        if not any(work.backward for work in works):
-            return {}
-        alone = {f"{self.key} gradient {operand}": slice(operand, operand + 1) for operand in range(len(works))}
-        return {f"{self.key} backward": slice(None), **(alone if len(alone) > 1 else {})}
-
-    def passes(self) -> Passes:
-        """The kernels that the cost model sees, forward and backward."""
-        row = ROWS[self.op]
-        signature = row.signature(self.shapes, self.attrs)
-        dtypes = [self._dtype(operand) for operand in range(len(self.shapes))]
-        operands = tuple(
-            TensorType(shape, dtype, (), dtype == self.dtype) for shape, dtype in zip(self.shapes, dtypes, strict=True)
-        )
-        dtype = row.result_dtype(dtypes, self.attrs)
-        result = TensorType(signature.result_shape, dtype, (), is_float(dtype))
-        drawn = result.num_elements if row.random else 0
-        extents = tuple(factor.size for factor in signature.factors)
-        return passes(
-            Local(row, self.attrs, signature, extents, operands, result, drawn, "copy" if self.copies else "")
-        )
-
-    def operands(self, device: str) -> list[Tensor]:
-        """New operands; those of floats want a gradient."""
-        import torch
-
-        found: list[Tensor] = []
-        for operand, shape in enumerate(self.shapes):
-            match self._dtype(operand):
-                case "int64":
-                    found.append(torch.arange(prod(shape), device=device).reshape(shape) % self.shapes[0][0])
-                case "bool":
-                    found.append(torch.ones(shape, dtype=torch.bool, device=device))
-                case dtype:
-                    value = (torch.rand(shape, device=device) + 0.5).to(getattr(torch, dtype))
-                    found.append(value.requires_grad_())
-        return [tensor.transpose(0, 1) for tensor in found] if self.copies else found
-
-    def function(self, runtime: object) -> Callable[..., Tensor]:
-        """What a lowered program does with the operands; `runtime` is what it calls `rt`."""
-        import torch
-        from torch.nn import functional as F
-
-        names = [f"x{operand}" for operand in range(len(self.shapes))]
-        more = {"*": ", ".join(names), "*1": ", ".join(names[1:])}
-        text = ROWS[self.op].torch.format(*names, **self.attrs, **more)
-        scope: dict[str, Any] = {"torch": torch, "F": F, "rt": runtime}
-        return eval(f"lambda {', '.join(names)}: {text}", scope)
-
-    def _dtype(self, operand: int) -> str:
-        return "int64" if operand in self.indices else "bool" if operand in self.masks else self.dtype
 
 
 def dispatch_probes(dtype: str, device: str = "cpu") -> list[Probe]:
     """One of each operator that has a sample, on next to nothing."""
-    return [_probe(op, sample, dtype) for op, sample in samples().items() if device == "cpu" or op not in LOOPS]
+    return [replace(probe, dtype=dtype) for op, probe in samples().items() if device == "cpu" or op not in LOOPS]
 
 
 def pace_probes(sizes: Sizes, dtype: str) -> list[Probe]:
     """One of each operator that has a sample and works on elements or rows, on as many as networks have."""
     found = samples(sizes.side)
-    return [_probe(op, found[op], dtype) for op in found if not (ROWS[op].contraction or ROWS[op].view or op in IDLE)]
-
-
-def _probe(op: str, sample: Sample, dtype: str) -> Probe:
-    return Probe(op, sample.operands, dtype, sample.attrs, sample.indices, sample.masks)
+    return [
+        replace(found[op], dtype=dtype) for op in found if not (ROWS[op].contraction or ROWS[op].view or op in IDLE)
+    ]
 
 
 COMMON = (
@@ -162,7 +67,7 @@ def kernel_probes(sizes: Sizes, dtype: str) -> Iterator[Probe]:
     yield from (Probe("layer_norm", (shape, (width,), (width,)), dtype, norm) for shape in rows)
     table: dict[str, Attr] = {"padding_idx": None, "offset": None}
     yield from (Probe("embedding", ((1024, width), shape[:1]), dtype, table, indices=(1,)) for shape in rows)
-    yield from (Probe("dropout", (shape,), dtype, {"p": 0.1, "shard": None}) for shape in rows)
+    yield from (Probe("dropout", (shape,), dtype, {"p": 0.1, "draw": "rt.Draw()", "shard": None}) for shape in rows)
     yield from (Probe("reshape", (shape,), dtype, {"shape": (shape[0] * width,)}, copies=True) for shape in rows)
 
 

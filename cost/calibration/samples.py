@@ -6,22 +6,104 @@ nothing dispatches alone, have none: their cost is the device's `op_overhead_s`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
 
+from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.optable import ROWS, Row
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import TensorType, is_float
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """Operands of an operator by shape, those at `indices` int64 zeros, `masks` bools, the others float32."""
+class Probe:
+    """An operator on operands of these shapes.
 
-    operands: tuple[Shape, ...]
-    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    Attributes:
+        indices: operands that are int64: 0, 1, …, below the size of the first operand's dimension 0.
+        masks: operands that are bools.
+        copies: a view that has to copy, as its operand is stored transposed.
+    """
+
+    op: str
+    shapes: tuple[Shape, ...]
+    dtype: str = "float32"
+    attrs: Mapping[str, Attr] = field(default_factory=dict, hash=False)
     indices: tuple[int, ...] = ()
     masks: tuple[int, ...] = ()
+    copies: bool = False
+
+    @property
+    def key(self) -> str:
+        """Names the probe among all others."""
+        shapes = " ".join("×".join(map(str, shape)) or "scalar" for shape in self.shapes)
+        causal = " causal" if self.attrs.get("causal") else ""
+        return f"{self.op} {self.dtype} {shapes}{causal}"
+
+    @property
+    def gradients(self) -> dict[str, slice]:
+        """What is timed of its backward, where that has kernels of its own: by key, the operands that get a gradient.
+
+        All together; and, where each has a kernel, each alone, which says how to share out the time of all (it holds
+        the dispatch too, which brings the shares of the smallest closer to each other than they are).
+        """
+        works = self.passes().backward
+        if not any(work.backward for work in works):
+            return {}
+        alone = {f"{self.key} gradient {operand}": slice(operand, operand + 1) for operand in range(len(works))}
+        return {f"{self.key} backward": slice(None), **(alone if len(alone) > 1 else {})}
+
+    def passes(self) -> Passes:
+        """The kernels that the cost model sees, forward and backward."""
+        row = ROWS[self.op]
+        signature = row.signature(self.shapes, self.attrs)
+        dtypes = [self._dtype(operand) for operand in range(len(self.shapes))]
+        operands = tuple(
+            TensorType(shape, dtype, (), dtype == self.dtype) for shape, dtype in zip(self.shapes, dtypes, strict=True)
+        )
+        dtype = row.result_dtype(dtypes, self.attrs)
+        result = TensorType(signature.result_shape, dtype, (), is_float(dtype))
+        drawn = result.num_elements if row.random else 0
+        extents = tuple(factor.size for factor in signature.factors)
+        return passes(
+            Local(row, self.attrs, signature, extents, operands, result, drawn, "copy" if self.copies else "")
+        )
+
+    def operands(self, device: str) -> list[Tensor]:
+        """New operands; those of floats want a gradient."""
+        import torch
+
+        found: list[Tensor] = []
+        for operand, shape in enumerate(self.shapes):
+            match self._dtype(operand):
+                case "int64":
+                    found.append(torch.arange(prod(shape), device=device).reshape(shape) % self.shapes[0][0])
+                case "bool":
+                    found.append(torch.ones(shape, dtype=torch.bool, device=device))
+                case dtype:
+                    value = (torch.rand(shape, device=device) + 0.5).to(getattr(torch, dtype))
+                    found.append(value.requires_grad_())
+        return [tensor.transpose(0, 1) for tensor in found] if self.copies else found
+
+    def function(self, runtime: object) -> Callable[..., Tensor]:
+        """What a lowered program does with the operands; `runtime` is what it calls `rt`."""
+        import torch
+        from torch.nn import functional as F
+
+        names = [f"x{operand}" for operand in range(len(self.shapes))]
+        more = {"*": ", ".join(names), "*1": ", ".join(names[1:])}
+        text = ROWS[self.op].torch.format(*names, **self.attrs, **more)
+        scope: dict[str, Any] = {"torch": torch, "F": F, "rt": runtime}
+        return eval(f"lambda {', '.join(names)}: {text}", scope)
+
+    def _dtype(self, operand: int) -> str:
+        return "int64" if operand in self.indices else "bool" if operand in self.masks else self.dtype
 
 
 _WINDOW = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
@@ -34,58 +116,51 @@ IDLE = ("contiguous",)
 _UNTRAINED = ("floor_divide", "bitwise_and", "bitwise_or")  # not on trained floats
 
 
-def _special(n: int) -> dict[str, Sample]:
+def _special(n: int) -> tuple[Probe, ...]:
     """Operators whose factor string does not say all; sides are `n`."""
     x, heads = (n, n), (2, 2, n, n)
     image = (2, 8, max(4, n // 8), max(4, n // 8))
-    return {
-        "gelu": Sample((x,), {"approximate": "none"}),
-        "cast": Sample((x,), {"dtype": "float64"}),
-        "where": Sample((x, x, x), masks=(0,)),
-        "reshape": Sample((x,), {"shape": (n * n,)}),
-        "permute": Sample((x,), {"dims": (1, 0)}),
-        "expand": Sample((x,), {"shape": (3, n, n)}),
-        "slice": Sample((x,), {"dim": 1, "start": 0, "stop": n // 2, "step": 1}),
-        "concat": Sample((x, x), {"dim": 0}),
-        "sum": Sample((x,), {"dims": (1,), "keepdim": False}),
-        "amax": Sample((x,), {"dims": (1,), "keepdim": False}),
-        "softmax": Sample((x,), {"dim": 1}),
-        "log_softmax": Sample((x,), {"dim": 1}),
-        "cumsum": Sample((x,), {"dim": 1, "dtype": "float32"}),
-        "sort_values": Sample((x,), {"dim": 1, "descending": True}),
-        "topk_values": Sample((x,), {"dim": 1, "k": 2}),
-        "linear": Sample(((2, n, n), x)),
-        "matmul": Sample((heads, heads)),
-        "conv2d": Sample(
-            ((1, 1, 1, 1),) * 2, {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
-        ),
-        "grouped_mm": Sample((x, (4, n, n), (4,)), indices=(2,)),
-        "layer_norm": Sample((x, (n,), (n,)), {"normalized_dims": 1, "eps": 1e-5}),
-        "rms_norm": Sample((x, (n,)), {"normalized_dims": 1, "eps": 1e-5}),
-        "sdpa": Sample((heads, heads, heads), {"causal": True, "scale": None}),
-        "max_pool2d": Sample((image,), _WINDOW),
-        "avg_pool2d": Sample((image,), _WINDOW),
-        "adaptive_avg_pool2d": Sample((image,), {"size": (1, 1)}),
-        "dropout": Sample((x,), {"p": 0.1, "shard": None}),
-        "cross_entropy_sum": Sample((x, (n,)), {"ignore_index": -100, "label_smoothing": 0.0}, indices=(1,)),
-        "embedding": Sample((x, (n,)), {"padding_idx": None, "offset": None}, indices=(1,)),
-        "pick": Sample((x, (n,)), {"offset": None}, indices=(1,)),
-        "index": Sample((x, (n,)), {"dim": 0}, indices=(1,)),
-        "gather": Sample((x, x), {"dim": 1}, indices=(1,)),
-        "embedding_bag": Sample((x, (n,), (n // 2,)), {"mode": "sum"}, indices=(1, 2)),
-    }  # fmt: skip
+    return (
+        Probe("gelu", (x,), attrs={"approximate": "none"}),
+        Probe("cast", (x,), attrs={"dtype": "float64"}),
+        Probe("where", (x, x, x), masks=(0,)),
+        Probe("reshape", (x,), attrs={"shape": (n * n,)}),
+        Probe("permute", (x,), attrs={"dims": (1, 0)}),
+        Probe("expand", (x,), attrs={"shape": (3, n, n)}),
+        Probe("slice", (x,), attrs={"dim": 1, "start": 0, "stop": n // 2, "step": 1}),
+        Probe("concat", (x, x), attrs={"dim": 0}),
+        Probe("sum", (x,), attrs={"dims": (1,), "keepdim": False}),
+        Probe("amax", (x,), attrs={"dims": (1,), "keepdim": False}),
+        Probe("softmax", (x,), attrs={"dim": 1}),
+        Probe("log_softmax", (x,), attrs={"dim": 1}),
+        Probe("cumsum", (x,), attrs={"dim": 1, "dtype": "float32"}),
+        Probe("sort_values", (x,), attrs={"dim": 1, "descending": True}),
+        Probe("topk_values", (x,), attrs={"dim": 1, "k": 2}),
+        Probe("linear", ((2, n, n), x)),
+        Probe("matmul", (heads, heads)),
+        Probe("conv2d", ((1, 1, 1, 1),) * 2,
+              attrs={"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}),
+        Probe("grouped_mm", (x, (4, n, n), (4,)), indices=(2,)),
+        Probe("layer_norm", (x, (n,), (n,)), attrs={"normalized_dims": 1, "eps": 1e-5}),
+        Probe("rms_norm", (x, (n,)), attrs={"normalized_dims": 1, "eps": 1e-5}),
+        Probe("sdpa", (heads, heads, heads), attrs={"causal": True, "scale": None}),
+        Probe("max_pool2d", (image,), attrs=_WINDOW),
+        Probe("avg_pool2d", (image,), attrs=_WINDOW),
+        Probe("adaptive_avg_pool2d", (image,), attrs={"size": (1, 1)}),
+        Probe("dropout", (x,), attrs={"p": 0.1, "draw": "rt.Draw()", "shard": None}),
+        Probe("cross_entropy_sum", (x, (n,)), attrs={"ignore_index": -100, "label_smoothing": 0.0}, indices=(1,)),
+        Probe("embedding", (x, (n,)), attrs={"padding_idx": None, "offset": None}, indices=(1,)),
+        Probe("pick", (x, (n,)), attrs={"offset": None}, indices=(1,)),
+        Probe("index", (x, (n,)), attrs={"dim": 0}, indices=(1,)),
+        Probe("gather", (x, x), attrs={"dim": 1}, indices=(1,)),
+        Probe("embedding_bag", (x, (n,), (n // 2,)), attrs={"mode": "sum"}, indices=(1, 2)),
+    )  # fmt: skip
 
 
-def sample_of(row: Row, side: int = SMALL) -> Sample | None:
-    """How to time an operator; None where it has no sample."""
-    if (special := _special(side).get(row.name)) is not None:
-        return special
-    if row.factors in ("... -> ...", "..., ... -> ...") and not row.view and row.name not in _UNTRAINED:
-        return Sample(((side, side),) * (str(row.factors).count(",") + 1))
-    return None
-
-
-def samples(side: int = SMALL) -> dict[str, Sample]:
+def samples(side: int = SMALL) -> dict[str, Probe]:
     """The sample of every operator that has one."""
-    found = {name: sample_of(row, side) for name, row in ROWS.items()}
-    return {name: sample for name, sample in found.items() if sample is not None}
+    found = {probe.op: probe for probe in _special(side)}
+    for name, row in ROWS.items():
+        if row.factors in ("... -> ...", "..., ... -> ...") and not row.view and name not in _UNTRAINED:
+            found.setdefault(name, Probe(name, ((side, side),) * (str(row.factors).count(",") + 1)))
+    return {name: found[name] for name in ROWS if name in found}

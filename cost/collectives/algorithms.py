@@ -1,6 +1,6 @@
 """The algorithms of collectives, as closed forms over the links of a group.
 
-An algorithm is a list of steps over links; from it come both its time and its formula as text:
+An algorithm is a list of steps over links; from it comes its time:
 
     α  Σ over steps of hops · hop_s
     β  Σ (pipelined: max) over steps of share / bandwidth, where `share` is what of the tensor one device sends
@@ -70,14 +70,6 @@ class Algorithm:
         times = [float(step.share) / step.bytes_per_s for step in self.steps]
         hops_s = sum(step.hops * step.link.hop_s for step in self.steps)
         return CostLine(hops_s, max(times) if self.pipelined else sum(times))
-
-    def text(self, size: str = "S") -> str:
-        """The formula, such as `14·α(nvlink) + 7/4·S/B(nvlink)`, for a tensor of `size` bytes."""
-        size = f"({size})" if any(sign in size for sign in "+-") else size
-        hops = [f"{step.hops}·α({step.link.name})" for step in self.steps if step.hops]
-        sent = [f"{step.share}·{size}/B({step.link.name})" for step in self.steps]
-        volume = f"max({', '.join(sent)})" if self.pipelined and len(sent) > 1 else " + ".join(sent)
-        return " + ".join([*hops, volume])
 
 
 def ring(links: Sequence[Link], passes: int) -> Algorithm:

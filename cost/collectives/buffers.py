@@ -66,7 +66,7 @@ def axes_bytes(graph: Graph, cluster: Cluster) -> float:
     """What one device keeps for the collectives along all axes of a typed graph's mesh; nothing under gloo."""
     if cluster.backend != "nccl":
         return 0.0
-    rows, communication = nccl.generation(cluster.device.name), Communication(cluster, graph.mesh.sizes)
+    rows, communication = nccl.generation(cluster.device.name), Communication(cluster, graph.mesh.device_sizes)
     found = collectives_of(graph).items()
     return sum(group_bytes(collectives, communication.links(axis), rows) for axis, collectives in found)
 

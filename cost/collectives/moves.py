@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, prod
 from typing import cast
 
 from shardwright.cost.clusters.cluster import Cluster, Collective
 from shardwright.cost.collectives.communication import Communication
-from shardwright.pcg.layout import Layouts
+from shardwright.pcg.layout import Layouts, R
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
+from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.types import ITEM_BYTES
+
+AFTER_THE_LOOP_S = 1e6
+"""The price of a move along time that needs all microbatches before one is through: a plan has it only where there is
+no other, and `check_time` then says which operator wants it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorClass:
     """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
 
-    A `stored` parameter is gathered for each use and again in backward; the gathered weight is not kept. A `view` of
-    one is not gathered itself: the parameter is, before the view is taken.
+    A `stored` parameter is gathered for each use, and `again` where backward reads it: the gathered weight is not kept.
+    A `view` of one is not gathered itself: the parameter is, before the view is taken. `summed`: the dtype of the
+    gradient where it is another, as of a parameter that was cast. `zero`: how long a gathered parameter that is trained
+    stays. An activation that moves `twice` does so again in backward.
     """
 
     shape: tuple[int, ...]
@@ -26,14 +35,19 @@ class TensorClass:
     grad: bool
     stored: bool = False
     view: bool = False
+    again: bool = False
+    summed: str = ""
+    zero: Zero = "zero-3"
+    twice: bool = False
 
 
 class MoveCosts:
-    """Prices single-axis moves on one mesh of one cluster."""
+    """Prices single-axis moves on one mesh of one cluster. What moves in each microbatch is paid for as often."""
 
-    def __init__(self, cluster: Cluster, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
-        self.communication = Communication(cluster, sizes)
+    def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
+        self.sizes, self.num_microbatches = mesh.sizes, mesh.num_microbatches
+        self.time = mesh.index(TIME) if TIME in mesh.names else None
+        self.communication = Communication(cluster, mesh.device_sizes)
         self.device = cluster.device
         self._times: dict[tuple[str, int, float], float] = {}
 
@@ -52,16 +66,55 @@ class MoveCosts:
 
     def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
         """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run."""
+        if move.axis == self.time:
+            return AFTER_THE_LOOP_S if move.before.is_shard or len(move.kind.operators) > 1 else 0.0
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
-        num_bytes = prod(tensor.shape) * ITEM_BYTES[tensor.dtype] / others
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf
-        return sum(self.collective_s(name, move.axis, num_bytes) for name in collectives_of(tensor, move))
+        is_once = tensor.zero == "zero-1"
+        if self.time is not None and tensor.grad and _is_gather(tensor, move) and is_once != (state[self.time] == R):
+            return inf
+        sent = self.sent_bytes(tensor, state, move, prod(tensor.shape) / others)
+        return sum(self.collective_s(name, move.axis, num_bytes) for name, num_bytes in sent)
+
+    def sent_bytes(
+        self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float
+    ) -> Iterator[tuple[str, float]]:
+        """Every collective of a move of so many elements, with the bytes that they take."""
+        num_forward, _ = self._counts(tensor, state, move)
+        for number, name in enumerate(self.collectives_of(tensor, state, move)):
+            is_gradient = number >= num_forward
+            dtype = tensor.summed if is_gradient and tensor.summed else tensor.dtype
+            yield name, num_elements * ITEM_BYTES[dtype]
+
+    def collectives_of(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
+        """All that a move of a tensor in `state` runs in a step: those of the value, then those of its gradient."""
+        forward, backward = move.collectives()
+        num_forward, num_backward = self._counts(tensor, state, move)
+        return (forward,) * num_forward + (backward,) * num_backward
+
+    def _counts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[int, int]:
+        """How often the value moves in a step, and its gradient.
+
+        A parameter that backward reads is gathered again for it, unless it is kept or that is done once for all
+        microbatches.
+        """
+        times = self.times(state)
+        num_forward = num_backward = times
+        if _is_gather(tensor, move):
+            if tensor.zero == "zero-2":
+                num_forward = 1
+            elif tensor.zero == "zero-3" and tensor.again and (self.num_microbatches == 1 or times > 1):
+                num_forward = 2 * times
+        elif tensor.twice:
+            num_forward = 2 * times
+        return num_forward, num_backward * tensor.grad
+
+    def times(self, state: Layouts) -> int:
+        """How often a step has a tensor in this state: once, or in each microbatch."""
+        return 1 if self.time is None or state[self.time] == R else self.num_microbatches
 
 
-def collectives_of(tensor: TensorClass, move: Move) -> tuple[str, ...]:
-    """All that a move of a tensor runs in a step; a stored parameter is gathered again in backward."""
-    forward, backward = move.collectives()
-    if not tensor.grad:
-        return (forward,)
-    return (forward, backward, forward) if tensor.stored and forward == "all_gather" else (forward, backward)
+def _is_gather(tensor: TensorClass, move: Move) -> bool:
+    """Whether this is how a parameter is gathered."""
+    return (tensor.stored or tensor.again) and move.kind.forward == "all_gather"

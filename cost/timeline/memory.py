@@ -79,12 +79,16 @@ MOMENTS: Mapping[Optimizer, int] = {"adam": 2, "sgd": 0}
 
 
 class Stored(NamedTuple):
-    """A parameter as one device stores it. `gathered`: from slices, before every use (ZeRO-3)."""
+    """A parameter as one device stores it. `gathered`: from slices, before every use (ZeRO-3).
+
+    `used`: the dtype in which it lies there for its readers. Where the graph casts it, the copy is an activation.
+    """
 
     num_elements: float
     dtype: str
     grad: bool
     gathered: bool
+    used: str
 
 
 def gradient_bytes(stored: Stored, execution: Execution) -> float:
@@ -100,7 +104,7 @@ def state_bytes(stored: Stored, execution: Execution, shards: int = 1) -> dict[s
     that is 18 bytes per parameter, 16 / n where it is gathered from n slices (Rajbhandari et al., section 3, counts a
     16-bit gradient: 16).
     """
-    state, used = _item_bytes(stored.dtype, execution)
+    state, used = _item_bytes(stored, execution)
     if not stored.grad:
         return {"parameters": stored.num_elements * used}
     moments = MOMENTS[execution.optimizer]
@@ -124,12 +128,12 @@ def update_bytes(stored: Stored, execution: Execution, shards: int = 1) -> float
     """
     if not stored.grad:
         return 0.0
-    state, used = _item_bytes(stored.dtype, execution)
+    state, used = _item_bytes(stored, execution)
     moments = MOMENTS[execution.optimizer]
     traffic = (1 + 2 * (1 + moments) + 2 * execution.is_scaled) * state
     return stored.num_elements * (traffic + (used if state > used and not stored.gathered else 0)) / shards
 
 
-def _item_bytes(dtype: str, execution: Execution) -> tuple[int, int]:
+def _item_bytes(stored: Stored, execution: Execution) -> tuple[int, int]:
     """Of one element: as the optimizer keeps it, and as it is computed with."""
-    return ITEM_BYTES[execution.state_dtype(dtype)], ITEM_BYTES[execution.compute_dtype(dtype)]
+    return ITEM_BYTES[execution.state_dtype(stored.dtype)], ITEM_BYTES[stored.used]

@@ -16,29 +16,41 @@ from itertools import chain
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.step.actions import Actions
 from shardwright.pcg.step.buckets import PLACED_BYTES
-from shardwright.pcg.step.chunk import Chunk
+from shardwright.pcg.step.chunk import Block, Chunk
 from shardwright.pcg.step.parameters import Parameter, Slices
 
-BufferKind = tuple[tuple[tuple[int, ...], str, Slices | None], ...]
-"""What decides whether two blocks can use the same set: of each parameter, its slices' shape and how they lie."""
+BufferKind = tuple[tuple[tuple[int, ...], float, Slices | None], ...]
+"""What decides whether two blocks can use the same set: of each parameter, its slices' shape, its bytes, its slices."""
 
 
 def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind, float]:
     """Bytes of all the sets that a step's forward and backward through a chunk need, by kind."""
-    mesh, types = steps.graph.mesh, steps.graph.types
-    kinds = [
-        tuple((types[p.leaf].local_shape(mesh), p.dtype, p.slices) for p in block.parameters) for block in chunk.blocks
-    ]
-    sizes = [sum(_buffers(steps, p) * p.used_bytes for p in block.parameters) for block in chunk.blocks]
+    sets = {
+        verb: [_buffer_set(steps, block, gradients=verb == "scatter") for block in chunk.blocks]
+        for verb in ("gather", "scatter")
+    }
+    began = {"free": "gather", "deliver": "scatter"}
     now, most = Counter[BufferKind](), Counter[BufferKind]()
     for action in chain(*actions.forward, *actions.backward):
-        if action.verb in ("gather", "scatter"):
-            kind = kinds[action.number]
+        if action.verb in sets:
+            kind = sets[action.verb][action.number][0]
             now[kind] += 1
             most[kind] = max(most[kind], now[kind])
-        elif action.verb in ("free", "deliver"):
-            now[kinds[action.number]] -= 1
-    return {kind: most[kind] * num_bytes for kind, num_bytes in zip(kinds, sizes, strict=True)}
+        elif action.verb in began:
+            now[sets[began[action.verb]][action.number][0]] -= 1
+    return {kind: most[kind] * num_bytes for kind, num_bytes in chain(*sets.values())}
+
+
+def _buffer_set(steps: Steps, block: Block, *, gradients: bool) -> tuple[BufferKind, float]:
+    """Its kind and bytes, for the parameters of a block or for their gradients."""
+    types, mesh = steps.graph.types, steps.graph.mesh
+    kind, size = list[tuple[tuple[int, ...], float, Slices | None]](), 0.0
+    for p in block.parameters:
+        num_bytes = p.summed_bytes if gradients else p.used_bytes
+        shape = types[p.leaf].local_shape(mesh)
+        kind.append((shape, num_bytes, p.slices))
+        size += _buffers(steps, p, num_bytes) * num_bytes
+    return tuple(kind), size
 
 
 def joined(pools: Mapping[BufferKind, float], others: Mapping[BufferKind, float]) -> dict[BufferKind, float]:
@@ -46,10 +58,14 @@ def joined(pools: Mapping[BufferKind, float], others: Mapping[BufferKind, float]
     return {kind: max(pools.get(kind, 0.0), others.get(kind, 0.0)) for kind in {**pools, **others}}
 
 
-def _buffers(steps: Steps, parameter: Parameter) -> int:
+def _buffers(steps: Steps, parameter: Parameter, num_bytes: float) -> int:
     """How often a parameter is in a set: in its place only, or in the buffers that are sent and received too."""
+    return 1 if is_direct(steps, parameter, num_bytes) else 3
+
+
+def is_direct(steps: Steps, parameter: Parameter, num_bytes: float) -> bool:
+    """Whether its slices are sent straight from and into place, in a message of their own."""
     slices = parameter.slices
     assert slices is not None
     size = steps.graph.mesh.sizes[steps.graph.mesh.index(slices.axis)]
-    direct = (slices.dim, slices.blocks) == (0, 1) and parameter.used_bytes / size >= PLACED_BYTES
-    return 1 if direct else 3
+    return (slices.dim, slices.blocks) == (0, 1) and num_bytes / size >= PLACED_BYTES

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwright.cost.timeline.pool import is_direct
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Fold, Recorder, Segment
 from shardwright.pcg.step.actions import Action, Actions
 from shardwright.pcg.step.buckets import LARGE_BYTES
 from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Use
+from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.parameters import Parameter
 
 HOST_BYTES_PER_S = 25e9
@@ -84,18 +86,35 @@ class _Pass:
         """The task of one operation, forward."""
         name, cost = occurrence.operation.name + suffix, self.steps.costs[occurrence.operation.name]
         if cost.stream == COMPUTE:
-            return self.recorder.compute(name, cost.forward_s)
-        return self.recorder.launch(name, cost.stream, cost.forward_s, blocks=blocks)
+            task = self.recorder.compute(name, cost.forward_s)
+        else:
+            task = self.recorder.launch(name, cost.stream, cost.forward_s, blocks=blocks, messages=cost.sent)
+        self.recorder.take("temporary", cost.scratch.forward, task, (task,))
+        return task
 
     def _gather(self, number: int) -> None:
         block = self.chunk.blocks[number]
         slices, num_bytes = block.parameters[0].slices, block.used_bytes
         assert slices is not None
         seconds = self.steps.collective_s("all_gather", slices.axis, num_bytes)
-        task = self.recorder.launch(f"gather {block.parameters[0].home}", slices.axis, seconds, blocks=False)
+        sent = self._messages("all_gather", block.parameters)
+        task = self.recorder.launch(
+            f"gather {block.parameters[0].home}", slices.axis, seconds, blocks=False, messages=sent
+        )
         if self.steps.cluster.backend == "gloo":  # torch's all-gather has it write to memory of its own first
             self.recorder.take("communication", num_bytes, task, (task,))
         self.gathers[number] = task
+
+    def _messages(self, collective: str, parameters: Sequence[Parameter]) -> tuple[Message, ...]:
+        """What a block sends: one message for each parameter that goes straight to its place, one for all others."""
+        gathers = collective == "all_gather"
+        sizes = [(p, p.used_bytes if gathers else p.summed_bytes) for p in parameters]
+        direct = [(p, num_bytes) for p, num_bytes in sizes if is_direct(self.steps, p, num_bytes)]
+        packed = sum(num_bytes for p, num_bytes in sizes if (p, num_bytes) not in direct)
+        axes = {p.slices.axis for p in parameters if p.slices is not None}
+        return self.steps.messages(
+            collective, axes, *(num_bytes for p, num_bytes in direct if p.grad or gathers), packed
+        )
 
 
 class _Forward(_Pass):
@@ -203,7 +222,8 @@ class _Backward(_Pass):
         if cost.back_stream == COMPUTE:
             task = self.recorder.compute(name, cost.backward_s)
         else:
-            task = self.recorder.launch(name, cost.back_stream, cost.backward_s, blocks=True)
+            task = self.recorder.launch(name, cost.back_stream, cost.backward_s, blocks=True, messages=cost.sent_back)
+        self.recorder.take("temporary", cost.scratch.backward, task, (task,))
         self._note(occurrence, task, self.readers)
         for memory in occurrence.gradients:
             if (
@@ -255,10 +275,14 @@ class _Backward(_Pass):
                 num_bytes = (1 + use.more) * (p.used_bytes if p.slices is None else p.gradient_bytes)
                 self.later.take("temporary", num_bytes, end if use.more else made, (max(made, end),))
         collective = "reduce_scatter" if self.steps.execution.shard_optimizer else "all_reduce"
+        sent = self.steps.messages(collective, first.sums, total)  # one, timed as if it were one along each axis
         tasks: list[int] = []
         for axis in first.sums:
             seconds = self.steps.collective_s(collective, axis, total)
-            tasks.append(self.later.launch(name, axis, seconds, blocks=False, after=tasks[-1:], microbatch="last"))
+            task = self.later.launch(
+                name, axis, seconds, blocks=False, after=tasks[-1:], microbatch="last", messages=() if tasks else sent
+            )
+            tasks.append(task)
 
     def _scatter(self, number: int) -> None:
         """Sum the gradients of a gathered block, where ranks have summands; each keeps its slice."""
@@ -267,17 +291,21 @@ class _Backward(_Pass):
                     and u.parameter.slices.copied == copied]  # fmt: skip
             if not uses:
                 continue
-            slices, num_bytes = uses[0].parameter.slices, sum(u.parameter.used_bytes for u in uses)
+            slices, num_bytes = uses[0].parameter.slices, sum(u.parameter.summed_bytes for u in uses)
             assert slices is not None
             name = f"gradients of {uses[0].parameter.home}"
             seconds = self.steps.collective_s("reduce_scatter" if copied else "slice", slices.axis, num_bytes)
             if copied:
-                task = self.later.launch(name, slices.axis, seconds, blocks=False)
+                sent = self._messages("reduce_scatter", self.chunk.blocks[number].parameters)
+                task = self.later.launch(name, slices.axis, seconds, blocks=False, messages=sent)
             else:
                 task = self.later.compute(name, seconds)
             for use in uses:
-                made = self.made.get(use.number, task)
-                self.scattered.append((use.parameter.used_bytes, made, max(made, task)))
+                made, used = self.made.get(use.number, task), use.parameter.used_bytes
+                if copied:
+                    self.scattered.append((used, made, max(made, task)))
+                else:  # each rank takes its slice at once
+                    self.later.take("temporary", used, made, (max(made, task),))
                 self.made[use.number] = task
                 if not is_bucketed(use.parameter):
                     self.later.take("gradients", use.parameter.gradient_bytes, task, (), "first")

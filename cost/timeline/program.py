@@ -8,7 +8,7 @@ number of stages.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -31,6 +31,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.chunk import Chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.messages import Message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +51,12 @@ class ChunkSegments:
     leaves: Mapping[str, int] = field(default_factory=dict)
     pool: Mapping[BufferKind, float] = field(default_factory=dict)
 
+    def without(self, categories: Collection[str]) -> ChunkSegments:
+        """The same without the memory of some categories."""
+        segments = (segment.without(categories) for segment in (self.forward, self.backward, self.weights))
+        forward, backward, weights = segments
+        return replace(self, forward=forward, backward=backward, weights=weights)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
@@ -65,6 +72,12 @@ class Stage:
     end: Segment
     device: Device
 
+    def without(self, categories: Collection[str]) -> Stage:
+        """The same without the memory of some categories."""
+        state = {name: num_bytes for name, num_bytes in self.state.items() if name not in categories}
+        pieces = tuple(piece.without(categories) for piece in self.pieces)
+        return replace(self, pieces=pieces, state=state, end=self.end.without(categories))
+
 
 @dataclass(frozen=True)
 class StepProgram:
@@ -78,6 +91,19 @@ class StepProgram:
     stages: tuple[Stage, ...]
     hops_s: tuple[float, ...] = ()
     simulated: dict[tuple[object, ...], SegmentTimeline] = field(default_factory=dict, compare=False, repr=False)
+
+    def messages(self, stage: int = 0) -> Counter[Message]:
+        """What a device of a stage sends to those of the same stage in a step, each with how often."""
+        many, found = self.execution.num_microbatches, Counter[Message]()
+        for piece in self.stages[stage].pieces:
+            for segment in (piece.forward, piece.backward, piece.weights):
+                for number in range(many):
+                    found += segment.in_microbatch(first=number == 0, last=number == many - 1).messages()
+        return found
+
+    def without(self, categories: Collection[str]) -> StepProgram:
+        """The same without the memory of some categories."""
+        return replace(self, stages=tuple(stage.without(categories) for stage in self.stages), simulated={})
 
     @cached_property
     def serial_s(self) -> float:
@@ -102,7 +128,9 @@ def program(
     repeats: Mapping[str, int] | None = None,
     split: Sequence[int] | None = None,
 ) -> StepProgram:
-    """The program of a validated parallel graph. Its batch is one microbatch, its mesh that of one stage.
+    """The program of a validated parallel graph. Its mesh is that of one stage.
+
+    Its batch is one microbatch of the execution's, which may be cut further along the mesh's axis of time.
 
     Args:
         graph: typed; validated.
@@ -130,6 +158,10 @@ class Programs:
     def program(self, execution: Execution = DEFAULT, split: Sequence[int] | None = None) -> StepProgram:
         """As the function of this name."""
         graph, cluster = self.graph, self.cluster
+        many = execution.num_microbatches * graph.mesh.num_microbatches
+        execution = replace(execution, num_microbatches=many)
+        if execution.num_stages > 1 and graph.mesh.num_microbatches > 1:
+            raise PlanError(f"mesh {graph.mesh}: no stages are costed for what has an axis of time; plan without it")
         per_stage, stages = graph.mesh.num_devices, execution.num_stages
         if per_stage * stages > cluster.num_devices:
             what = f"{stages} stages of mesh {graph.mesh} need" if stages > 1 else f"mesh {graph.mesh} needs"
@@ -241,7 +273,7 @@ class _Maker:
             pieces = tuple(self._piece(share, hold=hold, two=two) for share in shares)
             state, end = self._state(sum((Counter(piece.leaves) for piece in pieces), Counter[str]()))
             pool = reduce(joined, (piece.pool for piece in pieces))
-            state["buffers"] = self._buffers(execution.num_microbatches)
+            state["buffers"] = self._buffers(execution.num_microbatches // self.steps.graph.mesh.num_microbatches)
             state["context"] = self.steps.cluster.device.context_bytes
             state["communication"] = self._axes_bytes + between_bytes
             if pool:
@@ -277,7 +309,8 @@ class _Maker:
         overhead_s = device.step_overhead_s + self._first_uses_s
         for leaf, times in leaves.items():
             parameter = steps.parameters[leaf]
-            stored = Stored(parameter.num_elements, parameter.dtype, parameter.grad, parameter.slices is not None)
+            dtype, is_gathered = parameter.dtype, parameter.slices is not None
+            stored = Stored(parameter.num_elements, dtype, parameter.grad, is_gathered, steps.dtype(dtype))
             shards = 1
             if execution.shard_optimizer and parameter.grad and not stored.gathered:
                 for axis in parameter.sums:

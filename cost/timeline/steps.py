@@ -5,21 +5,25 @@ Operations say nothing of time or order; `pcg.step.actions` says what happens wh
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.fusion import UNFUSED, Fusion, fuse, fusions
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import Work
+from shardwright.cost.timeline.scratch import Scratch, move_scratch, operator_scratch
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written, written
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import SLICE
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.late import LOSS, summand_of_loss
+from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.operations import Operation, Operations
 from shardwright.pcg.types import TensorType, is_float
 
@@ -29,6 +33,8 @@ class OperationCost(NamedTuple):
 
     stream     of forward, `back_stream` of backward: compute, or the mesh axis of a collective
     weight_s   the part of backward that only gradients of weights need; `backward_s` is the rest
+    sent       in forward, `sent_back` in backward
+    scratch    memory that it needs while it runs
     """
 
     forward_s: float
@@ -36,6 +42,9 @@ class OperationCost(NamedTuple):
     weight_s: float = 0.0
     stream: str = COMPUTE
     back_stream: str = COMPUTE
+    sent: tuple[Message, ...] = ()
+    sent_back: tuple[Message, ...] = ()
+    scratch: Scratch = Scratch()
 
     @property
     def total_s(self) -> float:
@@ -48,11 +57,13 @@ class Steps(Operations):
     def __init__(self, graph: Graph, cluster: Cluster, execution: Execution) -> None:
         super().__init__(graph, execution)
         self.cluster = cluster
-        self._move_costs, self.compute = MoveCosts(cluster, graph.mesh.sizes), Compute(cluster.device)
+        self._move_costs, self.compute = MoveCosts(cluster, graph.mesh), Compute(cluster.device)
         self._known: dict[Hashable, OperationCost] = {}
         rates = execution.rates.items()
         self._rates = {kind: dtype for kind, dtype in rates if dtype in cluster.device.flops_per_s}
         self._fusions = fusions(graph) if execution.compiled else {}
+        loss_sums = summand_of_loss(graph)[1] if LOSS in dict(graph.outputs) else []
+        self._loss_sums = {node.name: str(node.attr("axis")) for node in loss_sums}
         self._cast: set[str] = set()  # activations that are there in fp8 too
         self.costs = {operation.name: self._cost(operation) for operation in self.listed}
 
@@ -73,13 +84,32 @@ class Steps(Operations):
         """A collective takes the full tensor of one group along the move's axis."""
         start, move = self.moves[node.name]
         axis, (forward, backward) = self.graph.mesh.names[move.axis], move.collectives()
+        backward = SLICE if axis == TIME else backward  # zeros beside it
         num_bytes = self.bytes_of(start) * (self.graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
+        grad = self.graph.types[node.name].grad
         return OperationCost(
             self.collective_s(forward, axis, num_bytes),
-            self.collective_s(backward, axis, num_bytes) if self.graph.types[node.name].grad else 0.0,
+            self.collective_s(backward, axis, num_bytes) if grad else 0.0,
             stream=COMPUTE if forward in ("", SLICE) else axis,
             back_stream=COMPUTE if backward in ("", SLICE) else axis,
+            sent=self.messages(forward, self._axes_of(node.name, axis), num_bytes),
+            sent_back=self.messages(backward, (axis,), num_bytes) if grad else (),
+            scratch=move_scratch(self.graph, start, move, node.name, num_bytes),
         )
+
+    def _axes_of(self, name: str, axis: str) -> tuple[str, ...]:
+        """Along what a move sends: the sums that make the loss are one, that of the first."""
+        if name not in self._loss_sums:
+            return (axis,)
+        return tuple(self._loss_sums.values()) if name == next(iter(self._loss_sums)) else ()
+
+    def messages(self, collective: str, axes: Collection[str], *sizes: float) -> tuple[Message, ...]:
+        """Collectives of these bytes along some axes at once; none where these have no other ranks."""
+        mesh = self.graph.mesh
+        real = [n for n, size in zip(mesh.names, mesh.device_sizes, strict=True) if size > 1 and n in axes]
+        if collective not in COLLECTIVES or not real:
+            return ()
+        return tuple(Message(collective, "_".join(real), round(num_bytes)) for num_bytes in sizes if num_bytes)
 
     def _with_casts(self, cost: OperationCost, operation: Operation) -> OperationCost:
         """In fp8, each activation is cast for its first product, and the gradient of the result."""
@@ -95,7 +125,9 @@ class Steps(Operations):
         fusion = self._fusions.get(node.name, UNFUSED)
         key = (node.op, node.attrs, node.split, tuple(types), kind, how, of_weights, fusion)
         if key not in self._known:
-            self._known[key] = self._node_cost(node, types, kind, how, of_weights, fusion)
+            scratch = operator_scratch(node.op, self.bytes_of(node.inputs[0])) if node.inputs else Scratch()
+            cost = self._node_cost(node, types, kind, how, of_weights, fusion)
+            self._known[key] = cost._replace(scratch=scratch)
         return self._known[key]
 
     def _node_cost(

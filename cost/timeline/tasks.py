@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shardwright.pcg.step.actions import Microbatch
+from shardwright.pcg.step.messages import Message
 
 COMPUTE, COPY = "compute", "copy"
 """Two of the streams; the others are the mesh axes, one for the collectives of each."""
@@ -18,6 +20,7 @@ class Task(NamedTuple):
     stream       tasks of one stream run one after the other, in the order of the segment
     after        tasks of other streams, by number, that must have ended before
     microbatch   where gradients are accumulated, they are summed over devices in the last microbatch only
+    messages     what is sent; a task may stand for several collectives, timed as one
     """
 
     name: str
@@ -25,6 +28,7 @@ class Task(NamedTuple):
     seconds: float
     after: tuple[int, ...] = ()
     microbatch: Microbatch = "every"
+    messages: tuple[Message, ...] = ()
 
 
 class Buffer(NamedTuple):
@@ -58,12 +62,12 @@ class Segment:
     folds: tuple[Fold, ...] = ()
 
     def in_microbatch(self, *, first: bool, last: bool) -> Segment:
-        """The segment as it is in one microbatch. Tasks that it does not have take no time."""
+        """The segment as it is in one microbatch. Tasks that it does not have take no time and send nothing."""
 
         def happens(when: Microbatch) -> bool:
             return when == "every" or {"first": first, "later": not first, "last": last}[when]
 
-        tasks = (t if happens(t.microbatch) else t._replace(seconds=0.0) for t in self.tasks)
+        tasks = (t if happens(t.microbatch) else t._replace(seconds=0.0, messages=()) for t in self.tasks)
         return Segment(tuple(tasks), tuple(b for b in self.buffers if happens(b.microbatch)), self.folds)
 
     def copies(self) -> Iterator[int]:
@@ -72,6 +76,18 @@ class Segment:
         for fold in self.folds:
             more[fold.start : fold.end] = [fold.more] * (fold.end - fold.start)
         return (1 + m for m in more)
+
+    def messages(self) -> Counter[Message]:
+        """All that is sent, each with how often."""
+        found = Counter[Message]()
+        for times, task in zip(self.copies(), self.tasks, strict=True):
+            for message in task.messages:
+                found[message] += times
+        return found
+
+    def without(self, categories: Collection[str]) -> Segment:
+        """The same without the memory of some categories."""
+        return replace(self, buffers=tuple(b for b in self.buffers if b.category not in categories))
 
     def serial_s(self) -> float:
         """What all tasks take one after the other."""
@@ -98,11 +114,11 @@ class Recorder:
 
     def launch(
         self, name: str, stream: str, seconds: float, *, blocks: bool, after: Iterable[int] = (),
-        microbatch: Microbatch = "every",
+        microbatch: Microbatch = "every", messages: tuple[Message, ...] = (),
     ) -> int:  # fmt: skip
         """A collective or copy, launched by the last kernel before it; `blocks`: the next kernel waits."""
         launched_by = (self.last,) if self.last >= 0 else ()
-        self.tasks.append(Task(name, stream, seconds, (*launched_by, *after), microbatch))
+        self.tasks.append(Task(name, stream, seconds, (*launched_by, *after), microbatch, messages))
         if blocks or not self.overlap:
             self._awaited.append(len(self.tasks) - 1)
         return len(self.tasks) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.pcg.aten.registry import Ints, NotCovered, handles, pair, require
+from shardwright.pcg.aten.registry import Ints, NotCovered, cast, handles, pair, require
 from shardwright.pcg.aten.structure import reshape, squeeze, unsqueeze
 from shardwright.pcg.builder import GraphBuilder
 
@@ -13,7 +13,12 @@ from shardwright.pcg.builder import GraphBuilder
 def _linear(b: GraphBuilder, x: str, w: str, bias: str | None = None) -> str:
     require(len(b.shape(x)) >= 1 and len(b.shape(w)) == 2)
     y = b.op("linear", x, w)
-    return y if bias is None else b.op("add", y, bias)
+    return y if bias is None else b.op("add", y, _as(b, bias, y))
+
+
+def _as(b: GraphBuilder, bias: str, product: str) -> str:
+    """A bias in the dtype of the product that it is added to: one kernel computes both."""
+    return cast(b, bias, b.types[product].dtype)
 
 
 @handles("mm", "bmm", "matmul", "mv", "dot")
@@ -29,7 +34,8 @@ def _matmul(b: GraphBuilder, x: str, y: str) -> str:
 @handles("addmm", "baddbmm")
 def _addmm(b: GraphBuilder, bias: str, x: str, y: str, *, beta: float = 1, alpha: float = 1) -> str:
     require((beta, alpha) == (1, 1))
-    return b.op("add", b.op("matmul", x, y), bias)
+    product = b.op("matmul", x, y)
+    return b.op("add", product, _as(b, bias, product))
 
 
 @handles("conv2d.default")
@@ -37,7 +43,7 @@ def _conv2d(b: GraphBuilder, x: str, w: str, bias: str | None = None, stride: In
             dilation: Ints = 1, groups: int = 1) -> str:  # fmt: skip
     require(len(b.shape(x)) == 4 and len(b.shape(w)) == 4)
     y = b.op("conv2d", x, w, stride=pair(stride), padding=pair(padding), dilation=pair(dilation), groups=groups)
-    return y if bias is None else b.op("add", y, reshape(b, bias, (1, b.shape(bias)[0], 1, 1)))
+    return y if bias is None else b.op("add", y, reshape(b, _as(b, bias, y), (1, b.shape(bias)[0], 1, 1)))
 
 
 @handles("convolution")

@@ -11,7 +11,7 @@ from shardwright.pcg.aten.registry import HANDLERS, Handler, NotCovered, Ref
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.node import OPAQUE
-from shardwright.pcg.types import ITEM_BYTES
+from shardwright.pcg.types import ITEM_BYTES, is_float
 
 ResultType = tuple[tuple[int, ...], str]
 # Where a tensor lies and how it is stored is no part of a graph.
@@ -97,8 +97,13 @@ def _opaque(
 
 
 def _checked(b: GraphBuilder, name: str, kind: ResultType) -> str:
-    """The result has the shape that torch says; its dtype is made to be the one that torch says."""
+    """The result has the shape that torch says; its dtype is made to be the one that torch says.
+
+    In and around regions of `torch.autocast` floats stay as wide as the rows have them.
+    """
     shape, dtype = kind
     if b.shape(name) != shape:
         raise GraphError(f"expected shape {list(shape)}, the op table gives {list(b.shape(name))}")
+    if b.low is not None and is_float(dtype) and is_float(b.types[name].dtype):
+        return name
     return b.op("cast", name, dtype=dtype)

@@ -31,10 +31,11 @@ def _cross_entropy(b: GraphBuilder, x: str, target: str, weight: str | None = No
 def _bce(b: GraphBuilder, x: str, target: str, weight: str | None = None, pos_weight: str | None = None,
          reduction: int = MEAN) -> str:  # fmt: skip
     require(weight is None and pos_weight is None)
+    x, target = b.wide(x), b.wide(target)
     return _reduced(b, b.op("sub", b.op("softplus", x), b.op("mul", x, target)), reduction)
 
 
 @handles("mse_loss")
 def _mse(b: GraphBuilder, x: str, target: str, reduction: int = MEAN) -> str:
-    error = b.op("sub", x, target)
+    error = b.op("sub", b.wide(x), b.wide(target))
     return _reduced(b, b.op("mul", error, error), reduction)

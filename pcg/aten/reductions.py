@@ -108,6 +108,7 @@ handles("log_softmax")(_normalized("log_softmax"))
 
 @handles("cumsum")
 def _cumsum(b: GraphBuilder, x: str, dim: int, *, dtype: Any = None) -> str:
+    x = b.wide(x)
     usual = b.types[x].dtype if is_float(b.types[x].dtype) else "int64"
     return b.op("cumsum", x, dim=dimension(b, x, dim), dtype=dtype_name(dtype or usual))
 

@@ -64,14 +64,14 @@ def _np_grouped_mm(x: np.ndarray, w: np.ndarray, ends: np.ndarray) -> np.ndarray
 
 ROWS = [
     Row("linear", "... i, o i -> ... o", lambda x, w: x @ w.T, "F.linear({0}, {1})",
-        linear_in=((0,), (1,)), fresh=True, saves=(0, 1), contraction=True, doc="x wᵀ"),
+        linear_in=((0,), (1,)), fresh=True, saves=(0, 1), contraction=True, autocast="low", doc="x wᵀ"),
     Row("matmul", "... m k, ... k n -> ... m n", np.matmul, "{0} @ {1}",
-        linear_in=((0,), (1,)), fresh=True, saves=(0, 1), contraction=True),
+        linear_in=((0,), (1,)), fresh=True, saves=(0, 1), contraction=True, autocast="low"),
     Row("conv2d", _conv2d, _np_conv2d, "F.conv2d({0}, {1}, None, {stride}, {padding}, {dilation}, {groups})",
         free={"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)},
         linear_in=((0,), (1,)), localize=local_groups, fresh=True, saves=(0, 1), joint=True, contraction=True,
-        outside=("h", "w")),
+        outside=("h", "w"), autocast="low"),
     Row("grouped_mm", "t! i, e! i o, e! -> t! o", _np_grouped_mm, "rt.grouped_mm({0}, {1}, {2})",
         linear_in=((0,), (1,)), fresh=True, saves=(0, 1), contraction=True, outside=("e",),
-        doc="rows of x, in groups that end at `ends`, each group times its own matrix"),
+        autocast="low", doc="rows of x, in groups that end at `ends`, each group times its own matrix"),
 ]  # fmt: skip

@@ -96,7 +96,7 @@ ROWS = [
         dtype=first_dtype, indexes={1: (0, -1)}, linear_in=((0,),), fresh=True,
         saves=(1,), lookup=True),
     Row("index_put", _put_fixed, _np_index_put, "{0}.index_put(({1},), {2})", saves=(1,),
-        dtype=first_dtype),
+        dtype=first_dtype, autocast="widest"),
     Row("embedding_bag", "v! h, n!, b! -> b! h", _np_embedding_bag, "F.embedding_bag({1}, {0}, {2}, mode={mode!r})",
         dtype=first_dtype, linear_in=((0,),), fresh=True,
         saves=(1,), lookup=True),

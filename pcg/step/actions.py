@@ -3,18 +3,22 @@
 The lowering prints forward from the list, its hooks follow the units and the order of blocks, the cost model prices it
 all. It follows from a chunk alone:
 
-* A gathered block is there from before its first reader until after its last. The next one is gathered while this one
-  is used (late gathers: after it). Blocks in use when the last one is gathered stay, as backward begins with them.
+* A gathered block is there from before its first reader until after its last, in backward again if that reads it. The
+  next one is gathered while this one is used (late gathers: after it). Blocks in use when the last one is gathered
+  stay for backward, as that begins with them. Those that are to stay do so too, for the backward of their microbatch
+  or until the last reader of the last microbatch.
 * What was not kept is made again, region by region, right before the first operation that needs it in backward.
 * A gradient is accumulated until the first reader that gives one is through, and then summed with its unit, in a step's
-  last microbatch. The gradients of a gathered block are reduce-scattered together in every microbatch, and there when
-  those of the next block are scattered, or backward ends.
+  last microbatch. The gradients of a gathered block are reduce-scattered together, when all who read it are through,
+  and there when those of the next block are scattered, or backward ends: in every microbatch, or in the last, where
+  whole gradients are accumulated.
 * Sums that the batch alone determines are started first, and waited for by who reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Literal, NamedTuple
@@ -62,7 +66,7 @@ class Actions:
     units: tuple[tuple[int, ...], ...]
 
     def of(self, *verbs: Verb, backward: bool | None = None) -> list[int]:
-        """The numbers of all actions of these kinds, in order; of forward, backward or both."""
+        """The numbers of all actions of these kinds, in order; of forward, backward or both. Microbatches are alike."""
         passes = (self.forward, self.backward) if backward is None else (self.backward if backward else self.forward,)
         return [action.number for action in chain(*chain(*passes)) if action.verb in verbs]
 
@@ -76,9 +80,13 @@ def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool 
         late: whether backward gathers the next block only when it is through with one.
         ahead: whether blocks are gathered before they are needed at all.
     """
-    held = held_blocks(chunk) if hold else frozenset[int]()
-    forward = tuple(_forward(chunk, _Gathers(range(len(chunk.blocks)), frozenset(), late=False, ahead=ahead), held))
-    backward = _Backward(chunk, held, late=late, ahead=ahead)
+    again = _made_again(chunk)
+    reads = _read_again(chunk, again)
+    stay = frozenset(number for number, block in enumerate(chunk.blocks) if block.slices.lifetime != "pass")
+    held = (stay | (held_blocks(chunk) if hold else frozenset())) & reads.keys()
+    gathers = _Gathers(chunk, range(len(chunk.blocks)), frozenset(), late=False, ahead=ahead)
+    forward = tuple(_forward(chunk, gathers, held))
+    backward = _Backward(chunk, again, reads, _Gathers(chunk, list(reads), held, late=late, ahead=ahead))
     return Actions(forward, tuple(backward.run()), tuple(backward.units))
 
 
@@ -86,6 +94,37 @@ def held_blocks(chunk: Chunk) -> frozenset[int]:
     """Blocks that are in use when the last one is gathered."""
     last_gather = max((_first(block.uses) for block in chunk.blocks), default=0)
     return frozenset(number for number, block in enumerate(chunk.blocks) if _last(block.uses) >= last_gather)
+
+
+def _made_again(chunk: Chunk) -> dict[int, list[Occurrence]]:
+    """What runs again before the backward of each operation that has one."""
+    rebuilt = set[Region]()
+    return {
+        o.number: [made for memory in o.keeps for made in _again(memory, o.region, rebuilt)]
+        for o in reversed(chunk.occurrences) if o.operation.is_differentiated
+    }  # fmt: skip
+
+
+def _again(memory: Allocation, reader: Region | None, rebuilt: set[Region]) -> Iterator[Occurrence]:
+    """What makes this again for who reads it, with what that needs made again; nothing where it is there."""
+    region = memory.region
+    if region is None or region in rebuilt or (memory.kept and region is not reader):
+        return
+    rebuilt.add(region)
+    for occurrence in region.needed():
+        for read in occurrence.reads:
+            yield from _again(read, region, rebuilt)
+        yield occurrence
+
+
+def _read_again(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> dict[int, int]:
+    """The blocks that backward reads, in its order, and by which operation's backward each is read last."""
+    found = dict[int, int]()
+    for number, made in again.items():
+        blocks = [block for occurrence in made for block in chunk.blocks_of(occurrence)]
+        own = chunk.blocks_of(chunk.occurrences[number], backward=True)
+        found.update(dict.fromkeys((*blocks, *own), number))
+    return found
 
 
 def _first(uses: Iterable[Use]) -> int:
@@ -99,8 +138,8 @@ def _last(uses: Iterable[Use]) -> int:
 class _Gathers:
     """Gathered blocks in one pass: `order` is the one in which the pass needs them, `there` when it begins."""
 
-    def __init__(self, order: Sequence[int], there: frozenset[int], *, late: bool, ahead: bool) -> None:
-        self.next = dict(pairwise(order)) if ahead else {}
+    def __init__(self, chunk: Chunk, order: Sequence[int], there: frozenset[int], *, late: bool, ahead: bool) -> None:
+        self.chunk, self.next = chunk, dict(pairwise(order)) if ahead else {}
         self.late, self.there, self.used = late, set(there), set[int]()
 
     def use(self, block: int) -> Iterator[Action]:
@@ -115,9 +154,13 @@ class _Gathers:
 
     def free(self, block: int) -> Iterator[Action]:
         """After the last operation that reads it."""
-        yield Action("free", block)
+        yield Action("free", block, "last" if self._stays(block) else "every")
         if self.late:
             yield from self._gather_next(block)
+
+    def _stays(self, block: int) -> bool:
+        """For all microbatches."""
+        return self.chunk.blocks[block].slices.lifetime == "step"
 
     def _gather_next(self, block: int) -> Iterator[Action]:
         if block in self.next:
@@ -126,7 +169,7 @@ class _Gathers:
     def _gather(self, block: int) -> Iterator[Action]:
         if block not in self.there:
             self.there.add(block)
-            yield Action("gather", block)
+            yield Action("gather", block, "first" if self._stays(block) else "every")
 
 
 def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[tuple[Action, ...]]:
@@ -152,23 +195,20 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
 
 
 class _Backward:
-    def __init__(self, chunk: Chunk, held: frozenset[int], *, late: bool, ahead: bool) -> None:
-        self.chunk = chunk
+    def __init__(
+        self, chunk: Chunk, again: Mapping[int, Sequence[Occurrence]], reads: Mapping[int, int], gathers: _Gathers
+    ) -> None:
+        self.chunk, self.again, self.gathers = chunk, again, gathers
         self.last: dict[int, int] = {}  # of those that get gradients, who reads a block first, forward
         self.complete: dict[int, int] = {}  # and who reads a use of a parameter first
-        self.before: dict[int, list[Occurrence]] = {}  # what is made again before the backward of each
-        order: dict[int, None] = {}  # of blocks, as backward comes to need them
-        rebuilt: set[Region] = set()
         for occurrence in reversed(chunk.occurrences):
             if occurrence.operation.is_differentiated:
-                again = [o for memory in occurrence.keeps for o in _again(memory, occurrence.region, rebuilt)]
-                self.before[occurrence.number] = again
-                own = chunk.blocks_of(occurrence)
-                order.update(dict.fromkeys(block for o in again for block in chunk.blocks_of(o)))
-                order.update(dict.fromkeys(own))
-                self.last.update(dict.fromkeys(own, occurrence.number))
+                self.last.update(dict.fromkeys(chunk.blocks_of(occurrence), occurrence.number))
                 self.complete.update(dict.fromkeys(chunk.trained(occurrence), occurrence.number))
-        self.gathers = _Gathers(list(order), held, late=late, ahead=ahead)
+        self.trained = {chunk.uses[use].block for use in self.complete}
+        self.free = defaultdict[int, list[int]](list)
+        for block, reader in reads.items():
+            self.free[reader].append(block)
         self.buckets, self.units = Buckets[int](), list[tuple[int, ...]]()
         self.scattered: int | None = None
 
@@ -179,12 +219,11 @@ class _Backward:
 
     def _of(self, occurrence: Occurrence) -> Iterator[Action]:
         number, operation = occurrence.number, occurrence.operation
-        for other in self.before[number]:
-            for block in self.chunk.blocks_of(other):
+        for made in self.again[number]:
+            for block in self.chunk.blocks_of(made):
                 yield from self.gathers.use(block)
-            yield Action("again", other.number)
-        blocks = self.chunk.blocks_of(occurrence)
-        for block in blocks:
+            yield Action("again", made.number)
+        for block in self.chunk.blocks_of(occurrence, backward=True):
             yield from self.gathers.use(block)
         trained = self.chunk.trained(occurrence)
         apart = bool(trained) and operation.apart
@@ -193,20 +232,30 @@ class _Backward:
         if apart:
             yield Action("weights", number)
         for use in trained:
-            if self.complete[use] == number and self.chunk.uses[use].block is None:
+            block = self.chunk.uses[use].block
+            if self.complete[use] == number and (block is None or self._is_summed(block)):
                 yield Action("accumulate", use)
+            if self.complete[use] == number and block is None:
                 yield from self._complete(self.chunk.uses[use])
-        for block in blocks:
-            if self.last[block] == number:
-                yield from self.gathers.free(block)
+        for block in self.free[number]:
+            yield from self.gathers.free(block)
+        for block in self.chunk.blocks_of(occurrence):
+            if self.last[block] == number and block in self.trained:
                 yield from self._deliver()
-                yield Action("scatter", block)
+                yield Action("scatter", block, self._when_scattered(block))
                 self.scattered = block
+
+    def _is_summed(self, block: int) -> bool:
+        """Whether whole gradients are accumulated."""
+        return self.chunk.blocks[block].slices.summed
+
+    def _when_scattered(self, block: int) -> Microbatch:
+        return "last" if self._is_summed(block) else "every"
 
     def _deliver(self) -> Iterator[Action]:
         if self.scattered is None:
             return
-        yield Action("deliver", self.scattered)
+        yield Action("deliver", self.scattered, self._when_scattered(self.scattered))
         for use in self.chunk.blocks[self.scattered].uses:
             if use.parameter.grad:
                 yield from self._complete(use)
@@ -227,15 +276,3 @@ class _Backward:
     def _end(self) -> Iterator[Action]:
         yield from self._deliver()
         yield from self._reduce(self.buckets.rest())
-
-
-def _again(memory: Allocation, reader: Region | None, rebuilt: set[Region]) -> Iterator[Occurrence]:
-    """What makes this again for who reads it, with what that needs made again; nothing where it is there."""
-    region = memory.region
-    if region is None or region in rebuilt or (memory.kept and region is not reader):
-        return
-    rebuilt.add(region)
-    for occurrence in region.needed():
-        for read in occurrence.reads:
-            yield from _again(read, region, rebuilt)
-        yield occurrence

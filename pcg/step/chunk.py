@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from shardwright.pcg.step.buckets import blocks
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.operation import Again, Operation
 from shardwright.pcg.step.operations import Operations
-from shardwright.pcg.step.parameters import Parameter
+from shardwright.pcg.step.parameters import Parameter, Slices
 
 MOST_COPIES = 3
 
@@ -96,6 +97,13 @@ class Block(NamedTuple):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         return tuple(use.parameter for use in self.uses)
+
+    @property
+    def slices(self) -> Slices:
+        """How its parameters are gathered; they differ only in how each is sliced."""
+        slices = self.uses[0].parameter.slices
+        assert slices is not None
+        return slices
 
     @property
     def used_bytes(self) -> float:
@@ -191,14 +199,18 @@ class Chunk:
         return number
 
     def _blocks(self) -> list[Block]:
-        """Of one occurrence, one module, one axis and one dtype."""
+        """Of one occurrence, one module, one axis, one lifetime and one dtype, stored and gathered; in order of use."""
         sliced = sorted((u for u in self.uses if u.parameter.slices is not None), key=lambda u: u.readers[0])
+        modules = groupby(sliced, key=lambda u: (u.home, u.parameter.module))
         keyed = (
-            (use, (use.home, p.module, p.slices and p.slices.axis, p.dtype), p.used_bytes)
-            for use in sliced
-            for p in (use.parameter,)
+            (use, (use.home, p.module, s.axis, s.lifetime, s.summed, p.dtype, p.used_dtype), p.used_bytes)
+            for _, own in modules
+            for use in sorted(own, key=lambda u: u.parameter.used_dtype)
+            for p, s in ((use.parameter, use.parameter.slices),)
+            if s is not None
         )
         found = [Block(tuple(uses)) for uses in blocks(keyed)]
+        found.sort(key=lambda block: min(use.readers[0] for use in block.uses))
         for number, block in enumerate(found):
             for use in block.uses:
                 use.block = number
@@ -206,9 +218,13 @@ class Chunk:
 
     # ---- what is asked of it ----
 
-    def blocks_of(self, occurrence: Occurrence) -> list[int]:
-        """The gathered blocks whose memory an operation reads."""
-        found = (self.uses[number].block for number in (*occurrence.weights, *occurrence.views))
+    def blocks_of(self, occurrence: Occurrence, *, backward: bool = False) -> list[int]:
+        """The gathered blocks whose memory an operation reads, forward or backward."""
+        uses, saved = (
+            (self.uses[number] for number in (*occurrence.weights, *occurrence.views)),
+            occurrence.operation.saved,
+        )
+        found = (use.block for use in uses if not backward or use.parameter.leaf in saved)
         return list(dict.fromkeys(block for block in found if block is not None))
 
     def trained(self, occurrence: Occurrence) -> list[int]:

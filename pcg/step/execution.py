@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from shardwright.pcg import checks
 from shardwright.pcg.types import is_float
@@ -114,6 +114,19 @@ class Execution:
             stages = self.num_stages
             problem = f"expected a multiple of the {stages} stages, got {self.num_microbatches}; interleaving needs it"
             raise checks.FieldError(owner, "num_microbatches", problem)
+
+    def to_json(self) -> dict[str, object]:
+        """What differs from the defaults; what is made again by block as an object."""
+        own = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return {name: dict(x) if isinstance(x, tuple) else x for name, x in own if x != getattr(DEFAULT, name)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Execution:
+        """Read what `to_json` gave. Raises `ValueError` for a field or a value that there is none of."""
+        unknown = data.keys() - {f.name for f in fields(cls)}
+        if unknown:
+            raise ValueError(f"execution: field {min(unknown)!r} is not known")
+        return cls(**data)
 
     @property
     def recomputes(self) -> RecomputeByBlock:

@@ -19,7 +19,7 @@ class Operation(NamedTuple):
     """One operator, or one change of layout of an activation.
 
     reads        activations, by name; `weights`: parameters, by leaf
-    views        parameters whose memory it reads by way of views
+    views        parameters whose memory it reads by way of views; `saved`: those whose memory its backward reads
     alias        the operand whose memory the result shares, or ""; `sums_in_place`: by overwriting it
     keeps        what backward needs of activations; `mask_bytes`: and of a mask
     gradients    the activations among `reads` that get one; none and no weights: there is no backward
@@ -35,6 +35,7 @@ class Operation(NamedTuple):
     reads: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     views: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
     alias: str = ""
     sums_in_place: bool = False
     num_bytes: float = 0.0

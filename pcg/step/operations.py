@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
-from shardwright.pcg.analysis import computed_once, saved_by, written
+from shardwright.pcg.analysis import computed_once, saved_by, summed_in_place, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.moves import fused_moves
+from shardwright.pcg.layout import R
+from shardwright.pcg.mesh import TIME
+from shardwright.pcg.moves import Move, fused_moves
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.operation import Operation
@@ -37,7 +39,7 @@ class Operations:
         found = find_parameters(graph, execution)
         self.parameters, self.aliases, self.leaf_of = found.by_leaf, found.aliases, found.names
         self.once = computed_once(graph)
-        self.moves = {node.name: (start, move) for node, start, move in fused_moves(graph)}
+        self.moves = {node.name: (start, move) for node, start, move in fused_moves(graph)} | slices_of_time(graph)
         self._views = views_of_parameters(graph, found)
         self._alias: dict[str, str] = {}
         sums, self._before = early_sums(graph, self.once)
@@ -94,7 +96,7 @@ class Operations:
             return None
         start, move = self.moves[node.name]
         forward, _ = move.collectives()
-        inplace = forward == "" or (forward == "all_reduce" and len(self.graph.users[start]) == 1)
+        inplace = forward == "" or (forward == "all_reduce" and summed_in_place(self.graph, start))
         alias = self._name(start) if inplace and start not in self.leaf_of else ""
         sums = bool(alias) and forward != ""
         return self._operation(node, (start,))._replace(alias=alias, sums_in_place=sums, early=node.name in self._sums)
@@ -105,17 +107,27 @@ class Operations:
         of_weight = moves_nothing and names[0] in self.parameters
         grads = [self.graph.types[i].grad for i in node.inputs]
         saved = saved_by(node, grads) if kind.grad else ()
-        keeps = [names[i] for i in saved if isinstance(i, int) and i < len(names)]
-        keeps += [node.name] if "result" in saved else []
+        operands = [i for i in saved if isinstance(i, int)]
+        keeps = [names[i] for i in operands] + ([node.name] if "result" in saved else [])
+        leaves = (leaf for i in operands for leaf in (names[i], *self._views.get(node.inputs[i], ())))
         trained = any(grad and name in self.parameters for name, grad in zip(names, grads, strict=True))
         operation = self._operation(node, node.inputs)
         return operation._replace(
             alias=names[0] if moves_nothing and not of_weight else "",
             num_bytes=0.0 if of_weight else operation.num_bytes,
             keeps=tuple(k for k in keeps if k not in self.parameters),
-            mask_bytes=kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0,
+            saved=tuple(dict.fromkeys(leaf for leaf in leaves if leaf in self.parameters)),
+            mask_bytes=self._mask_bytes(node, "mask" in saved),
             apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
         )
+
+    def _mask_bytes(self, node: Node, drops: bool) -> float:
+        """Dropout keeps what it drops; every attention makes a mask of bools into one of numbers, and keeps that."""
+        types, mesh = self.graph.types, self.graph.mesh
+        kind = types[node.name]
+        if node.op == "sdpa" and kind.grad and len(node.inputs) > 3 and types[node.inputs[3]].dtype == "bool":
+            return types[node.inputs[3]].local_bytes(mesh) * ITEM_BYTES[self.dtype(kind.dtype)]
+        return kind.local_bytes(mesh) / ITEM_BYTES[kind.dtype] if drops else 0.0
 
 
 def _apart(listed: Sequence[Operation]) -> list[Operation]:
@@ -135,13 +147,23 @@ def _check_precision(execution: Execution, narrow: set[str]) -> None:
         raise PlanError(f"precision {execution.precision!r}: {problem}")
 
 
+def slices_of_time(graph: Graph) -> dict[str, tuple[str, Move]]:
+    """What a microbatch takes its slice of, by the node of the slice."""
+    if TIME not in graph.mesh.names:
+        return {}
+    axis, types = graph.mesh.index(TIME), graph.types
+    found = (node for node in graph.nodes if node.op == PARTITION and node.attr("axis") == TIME)
+    return {n.name: (n.inputs[0], Move(axis, R, types[n.name].layouts[axis])) for n in found}
+
+
 def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple[str, ...]]:
     """Values that may lie in the memory of parameters, and in that of which."""
     names, found = parameters.names, dict[str, tuple[str, ...]]()
     for node in graph.nodes:
         row = node.row
         keeps_memory = node.op in (PARTITION, REPLICATE) or (row is not None and row.aliases)
-        if node.name in names or node.is_leaf or not keeps_memory:
+        rounded = any(graph.types[i].dtype != graph.types[node.name].dtype for i in node.inputs)  # by a cast
+        if node.name in names or node.is_leaf or not keeps_memory or rounded:
             continue
         leaves = dict.fromkeys(leaf for i in node.inputs for leaf in ((names[i],) if i in names else found.get(i, ())))
         if leaves:

@@ -1,9 +1,21 @@
 """How parameters reach their readers, and what of that a step does around its operators.
 
 `replicate` on a stored parameter is no operator: every reader lies behind it, so the gradient may be summed once, when
-all of it is there. `combine` of a sharded parameter (ZeRO-3), alone or with `replicate` along the same axis, is done
-for a whole block of the model at a time. Whatever else changes a parameter's layout is an operator of the program, as
-if the parameter were an activation.
+all of it is there. `combine` of a sharded parameter (ZeRO), alone or with `replicate` along the same axis, is done for
+a whole block of the model at a time. Whatever else changes a parameter's layout is an operator of the program, as if
+the parameter were an activation.
+
+How often a block is gathered and its gradients are scattered is said by the order of the operators, and by what the
+`combine` is told to keep:
+
+    combine, then replicate over time        gathered once a step, whole gradients scattered once        ZeRO-1
+    replicate over time, combine keep=step   gathered once a step, gradients scattered per microbatch    ZeRO-2
+    ..., combine keep=microbatch             gathered per microbatch, for forward and backward
+    ..., combine                             gathered per microbatch, again for backward                 ZeRO-3
+
+In mixed precision there is a `cast` on the way. Before a `combine` it is part of the gathering: shards are cast, and
+16 bits gathered. Else it is an operator of the program, once in each forward, behind which readers see an activation;
+the gradient that comes back through it, and that of a gathered block, is summed in the parameter's own dtype.
 """
 
 from __future__ import annotations
@@ -11,26 +23,40 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from shardwright.pcg.analysis import is_timeless
+from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import local_blocks
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.parallel import COMBINE, REPLICATE
+from shardwright.pcg.precision import HALVES
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.types import ITEM_BYTES
+
+KEEP = "keep"
+"""The attribute of a `combine` of a parameter that says for how long the whole of it stays."""
+Lifetime = Literal["pass", "microbatch", "step"]
+LIFETIMES: tuple[Lifetime, ...] = ("pass", "microbatch", "step")
 
 
 class Slices(NamedTuple):
     """A parameter is stored in slices along `axis` and gathered before use.
 
-    `dim`, `blocks`: the slices, in blocks of what the other axes leave. `copied`: used differently on each rank, so
-    that its gradient is reduce-scattered; otherwise every rank has the whole gradient and keeps its slice.
+    dim, blocks   the slices, in blocks of what the other axes leave
+    copied        used differently on each rank, so that its gradient is reduce-scattered; otherwise every rank has the
+                  whole gradient and keeps its slice
+    lifetime      how long the gathered whole stays: for forward and again for backward, for a microbatch, or a step
+    summed        whether the whole gradient is accumulated over a step, and scattered once; else in each microbatch
     """
 
     axis: str
     dim: int
     blocks: int
     copied: bool = False
+    lifetime: Lifetime = "pass"
+    summed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +69,8 @@ class Parameter:
     sums            axes, in mesh order, that its gradient is summed over when the backward has made it
     num_elements    of one rank's part, as stored
     used_bytes      of what readers see, and `gradient_bytes` of the accumulated gradient, on one rank
+    used_dtype      in which it is gathered; `dtype` is that in which it is stored
+    summed_bytes    of the whole gradient of one that is gathered, in the dtype in which it is reduce-scattered
     """
 
     leaf: str
@@ -55,6 +83,8 @@ class Parameter:
     num_elements: int
     used_bytes: float
     gradient_bytes: float
+    used_dtype: str
+    summed_bytes: float
 
     @property
     def home(self) -> str:
@@ -83,32 +113,37 @@ def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
     narrow = bool(narrow_dtypes(graph))
     for leaf in graph.leaves("parameter"):
         walk = _Walk(graph, leaf, results)
-        kind, seen = graph.types[leaf.name], graph.types[walk.visible]
-        item, num_elements = ITEM_BYTES[kind.dtype], prod(kind.local_shape(graph.mesh))
-        used = kind.dtype if narrow else execution.compute_dtype(kind.dtype)
+        kind, seen = graph.types[leaf.name], graph.types[walk.result]
+        num_elements = prod(kind.local_shape(graph.mesh))
+        used = seen.dtype if narrow else execution.compute_dtype(seen.dtype)
         found.aliases.update(walk.aliases)
         found.by_leaf[leaf.name] = Parameter(
             leaf=leaf.name,
-            result=walk.visible,
+            result=walk.result,
             module=module_block(str(leaf.attr("target"))),
             grad=kind.grad,
             dtype=kind.dtype,
             slices=walk.slices,
             sums=tuple(axis for axis in graph.mesh.names if axis in walk.summed),
-            used_bytes=seen.local_bytes(graph.mesh) / item * ITEM_BYTES[used],
+            used_bytes=float(prod(seen.local_shape(graph.mesh)) * ITEM_BYTES[used]),
             num_elements=num_elements,
             gradient_bytes=num_elements * ITEM_BYTES[execution.state_dtype(kind.dtype)],
+            used_dtype=used,
+            summed_bytes=float(prod(seen.local_shape(graph.mesh)) * ITEM_BYTES[kind.dtype if narrow else used]),
         )
     return found
 
 
 def narrow_dtypes(graph: Graph) -> set[str]:
-    """The 16-bit formats that parameters are captured in. Such a graph says itself what is computed in which dtype."""
-    return {graph.types[n.name].dtype for n in graph.leaves("parameter")} & {"bfloat16", "float16"}
+    """The 16-bit formats of a graph that has any. Such a graph says itself what is computed in which dtype."""
+    return {kind.dtype for kind in graph.types.values()}.intersection(HALVES)
 
 
 class _Walk:
-    """The parallel operators between one leaf and its readers."""
+    """The parallel operators and the cast between one leaf and its readers.
+
+    `visible` is what readers see; `line`: a cast that the program does, or "".
+    """
 
     def __init__(self, graph: Graph, leaf: Node, results: set[str]) -> None:
         self.graph = graph
@@ -116,7 +151,8 @@ class _Walk:
         self.aliases: dict[str, str] = {}
         self.summed: set[str] = set()
         self.slices: Slices | None = None
-        self.visible = leaf.name
+        self.visible = self.leaf = leaf.name
+        self.line = ""
         name: str | None = leaf.name
         while name is not None and name not in results:
             name = self._pass(name)
@@ -132,6 +168,8 @@ class _Walk:
             self._replicate(readers, axis)
         elif nodes[0].op == COMBINE and len(nodes) == 1 and self.slices is None:
             self._combine(nodes[0], axis)
+        elif nodes[0].op == "cast" and len(nodes) == 1 and self.slices is None and not self.line:
+            self.line = self.visible = nodes[0].name
         else:
             return None
         return readers[0] if len(readers) == 1 else None
@@ -139,7 +177,7 @@ class _Walk:
     def _replicate(self, readers: list[str], axis: str) -> None:
         if self.slices is not None and self.slices.axis == axis:
             self.slices = self.slices._replace(copied=True)
-        elif self.sizes[axis] > 1:
+        elif axis != TIME and self.sizes[axis] > 1:
             self.summed.add(axis)
         self.aliases.update(dict.fromkeys(readers, self.visible))
 
@@ -149,8 +187,24 @@ class _Walk:
             return
         mesh, layouts = self.graph.mesh, self.graph.types[node.inputs[0]].layouts
         number = mesh.index(axis)
-        self.slices = Slices(axis, layouts[number].dim, local_blocks(layouts, number, mesh.sizes))
+        dim, blocks = layouts[number].dim, local_blocks(layouts, number, mesh.sizes)
+        once = mesh.num_microbatches > 1 and is_timeless(self.graph, node.name)
+        self.slices = Slices(axis, dim, blocks, lifetime="step" if once else _lifetime(node), summed=once)
         self.visible = node.name
+        if self.line:
+            self.aliases[self.line], self.line = self.leaf, ""
+
+    @property
+    def result(self) -> str:
+        """Whose value is the parameter's: what a cast in the program makes of it is an activation."""
+        return self.leaf if self.line else self.visible
+
+
+def _lifetime(node: Node) -> Lifetime:
+    keep = dict(node.attrs).get(KEEP, LIFETIMES[0])
+    if keep not in LIFETIMES:
+        raise GraphError(f"{node}: {KEEP} is {keep!r}; expected one of {list(LIFETIMES)}")
+    return keep
 
 
 def module_block(name: str) -> str:

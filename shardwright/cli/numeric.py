@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from shardwright.cli.models import Loaded
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.pcg.capture import Captured, bind_arguments, capture, find_loss
+from shardwright.pcg.precision import low_dtype
+from shardwright.pcg.step.execution import Precision
 from shardwright.reports.report import Paragraph, Report
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
@@ -116,17 +119,20 @@ def _mark(good: bool) -> str:
 def measure(plan: Plan, loaded: Loaded, timeout_s: float) -> Errors:
     """Run one step both ways, each in processes of their own; `DistributedError` where a rank fails or hangs."""
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
-    captured = capture(loaded.model, batch)
+    captured = capture(loaded.model, batch, precision=plan.precision)
     check_plan(plan, captured.graph, certified_choices().by_name())
     # torch's autograd threads do not survive a fork, so this process runs no backward itself
-    ((reference, state),) = run_ranks(_single, 1, timeout_s, args=(loaded.model, batch))
+    ((reference, state),) = run_ranks(_single, 1, timeout_s, args=(loaded.model, batch, plan.precision))
     arguments = (plan, loaded.model, captured, batch, reference, state)
     return _worst_of(run_ranks(_parallel, plan.mesh.num_devices, timeout_s, args=arguments))
 
 
-def _single(model: nn.Module, batch: Mapping[str, Any]) -> tuple[TrainingStep, Tensor]:
+def _single(model: nn.Module, batch: Mapping[str, Any], precision: Precision | None) -> tuple[TrainingStep, Tensor]:
+    """The reference: the model itself, under autocast where the plan is."""
     torch.manual_seed(STEP_SEED)
-    loss = find_loss(model(**batch))
+    low = low_dtype(precision)
+    with torch.autocast("cpu", getattr(torch, low), enabled=True) if low else nullcontext():
+        loss = find_loss(model(**batch))
     assert loss is not None
     loss.backward()
     return _taken(model, loss), torch.get_rng_state()
@@ -134,7 +140,10 @@ def _single(model: nn.Module, batch: Mapping[str, Any]) -> tuple[TrainingStep, T
 
 def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[str, Any], reference: TrainingStep,
               state: Tensor) -> Errors:  # fmt: skip
-    parallel = lower(plan.graph, model, constants=captured.constants, options=captured.options)
+    parallel = lower(
+        plan.graph, model, constants=captured.constants, options=captured.options, precision=plan.precision,
+        execution=replace(plan.execution, precision=None),
+    )  # fmt: skip
     torch.manual_seed(STEP_SEED)
     loss = parallel.forward_backward(**batch)
     return compare(_taken(parallel, loss), reference, torch.equal(torch.get_rng_state(), state))

@@ -21,31 +21,48 @@ if TYPE_CHECKING:
         "verify examples/zoo.py:gpt2 --cluster local:2",
         "verify examples/zoo.py:llama --cluster local:4 --mesh dp=2,tp=2 --roles data,tensor",
         "verify train.py:make --plan plan.json",
+        "verify plan.json --dry-run",
     )
 )
 @model_options
 @cluster_option
 @click.option("--plan", "plan_file", type=PATH, help="Check this plan; --cluster is not used then.")
 @search_options
-@click.option("--loss-tolerance", type=float, default=1e-5, show_default=True, help="Relative error of the loss.")
-@click.option("--gradient-tolerance", type=float, default=1e-4, show_default=True, help="Relative error of a gradient.")
+@click.option("--loss-tolerance", type=float, show_default="1e-5, in 16 bits 1e-2", help="Relative error of the loss.")
+@click.option(
+    "--gradient-tolerance", type=float, show_default="1e-4, in 16 bits 1e-1", help="Relative error of a gradient."
+)
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds until a rank counts as stuck.")
+@click.option("--dry-run", is_flag=True,
+              help="Check a plan file alone, on tensors without data: no model, no devices, any size.")  # fmt: skip
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Whose program, with --dry-run.")
 @format_option
 def verify(
     model: Mapping[str, Any],
     cluster: Cluster,
     plan_file: Path | None,
     search: Mapping[str, Any],
-    loss_tolerance: float,
-    gradient_tolerance: float,
+    loss_tolerance: float | None,
+    gradient_tolerance: float | None,
     timeout: float,
+    dry_run: bool,
+    rank: int,
     form: str,
 ) -> int:
-    """Check a plan by numbers, on local ranks.
+    """Check a plan, by numbers on local ranks or by a dry run.
 
-    The loss, every parameter's gradient, every buffer and the random generator after one step of the lowered program,
-    dropout included, are compared with those of the model in a single process. Ends with status 1 where one is off.
+    By numbers: the loss, every parameter's gradient, every buffer and the random generator after one step of the
+    lowered program, dropout included, are compared with those of the model in a single process, under torch.autocast
+    where the plan has such a precision.
+
+    By a dry run, `verify PLAN.json --dry-run`: one rank's program takes steps on tensors without data, among ranks
+    that are not there. The types of all values, every collective with its bytes, and memory at its peak (to 5 %) are
+    compared with what the plan says.
+
+    Ends with status 1 where something is off.
     """
+    if dry_run:
+        return _dry_run(model, plan_file, search, rank, form)
     from shardwright.cli.models import Request, load
 
     with terminal.progress("verify") as progress:
@@ -53,18 +70,45 @@ def verify(
         loaded = load(Request(**model))
         from shardwright.api import plan as best
         from shardwright.cli.numeric import NumericCheck, measure
+        from shardwright.pcg.precision import low_dtype
         from shardwright.search.plan import Plan
 
         if plan_file is None:
             plan = best(loaded.model, cluster, loaded.args, loaded.kwargs, **search, progress=progress)
-        elif search["mesh"] is None and search["roles"] is None:
+        elif not (
+            given := [f"--{name}" for name, value in search.items() if value and name not in ("strict", "rules")]
+        ):
             plan = Plan.load(plan_file)
         else:
-            raise PlanError(
-                "--plan was given together with --mesh or --roles, which guide the search; give one or the other"
-            )
+            what = " and ".join(given)
+            raise PlanError(f"--plan was given together with {what}, which guide the search; give one or the other")
         progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
         errors = measure(plan, loaded, timeout)
-    check = NumericCheck(f"{plan.model} on mesh {plan.mesh}", errors, loss_tolerance, gradient_tolerance)
+    usual = (1e-2, 1e-1) if low_dtype(plan.precision) else (1e-5, 1e-4)
+    given = (loss_tolerance, gradient_tolerance)
+    tolerances = [own if chosen is None else chosen for chosen, own in zip(given, usual, strict=True)]
+    check = NumericCheck(f"{plan.model} on mesh {plan.mesh}", errors, *tolerances)
     terminal.show(check, form)
     return 0 if check.passed else 1
+
+
+def _dry_run(model: Mapping[str, Any], plan_file: Path | None, search: Mapping[str, Any], rank: int, form: str) -> int:
+    if any(search.values()) or model["hf_config"] is not None:
+        raise PlanError("--dry-run takes a plan file alone; leave out what describes a model or guides a search")
+    files = [Path(file) for file in (model["model"], plan_file) if file is not None]
+    if len(files) != 1:
+        raise PlanError(
+            f"--dry-run takes one plan file, got {len(files)}; such as: shardwright verify plan.json --dry-run"
+        )
+    from shardwright.search.plan import Plan
+
+    with terminal.progress("verify") as progress:
+        progress("reading the plan")
+        plan = Plan.load(files[0])
+        progress(f"running the program of rank {rank} of {plan.mesh.num_devices} without data")
+        from shardwright.lowering.dryrun import dry_run
+        from shardwright.reports.dryrun import DryRunReport
+
+        report = DryRunReport(plan, dry_run(plan.graph, rank, plan.execution))
+    terminal.show(report, form)
+    return 0 if report.passed else 1

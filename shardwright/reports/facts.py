@@ -5,7 +5,7 @@ Everything is derived from the parallel graph and the cost model, so it describe
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.moves import Move, fused_moves, source_of
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.types import is_float
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.restrict import batch_factors
 
@@ -87,7 +88,7 @@ class PlanFacts:
 
     @cached_property
     def costs(self) -> Mapping[str, NodeCosts]:
-        return node_costs(self.graph, self.plan.cluster)
+        return node_costs(self.graph, self.plan.cluster, self.plan.execution)
 
     @cached_property
     def constants(self) -> frozenset[str]:
@@ -110,6 +111,12 @@ class PlanFacts:
 
     def _is_large(self, node: Node) -> bool:
         return any(self.graph.types[name].num_elements > 1 for name in (node.name, *node.inputs))
+
+    @cached_property
+    def dtypes(self) -> Mapping[str, int]:
+        """How many operators give real numbers in each dtype, the most frequent first."""
+        found = Counter(self.graph.types[n.name].dtype for n in self.operators if n.op != "cast")
+        return {dtype: count for dtype, count in found.most_common() if is_float(dtype)}
 
     # ---- what each axis does ----
 

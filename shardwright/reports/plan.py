@@ -17,9 +17,12 @@ from shardwright.reports.wording import (
     memory_rows,
     memory_warning,
     move_text,
+    precision,
     provenance,
     quality,
+    remedies,
     rewrites,
+    way,
 )
 from shardwright.search.plan import Plan
 
@@ -67,6 +70,9 @@ class PlanReport(Report):
             },
             "quality": quality(plan),
             "rewrites": rewrites(plan),
+            "way": way(plan),
+            "remedies": remedies(plan),
+            "precision": {"name": plan.precision, "operators": dict(self.facts.dtypes)},
             "fits": fits(plan),
             "limit_bytes": plan.report.limit_bytes,
             "prediction": plan.prediction.to_json(),
@@ -125,8 +131,11 @@ def _headline(facts: PlanFacts) -> Paragraph:
             f"predicted step  {seconds(p.step_s)}: {parts}",
             f"memory          {size(p.memory.total_bytes)} of {size(cluster.device.memory_bytes)} on each device"
             + memory_warning(plan, p.memory.total_bytes),
+            *(f"would fit       {line}" for line in remedies(plan)),
+            f"a step          {way(plan)}",
             f"quality         {quality(plan)}",
             *([f"rewrites        {rewrites(plan)}"] if plan.report.rewrites else []),
+            f"precision       {precision(facts)}",
             f"cost figures    {provenance(cluster)}",
             *([] if is_split else ["NOTHING IS SPLIT: for a model this small, sharing work costs more than it saves"]),
         ],

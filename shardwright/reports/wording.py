@@ -9,7 +9,8 @@ from shardwright.cost.collectives.groups import group_of
 from shardwright.cost.timeline.memory import Memory, verdict
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import MOVES
-from shardwright.reports.facts import AxisFacts, SplitAlong, Traffic, fits
+from shardwright.pcg.precision import low_dtype
+from shardwright.reports.facts import AxisFacts, PlanFacts, SplitAlong, Traffic, fits
 from shardwright.reports.units import bar, percent, plural, seconds, size
 from shardwright.search.plan import Plan
 
@@ -32,7 +33,7 @@ def axis_name(axis: AxisFacts) -> str:
 
 def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
     """The levels of the network that one group of the axis crosses."""
-    group = group_of(mesh.sizes, mesh.index(axis), cluster.levels)
+    group = group_of(mesh.device_sizes, mesh.index(axis), cluster.levels)
     crossed = [level.name for level, split in zip(cluster.levels, group.splits, strict=True) if split > 1]
     return " and ".join(crossed) or "one device"
 
@@ -58,6 +59,42 @@ def memory_warning(plan: Plan, used_bytes: int) -> str:
         return ": WARNING, it MAY NOT FIT: the last tenth of the memory is in use, and predictions are not that exact"
     limit = min(plan.report.limit_bytes, plan.cluster.device.memory_bytes)
     return "" if used_bytes <= limit else f": DOES NOT FIT, the limit is {size(limit)}"
+
+
+_MODES: dict[str, str] = {
+    "none": "everything that backward needs is kept",
+    "selective": "attention is made again in backward",
+    "full": "every block is made again in backward",
+}  # fmt: skip
+
+
+def way(plan: Plan) -> str:
+    """How a step is run: microbatches, and what is made again."""
+    count, mode = plan.mesh.num_microbatches, plan.execution.recompute
+    if isinstance(mode, str):
+        again = _MODES[mode]
+    else:
+        again = "made again in backward: " + ", ".join(f"{pattern} {own}" for pattern, own in mode)
+    cut = plural(count, "microbatch", "microbatches")
+    return f"{cut}; {again}" + (f"; no microbatches: {plan.report.obstacle}" if plan.report.obstacle else "")
+
+
+def remedies(plan: Plan) -> list[str]:
+    """What would make a plan fit where none does, a line each."""
+    found = plan.report.remedies
+    if fits(plan):
+        return []
+    lines = [f"{remedy.what}: predicted step {seconds(remedy.step_s)}" for remedy in found]
+    return lines or ["nothing was found that would fit: more devices, a smaller batch, offload or pipeline stages"]
+
+
+def infeasible(plan: Plan) -> str:
+    """That a plan does not fit, by how much, and what would."""
+    used, limit = plan.prediction.memory.total_bytes, plan.report.limit_bytes
+    least = (
+        f"the smallest plan found needs {size(used)} on each device, {size(used - limit)} more than the {size(limit)}"
+    )
+    return f"no plan fits: {least} that may be used; what would: " + "; ".join(remedies(plan))
 
 
 def memory_rows(memory: Memory) -> list[tuple[str, str, str, str]]:
@@ -92,6 +129,18 @@ def rewrites(plan: Plan) -> str:
     """The certified rules that changed the model's own operators, and how often."""
     steps = Counter(rule for rewrite in plan.report.rewrites for rule, _ in rewrite.steps)
     return ", ".join(f"{n} × {rule}" for rule, n in steps.items())
+
+
+def precision(facts: PlanFacts) -> str:
+    """In which dtypes operators run, and what of that is rounded."""
+    name, low = facts.plan.precision or "the model's own", low_dtype(facts.plan.precision)
+    operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items())
+    if not low:
+        return f"{name}: {operators}; nothing is rounded but as one process rounds"
+    return (
+        f"{name}: {operators}; rounded to {low}: what products read and give; kept in float32: weights, what is "
+        "summed of their gradients, optimizer states, the loss"
+    )
 
 
 def provenance(cluster: Cluster) -> str:

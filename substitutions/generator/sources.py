@@ -1,15 +1,19 @@
-"""Every context of the generator as a unit of work, whole or restricted to some operators."""
+"""Every context of the generator as a unit of work, whole or restricted to some operators, and its candidate rules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.generator.candidates import candidates
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.generator.canonical import named
+from shardwright.substitutions.generator.context import PlacementContext, SerialContext
 from shardwright.substitutions.generator.contexts.placement import PLACEMENT_CONTEXTS
 from shardwright.substitutions.generator.contexts.serial import SERIAL_CONTEXTS
+from shardwright.substitutions.generator.placedrules import PlacedRules
+from shardwright.substitutions.generator.serialrules import SerialRules
 from shardwright.substitutions.generator.vocabulary import VOCABULARY
 
 
@@ -53,3 +57,27 @@ def _operator(text: str) -> str:
     """The row of an operator of a context: placement contexts say `permute(dims=(1, 0))`, serial ones `transpose`."""
     name = text.partition("(")[0]
     return VOCABULARY[name].name if name in VOCABULARY else name
+
+
+def candidates(
+    context: SerialContext | PlacementContext,
+    max_ops: int,
+    seed: int = 0,
+    report: Callable[[Mapping[str, int]], None] = lambda counts: None,
+) -> list[Equation]:
+    """The rules of a context whose sides have up to `max_ops` operators; the same for the same seed.
+
+    `report` is given counts now and then, and at the end: "graphs" (terms looked at), "fingerprints" (classes of equal
+    ones), "candidates", and how many pairs were dropped for what reason.
+    """
+    run = SerialRules(context, seed) if isinstance(context, SerialContext) else PlacedRules(context, seed)
+    found: dict[str, Equation] = {}
+
+    def tick() -> None:
+        report({**run.counts, "candidates": len(found)})
+
+    for rule in run.rules(max_ops, tick):
+        run.counts["duplicate"] += rule.claim in found
+        found.setdefault(rule.claim, rule)
+    tick()
+    return [named(rule) for rule in found.values()]

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -13,16 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from examples.zoo import ZOO
+from shardwright.cost.timeline.pool import pool_bytes
 from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering import blocks, reducer
+from shardwright.lowering.buffers import BufferSet
 from shardwright.lowering.emit import emit
-from shardwright.lowering.late import sink_reductions
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.outside import find_outside
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.late import sink_reductions
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step
 from tests.lowering.test_training import TWO
 from tests.lowering.test_zoo import graphs, stored
@@ -59,6 +62,16 @@ def lowered(graph: Graph, execution: Execution = DEFAULT) -> Events:
     """What the program and its runtime are made from."""
     outside = find_outside(sink_reductions(graph).validate(), execution)
     return listed(outside.chunk, outside.actions)
+
+
+def pooled(graph: Graph, execution: Execution) -> float:
+    """Gathered memory as the cost model prices it."""
+    chunk = whole_chunk(steps := Steps(graph, cluster(graph.mesh.num_devices), execution))
+    return sum(pool_bytes(steps, chunk, actions(chunk)).values())
+
+
+def num_bytes(memory: BufferSet) -> int:
+    return sum(buffer.nbytes for buffer in (memory.send, memory.receive, *memory.buffers))
 
 
 class Spy:
@@ -133,7 +146,38 @@ class LateBiases(nn.Module):
         return x.square().mean()
 
 
-OWN: dict[str, type[nn.Module]] = {"compared": Compared, "late biases": LateBiases}
+class Adapter(nn.Module):
+    """A frozen layer with a trained one of low rank beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.requires_grad_(False)
+        self.a, self.b = nn.Linear(8, 2, bias=False), nn.Linear(2, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return x + self.down(torch.relu(self.up(h) + self.b(self.a(h))))
+
+
+class Adapters(nn.Module):
+    """Frozen blocks alone, frozen ones with adapters, and an embedding that backward does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(2, 8)
+        self.layers = nn.ModuleList(Adapter() for _ in range(6))
+        for layer in self.layers[3:]:
+            layer.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding((x > 0).long()).sum(1)
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+OWN: dict[str, type[nn.Module]] = {"compared": Compared, "late biases": LateBiases, "adapters": Adapters}
 
 
 def own_case(name: str) -> Case:
@@ -196,17 +240,17 @@ def test_awkward_orders_train_as_one_process_does(name: str) -> None:
 
 
 RUNS = [(name, "none") for name in ("mlp", "gpt", "t5", "dlrm", "bert", "mixtral")]
-RUNS += [("gpt", "selective"), ("gpt", "full"), ("t5", "full"), ("mixtral", "full")]
+RUNS += [("adapters", "none"), ("gpt", "selective"), ("gpt", "full"), ("t5", "full"), ("mixtral", "full")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "recompute"), RUNS)
 def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In two steps, one after the other, under data parallelism, ZeRO-3 storage and split weights."""
-    found, run = case(name), Execution(recompute=recompute)
-    for graph in graphs(found):
+    """In two steps, under data parallelism, ZeRO-3 storage and split weights; with the gathered memory of the list."""
+    found, run = own_case(name) if name in OWN else case(name), Execution(recompute=recompute)
+    for graph in own_graphs(found) if name in OWN else graphs(found):
 
-        def body(parallel: ParallelModule) -> list[Events]:
+        def body(parallel: ParallelModule) -> tuple[list[Events], float]:
             spy = Spy(parallel, run, monkeypatch)
             steps: list[Events] = []
             for _ in range(2):
@@ -214,10 +258,10 @@ def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pyt
                 parallel.forward_backward(**found.batch)
                 steps.append(dict(spy.events))
             monkeypatch.undo()
-            return steps
+            return steps, sum(map(num_bytes, chain(*parallel._blocks.pool._free.values())))
 
         assert priced(graph, run) == lowered(graph, run)
-        assert found.on_ranks(graph, body, run) == [[lowered(graph, run)] * 2] * 2
+        assert found.on_ranks(graph, body, run) == [([lowered(graph, run)] * 2, pooled(graph, run))] * 2
 
 
 def test_blocks_and_units_have_one_size_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:

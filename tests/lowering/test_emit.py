@@ -15,7 +15,6 @@ import torch
 
 from examples.zoo import GPT
 from shardwright.lowering.emit import emit
-from shardwright.lowering.late import sink_reductions, summand_of_loss
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.program import Program, compile_source
 from shardwright.pcg.builder import GraphBuilder
@@ -23,6 +22,9 @@ from shardwright.pcg.graph import Graph, Node, Source, topological
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.late import sink_reductions, summand_of_loss
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.text import parse_graph
 from tests.each import each
 from tests.lowering.parallelize import follow, parallelize
 from tests.lowering.runs import Case
@@ -316,13 +318,44 @@ def test_a_mask_that_two_dropouts_share_is_drawn_once() -> None:
 
 
 def test_masks_in_order_need_no_lines_of_their_own() -> None:
-    assert "rt.draw" not in emit(dropouts((0, 1, 2)))
+    assert "rt.ahead" not in emit(dropouts((0, 1, 2)))
 
 
 def test_sources_without_a_module_say_model() -> None:
     assert str(Source("", "a.py:3")) in emit(Graph(
         (*builder(x=(4,)).nodes.values(), Node("y", "exp", ("x",), (), (), Source("", "a.py:3"))), (("loss", "y"),)
     ).validate())  # fmt: skip
+
+
+PARTIAL = """\
+mesh [tp=2]
+%x = input() {dtype='float32', grad=False, layouts=('S(1)',), shape=(4, 8), target='x'}
+%w = parameter() {dtype='float32', grad=True, layouts=('S(1)',), shape=(6, 8), target='w'}
+%y = linear(%x, %w) split(tp=i)
+%t = permute(%y) split(tp=P0) {dims=(1, 0)}
+"""
+TO_R, VIEW_TO_R = "%r = reduce(%y) {axis='tp'}", "%r = reduce(%t) {axis='tp'}"
+TO_C = "%c = replicate(%r) {axis='tp'}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "result", "inplace"),
+    [
+        ([TO_R], "r", True),
+        ([VIEW_TO_R], "r", False),
+        ([TO_R, VIEW_TO_R.replace("%r", "%s"), "%u = permute(%s) split(tp=R) {dims=(1, 0)}"], "r", False),
+        ([TO_R, TO_C, "%n = neg(%c) split(tp=C)"], "c", True),
+        ([VIEW_TO_R, TO_C, "%n = neg(%c) split(tp=C)"], "c", False),
+    ],
+    ids=["alone", "of a view", "read twice", "and copied", "of a view and copied"],
+)
+def test_what_is_priced_as_summed_in_place_is(lines: list[str], result: str, *, inplace: bool) -> None:
+    text = PARTIAL if any("%t" in line for line in lines) else PARTIAL[: PARTIAL.index("%t")]
+    graph = parse_graph("\n".join([*text.splitlines(), *lines, "outputs "]))
+    sums = re.findall(rf" {result} = reduce(?:_copy)?\(\w+, tp(, inplace=True)?\)", text_of(graph))
+    assert list(map(bool, sums)) == [inplace]
+    (operation,) = (o for o in Operations(graph).listed if o.name == result)
+    assert bool(operation.alias) == inplace
 
 
 # ---- functions ----

@@ -28,7 +28,7 @@ def apply(node: Node, operands: list[Tensor]) -> Tensor:
     if node.op == OPAQUE:
         return call_opaque(attrs, operands)
     text = [f"operands[{i}]" for i in range(len(operands))]
-    joined = {"*": ", ".join(text), "*1": ", ".join(text[1:]), "offset": None, "shard": None}
+    joined = {"*": ", ".join(text), "*1": ", ".join(text[1:]), "offset": None, "draw": "rt.Draw()", "shard": None}
     finite = {k: f'float("{v}")' if isinstance(v, float) and not np.isfinite(v) else v for k, v in attrs.items()}
     expression = ROWS[node.op].torch.replace("rt.device()", "'cpu'").format(*text, **{**joined, **finite})
     return eval(expression, {"torch": torch, "F": F, "rt": kernels, "operands": operands})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.pcg.analysis import computed_once, copies_data, cut_with, kept_constants, saved_by, written
+from shardwright.pcg.analysis import computed_once, copies_data, cut_with, kept_constants, read_again, saved_by, written
 from shardwright.pcg.builder import GraphBuilder
 from tests.each import each
 
@@ -160,6 +160,20 @@ def test_of_a_product_torch_keeps_what_the_other_operand_needs(
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.add(t.untyped_storage().data_ptr()), lambda t: t):
         function(*operands)
     assert set(found) == {i for i, t in enumerate(operands) if t.untyped_storage().data_ptr() in kept}
+
+
+def test_backward_reads_the_weights_of_products_of_activations_again() -> None:
+    """Through a view too; not an embedding's table, nor the weight of what gets no gradient."""
+    b = GraphBuilder()
+    ids, x = b.leaf("ids", "input", (4,), "int64", "ids"), b.leaf("x", "input", (4, 8), "float32", "x")
+    table, first, second, third, bias = (
+        b.leaf(name, "parameter", shape, "float32", name, grad=name != "third")
+        for name, shape in (("table", (9, 8)), ("first", (8, 8)), ("second", (8, 8)), ("third", (8, 8)), ("bias", (8,)))
+    )
+    h = b.op("add", b.op("embedding", table, ids, padding_idx=None, offset=None), b.op("linear", x, first))
+    h = b.op("add", b.op("matmul", h, b.op("permute", second, dims=(1, 0))), bias)
+    graph = b.graph([("z", b.op("linear", h, third))])
+    assert read_again(graph) == {"second", "third"}
 
 
 def test_what_nothing_reaches_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,15 @@ def test_a_mesh_without_axes_has_one_device() -> None:
     assert (len(mesh), mesh.num_devices, list(mesh.coordinates()), str(mesh)) == (0, 1, [()], "[]")
 
 
+def test_microbatches_are_members_but_no_devices() -> None:
+    mesh = Mesh.of(mb=3, dp=2, tp=2)
+    assert (mesh.num_members, mesh.num_devices, mesh.num_microbatches) == (12, 4, 3)
+    assert (mesh.sizes, mesh.device_sizes) == ((3, 2, 2), (1, 2, 2))
+    assert [mesh.coordinate(rank)[1:] for rank in range(4)] == list(Mesh.of(dp=2, tp=2).coordinates())
+    plain = Mesh.of(dp=2)
+    assert (plain.num_members, plain.num_microbatches, plain.device_sizes) == (2, 1, (2,))
+
+
 def test_text_and_index() -> None:
     mesh = Mesh.of(dp=4, tp=2)
     assert str(mesh) == "[dp=4, tp=2]"
@@ -33,6 +42,7 @@ def test_text_and_index() -> None:
         (("dp", "dp"), (2, 2), r"mesh: axis names \['dp', 'dp'\] repeat; give every axis its own name"),
         (("d p",), (2,), r"mesh: axis name 'd p' is not an identifier; use letters, digits and '_'"),
         (("dp",), (0,), r"mesh: axis 'dp' has size 0; expected a positive integer"),
+        (("dp", "mb"), (2, 2), r"mesh: 'mb' names the microbatches and comes first, got \['dp', 'mb'\]"),
     ],
 )
 def test_impossible_meshes(names: tuple[str, ...], sizes: tuple[int, ...], message: str) -> None:

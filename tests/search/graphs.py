@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.clusters.device import Device
@@ -10,6 +10,7 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
+from shardwright.search.interning import Interner
 
 
 def every_choice(node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = ()) -> frozenset[str]:
@@ -61,3 +62,8 @@ def blocks(batch: int = 8, width: int = 16, layers: int = 3, seq: int = 4) -> Gr
         x = b.op("add", x, y)
     b.at("l", Source("", "model.py:5"))
     return b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1, 2), keepdim=False))])
+
+
+def num_made(interner: Interner, kind: Hashable) -> int:
+    """How many objects of a kind were made: by `call` of this function, or for keys that begin with it."""
+    return sum(key[0] == kind for key in interner._made if isinstance(key, tuple))

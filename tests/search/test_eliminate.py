@@ -17,7 +17,7 @@ from shardwright.search.interning import Interned, Interner
 from shardwright.search.problem import Problem, ProblemBuilder
 from shardwright.search.pruning import lower_bounds
 from tests.each import each
-from tests.search.graphs import cluster, every_choice, mlp
+from tests.search.graphs import cluster, every_choice, mlp, num_made
 
 
 def objective(problem: Problem, choices: tuple[int, ...], price: float = 0.0) -> float:
@@ -166,7 +166,7 @@ def test_repeated_blocks_are_eliminated_once() -> None:
         builder = ProblemBuilder(cluster(4), Mesh.of(x=2, y=2), every_choice)
         problem = builder.build(mlp(64, 16, 32, layers=layers))
         Eliminator(builder.interner).solve(problem)
-        made.append(builder.interner.num_made(minimize_last))
+        made.append(num_made(builder.interner, minimize_last))
         variables.append(len(problem.states))
     assert made[1] - made[0] <= 0.65 * (variables[1] - variables[0])
     assert made[1] < variables[1] / 1.5

@@ -18,7 +18,9 @@ from shardwright.reports.facts import fits
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.wording import quality
 from shardwright.search.check import check_plan
-from shardwright.search.planner import Planner, _within_memory, meshes
+from shardwright.search.planner import Planner
+from shardwright.search.solving import within_memory
+from shardwright.search.spaces import meshes
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp
 
@@ -143,9 +145,9 @@ def test_what_only_the_finished_graph_shows_is_made_room_for() -> None:
     candidate = tight.solve(graph, Mesh.of(x=4), ("free",), "test")
     assert candidate.fits
     problem, _, _ = candidate.solved
-    _, eliminator = tight._builder(Mesh.of(x=4))
+    _, eliminator = tight.solver.builder(Mesh.of(x=4))
     limit = tight.limit_bytes
-    assert candidate.bound_s == _within_memory(problem, eliminator, limit, float("inf"))[1]
+    assert candidate.bound_s == within_memory(problem, eliminator, limit, float("inf"))[1]
 
 
 def test_where_buffers_alone_are_too_large_the_smallest_plan_is_returned() -> None:
@@ -256,7 +258,7 @@ def test_a_mesh_of_another_size_is_refused() -> None:
 
 
 def test_roles_must_match_the_mesh() -> None:
-    with pytest.raises(PlanError, match=r"2 axis roles for mesh \[x=4\]; give one role per axis"):
+    with pytest.raises(PlanError, match=r"2 axis roles for mesh \[x=4\]; give one role per axis of devices"):
         planner(4).plan(mlp(), mesh=Mesh.of(x=4), roles=("data", "tensor"))
     with pytest.raises(
         PlanError, match=r"unknown axis role 'pipeline'; choose one of \['data', 'zero', 'context', 'tensor', 'free'\]"

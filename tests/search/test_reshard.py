@@ -26,13 +26,13 @@ PER_AXIS: tuple[tuple[Layout, ...], ...] = (
 )
 STATES = valid_states(SHAPE, PER_AXIS, SIZES)
 CLASSES = [
-    TensorClass(SHAPE, "float32", grad, stored, view)
+    TensorClass(SHAPE, "float32", grad, stored, view, again=stored)
     for grad, stored, view in ((True, False, False), (False, False, False), (True, True, False), (True, False, True))
 ]
 
 
 def costs() -> MoveCosts:
-    return MoveCosts(cluster(8, link_bytes_per_s=1e8), SIZES)
+    return MoveCosts(cluster(8, link_bytes_per_s=1e8), Mesh(("a", "b"), SIZES))
 
 
 def steps(state: Layouts, axis: int) -> dict[Layout, tuple[str, ...]]:
@@ -157,7 +157,7 @@ def test_without_a_gradient_copies_are_replicas() -> None:
 def test_states_that_are_left_out_are_not_passed_through() -> None:
     """From P to a shard there is one move; from one shard to another through neither of them there is one, too."""
     states = ((P,), (S(0),), (S(1),))
-    closure = close(CLASSES[0], states, MoveCosts(cluster(2), (2,)))
+    closure = close(CLASSES[0], states, MoveCosts(cluster(2), Mesh.of(a=2)))
     assert [(m.before, m.after) for m in closure.path((P,), (S(1),))] in ([(P, S(1))], [(P, S(0)), (S(0), S(1))])
     assert closure.cost[1, 0] == float("inf")
     assert step("reduce", 0, P).after == R

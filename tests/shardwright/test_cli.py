@@ -320,6 +320,52 @@ def test_verify_refuses_a_plan_for_another_batch(run: Run) -> None:
     assert_error(run("verify", "models.py:net", "--plan", "plan.json"), "plan for 'Net' has fingerprint")
 
 
+def test_dry_run(run: Run) -> None:
+    four = ("--cluster", "local:4", "--mesh", "dp=2,tp=2", "--roles", "zero,tensor")
+    run("plan", "models.py:net", *four, "-o", "plan.json")
+    status, out, err = run("verify", "plan.json", "--dry-run", "--rank", "3")
+    assert status == 0, out + err
+    assert out.startswith("PASSED: dry run of Net on mesh [dp=2, tp=2]\n  rank 3 of 4, ")
+    assert re.search(r"\n  all_gather +dp +(\d+) +\1 +(\S+ \S+) +\2  ok\n", out)
+    assert "verify: running the program of rank 3 of 4 without data\n" in err
+    found = json.loads(run("verify", "--plan", "plan.json", "--dry-run", "--format", "json")[1])
+    assert found["passed"]
+    assert {c["collective"] for c in found["collectives"]} >= {"all_gather", "reduce_scatter"}
+    assert all(c["predicted"] == c["found"] > 0 for c in found["collectives"])
+    assert set(found["memory"]["found"]) >= {"parameters", "optimizer", "buffers"}
+
+
+def test_dry_run_of_an_old_prediction_fails_with_status_1(run: Run) -> None:
+    run("plan", "models.py:net", "--mesh", "dp=2", "--roles", "data", "-o", "plan.json")
+    data = json.loads(Path("plan.json").read_text())
+    data["prediction"]["memory"]["activations_bytes"] += 10**6
+    Path("plan.json").write_text(json.dumps(data))
+    status, out, _ = run("verify", "plan.json", "--dry-run")
+    assert status == 1
+    assert out.startswith("FAILED: dry run of Net")
+    assert "memory in all: the plan says 1." in out
+
+
+@each(
+    "arguments, message",
+    [
+        (["plan.json", "--plan", "plan.json"], "--dry-run takes one plan file, got 2; such as"),
+        ([], "--dry-run takes one plan file, got 0"),
+        (["nope.json"], "nope.json: cannot read the plan: No such file"),
+        (["models.py:net"], "models.py:net: cannot read the plan"),
+        (["plan.json", "--mesh", "dp=2"], "--dry-run takes a plan file alone"),
+        (["--hf-config", "config.json"], "--dry-run takes a plan file alone"),
+        (["plan.json", "--rank", "2"], "rank 2: the mesh .* has ranks 0 to 1"),
+        (["old.json"], "plan version 1 is not supported"),
+    ],
+)
+def test_dry_run_of_what_it_cannot_run(run: Run, arguments: list[str], message: str) -> None:
+    if not Path("old.json").exists():
+        run("plan", "models.py:net", "--mesh", "dp=2", "--roles", "data", "-o", "plan.json")
+        Path("old.json").write_text(json.dumps({**json.loads(Path("plan.json").read_text()), "version": 1}))
+    assert_error(run("verify", *arguments, "--dry-run"), message)
+
+
 def test_ranks_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert environment(2)["OMP_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) // 2))

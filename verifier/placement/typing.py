@@ -13,7 +13,8 @@ Two axes that shard one dimension of one tensor are beyond these proofs.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -316,12 +317,7 @@ def _offered(
     op: str, signature: Signature, blocks: frozenset[int]
 ) -> tuple[tuple[RowRule, Mapping[str, int], int], ...]:
     """Every rule that the row offers here, the sizes of its factors, and the size of the factor that it splits."""
-    return tuple(_rules(op, signature, blocks))
-
-
-def _rules(op: str, signature: Signature, blocks: frozenset[int]) -> Iterator[tuple[RowRule, Mapping[str, int], int]]:
-    row = ROWS[op]
-    refined = [signature]
+    row, refined, rules = ROWS[op], [signature], list[tuple[RowRule, Mapping[str, int], int]]()
     if not row.random and row.offset is None:
         refined += [
             signature.refined(number, n)
@@ -333,8 +329,7 @@ def _rules(op: str, signature: Signature, blocks: frozenset[int]) -> Iterator[tu
         pattern, letters = pattern_of(found)
         sizes = {letter: f.size for f, letter in zip(found.factors, letters, strict=True)}
         for choice in choices(row, pattern):
-            try:
+            with suppress(GraphError, RuleError):
                 rule = derive(op, pattern, choice)
-            except (GraphError, RuleError):
-                continue
-            yield rule, sizes, sizes[rule.factor] if rule.factor else 0
+                rules.append((rule, sizes, sizes[rule.factor] if rule.factor else 0))
+    return tuple(rules)

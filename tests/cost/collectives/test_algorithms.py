@@ -11,6 +11,7 @@ from shardwright.cost.collectives import algorithms
 from shardwright.cost.collectives.algorithms import Algorithm
 from shardwright.cost.collectives.curve import CostLine
 from shardwright.cost.collectives.groups import Link, group_of, links_of
+from tests.cost.formulas import text_of
 from tests.cost.simulated import Network, is_reduced, ring_all_gather, ring_reduce_scatter, shards, summands
 from tests.each import each
 
@@ -184,11 +185,11 @@ def test_a_torus_takes_its_dimensions_one_after_the_other() -> None:
 
 def test_formulas() -> None:
     both = links(8, 4)
-    assert algorithms.ring(links(8), 2).text() == "14·α(level0) + 7/4·S/B(level0)"
-    assert algorithms.ring(both, 1).text("b·s·h·2") == (
+    assert text_of(algorithms.ring(links(8), 2)) == "14·α(level0) + 7/4·S/B(level0)"
+    assert text_of(algorithms.ring(both, 1), "b·s·h·2") == (
         "28·α(level0) + 3·α(level1) + max(31/32·b·s·h·2/B(level0), 31/256·b·s·h·2/B(level1))"
     )
-    assert algorithms.hierarchical(both, 2).text("x+1") == (
+    assert text_of(algorithms.hierarchical(both, 2), "x+1") == (
         "14·α(level0) + 6·α(level1) + 7/4·(x+1)/B(level0) + 3/16·(x+1)/B(level1)"
     )
 
@@ -199,7 +200,7 @@ def test_the_text_says_what_the_line_does(splits: tuple[int, ...], collective: s
     """Evaluated as arithmetic, the formula is the time."""
     found = links(*splits)
     for algorithm in algorithms.candidates(collective, found):  # type: ignore[arg-type]
-        text = algorithm.text("1e6").replace("·", "*")
+        text = text_of(algorithm, "1e6").replace("·", "*")
         for link in found:
             text = text.replace(f"α({link.name})", str(link.hop_s))
             bandwidth = link.exchange_bytes_per_s if collective == "all_to_all" else link.bytes_per_s

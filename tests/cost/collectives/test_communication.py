@@ -18,6 +18,7 @@ from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.curve import CostLine
 from shardwright.cost.collectives.groups import links_of
 from shardwright.pcg.errors import ClusterError
+from tests.cost.formulas import text_of
 from tests.each import each
 
 DEVICE = Device("H100-SXM", 10**9, 1e12, {"fp32": 1e12}, 0.8, 0, "cuda")
@@ -166,7 +167,7 @@ def formula(model: Communication, collective: Collective, axis: int, num_bytes: 
     if not links:
         return "nothing: one device"
     forms = [form for form in algorithms.candidates(collective, links) if name.startswith(form.name)]
-    return f"{name}: {max(forms, key=lambda form: len(form.name)).text(size)}" if forms else name
+    return f"{name}: {text_of(max(forms, key=lambda form: len(form.name)), size)}" if forms else name
 
 
 def test_formulas() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -10,9 +11,11 @@ import pytest
 
 from shardwright.cost.clusters.cluster import Collective
 from shardwright.cost.collectives.communication import Communication
-from shardwright.cost.collectives.moves import MoveCosts, TensorClass, collectives_of
+from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S, MoveCosts, TensorClass
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
+from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import Move
+from shardwright.pcg.step.lifetimes import ZEROS
 from tests.each import each
 from tests.search.graphs import cluster
 
@@ -26,7 +29,7 @@ SIZES = (2, 8)
 CLUSTER = cluster(16, link_bytes_per_s=3e8, latency_s=5e-6)
 TENSOR = TensorClass((64, 48), "bfloat16", grad=True)
 NUM_BYTES = 64 * 48 * 2
-COSTS = MoveCosts(CLUSTER, SIZES)
+COSTS = MoveCosts(CLUSTER, Mesh(("a", "b"), SIZES))
 MOVES: list[tuple[Layout, Layout, str, str]] = [
     (R, S(0), "slice", "all_gather"),
     (S(0), R, "all_gather", "slice"),
@@ -63,7 +66,7 @@ def test_a_move_is_priced_as_its_collectives(before: Layout, after: Layout, forw
         view_s = inf if before.is_shard else to + back
         assert COSTS.move_s(TENSOR, state, move) == pytest.approx(to + back, rel=1e-12)
         assert COSTS.move_s(replace(TENSOR, grad=False), state, move) == pytest.approx(to, rel=1e-12)
-        assert COSTS.move_s(replace(TENSOR, stored=True), state, move) == pytest.approx(stored_s, rel=1e-12)
+        assert COSTS.move_s(replace(TENSOR, stored=True, again=True), state, move) == pytest.approx(stored_s, rel=1e-12)
         assert COSTS.move_s(replace(TENSOR, view=True), state, move) == pytest.approx(view_s, rel=1e-12)
         assert COSTS.move_s(TensorClass((64, 48), "bfloat16", True), state, move) == pytest.approx(to + back)
 
@@ -72,14 +75,49 @@ def test_a_move_is_priced_as_its_collectives(before: Layout, after: Layout, forw
 def test_what_a_move_runs(before: Layout, after: Layout, forward: str, backward: str) -> None:
     move = Move(0, before, after)
     again = (forward,) if forward == "all_gather" else ()
-    assert collectives_of(TENSOR, move) == (forward, backward)
-    assert collectives_of(replace(TENSOR, stored=True), move) == (forward, backward, *again)
-    assert collectives_of(replace(TENSOR, grad=False, stored=True), move) == (forward,)
+    state = (before, R)
+    stored = replace(TENSOR, stored=True)
+    assert COSTS.collectives_of(TENSOR, state, move) == (forward, backward)
+    assert COSTS.collectives_of(stored, state, move) == (forward, backward)
+    assert COSTS.collectives_of(replace(stored, again=True), state, move) == (forward, *again, backward)
+    assert COSTS.collectives_of(replace(stored, grad=False), state, move) == (forward,)
+    assert COSTS.collectives_of(replace(stored, grad=False, again=True), state, move) == (forward, *again)
+
+
+@each(("before", "after", "forward", "backward"), MOVES)
+def test_what_differs_from_microbatch_to_microbatch_moves_in_each(
+    before: Layout, after: Layout, forward: str, backward: str
+) -> None:
+    costs, move = MoveCosts(CLUSTER, Mesh(("mb", "a", "b"), (4, *SIZES))), Move(1, before, after)
+    again = (forward,) if forward == "all_gather" else ()
+    stored = replace(TENSOR, stored=True, again=True)
+    assert costs.collectives_of(TENSOR, (R, before, R), move) == (forward, backward)
+    assert costs.collectives_of(stored, (R, before, R), move) == (forward, backward)  # kept for all of a step
+    counted = {zero: Counter(costs.collectives_of(replace(stored, zero=zero), (C, before, R), move)) for zero in ZEROS}
+    assert counted["zero-3"] == Counter((forward, *again, backward) * 4)
+    assert counted["kept"] == Counter((forward, backward) * 4)
+    assert counted["zero-2"] == Counter((forward,) * (1 if again else 4) + (backward,) * 4)
+    made_again = costs.collectives_of(replace(TENSOR, twice=True), (C, before, R), move)
+    assert Counter(made_again) == Counter((forward, forward, backward) * 4)
+    for zero, time in product(ZEROS, (C, R)):
+        priced = costs.move_s(replace(stored, zero=zero), (time, before, R), move)
+        possible = forward != "all_to_all" and (not again or (zero == "zero-1") == (time == R))
+        assert (priced < inf) == possible
+    once, often = (costs.move_s(TENSOR, (time, before, R), move) for time in (R, C))
+    assert once == COSTS.move_s(TENSOR, (before, R), replace(move, axis=0))
+    assert often == pytest.approx(4 * once)
+
+
+def test_moves_along_time_are_free_or_impossible() -> None:
+    costs = MoveCosts(CLUSTER, Mesh(("mb", "a", "b"), (4, *SIZES)))
+    for before, after, _, _ in MOVES:
+        free = (before.kind, after.kind) in {("R", "S"), ("R", "C"), ("P", "R")}
+        assert costs.move_s(TENSOR, (before, R, R), Move(0, before, after)) == (0 if free else AFTER_THE_LOOP_S)
 
 
 def test_prices_are_kept_by_collective_axis_and_bytes() -> None:
     """One object answers for all: what it knows of one is not what it says of another."""
-    costs = MoveCosts(CLUSTER, SIZES)
+    costs = MoveCosts(CLUSTER, Mesh(("a", "b"), SIZES))
     names = ("slice", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "")
     for _ in range(2):
         for name, axis, num_bytes in product(names, range(2), (1e3, 1e6, 1e9)):

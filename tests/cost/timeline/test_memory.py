@@ -27,7 +27,7 @@ def test_total() -> None:
     ]  # fmt: skip
 
 
-STORED = Stored(1000, "float32", True, False)
+STORED = Stored(1000, "float32", True, False, "float32")
 
 
 @each("run", [Execution(p, optimizer=o) for p in (None, *PRECISIONS) for o in OPTIMIZERS])
@@ -48,7 +48,7 @@ def test_adam_in_fp32_takes_16_bytes_per_element() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_mixed_precision_takes_18_bytes_per_element_of_which_12_are_sharded(dtype: str, shards: int) -> None:
     """2 for the weight, 4 for the gradient, 4 for the master copy and 8 for the moments."""
-    stored, run = STORED._replace(dtype=dtype), Execution("amp_bf16", shard_optimizer=shards > 1)
+    stored, run = STORED._replace(dtype=dtype, used="bfloat16"), Execution("amp_bf16", shard_optimizer=shards > 1)
     assert state_bytes(stored, run, shards) == {"parameters": 2000, "optimizer": 12000 / shards}
     assert gradient_bytes(stored, run) == 4000
     assert update_bytes(stored, run, shards) == 30_000 / shards
@@ -56,7 +56,13 @@ def test_mixed_precision_takes_18_bytes_per_element_of_which_12_are_sharded(dtyp
 
 def test_a_gathered_parameter_in_mixed_precision_is_its_master_copy() -> None:
     run = Execution("amp_bf16")
-    assert state_bytes(STORED._replace(gathered=True), run) == {"parameters": 4000, "optimizer": 8000}
+    gathered = STORED._replace(gathered=True, used="bfloat16")
+    assert state_bytes(gathered, run) == {"parameters": 4000, "optimizer": 8000}
+
+
+def test_a_parameter_that_the_graph_casts_is_its_master_copy() -> None:
+    assert state_bytes(STORED, Execution("amp_bf16")) == {"parameters": 4000, "optimizer": 8000}
+    assert update_bytes(STORED, Execution("amp_bf16")) == 7 * 4000
 
 
 def test_sgd_keeps_no_moments_and_what_is_not_trained_keeps_nothing() -> None:
@@ -64,14 +70,15 @@ def test_sgd_keeps_no_moments_and_what_is_not_trained_keeps_nothing() -> None:
     assert state_bytes(STORED, sgd) == {"parameters": 4000, "optimizer": 0}
     assert update_bytes(STORED, sgd) == 3 * 4000
     frozen = STORED._replace(grad=False)
-    assert state_bytes(frozen, Execution("amp_bf16")) == {"parameters": 2000}
+    assert state_bytes(frozen._replace(used="bfloat16"), Execution("amp_bf16")) == {"parameters": 2000}
     assert update_bytes(frozen, Execution()) == 0
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_pure_16_bit_training_takes_8_bytes_per_element(precision: Precision) -> None:
     run = Execution(precision)
-    assert sum(state_bytes(STORED, run).values()) + gradient_bytes(STORED, run) == 8000
+    stored = STORED._replace(used=run.compute_dtype("float32"))
+    assert sum(state_bytes(stored, run).values()) + gradient_bytes(stored, run) == 8000
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

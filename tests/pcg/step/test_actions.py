@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwright.pcg.step.actions import Action, Actions, actions
 from shardwright.pcg.step.chunk import Chunk, Stretch
 from shardwright.pcg.step.operation import Again, Operation
@@ -10,13 +12,14 @@ from shardwright.pcg.step.parameters import Parameter, Slices
 
 def parameter(leaf: str, *, sliced: bool = False, sums: tuple[str, ...] = ()) -> Parameter:
     slices = Slices("dp", 0, 1, copied=True) if sliced else None
-    return Parameter(leaf, leaf, f"h.{leaf}", True, "float32", slices, sums, 4, 16.0, 16.0)
+    return Parameter(leaf, leaf, f"h.{leaf}", True, "float32", slices, sums, 4, 16.0, 16.0, "float32", 16.0)
 
 
 def product(name: str, x: str, weight: str, *, apart: bool = False) -> Operation:
-    """`name` = x · weight, which keeps x for the gradient of the weight."""
+    """`name` = x · weight, which keeps x for the gradient of the weight, and the weight for that of x."""
     return Operation(
-        name, (x,), (weight,), num_bytes=1.0, keeps=(x,), gradients=() if x == "x" else (x,), grad=True, apart=apart,
+        name, (x,), (weight,), saved=(weight,) * (x != "x"), num_bytes=1.0, keeps=(x,),
+        gradients=() if x == "x" else (x,), grad=True, apart=apart,
     )  # fmt: skip
 
 
@@ -52,9 +55,36 @@ def test_the_next_block_is_gathered_while_one_is_used() -> None:
     assert both(made, actions(made)) == (
         "gather 0, await 0, gather 1, run a, free 0, await 1, gather 2, run b, free 1, await 2, run c",
         (
-            "await 2, gather 1, backward c, free 2, scatter 2, await 1, gather 0, backward b, free 1, deliver 2, "
-            "scatter 1, await 0, backward a, free 0, deliver 1, scatter 0, deliver 0"
+            "await 2, gather 1, backward c, free 2, scatter 2, await 1, backward b, free 1, deliver 2, scatter 1, "
+            "backward a, deliver 1, scatter 0, deliver 0"
         ),
+    )
+
+
+def test_frozen_parameters_are_freed_when_backward_has_read_them_and_give_nothing() -> None:
+    frozen = [replace(p, grad=False) for p in SLICED[:2]]
+    made = chunk([product("a", "y", "u"), *chain()[1:]], *frozen, SLICED[2])
+    assert text(made, actions(made).backward) == (
+        "await 2, gather 1, backward c, free 2, scatter 2, await 1, gather 0, backward b, free 1, await 0, backward a, "
+        "free 0, deliver 2"
+    )
+
+
+def test_a_block_that_backward_does_not_read_is_freed_in_forward() -> None:
+    made = chunk([product("a", "x", "u"), *chain()[1:2], chain()[2]._replace(saved=())], *SLICED)
+    forward, backward = both(made, actions(made))
+    assert forward.endswith("await 2, run c, free 2")
+    assert backward.startswith("backward c, scatter 2, gather 1, await 1, backward b, free 1, deliver 2")
+
+
+def test_what_is_read_to_be_made_again_is_gathered_for_it() -> None:
+    homes = ("h.0", "h.0", "h.2")
+    operations = [o._replace(again=Again(h, whole=True), saved=()) for o, h in zip(chain(), homes, strict=True)]
+    operations[1] = operations[1]._replace(keeps=("a", "b"))
+    made = chunk(operations, *SLICED)
+    assert text(made, actions(made).backward) == (
+        "backward c, scatter 2, gather 0, await 0, gather 1, again a, await 1, again b, backward b, free 0, free 1, "
+        "deliver 2, scatter 1, backward a, deliver 1, scatter 0, deliver 0"
     )
 
 
@@ -78,7 +108,7 @@ def test_without_overlap_nothing_is_gathered_ahead() -> None:
 
 
 def test_a_view_of_a_gathered_parameter_keeps_it_there() -> None:
-    late = product("d", "b", "t")._replace(views=("u",))
+    late = product("d", "b", "t")._replace(views=("u",), saved=("u",))
     made = chunk([*chain()[:2], late], *SLICED[:2], parameter("t"))
     assert "free" not in text(made, actions(made).forward)
 

@@ -13,11 +13,11 @@ import pytest
 from shardwright.pcg.errors import LayoutError, RuleError
 from shardwright.pcg.mesh import Mesh
 from shardwright.substitutions.equations import Equation, equation
-from shardwright.substitutions.generator.candidates import candidates
 from shardwright.substitutions.generator.canonical import canonical
 from shardwright.substitutions.generator.context import PlacementContext, placed
 from shardwright.substitutions.generator.contexts.placement import PLACEMENT_CONTEXTS
 from shardwright.substitutions.generator.primesizes import PrimeSizes
+from shardwright.substitutions.generator.sources import candidates
 from shardwright.substitutions.generator.typetable import PlacedType, Template, TensorShape, TypeTable
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.placement.typing import prove_placement, required_guard

@@ -8,12 +8,12 @@ from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator import floatlaws
-from shardwright.substitutions.generator.candidates import candidates
 from shardwright.substitutions.generator.canonical import canonical, named
 from shardwright.substitutions.generator.context import SerialContext, cut, serial
 from shardwright.substitutions.generator.contexts.serial import SERIAL_CONTEXTS
 from shardwright.substitutions.generator.instances import instances
 from shardwright.substitutions.generator.serialterms import SerialTerms
+from shardwright.substitutions.generator.sources import candidates
 from shardwright.substitutions.generator.symbolicdims import extent, minus, plus, size, times
 from shardwright.substitutions.generator.vocabulary import VOCABULARY, Reach, SymbolicType
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation

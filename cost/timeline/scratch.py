@@ -1,0 +1,46 @@
+"""Memory that an operation needs while it runs, beside its operands and its result.
+
+Along a dimension that is not the first, slices are not neighbours in memory: what is gathered is put together in a
+second tensor, what is scattered is first cut up into one. A cross-entropy's backward writes the gradient of the
+log-probabilities before that of the logits.
+
+Sources: lowering/movement.py; torch's F.cross_entropy, which is log_softmax and nll_loss.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import Layouts, local_blocks
+from shardwright.pcg.moves import Move
+
+
+class Scratch(NamedTuple):
+    """Bytes in forward and in backward."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+
+def move_scratch(graph: Graph, start: str, move: Move, end: str, whole_bytes: float) -> Scratch:
+    """Of a move from the value `start` to `end`; `whole_bytes` are those of a group's whole tensor."""
+    sizes, part = graph.mesh.sizes, 1 / graph.mesh.sizes[move.axis]
+
+    def copies(layouts: Layouts) -> bool:
+        layout = layouts[move.axis]
+        return layout.is_shard and (layout.dim, local_blocks(layouts, move.axis, sizes)) != (0, 1)
+
+    before, after = (copies(graph.types[name].layouts) for name in (start, end))
+    if "all_to_all" in move.collectives():
+        both = whole_bytes * part * (before + after)
+        return Scratch(both, both)
+    return Scratch(*(whole_bytes * (before or after) * (c in _MOVED) for c in move.collectives()))
+
+
+_MOVED = ("all_gather", "reduce_scatter")
+
+
+def operator_scratch(op: str, operand_bytes: float) -> Scratch:
+    """Of an operator whose first operand has so many bytes."""
+    return Scratch(0.0, operand_bytes) if op == "cross_entropy_sum" else Scratch()

@@ -1,0 +1,191 @@
+"""A dry run: one rank's program on tensors without data, among ranks that are not there.
+
+The program is lowered as on a cluster, over torch's `fake` process group, and takes two whole steps with AdamW on fake
+tensors. Nothing is computed or sent; every operator gives shapes and dtypes. What the second step sends is counted, and
+the memory of all storages that are alive in it. All ranks of a mesh run the same program on equal shapes, so that one
+of them stands for all.
+
+Tensors are on the CPU, as autograd has no fake GPU, but collectives are those that run on NCCL. Not seen: workspaces of
+kernels, staging buffers of collectives, the allocator's rounding, the driver.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardwright.lowering import private
+from shardwright.lowering.launch import Ranks
+from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.program import PROGRAM_NAME
+from shardwright.lowering.tape import Tape
+from shardwright.lowering.values import checked
+from shardwright.pcg.errors import DistributedError, PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.messages import Message
+
+GROUP_SIZE = 32
+"""Parameters that the optimizer updates together."""
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What one rank does in a step, once everything is warm.
+
+    messages    what it sends, and how often
+    memory      bytes by category when most are alive; `during`: what ran then
+    misshapen   what is not as the graph's types say, or fails, in words
+    seconds     that the dry run took
+    """
+
+    rank: int
+    messages: Mapping[Message, int]
+    memory: Mapping[str, int]
+    during: str
+    misshapen: tuple[str, ...]
+    seconds: float
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.memory.values())
+
+
+def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT) -> DryRun:
+    """Run a rank's program of a validated parallel graph; no model is needed. `execution`: as `lower` takes it.
+
+    Raises `PlanError` for a rank that the mesh does not have, `DistributedError` where there is a process group.
+    """
+    start, size = time.perf_counter(), graph.mesh.num_devices
+    if not 0 <= rank < size:
+        raise PlanError(f"rank {rank}: the mesh {graph.mesh} has ranks 0 to {size - 1}; choose one of them")
+    with _pretended(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
+        constants = dict(_leaves(graph, "constant"))
+        parallel = lower(graph, hollow_model(graph), constants=constants, execution=execution)
+        parallel.program, misshapen = checked(parallel.program)
+        try:
+            misshapen.update(_take_steps(parallel, tape))
+        except RuntimeError as error:
+            misshapen[_failure(error)] = None
+        memory, during = tape.peak()
+        messages, names = Counter[Message](), _names(parallel.ranks)
+        for (collective, group, num_bytes), count in tape.sent.items():
+            messages[Message(collective, names.get(group, "all ranks"), num_bytes)] += count
+    return DryRun(rank, messages, memory, during, tuple(misshapen), time.perf_counter() - start)
+
+
+def _take_steps(parallel: ParallelModule, tape: Tape) -> dict[str, None]:
+    """Two of them, the second warm; what is not of the type that the graph says, in words."""
+    optimizer, check = _adamw(list(parallel.parameters())), parallel._batch
+    batch = {key: _empty(check.own_shapes[key], kind.dtype) for key, kind in check.inputs.items()}
+    found: dict[str, None] = {}
+    for _ in range(2):
+        tape.begin()
+        loss = parallel.forward_backward(**batch)
+        found.update(dict.fromkeys(_misshapen(parallel, loss)))
+        _label(tape, parallel, batch)
+        optimizer.step()
+        tape.label("optimizer", _locals(chain(*(state.values() for state in optimizer.state.values()))))
+        optimizer.zero_grad()
+    return found
+
+
+def _failure(error: RuntimeError) -> str:
+    """What went wrong, and the line of the program."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(PROGRAM_NAME)]
+    where = f" at `{frames[-1].line}`" if frames else ""
+    return f"the program fails{where}: {error}"
+
+
+@contextmanager
+def _pretended(rank: int, size: int) -> Generator[None]:
+    """Among so many ranks that are not there."""
+    if dist.is_initialized():
+        raise DistributedError("a dry run needs a process of its own, without ranks; start it without torchrun")
+    dist.init_process_group(private.FAKE, store=private.FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """In groups, as how DTensors are laid out is compared all with all."""
+    groups = [parameters[i : i + GROUP_SIZE] for i in range(0, len(parameters), GROUP_SIZE)]
+    return torch.optim.AdamW([{"params": group} for group in groups], fused=True)
+
+
+# ---- tensors without data ----
+
+
+def hollow_model(graph: Graph) -> nn.Module:
+    """Plain modules that hold the graph's parameters and buffers under their names."""
+    root = nn.Module()
+    for op, register in (("parameter", nn.Module.register_parameter), ("buffer", nn.Module.register_buffer)):
+        for target, value in _leaves(graph, op):
+            *path, name = target.split(".")
+            module = root
+            for part in path:
+                if part not in module._modules:
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            register(module, name, nn.Parameter(value, value.requires_grad) if op == "parameter" else value)
+    return root
+
+
+def _leaves(graph: Graph, op: str) -> Iterator[tuple[str, Tensor]]:
+    for node in graph.leaves(op):
+        kind = graph.types[node.name]
+        yield str(node.attr("target")), _empty(kind.shape, kind.dtype).requires_grad_(kind.grad)
+
+
+def _empty(shape: tuple[int, ...], dtype: str) -> Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype))
+
+
+# ---- what is noted ----
+
+
+def _label(tape: Tape, parallel: ParallelModule, batch: Mapping[str, Tensor]) -> None:
+    """What the storages are for that outlive the step."""
+    held = parallel._held.values()
+    trained = [h for h in held if isinstance(h.outside, nn.Parameter)]
+    tape.label("parameters", (h.inside for h in trained))
+    tape.label("gradients", _locals(h.outside.grad for h in trained))
+    constants = (parallel._constants or {}).values()
+    tape.label("buffers", _locals((*(h.inside for h in held), *parallel._leaves.values(), *constants, *batch.values())))
+
+
+def _locals(values: Iterable[object]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield private.unwrap(value) if isinstance(value, private.DTensor) else value
+
+
+def _names(ranks: Ranks) -> dict[str, str]:
+    """The mesh axis of every group."""
+    axes = (*ranks._merged.values(), *ranks.axes)
+    return {axis.group.group_name: axis.name for axis in axes if axis.group is not None}
+
+
+def _misshapen(parallel: ParallelModule, loss: Tensor) -> Iterator[str]:
+    """The loss, parameters and gradients, where they are not what the graph says."""
+    graph = parallel.graph
+    if loss.shape or not loss.is_floating_point():
+        yield f"loss: expected one float, got {loss.dtype}{list(loss.shape)}"
+    for leaf in graph.leaves("parameter"):
+        held, kind = parallel._of(leaf.name), graph.types[leaf.name]
+        expected = f"torch.{kind.dtype}{list(kind.local_shape(graph.mesh))}"
+        values = {"parameter": held.inside, "gradient": held.outside.grad}
+        for what, value in zip(values, _locals(values.values()), strict=False):
+            if (got := f"{value.dtype}{list(value.shape)}") != expected:
+                yield f"{what} of {held.name}: expected {expected}, got {got}"

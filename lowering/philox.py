@@ -1,0 +1,153 @@
+"""Random bits by position: Philox-4x32-7 in plain torch operators.
+
+A counter-based generator has no state to walk through. What it gives at a place is a function of that place and a key,
+so a rank computes the bits of its own part of a tensor and no others, in any order, as often as it likes, and on any
+device. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+WORDS = 4
+"""Words of 32 bits that one counter gives."""
+
+NUM_ROUNDS = 7
+"""The fewest with which the paper found no flaw (BigCrush); ten are usual where a round costs next to nothing."""
+
+_LOW = 2**32 - 1
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_CHUNK = {"cpu": 2**16}
+_CHUNK_ELSEWHERE = 2**22
+"""Counters that are worked on at once: on a CPU as many as its caches hold, elsewhere as memory allows."""
+
+Stretch = tuple[int, int]
+"""[start, stop) of one dimension."""
+
+
+class Slice(NamedTuple):
+    """A cut of a dimension: it is `blocks` equal blocks, and of each the slice `rank` of `size` equal ones is held."""
+
+    size: int
+    rank: int
+    blocks: int
+
+
+def philox(
+    counters: Iterable[Tensor], scratch: Iterable[Tensor], key: tuple[int, int], num_rounds: int = NUM_ROUNDS
+) -> Sequence[Tensor]:
+    """Four words for each counter of four words: int64 tensors of one shape that hold 32 bits each.
+
+    The counters are overwritten, and so are two more tensors like them.
+
+    Products are taken modulo 2⁶⁴; a word that the next round does not multiply carries all of its product along.
+    """
+    (a, b, c, d), (first, second) = counters, scratch
+    for number in range(num_rounds):
+        left, right = ((k + number * step) & _LOW for k, step in zip(key, _KEY_STEPS, strict=True))
+        torch.mul(a, _MULTIPLIERS[0], out=first)
+        torch.mul(c, _MULTIPLIERS[1], out=second)
+        torch.bitwise_right_shift(second, 32, out=a).bitwise_xor_(b).bitwise_xor_(left).bitwise_and_(_LOW)
+        torch.bitwise_right_shift(first, 32, out=c).bitwise_xor_(d).bitwise_xor_(right).bitwise_and_(_LOW)
+        b, second = second, b
+        d, first = first, d
+    return a, b.bitwise_and_(_LOW), c, d.bitwise_and_(_LOW)
+
+
+def keep_mask(
+    shape: Sequence[int],
+    keep: float,
+    seed: int,
+    number: int,
+    device: torch.device,
+    cuts: Sequence[Sequence[Slice]] | None = None,
+) -> Tensor:
+    """The part of a mask of `shape` whose elements are True with probability `keep`, each by itself.
+
+    Args:
+        shape: the logical tensor's. Dimensions of size 1 have no influence on the mask.
+        keep: rounded to a multiple of 2⁻³².
+        seed: of the whole run, 64 bits.
+        number: which mask it is, 64 bits.
+        device: where the mask is made; it is the same everywhere.
+        cuts: for each dimension the slices that are held, outermost first. All of it by default.
+
+    An element's word is that of its place: the last dimension is padded to a multiple of four words, and each four
+    have a counter, numbered in row-major order.
+    """
+    held = [stretches(extent, cut) for extent, cut in zip(shape, cuts or [()] * len(shape), strict=True)]
+    local = [sum(stop - start for start, stop in pieces) for pieces in held]
+    if not prod(local):
+        return torch.empty(local, dtype=torch.bool, device=device)
+    kept = [d for d, extent in enumerate(shape) if extent > 1] or [len(shape) - 1]
+    *lead, last = ((shape[d], held[d]) for d in kept) if shape else [(1, [(0, 1)])]
+    covered = [(start // WORDS, -(-stop // WORDS)) for start, stop in last[1]]
+    sizes = [(extent, pieces) for extent, pieces in lead] + [(-(-last[0] // WORDS), covered)]
+    bits = _compare(_places(sizes, device), keep, seed, number)
+    mask = bits.view(-1, WORDS * sum(stop - start for start, stop in covered))
+    return _trimmed(mask, last[1]).view(local)
+
+
+def stretches(extent: int, cuts: Sequence[Slice]) -> list[Stretch]:
+    """What these cuts leave of a dimension, in order."""
+    found = [(0, extent)]
+    for cut in cuts:
+        block = sum(stop - start for start, stop in found) // cut.blocks
+        part = block // cut.size
+        found = [s for b in range(cut.blocks) for s in _within(found, b * block + cut.rank * part, part)]
+    return found
+
+
+def _within(pieces: Sequence[Stretch], skipped: int, length: int) -> list[Stretch]:
+    """`length` places of these pieces, after the first `skipped`."""
+    found: list[Stretch] = []
+    for start, stop in pieces:
+        first = start + skipped
+        last = min(stop, first + length)
+        if first < last:
+            found.append((first, last))
+            length -= last - first
+        skipped = max(0, first - stop)
+    return found
+
+
+def _places(sizes: Sequence[tuple[int, Sequence[Stretch]]], device: torch.device) -> Tensor:
+    """The row-major numbers, in a grid of these extents, of the places that are held along each dimension."""
+    strides = [prod([extent for extent, _ in sizes[d + 1 :]]) for d in range(len(sizes))]
+    lines = [
+        torch.cat([torch.arange(start * stride, stop * stride, stride, device=device) for start, stop in pieces])
+        for (_, pieces), stride in zip(sizes, strides, strict=True)
+    ]
+    return reduce(lambda outer, line: (outer.unsqueeze(-1) + line).flatten(), lines)
+
+
+def _compare(places: Tensor, keep: float, seed: int, number: int) -> Tensor:
+    """[places, words]: whether a word is below the share of 2³² that is kept."""
+    limit, key = round(keep * 2**32), (seed & _LOW, seed >> 32)
+    out = torch.empty(len(places), WORDS, dtype=torch.bool, device=places.device)
+    chunk = len(places) if torch.compiler.is_compiling() else _CHUNK.get(places.device.type, _CHUNK_ELSEWHERE)
+    memory = torch.empty(6, min(chunk, len(places)), dtype=torch.int64, device=places.device)
+    for place, rows in zip(places.split(chunk), out.split(chunk), strict=True):
+        a, b, c, d, *scratch = memory[:, : len(place)]
+        torch.bitwise_and(place, _LOW, out=a)
+        torch.bitwise_right_shift(place, 32, out=b)
+        words = philox((a, b, c.fill_(number & _LOW), d.fill_(number >> 32)), scratch, key)
+        for word, bits in zip(rows.unbind(1), words, strict=True):
+            word.copy_(bits < limit)
+    return out
+
+
+def _trimmed(rows: Tensor, pieces: Sequence[Stretch]) -> Tensor:
+    """Of whole groups of words along the last dimension, the words of these pieces."""
+    found, start = [], 0
+    for first, stop in pieces:
+        found.append(rows[:, start + first % WORDS :][:, : stop - first])
+        start += (-(-stop // WORDS) - first // WORDS) * WORDS
+    return found[0] if len(found) == 1 else torch.cat(found, 1)

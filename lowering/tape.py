@@ -1,0 +1,136 @@
+"""Notes what a rank sends, and every storage that its tensors live in, while it runs on fake tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from shardwright.lowering import private
+
+ACTIVATIONS, TEMPORARY, GATHERED = "activations", "temporary", "gathered"
+"""What is made in forward and freed in backward, what else comes and goes, and what else stays."""
+_SENT = {
+    "allreduce_": ("all_reduce", 0, 1),
+    "_allgather_base_": ("all_gather", 0, 2),
+    "_reduce_scatter_base_": ("reduce_scatter", 1, 2),
+    "alltoall_base_": ("all_to_all", 1, 2),
+    "all_reduce": ("all_reduce", 0, 2),
+}
+"""Operators that send: the collective, the argument that says how much, and the one that says in which group."""
+_WAITS = ("wait_tensor",)
+
+
+class Event(NamedTuple):
+    """A storage is made, or freed (`num_bytes` < 0), while an operator runs, in a backward or not."""
+
+    storage: int
+    num_bytes: int
+    during: str
+    in_backward: bool
+
+
+class Peak(NamedTuple):
+    """The moment at which most is alive: bytes by category, and what runs."""
+
+    memory: Mapping[str, int]
+    during: str
+
+
+class Tape(private.TorchDispatchMode):
+    """While it is entered, it notes what happens on fake tensors. Storages are numbered in the order of making."""
+
+    def __init__(self, mode: private.FakeTensorMode) -> None:
+        super().__init__()
+        self.mode = mode
+        self.sent = Counter[tuple[str, str, int]]()  # collective, group, bytes as `Message` counts them
+        self._events: list[Event] = []
+        self._before: dict[int, int] = {}
+        self._alive: dict[int, tuple[int, int, object]] = {}  # storage -> number, bytes, what is told when it is freed
+        self._labels: dict[int, str] = {}
+        self._num_made = 0
+        self._during = ""
+
+    def begin(self) -> None:
+        """Forget what happened; what is alive stays."""
+        self.sent.clear()
+        self._events.clear()
+        self._before = {number: num_bytes for number, num_bytes, _ in self._alive.values()}
+
+    def label(self, category: str, tensors: Iterable[Tensor]) -> None:
+        """What these are for, unless that has been said."""
+        for tensor in tensors:
+            self._labels.setdefault(self._alive[private.storage_key(tensor)][0], category)
+
+    def peak(self) -> Peak:
+        """When most was alive since `begin`."""
+        now = most = sum(self._before.values())
+        moment = 0
+        for count, event in enumerate(self._events, 1):
+            now += event.num_bytes
+            if now > most:
+                most, moment = now, count
+        alive, found, categories = Counter(self._before), Counter[str](), self._categories()
+        for event in self._events[:moment]:
+            alive[event.storage] += event.num_bytes
+        for number, num_bytes in alive.items():
+            found[categories.get(number, GATHERED)] += num_bytes
+        return Peak(dict(+found), self._events[moment - 1].during if moment else "")
+
+    def _categories(self) -> dict[int, str]:
+        """Of all storages but those that stay and have no label."""
+        in_forward = {event.storage for event in self._events if event.num_bytes > 0 and not event.in_backward}
+        freed = (event for event in self._events if event.num_bytes < 0)
+        own = {e.storage: ACTIVATIONS if e.in_backward and e.storage in in_forward else TEMPORARY for e in freed}
+        return own | self._labels
+
+    def __torch_dispatch__(
+        self,
+        func: private.OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        if any(issubclass(kind, private.DTensor) for kind in types):
+            return NotImplemented  # its local part comes by on its own
+        if func.namespace == "prim":
+            return func(*args, **(kwargs or {}))  # a question about a tensor
+        self._during = str(func)
+        if "c10d" in func.namespace:
+            self._send(func.overloadpacket.__name__, args)
+        result = func(*args, **(kwargs or {}))
+        for tensor in private.tree_iter(result):
+            if isinstance(tensor, private.FakeTensor) and tensor.fake_mode is self.mode:
+                self._note(tensor)
+        return result
+
+    def _send(self, name: str, args: tuple[Any, ...]) -> None:
+        if name in _WAITS:
+            return
+        if name not in _SENT:
+            self.sent[name, "", _num_bytes(args)] += 1
+            return
+        collective, which, where = _SENT[name]
+        group, num_bytes = private.group_of(args[where]), _num_bytes(args[which])
+        self.sent[collective, group.group_name, num_bytes * (group.size() if collective == "all_to_all" else 1)] += 1
+
+    def _note(self, tensor: Tensor) -> None:
+        """Notice a storage that is new, and be told when it is freed."""
+        key = private.storage_key(tensor)
+        if key in self._alive:
+            return
+        storage, number = tensor.untyped_storage(), self._num_made
+        self._num_made += 1
+        self._alive[key] = number, storage.nbytes(), weakref.ref(storage, lambda _: self._free(key))
+        self._events.append(Event(number, storage.nbytes(), self._during, private.in_backward()))
+
+    def _free(self, key: int) -> None:
+        number, num_bytes, _ = self._alive.pop(key)
+        self._events.append(Event(number, -num_bytes, self._during, private.in_backward()))
+
+
+def _num_bytes(value: object) -> int:
+    return sum(t.nbytes for t in private.tree_iter(value) if isinstance(t, Tensor))

@@ -1,0 +1,115 @@
+"""`torch.autocast` through `torch.export`: which operators run in which region.
+
+By itself `torch.export` makes a graph of every region. In there it forgets `torch.no_grad()` and where operators come
+from; and where there is no GPU, a region for one is ignored. So while a model is exported, to enter or leave a region
+leaves a *mark* in the graph: an operator without effect, with a message. Before decomposition, torch's own entering and
+leaving is put beside the marks, so that its casts become operators; whoever walks the result reads the marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+from torch.amp.autocast_mode import autocast
+
+_ENTER = torch.amp.autocast_mode._enter_autocast
+_EXIT = torch.amp.autocast_mode._exit_autocast
+_MARK = torch.ops.aten._assert_async.msg
+_BEGIN, _END = "shardwright: autocast begins: ", "shardwright: autocast ends"
+
+
+class Marker:
+    """Marks the regions of what is being exported. A mark reads a tensor: any one that the forward has seen."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.tensor: Tensor | None = None
+
+    def mark(self, text: str) -> None:
+        if self.tensor is not None:
+            _MARK(self.tensor, text)
+
+    @contextmanager
+    def watching(self) -> Generator[None]:
+        """Regions are marked; those for a GPU count on the device that the model is on."""
+        begin = autocast.__init__
+
+        def init(region: autocast, device_type: str, dtype: torch.dtype | None = None, *rest: Any, **more: Any) -> None:
+            if device_type == "cuda" and self.device == "cpu":
+                dtype = torch.get_autocast_dtype("cuda") if dtype is None else dtype
+            begin(region, self.device if device_type == "cuda" else device_type, dtype, *rest, **more)
+
+        def enter(region: autocast) -> autocast:
+            device = region.device
+            region.prev = torch.is_autocast_enabled(device)
+            region.prev_fastdtype = torch.get_autocast_dtype(device)
+            torch.set_autocast_enabled(device, region._enabled)
+            torch.set_autocast_dtype(device, region.fast_dtype)
+            torch.autocast_increment_nesting()
+            self.mark(f"{_BEGIN}{str(region.fast_dtype).removeprefix('torch.') if region._enabled else ''}")
+            return region
+
+        def leave(region: autocast, *error: object) -> None:
+            self.mark(_END)
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+            torch.set_autocast_enabled(region.device, region.prev)
+            torch.set_autocast_dtype(region.device, region.prev_fastdtype)
+
+        with mock.patch.multiple(autocast, __init__=init, __enter__=enter, __exit__=leave):
+            yield
+
+
+def enter_regions(module: fx.GraphModule, device: str) -> None:
+    """Put what enters and leaves a region beside every mark."""
+    for child in module.children():
+        if isinstance(child, fx.GraphModule):
+            enter_regions(child, device)
+    open_: list[fx.Node] = []
+    for node in list(module.graph.nodes):
+        text = _text(node)
+        if text is None:
+            continue
+        with module.graph.inserting_after(node):
+            if text == _END:
+                module.graph.call_function(_EXIT, (open_.pop(),))
+            else:
+                low = text.removeprefix(_BEGIN)
+                dtype = getattr(torch, low) if low else torch.get_autocast_dtype(device)
+                open_.append(module.graph.call_function(_ENTER, (device, dtype, bool(low), False)))
+    module.recompile()
+
+
+class Regions:
+    """What lies around the operators that are walked.
+
+    `low`: the 16-bit format there, "" in a region that is disabled and outside of all, None in a program without any.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._stack = ["" if any(_text(node) is not None for node in graph.nodes) else None]
+
+    @property
+    def low(self) -> str | None:
+        return self._stack[-1]
+
+    def passes(self, node: fx.Node) -> bool:
+        """Whether the node is a mark; it counts from here on."""
+        if (text := _text(node)) is None:
+            return False
+        if text == _END:
+            self._stack.pop()
+        else:
+            self._stack.append(text.removeprefix(_BEGIN))
+        return True
+
+
+def _text(node: fx.Node) -> str | None:
+    """The message of a mark; None for another node."""
+    text = str(node.args[1]) if node.target is _MARK else ""
+    return text if text.startswith((_BEGIN, _END)) else None

@@ -1,0 +1,55 @@
+"""What is run again in backward instead of being kept, by the names of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.chunk import whole_chunk
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.operation import Again
+from shardwright.pcg.step.operations import Operations
+
+
+@dataclass(frozen=True)
+class MadeAgain:
+    """Operators by what backward makes of them.
+
+    regions   what an operator is made again with, if it is
+    twice     those whose forward runs again: up to the last of a region that makes what backward needs
+    """
+
+    regions: Mapping[str, Again] = field(default_factory=dict)
+    twice: frozenset[str] = frozenset()
+
+    def keeps(self, value: str, reader: str) -> bool:
+        """Whether a value that this operator needs in backward is kept for it; see `pcg.step.chunk`."""
+        region = self.regions.get(value)
+        return region is None or (region.whole and region != self.regions.get(reader))
+
+
+NOTHING = MadeAgain()
+
+
+def made_again(graph: Graph, execution: Execution) -> MadeAgain:
+    """What an execution makes again of a graph, serial or parallel.
+
+    Raises:
+        PlanError: it asks for what is not there.
+    """
+    if all(mode == "none" for _, mode in execution.recomputes):
+        return NOTHING
+    chunk = whole_chunk(Operations(graph, execution))
+    regions = {o.operation.name: o.operation.again for o in chunk.occurrences if o.operation.again is not None}
+    found = {o.region for o in chunk.occurrences if o.region is not None}
+    return MadeAgain(regions, frozenset(o.operation.name for region in found for o in region.needed()))
+
+
+def made_again_of_part(graph: Graph, execution: Execution) -> MadeAgain:
+    """The same of a part of a graph, in which nothing of the kind need be there."""
+    try:
+        return made_again(graph, execution)
+    except PlanError:
+        return NOTHING

@@ -1,0 +1,161 @@
+"""Repeated blocks of a model, cut down to a few: what a search of many ways to run it looks at.
+
+Consecutive blocks ("model.layers.3") that are equal up to names, each reading what the one before gives, are a *run*.
+A folded graph keeps the first of a run and says how often it occurs: costs and bytes count as often, and from one
+occurrence to the next a value has to be laid out as it came in. So a plan of a folded graph is a plan of the whole
+one in which equal blocks are laid out alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.step.parameters import module_block
+
+MIN_TIMES = 4
+"""Runs of fewer blocks stay as they are."""
+
+
+class Repeated(NamedTuple):
+    """A block that stands for several.
+
+    times     how many
+    carried   (value that the first one reads, value that each gives to the next one in its place)
+    """
+
+    block: str
+    times: int
+    carried: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A graph with its runs folded. `home`: the repeated block of every node that lies in one, parameters included."""
+
+    graph: Graph
+    repeated: tuple[Repeated, ...] = ()
+    home: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def repeats(self) -> Mapping[str, int]:
+        """How often each block occurs."""
+        return {r.block: r.times for r in self.repeated}
+
+    def times(self, name: str) -> int:
+        """How often a node occurs."""
+        return self.repeats.get(self.home.get(name, ""), 1)
+
+
+class _Block(NamedTuple):
+    """Operators from the first to the last of a block, and the parameters that nobody else reads."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    leaves: tuple[Node, ...]
+
+    @property
+    def own(self) -> tuple[Node, ...]:
+        return (*self.leaves, *self.nodes)
+
+
+def fold(graph: Graph, copies: int = 1) -> Folded:
+    """The graph with the first `copies` blocks of every run; the last of these stands for the rest."""
+    repeated, dropped = list[Repeated](), set[str]()
+    renamed, home = dict[str, str](), dict[str, str]()
+    for run in _runs(graph):
+        if len(run) < max(MIN_TIMES, copies + 1):
+            continue
+        for number, block in enumerate(run[:copies]):
+            times = 1 if number < copies - 1 else len(run) - copies + 1
+            carried = tuple(_carried(run[number], run[number + 1]))
+            repeated.append(Repeated(block.name, times, carried))
+            home |= dict.fromkeys((n.name for n in block.own), block.name)
+        last = run[copies - 1]
+        dropped |= {n.name for block in run[copies:] for n in block.own}
+        renamed |= {b.name: a.name for a, b in zip(last.nodes, run[-1].nodes, strict=True)}
+    if not repeated:
+        return Folded(graph)
+    nodes = tuple(
+        replace(n, inputs=tuple(renamed.get(i, i) for i in n.inputs)) for n in graph.nodes if n.name not in dropped
+    )
+    outputs = tuple((key, renamed.get(name, name)) for key, name in graph.outputs)
+    return Folded(Graph(nodes, outputs, graph.mesh), tuple(repeated), home)
+
+
+def _runs(graph: Graph) -> Iterator[list[_Block]]:
+    """Maximal sequences of equal blocks, in order."""
+    run, key = list[_Block](), None
+    for block, before in _blocks(graph):
+        found = _signature(graph, block, run[-1] if run else None)
+        follows = run and before == run[-1].name and found is not None
+        if not (follows and (key is None or key == found)):
+            yield from _closed(graph, run)
+            run, key = [], None
+        elif follows:
+            key = found
+        run.append(block)
+    yield from _closed(graph, run)
+
+
+def _closed(graph: Graph, run: list[_Block]) -> Iterator[list[_Block]]:
+    """A run of which only the last block gives to anyone but the next."""
+    results = {name for _, name in graph.outputs}
+    for number, block in enumerate(run[:-1]):
+        mine = {n.name for n in block.own} | {n.name for n in run[number + 1].own}
+        if any(n.name in results or not mine.issuperset(graph.users[n.name]) for n in block.own):
+            return
+    if run:
+        yield run
+
+
+def _blocks(graph: Graph) -> Iterator[tuple[_Block, str]]:
+    """Blocks whose operators lie side by side, each with the name of the block right before it, or ""."""
+    operators = [node for node in graph.nodes if not node.is_leaf]
+    names = [module_block(f"{node.source.module}.") for node in operators]
+    first, last = dict[str, int](), dict[str, int]()
+    for i, name in enumerate(names):
+        first.setdefault(name, i)
+        last[name] = i
+    end, before = 0, ""
+    for name in first:
+        if not name:
+            continue
+        start, stop = first[name], last[name] + 1
+        if start < end or any(n not in ("", name) for n in names[start:stop]):
+            before, end = "", max(end, stop)
+            continue
+        nodes = tuple(operators[start:stop])
+        inside = {n.name for n in nodes}
+        read = dict.fromkeys(i for n in nodes for i in n.inputs if graph.by_name[i].op in ("parameter", "buffer"))
+        leaves = tuple(graph.by_name[i] for i in read if inside.issuperset(graph.users[i]))
+        yield _Block(name, nodes, leaves), before if start == end else ""
+        end, before = stop, name
+
+
+def _signature(graph: Graph, block: _Block, before: _Block | None) -> Hashable | None:
+    """Equal for blocks that compute the same of what the block before gives; None where that is another kind."""
+    if before is None or [_bare(n) for n in block.own] != [_bare(n) for n in before.own]:
+        return None
+    number, previous = ({n.name: i for i, n in enumerate(b.own)} for b in (block, before))
+
+    def place(name: str) -> Hashable:
+        return ("own", number[name]) if name in number else ("before", previous.get(name, name))
+
+    return tuple(tuple(map(place, n.inputs)) for n in block.nodes)
+
+
+def _bare(node: Node) -> Hashable:
+    return node.op, tuple((key, value) for key, value in node.attrs if key not in ("seed", "target"))
+
+
+def _carried(block: _Block, after: _Block) -> Iterator[tuple[str, str]]:
+    """What a block reads from outside, and what it gives to the next one in its place."""
+    inside, found = {n.name for n in block.own}, dict[str, str]()
+    for mine, other in zip(block.nodes, after.nodes, strict=True):
+        for a, b in zip(mine.inputs, other.inputs, strict=True):
+            if b in inside and a not in inside:
+                found.setdefault(a, b)
+    yield from found.items()

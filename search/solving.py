@@ -1,0 +1,257 @@
+"""One layout problem within memory: a graph, a mesh whose axes have roles, and how it is run.
+
+The exact optimum of the sum of compute and communication, with a price of a byte that the timeline corrects: what only
+the finished graph shows, such as gathered weights, is made room for, and the problem solved again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+from typing import NamedTuple
+
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S
+from shardwright.cost.predict import Prediction, predict
+from shardwright.cost.timeline.memory import safe_bytes
+from shardwright.pcg.analysis import constant_nodes
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.step.again import made_again
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
+from shardwright.search.blocks import blocked_choices
+from shardwright.search.domain import CertifiedSplits
+from shardwright.search.eliminate import Eliminator, Solution
+from shardwright.search.folding import Folded
+from shardwright.search.materialize import materialize
+from shardwright.search.problem import Problem, ProblemBuilder, Restrict, Way
+from shardwright.search.restrict import DATA, FREE, role_restriction
+
+_HULL_STEPS = 8
+_HULL_TOLERANCE = 1e-4
+_HIGHEST_PRICE = 1e6
+_MEMORY_TRIES = 3
+SHARED: tuple[Zero, ...] = ("zero-1", "zero-2", "zero-3")
+"""Lifetimes of gathered parameters, the longest first: the fewer bytes are sent, the more are kept."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A finished plan on one mesh. `bound_s` is a lower bound of the best serial time on that mesh within memory.
+
+    Attributes:
+        graph: of the whole model, or of one whose blocks are `folded`.
+        roles: of the axes of devices.
+        zero: for how long gathered parameters stay; `priced`: the lifetime that the layouts were chosen for.
+        is_tight: whether more memory could make it faster.
+        solved: what it was made from: problem, solution and the price of a byte.
+    """
+
+    name: str
+    graph: Graph
+    prediction: Prediction
+    bound_s: float
+    fits: bool
+    solved: tuple[Problem, Solution, float]
+    roles: tuple[str, ...] = ()
+    execution: Execution = DEFAULT
+    zero: Zero = "zero-3"
+    priced: Zero = "zero-3"
+    folded: bool = False
+    is_tight: bool = False
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.graph.mesh
+
+
+def rank(candidate: Candidate) -> tuple[bool, float]:
+    """Plans that fit first, then the fastest by the timeline; of plans that do not fit, the smallest."""
+    if candidate.fits:
+        return (False, candidate.prediction.step_s)
+    return (True, float(candidate.prediction.memory.total_bytes))
+
+
+def over_time(mesh: Mesh, num_microbatches: int) -> Mesh:
+    """A mesh of devices on which each step has so many microbatches."""
+    if num_microbatches == 1:
+        return mesh
+    return Mesh((TIME, *mesh.names), (num_microbatches, *mesh.sizes))
+
+
+class _Draft(NamedTuple):
+    """What is known of a candidate before its graph is made."""
+
+    name: str
+    bound_s: float
+    solved: tuple[Problem, Solution, float]
+    roles: tuple[str, ...]
+    execution: Execution
+    priced: Zero
+
+
+class Solver:
+    """Solves layout problems for one cluster; what they have in common is made once."""
+
+    def __init__(self, cluster: Cluster, certified: CertifiedSplits) -> None:
+        self.cluster, self.certified = cluster, certified
+        self.limit_bytes = safe_bytes(cluster.device.memory_bytes)
+        self._builders: dict[tuple[int, tuple[int, ...]], tuple[ProblemBuilder, Eliminator]] = {}
+        self.blocked = lru_cache(maxsize=None)(_blocked_choices)
+        self.again = lru_cache(maxsize=None)(made_again)
+
+    def builder(self, mesh: Mesh) -> tuple[ProblemBuilder, Eliminator]:
+        """One for all meshes of these sizes: the names of axes of devices play no part."""
+        key = mesh.num_microbatches, mesh.sizes
+        if key not in self._builders:
+            builder = ProblemBuilder(self.cluster, mesh, self.certified)
+            self._builders[key] = (builder, Eliminator(builder.interner))
+        return self._builders[key]
+
+    def problem(
+        self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, zero: Zero
+    ) -> tuple[Problem, Eliminator]:
+        """The problem of a graph on a mesh whose axes of devices have these roles."""
+        builder, eliminator = self.builder(mesh)
+        way = Way(self.again(folded.graph, execution), zero)
+        restrict = restriction(folded.graph, roles, mesh)
+        problem = builder.build(folded, restrict, blocked=self.blocked(folded.graph), way=way)
+        problem.mesh = mesh
+        return problem, eliminator
+
+    def solve(
+        self,
+        folded: Folded,
+        mesh: Mesh,
+        roles: Sequence[str],
+        name: str,
+        execution: Execution = DEFAULT,
+        zeros: Sequence[Zero] = ("zero-3",),
+        priced: Zero = "zero-3",
+        cutoff_s: float = inf,
+    ) -> Candidate:
+        """The best plan on one mesh, within memory if any choice found fits.
+
+        Layouts are chosen for parameters that stay as long as is `priced`; of the lifetimes `zeros`, the first that
+        fits counts. What provably takes `cutoff_s` or longer is not pursued further; the result may then not fit, or
+        not be the best.
+        """
+        problem, eliminator = self.problem(folded, mesh, roles, execution, priced)
+        best: Candidate | None = None
+        limit: float = self.limit_bytes - self.cluster.device.context_bytes
+        for _ in range(_MEMORY_TRIES):
+            solution, bound_s, feasible, price = within_memory(problem, eliminator, limit, cutoff_s)
+            if best is not None:
+                bound_s = best.bound_s  # that of the true limit
+            draft = _Draft(name, bound_s, (problem, solution, price), tuple(roles), execution, priced)
+            found = self._finish(draft, folded, different(zeros, mesh))
+            best = found if best is None else min(best, found, key=rank)
+            only_in_the_graph = found.prediction.memory.total_bytes - kept_bytes(problem, solution)
+            limit = self.limit_bytes - only_in_the_graph
+            if best.fits or not feasible or bound_s >= cutoff_s or limit <= 0:
+                break
+        assert best is not None
+        return best
+
+    def again_whole(self, graph: Graph, candidate: Candidate, cutoff_s: float = inf) -> Candidate:
+        """The same for the whole graph, of which a candidate has only a few blocks: at its price of a byte, if it fits.
+
+        Else it is solved as if nothing were known.
+        """
+        c, whole = candidate, Folded(graph)
+        problem, eliminator = self.problem(whole, c.mesh, c.roles, c.execution, c.priced)
+        price = c.solved[2] * (1 + _HULL_TOLERANCE)  # at the edge of the hull that crosses the limit: its smaller end
+        solution = eliminator.solve(problem, price)
+        bound_s = solution.objective - price * (self.limit_bytes - self.cluster.device.context_bytes)
+        made = _Draft(c.name, bound_s, (problem, solution, price), c.roles, c.execution, c.priced)
+        found = self._finish(made, whole, (c.zero,))
+        if found.fits or not c.fits:
+            return found
+        return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.zero, "zero-3"), c.priced, cutoff_s)
+
+    def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Zero]) -> Candidate:
+        """With the first lifetime that fits, or the last one."""
+        problem, solution, _ = draft.solved
+        solved = materialize(problem, solution, self.certified)
+        in_loop = _time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
+        parameters, repeats = [leaf.name for leaf in solved.leaves("parameter")], folded.repeats
+        for zero in zeros:
+            graph = (
+                solved if zero == "zero-3" == draft.priced else with_lifetimes(solved, dict.fromkeys(parameters, zero))
+            )
+            prediction = predict(graph, self.cluster, draft.execution, repeats)
+            fits = in_loop and prediction.memory.total_bytes <= self.limit_bytes
+            tight = draft.solved[2] > 0 or zero != zeros[0]
+            found = Candidate(
+                draft.name, graph, prediction, draft.bound_s, fits, draft.solved, draft.roles, draft.execution, zero,
+                draft.priced, bool(repeats), tight,
+            )  # fmt: skip
+            if fits:
+                break
+        return found
+
+
+def different(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:
+    """Those that differ on this mesh: with one microbatch, a parameter is kept, or gathered again."""
+    if mesh.num_microbatches > 1:
+        return list(zeros)
+    return list(dict.fromkeys("zero-3" if zero == "zero-3" else "kept" for zero in zeros))
+
+
+def _blocked_choices(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    return blocked_choices(graph, constant_nodes(graph))
+
+
+def restriction(graph: Graph, roles: Sequence[str], mesh: Mesh) -> Restrict | None:
+    """What the axes of a mesh may do to a graph: those of devices by their roles, that of time cuts the batch."""
+    if set(roles) == {FREE} and TIME not in mesh.names:
+        return None
+    return role_restriction(graph, (DATA, *roles) if TIME in mesh.names else roles, mesh.sizes)
+
+
+def kept_bytes(problem: Problem, solution: Solution) -> float:
+    """What the choices of a solution keep on a device."""
+    return sum(float(kept.value[choice]) for kept, choice in zip(problem.kept_bytes, solution.choices, strict=True))
+
+
+def _time_and_bytes(problem: Problem, solution: Solution) -> tuple[float, float]:
+    own = sum(float(t.value[c]) for t, c in zip(problem.time_s, solution.choices, strict=True))
+    chosen = solution.choices
+    between = sum(float(table.value[chosen[i], chosen[j]]) for (i, j), table in problem.edges.items())
+    return own + between, kept_bytes(problem, solution)
+
+
+def within_memory(
+    problem: Problem, eliminator: Eliminator, limit: float, cutoff_s: float
+) -> tuple[Solution, float, bool, float]:
+    """The fastest solution found within `limit` bytes, a lower bound of any, whether there is one, its price of a byte.
+
+    Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and objective - price * limit
+    bounds every solution within the limit from below. The price walks along the lower hull of (bytes, seconds) to the
+    edge that crosses the limit. The walk ends early where the bound reaches `cutoff_s`, the time of a plan that is
+    known already. A limit of nothing or less only leaves the smallest.
+    """
+    over = eliminator.solve(problem)
+    bound_s = over.objective
+    if kept_bytes(problem, over) <= limit or bound_s >= cutoff_s:
+        return over, bound_s, kept_bytes(problem, over) <= limit, 0.0
+    price = _HIGHEST_PRICE * over.objective / max(limit, 1.0)
+    best = eliminator.solve(problem, price)
+    bound_s = max(bound_s, best.objective - price * limit)
+    if kept_bytes(problem, best) > limit:
+        return best, bound_s, False, price
+    for _ in range(_HULL_STEPS):
+        (over_s, over_bytes), (best_s, best_bytes) = (_time_and_bytes(problem, s) for s in (over, best))
+        price = (best_s - over_s) / (over_bytes - best_bytes)
+        found = eliminator.solve(problem, price)
+        bound_s = max(bound_s, found.objective - price * limit)
+        if found.objective >= over_s + price * over_bytes - _HULL_TOLERANCE * over_s or bound_s >= cutoff_s:
+            break
+        if kept_bytes(problem, found) <= limit:
+            best = found
+        else:
+            over = found
+    return best, bound_s, True, price

@@ -1,0 +1,196 @@
+"""How a step is run, found for one space after the other: microbatches, recomputation, lifetimes of gathered weights.
+
+More microbatches and more recomputation take memory away and add time. So on each mesh, for each kind of recomputation,
+the fewest microbatches that fit are looked for; and while memory makes the layouts slower, more of them. Blocks that
+repeat are folded, so that a try takes a fraction of a second. The plans that people choose by hand come first, as they
+are quickly tuned: what they need is where the search on every mesh begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import inf
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution, Recompute
+from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.time import check_time
+from shardwright.search.folding import Folded, fold
+from shardwright.search.pins import Pins, RecomputeMode
+from shardwright.search.restrict import DATA, FREE
+from shardwright.search.solving import Candidate, Solver, different, over_time, rank
+from shardwright.search.spaces import Space, baselines, divided, free_spaces, microbatch_counts
+
+Progress = Callable[[str], None]
+_NEAR = 1.1
+"""What is this much slower than the best plan of hand is not searched for on every mesh."""
+_MODES: dict[Recompute, str] = {
+    "none": "", "selective": ", selective recomputation", "full": ", full recomputation",
+}  # fmt: skip
+
+
+def named(candidate: Candidate) -> str:
+    """Its name, with what is made again."""
+    mode = candidate.execution.recompute
+    return candidate.name + (_MODES[mode] if isinstance(mode, str) else ", recomputation by block")  # type: ignore[index]
+
+
+class Tuner:
+    """Tries ways to run one graph. `obstacle`: why its batch cannot be cut into microbatches, or ""."""
+
+    def __init__(self, solver: Solver, graph: Graph, execution: Execution, pins: Pins, progress: Progress) -> None:
+        self.solver, self.execution, self.pins, self.progress = solver, execution, pins, progress
+        self.folded = Folded(graph) if pins.by_block else fold(graph)
+        self.modes = self._modes()
+        self.obstacle = ""
+        self.counts = self._counts()
+        self.fastest_s = inf
+        self._start: dict[RecomputeMode, int] = {}  # the fewest microbatches that fitted last
+        self._ideal: dict[RecomputeMode, float] = {}
+
+    def _modes(self) -> list[RecomputeMode]:
+        """What may be made again. A `PlanError` where what is asked for is not there."""
+        found = list[RecomputeMode]()
+        for mode in self.pins.recomputes:
+            try:
+                self.solver.again(self.folded.graph, replace(self.execution, recompute=mode))
+            except PlanError:
+                if self.pins.recompute is not None:
+                    raise
+                continue
+            found.append(mode)
+        return found
+
+    def _counts(self) -> list[int]:
+        """How many microbatches may be tried. A `PlanError` where the one that is asked for cannot be."""
+        if self.pins.microbatches == 1 or self.pins.size < 2:
+            return [1]
+        counts = microbatch_counts(self.pins.size) if self.pins.microbatches is None else [self.pins.microbatches]
+        count = counts[min(1, len(counts) - 1)]
+        flat = over_time(Mesh(("x",), (self.solver.cluster.num_devices,)), count)
+        tried = self.solver.solve(self.folded, flat, (DATA,), "microbatches", self.execution, cutoff_s=0.0)
+        try:
+            check_time(tried.graph)
+        except PlanError as error:
+            if self.pins.microbatches is not None:
+                raise
+            self.obstacle = str(error)
+            return [1]
+        return counts
+
+    def baselines(self) -> Iterator[Candidate]:
+        """Plans that people choose by hand, each the best over its degrees, microbatches and recomputation."""
+        for spaces in baselines(self.solver.cluster):
+            yield self._told(min((c for space in spaces for c in self.ways(space)), key=rank))
+
+    def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
+        """The best plan of every mesh, or of the one that is given.
+
+        Of what is made again, only what gives some known plan about the time of the best one is tried on every mesh.
+        """
+        pins, best = self.pins, min(known, key=rank, default=None)
+        if pins.mesh is not None:
+            spaces = [Space(f"search on {pins.mesh}", pins.mesh, pins.roles or (FREE,) * len(pins.mesh))]
+        else:
+            spaces = free_spaces(self.solver.cluster.num_devices)
+        modes = self.modes
+        fastest_s = best.prediction.step_s if best is not None and best.fits else inf
+        cutoff_s = inf
+        for space in spaces:
+            if pins.mesh is None and fastest_s < inf:
+                assert best is not None
+                modes = [best.execution.recompute]
+                cutoff_s = _NEAR * best.prediction.serial_s
+            found = min(self.ways(space, modes, cutoff_s), key=rank)
+            if best is None or rank(found) < rank(best):
+                best, fastest_s = found, found.prediction.step_s if found.fits else inf
+            yield self._told(found)
+
+    def _told(self, candidate: Candidate) -> Candidate:
+        p = candidate.prediction
+        unfit = "" if candidate.fits else ", does not fit"
+        self.progress(f"{named(candidate)} on {candidate.mesh}: {p.step_s * 1e3:.1f} ms{unfit}")
+        return candidate
+
+    def ways(
+        self, space: Space, modes: Sequence[RecomputeMode] | None = None, cutoff_s: float = inf
+    ) -> Iterator[Candidate]:
+        """For each kind of recomputation that could be the best, the best number of microbatches."""
+        fastest_s = inf
+        for mode in modes or self.modes:
+            if fastest_s < inf and self.ideal_s(mode) >= fastest_s:
+                continue
+            found = min(self._microbatches(space, mode, cutoff_s), key=rank)
+            fastest_s = min(fastest_s, found.prediction.step_s if found.fits else inf)
+            yield found
+
+    def _microbatches(self, space: Space, mode: RecomputeMode, cutoff_s: float) -> Iterator[Candidate]:
+        """From where the space before it fitted, to the fewest that fit, and on while that is faster."""
+        counts = divided(space, self.counts, self.pins.size)
+        number = min(self._start.get(mode, 0), len(counts) - 1)
+        found = self._try(space, mode, counts[number], cutoff_s)
+        yield found
+        if found.fits:
+            best, below = found, number
+            while below > 0:
+                below -= 1
+                less = self._try(space, mode, counts[below], cutoff_s)
+                yield less
+                if rank(less) >= rank(best):
+                    break
+                best, number = less, below
+        while not found.fits and number + 1 < len(counts):
+            number = self._next(found, counts, number)
+            found = self._try(space, mode, counts[number], cutoff_s)
+            yield found
+        self._start[mode] = number
+        while found.fits and found.is_tight and number + 1 < len(counts):
+            number += 1
+            more = self._try(space, mode, counts[number], cutoff_s)
+            yield more
+            if rank(more) >= rank(found):
+                break
+            found = more
+
+    def _next(self, found: Candidate, counts: Sequence[int], number: int) -> int:
+        """The number of the first count with which activations may fit that do not fit now."""
+        memory = found.prediction.memory
+        shrinks = memory.activations_bytes + memory.temporary_bytes
+        room = self.solver.limit_bytes - memory.total_bytes + shrinks
+        factor = shrinks / room if room > 0 else inf
+        enough = (n for n in range(number + 1, len(counts)) if counts[n] >= 0.8 * factor * counts[number])
+        return next(enough, len(counts) - 1)
+
+    def _try(self, space: Space, mode: RecomputeMode, count: int, cutoff_s: float) -> Candidate:
+        """With layouts for gathers of the likeliest lifetime; where that comes near the best plan, of the other too."""
+        execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
+        best: Candidate | None = None
+        for priced in _priced(space.zeros, mesh):
+            found = self.solver.solve(
+                self.folded, mesh, space.roles, space.name, execution, space.zeros, priced, cutoff_s
+            )  # fmt: skip
+            best = found if best is None else min(best, found, key=rank)
+            if not best.fits or best.prediction.step_s > _NEAR * self.fastest_s:
+                break
+        assert best is not None
+        self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
+        return best
+
+    def ideal_s(self, mode: RecomputeMode) -> float:
+        """A lower bound: every device has an equal part of all operators' work, and nothing is sent."""
+        if mode not in self._ideal:
+            execution = replace(self.execution, recompute=mode)
+            problem, _ = self.solver.problem(self.folded, Mesh(("x",), (1,)), (DATA,), execution, "zero-3")
+            total = sum(float(time_s.value.min()) for time_s in problem.time_s)
+            self._ideal[mode] = total / self.solver.cluster.num_devices
+        return self._ideal[mode]
+
+
+def _priced(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:
+    """The shortest and the longest lifetime, in the order in which they are likely to be the best."""
+    own = different(zeros, mesh)
+    ends = dict.fromkeys((own[0], own[-1]))
+    return list(ends) if mesh.num_microbatches > 1 else list(reversed(ends))

@@ -1,0 +1,207 @@
+"""The dry run: it sends what ranks send, holds what they hold, and what differs from the prediction is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bench.allocations import live_storages, peak_bytes
+from bench.zoo_times import Stepper
+from examples.zoo import ZOO
+from shardwright.cost.predict import predict
+from shardwright.lowering import module
+from shardwright.lowering.dryrun import dry_run
+from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.outside import Outside
+from shardwright.lowering.tape import Tape
+from shardwright.pcg.errors import DistributedError, PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import Layout, Layouts, R, S
+from shardwright.pcg.mesh import Mesh
+from shardwright.reports.dryrun import DryRunReport
+from shardwright.search.plan import Plan, SearchReport
+from tests.each import each
+from tests.lowering.parallelize import follow, parallelize
+from tests.lowering.runs import Case
+from tests.lowering.test_zoo import graphs
+from tests.search.graphs import cluster, mlp
+
+GRID = Mesh.of(dp=2, tp=2)
+
+
+def planned(graph: Graph) -> Plan:
+    """A plan for the graph, with its prediction."""
+    where = cluster(graph.mesh.num_devices)
+    return Plan(graph, where, "test", "", predict(graph, where), (), SearchReport(0.0, 1, 0.0, 1 << 60))
+
+
+def report(graph: Graph, rank: int = 0) -> DryRunReport:
+    return DryRunReport(planned(graph), dry_run(graph, rank))
+
+
+def layered(mesh: Mesh, *, zero: str = "", tensor: str = "") -> Graph:
+    """Four layers: the batch along all axes but `tensor`, along which weights are split; stored in slices on `zero`."""
+    serial = mlp(batch=1024, width=512, hidden=2048, layers=4, residual=True)
+
+    def stored(name: str, own: Layout) -> Layouts:
+        """Along each axis; a weight that is split both ways is so along two dimensions."""
+        other = S(1 - own.dim if tensor else 0)
+        return tuple(own if axis == tensor else other if axis == zero else R for axis in mesh.names)
+
+    leaves = [str(leaf.attr("target")) for leaf in serial.leaves("parameter")]
+    storage = {name: stored(name, S(0) if name.endswith("up") else S(1)) for name in leaves}
+    data = tuple(i for i, axis in enumerate(mesh.names) if axis != tensor)
+    storage["x"] = tuple(S(0, prod(mesh.sizes[:i])) if i in data else R for i in range(len(mesh)))
+    return parallelize(serial, mesh, follow(serial, mesh, data), storage)
+
+
+PLANS: dict[str, Callable[[], Graph]] = {
+    "data": lambda: layered(Mesh.of(dp=4)),
+    "zero": lambda: layered(Mesh.of(dp=8), zero="dp"),
+    "data and tensor": lambda: layered(Mesh.of(dp=8, tp=8), tensor="tp"),
+    "hybrid": lambda: layered(Mesh.of(dp=8, zero=8), zero="zero"),
+    "zero and tensor": lambda: layered(Mesh.of(dp=8, tp=8), zero="dp", tensor="tp"),
+}
+
+
+@each("name", PLANS)
+def test_the_prediction_is_what_runs(name: str) -> None:
+    found = report(PLANS[name]())
+    assert found.findings == [], str(found)
+    assert sum(found.run.messages.values()) > 3, str(found)
+    assert not dist.is_initialized()
+
+
+def test_ranks_stand_for_each_other() -> None:
+    graph = layered(GRID, tensor="tp")
+    first, *others = (replace(dry_run(graph, rank), rank=0, seconds=0.0) for rank in range(4))
+    assert others == [first] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "dlrm"])
+def test_models_of_the_zoo(name: str) -> None:
+    torch.manual_seed(0)
+    for graph in graphs(Case(*ZOO[name]())):
+        found = report(graph)
+        assert found.findings == [], str(found)
+
+
+@pytest.mark.slow
+def test_memory_is_what_two_ranks_measure() -> None:
+    torch.manual_seed(0)
+    case = Case(*ZOO["gpt"]())
+    data, _, split = graphs(case)
+
+    def measured(graph: Graph) -> int:
+        before = live_storages()
+        return peak_bytes(warm(Stepper(case.lower(graph), case.batch, before)), 3)
+
+    for graph in (data, split):
+        (found, _) = run_ranks(lambda graph=graph: measured(graph), 2, 60)
+        assert dry_run(graph).peak_bytes == pytest.approx(found, rel=0.05)
+
+
+def warm(stepper: Stepper) -> Stepper:
+    """After two steps: constants, buckets and optimizer states are there."""
+    for _ in range(2):
+        stepper.step()
+    return stepper
+
+
+# ---- what differs is told ----
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, pattern: str, text: str) -> None:
+    """From now on programs are written with this change of their first such line."""
+    real = module.emit
+
+    def emit(graph: Graph, outside: Outside | None = None) -> str:
+        source, count = re.subn(pattern, text, real(graph, outside), count=1, flags=re.MULTILINE)
+        assert count == 1
+        return source
+
+    monkeypatch.setattr(module, "emit", emit)
+
+
+def test_a_collective_too_few_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = layered(Mesh.of(tp=4), tensor="tp")
+    assert report(graph).passed
+    sums = 1024 * 512 * 4
+    with monkeypatch.context() as patch:
+        changed(patch, r"= reduce\((\w+), tp.*?\)", r"= \1")
+        assert report(graph).findings == [
+            f"all_reduce along tp of {sums:,} bytes: predicted 7 times, the dry run has 6"
+        ]
+    changed(monkeypatch, r"= (reduce\(\w+, tp.*?\))", r"= reduce(\1, tp)")
+    found = report(graph)
+    assert f"all_reduce along tp of {sums:,} bytes: predicted 7 times, the dry run has 8" in found.findings
+    assert "OFF" in str(found)
+    assert found.data()["passed"] is False
+
+
+def test_a_value_of_another_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = layered(Mesh.of(dp=4))
+    with monkeypatch.context() as patch:
+        changed(patch, r"(= \w+\.relu\(\))", r"\1.double()")
+        first, *_ = report(graph).findings
+        assert re.fullmatch(r"\w+ \(.*\): expected float32\[256, 2048\], got float64\[256, 2048\]", first)
+    changed(monkeypatch, r"(= \w+\.relu\(\))", r"\1[:, 1:]")
+    first, then = report(graph).findings[:2]
+    assert "got float32[256, 2047]" in first
+    assert re.match(r"the program fails at `.*linear.*`: .*\[256, 2047\] X \[2048, 512\]", then)
+    assert not dist.is_initialized()
+
+
+def test_memory_that_is_not_as_predicted() -> None:
+    graph = layered(Mesh.of(dp=4))
+    plan, run = planned(graph), dry_run(graph)
+    more = {name: int(1.1 * num_bytes) for name, num_bytes in run.memory.items()}
+    (finding,) = DryRunReport(plan, replace(run, memory=more)).findings
+    assert re.match(
+        r"memory at the peak: predicted .* MB, the dry run has .* MB, which is more than 5.0 % off", finding
+    )
+    memory = replace(plan.prediction.memory, slack_bytes=plan.prediction.memory.total_bytes)
+    old = replace(plan, prediction=replace(plan.prediction, memory=memory))
+    (finding,) = DryRunReport(old, run).findings
+    assert re.match(r"memory in all: the plan says .*, this Shardwright predicts .*; plan again", finding)
+
+
+def test_bad_ranks() -> None:
+    graph = layered(Mesh.of(dp=4))
+    for rank in (-1, 4):
+        with pytest.raises(PlanError, match=f"rank {rank}: the mesh .* has ranks 0 to 3"):
+            dry_run(graph, rank)
+
+
+def test_among_real_ranks_it_refuses() -> None:
+    def body() -> str:
+        with pytest.raises(DistributedError, match="needs a process of its own"):
+            dry_run(layered(Mesh.of(dp=4)))
+        return "refused"
+
+    assert run_ranks(body, 1, 30) == ["refused"]
+
+
+# ---- the tape ----
+
+
+def test_a_tape_tells_what_is_alive_and_what_for() -> None:
+    with FakeTensorMode() as mode, Tape(mode) as tape:
+        weight, x = torch.empty(100, requires_grad=True), torch.empty(100)
+        tape.begin()
+        y = (weight * x).exp()
+        y.sum().backward()
+        tape.label("parameters", [weight])
+    peak = tape.peak()
+    assert peak.memory["parameters"] == 400
+    assert peak.memory["gathered"] == 3 * 400  # x, y and weight.grad stay, and nobody says what for
+    assert "mul" in peak.during or "exp" in peak.during
+    assert tape.sent == {}

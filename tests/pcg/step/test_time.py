@@ -1,0 +1,84 @@
+"""What can be run one microbatch after the other, and what keeps a model from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.api import certified_choices
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.pcg.capture import capture
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import C, P, R, S
+from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.moves import fused_moves
+from shardwright.pcg.step.time import check_time
+from shardwright.search.planner import Planner
+
+
+class Net(nn.Module):
+    """A product, and what is made of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+
+class MeanOfSquares(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x).pow(2).mean()
+
+
+class BatchNorm(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.product(x)).pow(2).mean()
+
+
+class ProductOfMeans(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x)
+        return (y.mean(0) * y.pow(2).mean(0)).sum()
+
+
+class Exponential(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x).pow(2).mean().exp()
+
+
+def in_microbatches(model: nn.Module, many: int = 4) -> Graph:
+    graph = capture(model, {"x": torch.randn(8, 8)}, ()).graph
+    return Planner(Cluster.local(2), certified_choices()).solve(
+        graph, Mesh.of(mb=many, x=2), ("data",), "test"
+    ).graph  # fmt: skip
+
+
+def test_a_mean_over_the_batch_is_a_sum_over_microbatches() -> None:
+    graph = in_microbatches(MeanOfSquares())
+    check_time(graph)
+    moves = {(n.op, n.inputs[0]) for n in graph.nodes if n.is_parallel and n.attr("axis") == TIME}
+    assert {op for op, _ in moves} == {"partition", "replicate", "reduce"}
+    layouts = {n.name: graph.types[n.name].layouts[0] for n in graph.nodes}
+    assert layouts["x"] == R
+    assert {layouts[n.name] for n in graph.nodes if n.op == "linear"} == {S(0)}
+    assert {layouts[start] for op, start in moves if op == "reduce"} == {P}
+    assert {layouts[n.name] for n in graph.nodes if n.op == "replicate" and n.attr("axis") == TIME} == {C}
+    assert all(graph.mesh.names[move.axis] != TIME for _, _, move in fused_moves(graph))
+
+
+def test_one_microbatch_is_always_possible() -> None:
+    check_time(in_microbatches(BatchNorm(), 1))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (BatchNorm(), r"\w+ at norm \(test_time.py:\d+\): the batch cannot be cut into 4 microbatches .*statistics"),
+        (ProductOfMeans(), r"mul.*: the batch cannot be cut into 4 microbatches exactly here: .*; plan with"),
+        (Exponential(), r"exp.*: the batch cannot be cut into 4 microbatches .* the loss is not a sum or mean over"),
+    ],
+)
+def test_what_needs_the_whole_batch_is_named(model: nn.Module, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        check_time(in_microbatches(model))
