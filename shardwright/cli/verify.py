@@ -109,6 +109,6 @@ def _dry_run(model: Mapping[str, Any], plan_file: Path | None, search: Mapping[s
         from shardwright.lowering.dryrun import dry_run
         from shardwright.reports.dryrun import DryRunReport
 
-        report = DryRunReport(plan, dry_run(plan.graph, rank))
+        report = DryRunReport(plan, dry_run(plan.graph, rank, plan.execution))
     terminal.show(report, form)
     return 0 if report.passed else 1

@@ -23,6 +23,7 @@ from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.errors import CaptureError, DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
+from shardwright.reports.plan import PlanReport
 from shardwright.search.plan import Plan
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import choices, derive
@@ -109,6 +110,20 @@ def test_meshes_and_roles_that_do_not_fit(options: dict[str, Any], message: str)
     model, batch = example()
     with pytest.raises(PlanError, match=message):
         plan(model, sw.Cluster.local(2), kwargs=batch, **options)
+
+
+def test_a_plan_is_for_a_precision() -> None:
+    model, batch = example()
+    found = plan(model, sw.Cluster.local(2), kwargs=batch, precision="amp_bf16", **forced())
+    assert found.precision == "amp_bf16"
+    assert {"bfloat16", "float32"} <= {t.dtype for t in found.graph.types.values()}
+    text = str(PlanReport(found))
+    assert "precision       amp_bf16: " in text
+    assert "rounded to bfloat16: what products read and give; kept in float32: weights" in text
+    with pytest.raises(PlanError, match="precision='amp_fp16' was given with a plan for 'amp_bf16'; leave it out"):
+        compile(model, plan=found, precision="amp_fp16", kwargs=batch)
+    with pytest.raises(PlanError, match="precision 'bf16': expected parameters in bfloat16, got float32; build the"):
+        plan(model, sw.Cluster.local(2), kwargs=batch, precision="bf16")
 
 
 def test_a_model_without_inputs_is_an_error() -> None:
