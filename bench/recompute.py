@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,7 +52,7 @@ Maker = Callable[[], Trainer]
 class WrittenOut(nn.Module):
     """An attention by two products and a softmax, with the weights of another."""
 
-    def __init__(self, attention: nn.Module) -> None:
+    def __init__(self, attention: Any) -> None:  # noqa: ANN401
         super().__init__()
         self.num_heads = attention.num_heads
         self.q, self.k, self.v, self.proj = attention.q, attention.k, attention.v, attention.proj
@@ -69,7 +70,7 @@ def model(size: Size = SIZE) -> GPT:
     """The benchmark's GPT with its attention written out."""
     made = build(size)
     for block in made.blocks:
-        block.attn = WrittenOut(block.attn)  # type: ignore[arg-type]
+        block.attn = WrittenOut(block.attn)
     return made
 
 
@@ -84,7 +85,7 @@ def fsdp(size: Size, name: str) -> Trainer:
     made, mesh = model(size), init_device_mesh("cpu", (dist.get_world_size(),))
     for block in made.blocks:
         if name == CHECKPOINTED:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         fully_shard(block, mesh=mesh)
     fully_shard(made, mesh=mesh)
     step, optimizer = plain_backward(made, my_part(make_batch(size))), adamw(list(made.parameters()))

@@ -130,7 +130,7 @@ def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def hollow_model(graph: Graph) -> nn.Module:
     """Plain modules that hold the graph's parameters and buffers under their names."""
     root = nn.Module()
-    for op, register in (("parameter", nn.Module.register_parameter), ("buffer", nn.Module.register_buffer)):
+    for op in ("parameter", "buffer"):
         for target, value in _leaves(graph, op):
             *path, name = target.split(".")
             module = root
@@ -138,7 +138,10 @@ def hollow_model(graph: Graph) -> nn.Module:
                 if part not in module._modules:
                     module.add_module(part, nn.Module())
                 module = module.get_submodule(part)
-            register(module, name, nn.Parameter(value, value.requires_grad) if op == "parameter" else value)
+            if op == "parameter":
+                module.register_parameter(name, nn.Parameter(value, value.requires_grad))
+            else:
+                module.register_buffer(name, value)
     return root
 
 
