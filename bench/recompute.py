@@ -147,14 +147,15 @@ NOTES = """\
 
 ## How it works
 
-`lower(graph, model, execution=Execution(recompute=…))` takes "none", "selective", "full" or a mapping from blocks of the
-model, or patterns of them, to these: `{"model.layers.[0-7]": "full", "model.layers.*": "selective"}`. The first pattern
-that fits decides; one that names no block, or for which there is nothing to make again, is an error.
+`lower(graph, model, execution=Execution(recompute=…))` takes "none", "selective", "full" or a mapping from blocks of
+the model, or patterns of them, to these: `{"model.layers.[0-7]": "full", "model.layers.*": "selective"}`. The first
+pattern that fits decides; one that names no block, or for which there is nothing to make again, is an error.
 
 * *full*: a block is run again from its input, up to the last value that backward needs.
 * *selective*: attention is, as one operator or written out: two products of activations around a softmax, with all that
   lies between them and the copies of keys and values that only they read.
-* Under both, an activation that is gathered for a product (sequence parallelism) is gathered again, its slices are kept.
+* Under both, an activation that is gathered for a product (sequence parallelism) is gathered again: its slices are
+  kept.
 
 In the program, what is made again is a function: `saved.checkpoint(layers_0, …)` keeps what the function returns,
 `saved.remade(attention, …)` makes that again, too. Gathered parameters are gathered again once, dropout draws the same
