@@ -163,7 +163,12 @@ def test_a_gather_belongs_to_the_block_that_reads_it() -> None:
     assert kept == [2 * 8 * 16 * 4 / 2]
 
 
+class Whole(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
+
+
 def test_a_model_without_blocks_says_so() -> None:
     for recompute, message in (("full", "expected one of: none, the model has none"), ("selective", "no attention")):
         with pytest.raises(PlanError, match=message):
-            regions(captured(Plain()), recompute)
+            regions(captured(Whole()), recompute)
