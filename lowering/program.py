@@ -81,5 +81,5 @@ def left_to_python(items: Sequence[object], *methods: str) -> list[Any]:
     kind: Any = type("Uncompiled", (), {name: method(name) for name in methods})
     found = [kind() for _ in items]
     for own, item in zip(found, items, strict=True):
-        own.item = item
+        setattr(own, "item", item)  # noqa: B010
     return found
