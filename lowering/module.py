@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,24 +16,23 @@ from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import SlicedParameter
 from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
-from shardwright.lowering.collectives import reduce
 from shardwright.lowering.emit import emit
-from shardwright.lowering.exact import Draw, num_draws, step_draws
-from shardwright.lowering.handover import hand_over
+from shardwright.lowering.exact import num_draws
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
-from shardwright.lowering.precision import check_device, tf32
+from shardwright.lowering.precision import check_device
 from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
-from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter, local_part
+from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter
+from shardwright.lowering.training import Training
 from shardwright.pcg.capture import names_by_first, tied_names
-from shardwright.pcg.errors import DistributedError, ShardwrightError
+from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
-from shardwright.pcg.step.late import LOSS, sink_reductions
+from shardwright.pcg.step.late import sink_reductions
 from shardwright.pcg.step.parameters import Parameter, module_block
 from shardwright.pcg.step.time import check_time
 
@@ -65,7 +63,7 @@ def lower(
     return ParallelModule(graph, model, ranks, constants, options, execution, in_tf32=precision == "tf32")
 
 
-class ParallelModule(nn.Module):
+class ParallelModule(Training):
     """A model lowered onto this rank. Parameters carry the model's own names and are DTensors on one mesh.
 
     `forward_backward(**batch)` computes the loss and every gradient; `parallel(**batch)` returns the loss, and its
@@ -118,7 +116,7 @@ class ParallelModule(nn.Module):
         self._runtime: tuple[Any, ...] = (self._blocks.items, self._saved)
         self._constants: dict[str, Tensor] | None = None
         self._num_draws = num_draws(graph)
-        self._drawn: Tensor | None = None  # the generator's state before the first microbatch
+        self._drawn: Tensor | None = None
         self.program: Program = compile_source(emit(graph, outside))
 
     def _hold(self, graph: Graph, model: nn.Module) -> None:
@@ -154,111 +152,11 @@ class ParallelModule(nn.Module):
         ]
         return shards, shares
 
-    # ---- training ----
-
-    def forward(self, **batch: Any) -> Tensor:
-        """The loss of a batch of global tensors, or of this rank's own shards of them."""
-        local = self._batch.local(batch)
-        with tf32(self._in_tf32):
-            if len(local) == 1:
-                summand = self._forward(local[0])
-            elif torch.is_grad_enabled() and self._reducer.held:
-                with self._reducer.keeping() as kept:
-                    return hand_over(self._forward_backward(local, None), kept)
-            else:
-                summand = self.program.step(self._forward, _nothing, local, self.ranks.time)
-        return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
-
-    def forward_backward(self, **batch: Any) -> Tensor:
-        """The loss of a batch, detached, with every parameter's gradient added to its `grad`.
-
-        Raises `BatchError` where the batch is not what was captured, `DistributedError` where another rank failed.
-        """
-        with tf32(self._in_tf32):
-            return self._forward_backward(self._batch.local(batch), self.scaler)
-
-    def _forward_backward(self, local: Sequence[Mapping[str, Tensor]], scaler: torch.amp.GradScaler | None) -> Tensor:
-        """The loss of this rank's parts of the microbatches."""
-        work: dist.Work | None = None
-
-        def backward(summand: Tensor, loss: Tensor) -> None:
-            nonlocal work
-            try:
-                if self._turn[1]:
-                    work = self._start_sum(loss)
-                (summand if scaler is None else scaler.scale(summand)).backward()
-            except RuntimeError as error:
-                raise _blame(error, "backward") from error
-
-        loss = self.program.step(self._forward, backward, local, self.ranks.time)
-        try:
-            if work is not None:
-                work.wait()
-        except RuntimeError as error:
-            raise _blame(error, "backward") from error
-        return loss
-
-    def _start_sum(self, loss: Tensor) -> dist.Work | None:
-        """Sum the loss over the ranks, in place."""
-        if self._loss_axis is None or self._loss_axis.group is None:
-            return None
-        return dist.all_reduce(loss, group=self._loss_axis.group, async_op=True)
-
-    @property
-    def _turn(self) -> tuple[bool, bool]:
-        """Whether this is the first microbatch of a step, and the last."""
-        time = self.ranks.time
-        return (True, True) if time is None else (time.rank == 0, time.rank == time.size - 1)
-
-    def _forward(self, local: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a microbatch, or this rank's summand of it."""
-        first, last = self._turn
-        self._blocks.begin(first=first, last=last)
-        try:
-            self._draw_alike(first=first, last=last)
-            with (
-                self._saved.hooks() if self._remakes else nullcontext(),
-                step_draws(self._num_draws if last else 0) as draw,
-            ):
-                outputs = self._program(local, draw)
-            loss = outputs.pop(LOSS)
-            self._reducer.watch(loss, first=first, last=last)
-            if last:
-                self._write_back(outputs)
-        except RuntimeError as error:
-            raise _blame(error, "forward") from error
-        return loss
-
-    def _draw_alike(self, *, first: bool, last: bool) -> None:
-        """Every microbatch draws what the single process draws for the whole batch, and takes its part of that."""
-        if not self._num_draws or (first and last):
-            return
-        generator = private.default_generator(self.ranks.device)
-        if first:
-            self._drawn = generator.get_state()
-        elif self._drawn is not None:
-            generator.set_state(self._drawn)
-
-    def _program(self, local: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        device, axes = self.ranks.device, self.ranks.axes
-        if self._constants is None:
-            with torch.no_grad():
-                constants = self.program.constants(device, *axes)
-                self._constants = {name: _by_itself(value) for name, value in constants.items()}
-        runtime = (*self._runtime, device, *axes)
-        return self.program.forward(self._parts, local, self._constants, *runtime, draw=draw)
-
-    def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, value in buffers.items():
-                held = self._held[name]
-                held.inside.copy_(local_part(value.detach(), held.layouts, self.ranks))
+    # ---- what users look at ----
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; returns the norm that they had."""
         return clip_gradients(list({id(h): h for h in self._held.values()}.values()), self.ranks, max_norm, norm_type)
-
-    # ---- what users look at ----
 
     @property
     def input_layouts(self) -> dict[str, Layouts]:
@@ -337,27 +235,6 @@ def _by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
         if block := module_block(name):
             found.setdefault(block, {})[name.removeprefix(f"{block}.")] = value
     return found
-
-
-def _nothing(summand: Tensor, loss: Tensor) -> None:
-    """No backward."""
-
-
-def _by_itself(value: Tensor) -> Tensor:
-    """Without what it is only a part of."""
-    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-
-
-def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
-    """Errors of the process group as ours; all others as they are."""
-    text = str(error)
-    signs = ("Connection closed", "Connection reset", "Timed out", "timed out", "gloo", "NCCL", "Broken pipe", "Socket")
-    if not isinstance(error, dist.DistError) and not any(sign in text for sign in signs):
-        return error
-    return DistributedError(
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: a collective failed in {phase}: {text.strip()}; "
-        "another rank has probably failed or is stuck, see its output; start all ranks anew"
-    )
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -65,10 +65,16 @@ class Segment:
         """The segment as it is in one microbatch. Tasks that it does not have take no time and send nothing."""
 
         def happens(when: Microbatch) -> bool:
-            return when == "every" or {"first": first, "later": not first, "last": last}[when]
+            several = {"later": not first, "opening": first and not last, "closing": last and not first}
+            return {"every": True, "first": first, "last": last, **several}[when]
 
         tasks = (t if happens(t.microbatch) else t._replace(seconds=0.0, messages=()) for t in self.tasks)
         return Segment(tuple(tasks), tuple(b for b in self.buffers if happens(b.microbatch)), self.folds)
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether it is the same in all microbatches."""
+        return all(part.microbatch == "every" for part in (*self.tasks, *self.buffers))
 
     def copies(self) -> Iterator[int]:
         """For each task, how many times it happens."""
@@ -105,9 +111,9 @@ class Recorder:
         self.last = -1
         self._awaited: list[int] = []
 
-    def compute(self, name: str, seconds: float, after: Iterable[int] = ()) -> int:
+    def compute(self, name: str, seconds: float, after: Iterable[int] = (), microbatch: Microbatch = "every") -> int:
         """A kernel; it also waits for every blocking collective that was launched before."""
-        self.tasks.append(Task(name, COMPUTE, seconds, (*self._awaited, *after)))
+        self.tasks.append(Task(name, COMPUTE, seconds, (*self._awaited, *after), microbatch))
         self._awaited.clear()
         self.last = len(self.tasks) - 1
         return self.last

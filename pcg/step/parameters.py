@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from shardwright.pcg.analysis import is_timeless
 from shardwright.pcg.errors import GraphError
@@ -204,7 +204,7 @@ def _lifetime(node: Node) -> Lifetime:
     keep = dict(node.attrs).get(KEEP, LIFETIMES[0])
     if keep not in LIFETIMES:
         raise GraphError(f"{node}: {KEEP} is {keep!r}; expected one of {list(LIFETIMES)}")
-    return cast("Lifetime", keep)
+    return keep
 
 
 def module_block(name: str) -> str:

@@ -1,0 +1,165 @@
+"""Steps of a lowered program: forward and backward of each microbatch, and what the ranks sum up of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardwright.lowering import private
+from shardwright.lowering.batch import BatchCheck
+from shardwright.lowering.blocks import Blocks
+from shardwright.lowering.collectives import reduce
+from shardwright.lowering.exact import Draw, step_draws
+from shardwright.lowering.handover import hand_over
+from shardwright.lowering.launch import Ranks
+from shardwright.lowering.movement import Axis
+from shardwright.lowering.precision import tf32
+from shardwright.lowering.program import Program
+from shardwright.lowering.reducer import Reducer
+from shardwright.lowering.saved import Saved
+from shardwright.lowering.storage import Held, local_part
+from shardwright.pcg.errors import DistributedError
+from shardwright.pcg.step.late import LOSS
+
+
+class Training(nn.Module):
+    """What runs the steps of a lowered module, which gives it all that it needs."""
+
+    program: Program
+    ranks: Ranks
+    scaler: torch.amp.GradScaler | None
+    _batch: BatchCheck
+    _blocks: Blocks
+    _reducer: Reducer
+    _saved: Saved
+    _runtime: tuple[Any, ...]
+    _held: dict[str, Held]
+    _parts: Mapping[str, Any]
+    _constants: dict[str, Tensor] | None
+    _loss_axis: Axis | None
+    _in_tf32: bool
+    _remakes: bool
+    _num_draws: int
+    _drawn: Tensor | None  # the generator's state before the first microbatch
+
+    def forward(self, **batch: Any) -> Tensor:
+        """The loss of a batch of global tensors, or of this rank's own shards of them."""
+        local = self._batch.local(batch)
+        with tf32(self._in_tf32):
+            if len(local) == 1:
+                summand = self._forward(local[0])
+            elif torch.is_grad_enabled() and self._reducer.held:
+                with self._reducer.keeping() as kept:
+                    return hand_over(self._forward_backward(local, None), kept)
+            else:
+                summand = self.program.step(self._forward, _nothing, local, self.ranks.time)
+        return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
+
+    def forward_backward(self, **batch: Any) -> Tensor:
+        """The loss of a batch, detached, with every parameter's gradient added to its `grad`.
+
+        Raises `BatchError` where the batch is not what was captured, `DistributedError` where another rank failed.
+        """
+        with tf32(self._in_tf32):
+            return self._forward_backward(self._batch.local(batch), self.scaler)
+
+    def _forward_backward(self, local: Sequence[Mapping[str, Tensor]], scaler: torch.amp.GradScaler | None) -> Tensor:
+        """The loss of this rank's parts of the microbatches."""
+        work: dist.Work | None = None
+
+        def backward(summand: Tensor, loss: Tensor) -> None:
+            nonlocal work
+            try:
+                if self._turn[1]:
+                    work = self._start_sum(loss)
+                (summand if scaler is None else scaler.scale(summand)).backward()
+            except RuntimeError as error:
+                raise _blame(error, "backward") from error
+
+        loss = self.program.step(self._forward, backward, local, self.ranks.time)
+        try:
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            raise _blame(error, "backward") from error
+        return loss
+
+    def _start_sum(self, loss: Tensor) -> dist.Work | None:
+        """Sum the loss over the ranks, in place."""
+        if self._loss_axis is None or self._loss_axis.group is None:
+            return None
+        return dist.all_reduce(loss, group=self._loss_axis.group, async_op=True)
+
+    @property
+    def _turn(self) -> tuple[bool, bool]:
+        """Whether this is the first microbatch of a step, and the last."""
+        time = self.ranks.time
+        return (True, True) if time is None else (time.rank == 0, time.rank == time.size - 1)
+
+    def _forward(self, local: Mapping[str, Tensor]) -> Tensor:
+        """The loss of a microbatch, or this rank's summand of it."""
+        first, last = self._turn
+        self._blocks.begin(first=first, last=last)
+        try:
+            self._draw_alike(first=first, last=last)
+            draws = step_draws(self._num_draws if last else 0)
+            with self._saved.hooks() if self._remakes else nullcontext(), draws as draw:
+                outputs = self._program(local, draw)
+            loss = outputs.pop(LOSS)
+            self._reducer.watch(loss, first=first, last=last)
+            if last:
+                self._write_back(outputs)
+        except RuntimeError as error:
+            raise _blame(error, "forward") from error
+        return loss
+
+    def _draw_alike(self, *, first: bool, last: bool) -> None:
+        """Every microbatch draws what the single process draws for the whole batch, and takes its part of that."""
+        if not self._num_draws or (first and last):
+            return
+        generator = private.default_generator(self.ranks.device)
+        if first:
+            self._drawn = generator.get_state()
+        elif self._drawn is not None:
+            generator.set_state(self._drawn)
+
+    def _program(self, local: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
+        device, axes = self.ranks.device, self.ranks.axes
+        if self._constants is None:
+            with torch.no_grad():
+                constants = self.program.constants(device, *axes)
+                self._constants = {name: _by_itself(value) for name, value in constants.items()}
+        runtime = (*self._runtime, device, *axes)
+        return self.program.forward(self._parts, local, self._constants, *runtime, draw=draw)
+
+    def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in buffers.items():
+                held = self._held[name]
+                held.inside.copy_(local_part(value.detach(), held.layouts, self.ranks))
+
+
+def _nothing(summand: Tensor, loss: Tensor) -> None:
+    """No backward."""
+
+
+def _by_itself(value: Tensor) -> Tensor:
+    """Without what it is only a part of."""
+    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+
+
+def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
+    """Errors of the process group as ours; all others as they are."""
+    text = str(error)
+    signs = ("Connection closed", "Connection reset", "Timed out", "timed out", "gloo", "NCCL", "Broken pipe", "Socket")
+    if not isinstance(error, dist.DistError) and not any(sign in text for sign in signs):
+        return error
+    return DistributedError(
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: a collective failed in {phase}: {text.strip()}; "
+        "another rank has probably failed or is stuck, see its output; start all ranks anew"
+    )
