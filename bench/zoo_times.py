@@ -108,8 +108,8 @@ class Stepper:
     def resident_bytes(self) -> int:
         """What this rank holds between two steps: all storages that this plan has brought, and its part of a batch."""
         own = {address: size for address, size in live_storages().items() if address not in self.before}
-        batch = sum(t.numel() * t.element_size() for t in self.module._batch.local(self.batch).values())
-        return sum(own.values()) + batch
+        parts = self.module._batch.local(self.batch)
+        return sum(own.values()) + sum(t.nbytes for part in parts for t in part.values())
 
 
 class Measured(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ def tf32(wanted: bool) -> Generator[None]:
     if not wanted:
         yield
         return
-    backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [backend.allow_tf32 for backend in backends]
     try:
         for backend in backends:

@@ -181,6 +181,7 @@ class _Region:
         with torch.enable_grad(), again, self._drawing(), saved_tensors_hooks(collect, _nothing), suppress(_Enough):
             results = self.function(*operands, **self.options)
         self.values = dict(enumerate(found))
+        found.clear()  # which the values' own history still refers to, by the hook
         given = results if isinstance(results, tuple) else (results,)
         self.left = self.handles.copy()
         self.results = {number: given[number].detach() for number in self.handles}

@@ -37,9 +37,9 @@ class Training(nn.Module):
     _blocks: Blocks
     _reducer: Reducer
     _saved: Saved
+    _runtime: tuple[Any, ...]
     _held: dict[str, Held]
     _parts: Mapping[str, Any]
-    _runtime: tuple[Any, ...]
     _constants: dict[str, Tensor] | None
     _loss_axis: Axis | None
     _in_tf32: bool

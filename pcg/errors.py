@@ -39,6 +39,14 @@ class PlanError(ShardwrightError):
     """A plan cannot be read, does not belong to this model, or does not fit this cluster."""
 
 
+class InfeasibleError(PlanError):
+    """No plan fits the devices' memory. `plan`: the smallest that was found, in case the prediction is wrong."""
+
+    def __init__(self, message: str, plan: object) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+
 class BatchError(ShardwrightError):
     """A batch does not have the shapes, dtypes or names that were captured."""
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx
 from torch.amp.autocast_mode import autocast
 
-_ENTER = torch.amp.autocast_mode._enter_autocast  # pyright: ignore[reportPrivateUsage]
-_EXIT = torch.amp.autocast_mode._exit_autocast  # pyright: ignore[reportPrivateUsage]
+_ENTER = torch.amp.autocast_mode._enter_autocast
+_EXIT = torch.amp.autocast_mode._exit_autocast
 _MARK = torch.ops.aten._assert_async.msg
 _BEGIN, _END = "shardwright: autocast begins: ", "shardwright: autocast ends"
 

@@ -48,12 +48,23 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to change so that there is a plan that fits, and its predicted step; of a smaller batch, that of its own."""
+
+    what: str
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SearchReport:
     """How the plan was found.
 
     `bound_s` is a proven lower bound of the serial time (`Prediction.serial_s`) of every plan within memory and without
     rewrites that is run in the same way (microbatches, recomputation) on the meshes that were searched, as the search's
-    model has it (`search.problem`). `obstacle`: why the batch cannot be cut into microbatches, or "".
+    model has it (`search.problem`).
+
+    `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: what would make a plan fit, where none
+    does.
     """
 
     seconds: float
@@ -62,6 +73,7 @@ class SearchReport:
     limit_bytes: int
     rewrites: tuple[Rewrite, ...] = ()
     obstacle: str = ""
+    remedies: tuple[Remedy, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,8 @@ class Plan:
             )
         try:
             rewrites = tuple(_rewrite(r) for r in data["report"]["rewrites"])
-            report: dict[str, Any] = {**data["report"], "rewrites": rewrites}
+            remedies = tuple(Remedy(str(r["what"]), float(r["step_s"])) for r in data["report"].get("remedies", ()))
+            report: dict[str, Any] = {**data["report"], "rewrites": rewrites, "remedies": remedies}
             plan = cls(
                 parse_graph("\n".join(data["graph"])).validate(),
                 Cluster.from_json(data["cluster"], f"{source}: cluster"),

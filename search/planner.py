@@ -27,6 +27,7 @@ from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.pins import Pins, RecomputeMode
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint
 from shardwright.search.problem import Way
+from shardwright.search.remedies import remedies
 from shardwright.search.restrict import FREE
 from shardwright.search.solving import Candidate, Solver, different, rank, restriction
 from shardwright.search.tuning import Progress, Tuner, named
@@ -143,6 +144,7 @@ class Planner:
             self.limit_bytes,
             tuple(rewrites),
             tuner.obstacle,
+            () if best.fits else remedies(graph, best, tuner),
         )
         pursued = [c for c in found if c.fits or c.bound_s < best.prediction.serial_s]
         others = tuple(

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,17 +19,29 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import Captured, capture
-from shardwright.pcg.errors import PlanError
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.errors import InfeasibleError, PlanError
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Precision
 from shardwright.ranks import agree, check_world, on_all_ranks
+from shardwright.reports.facts import memory_verdict
+from shardwright.reports.wording import infeasible
 from shardwright.search.check import check_plan
+from shardwright.search.pins import RecomputeMode
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
 
 MeshLike = Mesh | Mapping[str, int]
 Roles = Sequence[str] | Mapping[str, str]
+
+
+class Guide(NamedTuple):
+    """What the search is told to keep to; see `plan`."""
+
+    mesh: MeshLike | None = None
+    roles: Roles | None = None
+    microbatches: int | None = None
+    recompute: RecomputeMode | None = None
 
 
 @lru_cache(maxsize=1)
@@ -52,6 +65,8 @@ def plan(
     *,
     mesh: MeshLike | None = None,
     roles: Roles | None = None,
+    microbatches: int | None = None,
+    recompute: RecomputeMode | None = None,
     precision: Precision | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
@@ -65,8 +80,13 @@ def plan(
         cluster: what to plan for; see `Cluster`.
         args: example inputs of one global batch, positional; shapes are baked into the plan.
         kwargs: the same, by name.
-        mesh: search on this mesh only, as `Mesh.of(dp=2, tp=4)` or `{"dp": 2, "tp": 4}`.
-        roles: what each axis of `mesh` may do: "data", "zero", "context", "tensor" or "free" (anything, the default).
+        mesh: search on this mesh only, as `Mesh.of(dp=2, tp=4)` or `{"dp": 2, "tp": 4}`. A first axis `mb` is that of
+            time: `{"mb": 4, "dp": 2}` runs four microbatches in a step.
+        roles: what each axis of devices may do: "data", "zero", "context", "tensor" or "free" (anything, the default).
+        microbatches: how many microbatches a step has, gradients accumulated; 1: none. By default the search chooses.
+        recompute: what backward computes again in place of keeping it: "none", "selective" (attention), "full" (every
+            repeated block, from its input), or a mapping from blocks of the model or patterns of them to one of these,
+            such as `{"model.layers.*": "full"}`. By default the search chooses.
         precision: "amp_bf16" and "amp_fp16": what `torch.autocast` runs in 16 bits, with weights, their gradients and
             optimizer states in float32. "tf32": matrix products in tf32. "fp8" can be costed, not run. "fp32", "bf16"
             and "fp16" check that the model is in that dtype. By default the model's own dtypes; a `torch.autocast` in
@@ -78,12 +98,14 @@ def plan(
 
     Raises:
         CaptureError: the model cannot be captured with this batch.
-        PlanError: `mesh` or `roles` do not fit, or the model is not in the dtype that `precision` is for.
+        PlanError: what is given does not fit or does not go together, or the model is not in the dtype that `precision`
+            is for. A plan that does not fit the devices' memory is no error: it is the smallest that was found,
+            `fits(plan)` of `shardwright.reports.facts` is False, and `shardwright plan` ends with status 3.
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
     certified = _certified(rules, progress)
     captured = _capture(model, args, kwargs, strict, progress, precision)
-    return _plan(model, cluster, captured, certified, mesh, roles, progress)
+    return _plan(model, cluster, captured, certified, Guide(mesh, roles, microbatches, recompute), progress)
 
 
 def compile(
@@ -95,6 +117,8 @@ def compile(
     plan: Plan | str | os.PathLike[str] | None = None,
     mesh: MeshLike | None = None,
     roles: Roles | None = None,
+    microbatches: int | None = None,
+    recompute: RecomputeMode | None = None,
     precision: Precision | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
@@ -114,6 +138,8 @@ def compile(
         plan: use this plan, or plan file, instead of searching.
         mesh: as in `plan`.
         roles: as in `plan`.
+        microbatches: as in `plan`.
+        recompute: as in `plan`.
         precision: as in `plan`; a given plan has its own.
         strict: as in `plan`.
         rules: as in `plan`; every rank reads the file. A plan that rewrites the model by rules of a file needs it too.
@@ -123,6 +149,7 @@ def compile(
     Raises:
         CaptureError: the model cannot be captured with this batch, or has no weights of its own (fake or meta tensors).
         PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device.
+        InfeasibleError: no plan is predicted to fit the devices; its `plan` is the smallest, in case you know better.
         RuleError: the rule file cannot be read, or no rule of it can be used.
         DistributedError: as many ranks are running as the plan is not for, or another rank failed.
     """
@@ -130,8 +157,11 @@ def compile(
 
     _refuse_unreal(model)
     given = _load(plan)
-    if given is not None and (mesh is not None or roles is not None):
-        raise PlanError("plan= was given together with mesh= or roles=, which guide the search; give one or the other")
+    guide = Guide(mesh, roles, microbatches, recompute)
+    if given is not None and (named := [f"{name}=" for name, value in guide._asdict().items() if value is not None]):
+        raise PlanError(
+            f"plan= was given together with {' and '.join(named)}, which guide the search; give one or the other"
+        )
     if given is not None and precision not in (None, given.precision):
         raise PlanError(f"precision={precision!r} was given with a plan for {given.precision!r}; leave it out")
     own = given.precision if given is not None else precision
@@ -141,7 +171,7 @@ def compile(
     def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
         captured = _capture(model, args, kwargs, strict, progress, own)
         certified = on_all_ranks(lambda: _certified(rules, progress))
-        agreed = agree(lambda: given or _plan(model, target, captured, certified, mesh, roles, progress))
+        agreed = agree(lambda: given or _feasible(_plan(model, target, captured, certified, guide, progress)))
         on_all_ranks(lambda: check_plan(agreed, captured.graph, certified.by_name()))
         return lower(
             agreed.graph,
@@ -150,6 +180,7 @@ def compile(
             options=captured.options,
             precision=agreed.precision,
             timeout_s=timeout_s,
+            execution=replace(agreed.execution, precision=None),
         )
 
     join(timeout_s)
@@ -176,15 +207,25 @@ def _plan(
     cluster: Cluster,
     captured: Captured,
     certified: Certified,
-    mesh: MeshLike | None,
-    roles: Roles | None,
+    guide: Guide,
     progress: Progress | None,
 ) -> Plan:
+    mesh = guide.mesh
     grid = mesh if isinstance(mesh, Mesh) or mesh is None else Mesh.of(**mesh)
     rules = certified.by_name()
     planner = Planner(cluster, certified, progress, rules, captured.precision)
-    found = planner.plan(captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, roles))
+    found = planner.plan(
+        captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, guide.roles),
+        microbatches=guide.microbatches, recompute=guide.recompute,
+    )  # fmt: skip
     check_plan(found, captured.graph, rules)
+    return found
+
+
+def _feasible(found: Plan) -> Plan:
+    """The plan, if it is not larger than the devices."""
+    if memory_verdict(found, found.prediction) == "does not fit":
+        raise InfeasibleError(infeasible(found), found)
     return found
 
 
@@ -198,7 +239,7 @@ def _role_list(mesh: Mesh | None, roles: Roles | None) -> Sequence[str] | None:
         unknown = [axis for axis in roles if axis not in mesh.names]
         if unknown:
             raise PlanError(f"roles: axis {unknown[0]!r} is not in the mesh {mesh}; choose among {list(mesh.names)}")
-        return [roles.get(axis, "free") for axis in mesh.names]
+        return [roles.get(axis, "free") for axis in mesh.names if axis != TIME]
     return list(roles)
 
 

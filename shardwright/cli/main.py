@@ -13,12 +13,13 @@ import click
 from shardwright import __version__
 from shardwright.cli.calibrate import calibrate
 from shardwright.cli.inspect import compare, explain, view
+from shardwright.cli.options import INFEASIBLE
 from shardwright.cli.plan import plan
 from shardwright.cli.rules import rules
 from shardwright.cli.run import run
 from shardwright.cli.timeline import timeline
 from shardwright.cli.verify import verify
-from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.errors import InfeasibleError, ShardwrightError
 
 DEBUG = "SHARDWRIGHT_DEBUG"
 _EPILOG = """\
@@ -40,7 +41,8 @@ A large model on a cluster that you do not have, from a transformers config:
 def cli() -> None:
     """Compile a PyTorch model into the best parallel training program that can be proven right.
 
-    Results go to stdout, progress to stderr. Errors end with status 2; SHARDWRIGHT_DEBUG=1 shows where they came from.
+    Results go to stdout, progress to stderr. Errors end with status 2, or 3 where no plan fits the memory;
+    SHARDWRIGHT_DEBUG=1 shows where they came from.
     """
 
 
@@ -49,7 +51,7 @@ for _command in (plan, explain, timeline, compare, view, verify, run, calibrate,
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 for success, 1 where `verify` or a run failed, 2 for errors."""
+    """Run the command line and exit: 0 for success, 1 where `verify` or a run failed, 2 for errors, 3: no plan fits."""
     sys.exit(_run(arguments))
 
 
@@ -61,6 +63,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
+    except InfeasibleError as error:
+        _failed(error, str(error))
+        return INFEASIBLE
     except ShardwrightError as error:
         return _failed(error, str(error))
     except BrokenPipeError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -141,8 +141,9 @@ def _single(model: nn.Module, batch: Mapping[str, Any], precision: Precision | N
 def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[str, Any], reference: TrainingStep,
               state: Tensor) -> Errors:  # fmt: skip
     parallel = lower(
-        plan.graph, model, constants=captured.constants, options=captured.options, precision=plan.precision
-    )
+        plan.graph, model, constants=captured.constants, options=captured.options, precision=plan.precision,
+        execution=replace(plan.execution, precision=None),
+    )  # fmt: skip
     torch.manual_seed(STEP_SEED)
     loss = parallel.forward_backward(**batch)
     return compare(_taken(parallel, loss), reference, torch.equal(torch.get_rng_state(), state))

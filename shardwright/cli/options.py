@@ -15,12 +15,15 @@ from shardwright.pcg.step.execution import PRECISIONS
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
+    from shardwright.search.pins import RecomputeMode
 
 Command = TypeVar("Command", bound=Callable[..., object])
 CLUSTER_FORMS = (
     "local:N (N CPU ranks of this machine), preset:NAME[:NODES] (such as preset:dgx-h100:8, or "
     "preset:dgx-h100:4+dgx-a100:4 for machines of several kinds), detect, or a cluster file."
 )
+INFEASIBLE = 3
+"""The exit status where no plan fits."""
 PATH = click.Path(path_type=Path)
 FILE_PATH = click.Path(dir_okay=False, path_type=Path)
 CLUSTER_HELP = f"What to plan for: {CLUSTER_FORMS}"
@@ -108,6 +111,31 @@ def precision_option(command: Command) -> Command:
     return click.option("--precision", type=choice, help=text)(command)
 
 
+def parse_recompute(text: str) -> RecomputeMode:
+    """`full`, or `model.layers.*=full,lm_head=none`: what backward computes again, by block of the model."""
+    if "=" not in text:
+        return cast("RecomputeMode", text)
+    pairs = [part.rpartition("=") for part in text.replace(" ", "").split(",")]
+    if not all(name and mode for name, _, mode in pairs):
+        raise ShardwrightError(f"--recompute {text!r}: give a mode, or pairs such as 'model.layers.*=full'")
+    return cast("RecomputeMode", {name: mode for name, _, mode in pairs})
+
+
+def microbatches_option(command: Command) -> Command:
+    """`--microbatches`"""
+    text = "Microbatches of a step, whose gradients are accumulated; by default the search chooses."
+    return click.option("--microbatches", type=click.IntRange(1), help=text)(command)
+
+
+def recompute_option(command: Command) -> Command:
+    """`--recompute`"""
+    text = (
+        "What backward computes again: none, selective (attention) or full (every block); or by block, such as "
+        "'model.layers.*=full'. By default the search chooses."
+    )
+    return click.option("--recompute", type=parse_recompute, metavar="MODE", help=text)(command)
+
+
 def search_options(command: Command) -> Command:
     """What guides the search, as one mapping `search`: arguments of `shardwright.plan`."""
     return _together(
@@ -120,8 +148,10 @@ def search_options(command: Command) -> Command:
             "--roles",
             type=parse_roles,
             metavar="ROLES",
-            help="What each axis of --mesh may do: data, zero, context, tensor or free.",
+            help="What each axis of devices of --mesh may do: data, zero, context, tensor or free.",
         ),
+        microbatches=microbatches_option,
+        recompute=recompute_option,
         precision=precision_option,
         strict=click.option(
             "--strict", is_flag=True, help="An operator that cannot be split for want of a row is an error."

@@ -10,6 +10,7 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import (
+    INFEASIBLE,
     cluster_option,
     examples,
     format_option,
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
 @search_options
 @output_option("Save the plan in this file.")
 @format_option
-def plan(model: Mapping[str, Any], cluster: Cluster, search: Mapping[str, Any], output: Path | None, form: str) -> None:
+def plan(model: Mapping[str, Any], cluster: Cluster, search: Mapping[str, Any], output: Path | None, form: str) -> int:
     """Search the best plan for a model on a cluster.
 
     The model is FILE.py:FUNCTION, where the function returns (model, batch): a module whose forward gives a loss, and
     one global batch of example inputs. With --hf-config it is built from a transformers config, without memory for its
     weights. Nothing is run, and the cluster need not be at hand.
+
+    Ends with status 3 where no plan fits the memory; the smallest is shown, with what would fit.
     """
     from shardwright.cli.models import Request, load
 
@@ -54,9 +57,15 @@ def plan(model: Mapping[str, Any], cluster: Cluster, search: Mapping[str, Any], 
         terminal.note(
             f"saved {output}; look at it with: shardwright view {output} --output {output.with_suffix('.html')}"
         )
+    from shardwright.reports.facts import fits
+    from shardwright.reports.plan import PlanReport
+    from shardwright.reports.wording import infeasible
+
     if form == "json":
         terminal.show_json(found.to_json())
-        return
-    from shardwright.reports.plan import PlanReport
-
-    terminal.show(PlanReport(found))
+    else:
+        terminal.show(PlanReport(found))
+    if fits(found):
+        return 0
+    terminal.note(f"error: {infeasible(found)}")
+    return INFEASIBLE

@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import PATH, cluster_option, examples, precision_option
+from shardwright.cli.options import (
+    INFEASIBLE,
+    PATH,
+    cluster_option,
+    examples,
+    microbatches_option,
+    precision_option,
+    recompute_option,
+)
 from shardwright.pcg.errors import ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
+    from shardwright.search.pins import RecomputeMode
 
 
 @click.command(
@@ -34,6 +43,8 @@ if TYPE_CHECKING:
 @click.option("--plan", "plan_file", type=PATH, help="Run this plan; its cluster counts.")
 @click.option("--rules", "rule_file", type=PATH, metavar="FILE",
               help="A rule file in place of the shipped catalogue, with FILE.py:FUNCTION.")  # fmt: skip
+@microbatches_option
+@recompute_option
 @precision_option
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="With FILE.py:FUNCTION.")
 @click.option(
@@ -46,6 +57,8 @@ def run(
     cluster: Cluster,
     plan_file: Path | None,
     rule_file: Path | None,
+    microbatches: int | None,
+    recompute: RecomputeMode | None,
     precision: str | None,
     steps: int,
     lr: float,
@@ -68,17 +81,20 @@ def run(
             cluster.save(cluster_file)
             values = {"model": target, "cluster": str(cluster_file), "plan": str(plan_file) if plan_file else None,
                       "rules": str(rule_file) if rule_file else None, "precision": precision,
+                      "microbatches": microbatches, "recompute": recompute,
                       "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
             settings.write_text(json.dumps(values), encoding="utf-8")
-            return launch(["-m", "shardwright.cli.train", str(settings)], cluster.num_devices)
+            status = launch(["-m", "shardwright.cli.train", str(settings)], cluster.num_devices)
+            return INFEASIBLE if settings.with_name("no-plan-fits").exists() else status
         if not Path(target).is_file():
             raise ShardwrightError(f"run: there is no file {target}; give a script, or a model as FILE.py:FUNCTION")
         if plan_file is not None:
             terminal.note("--plan is the script's own business: pass it to shardwright.compile(plan=...)")
         if rule_file is not None:
             terminal.note("--rules is the script's own business: pass it to shardwright.compile(rules=...)")
-        if precision is not None:
-            terminal.note("--precision is the script's own business: pass it to shardwright.compile(precision=...)")
+        own = {"precision": precision, "microbatches": microbatches, "recompute": recompute}
+        for name in (name for name, value in own.items() if value is not None):
+            terminal.note(f"--{name} is the script's own business: pass it to shardwright.compile({name}=...)")
         return launch([target, *arguments], cluster.num_devices)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +38,10 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chu
 @click.option("--microbatches", "num_microbatches", type=click.IntRange(1), default=1, show_default=True,
               help="Batches whose gradients a step accumulates.")  # fmt: skip
 @click.option("--precision", type=click.Choice(PRECISIONS),
-              help="By default the model's own dtypes; fp32 and tf32 want a model planned in fp32.")  # fmt: skip
+              help="By default the plan's own; fp32 and tf32 want a model planned in fp32.")  # fmt: skip
 @click.option("--compiled", is_flag=True, help="Chains of pointwise operators are fused, as torch.compile does.")
-@click.option("--recompute", type=click.Choice(RECOMPUTES), default="none", show_default=True,
-              help="What backward computes again: nothing, attention, or every block from its input.")  # fmt: skip
+@click.option("--recompute", type=click.Choice(RECOMPUTES),
+              help="What backward computes again: nothing, attention, every block; by default the plan's.")  # fmt: skip
 @click.option("--offload", is_flag=True, help="Activations wait for backward in the host's memory.")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True,
               help="Two moments for each parameter, or none.")  # fmt: skip
@@ -62,12 +63,14 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
     """Simulate a step of a plan.
 
     How busy compute and communication are, what communication is exposed, and when memory is at its peak. The options
-    cost ways to run a plan that `run` does not offer yet. The plan's batch is one microbatch.
+    cost ways to run a plan that `run` does not offer yet. The plan's
+    batch is one microbatch of these, which the plan may cut further.
     """
     from shardwright.reports.timeline import TimelineReport, moved, plan_timeline
     from shardwright.search.plan import Plan
 
-    run, plan = _execution(ways), Plan.load(plan_file)
+    plan = Plan.load(plan_file)
+    run = _execution(ways, plan.execution)
     if cluster is not None:
         plan = moved(plan, cluster)
     found = plan_timeline(plan, run)
@@ -78,13 +81,12 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
     terminal.show(TimelineReport(plan, found), form)
 
 
-def _execution(ways: Mapping[str, Any]) -> Execution:
-    """The execution that the options ask for; what does not go together is told by their names."""
+def _execution(ways: Mapping[str, Any], own: Execution) -> Execution:
+    """The plan's own execution, as the options change it; what does not go together is told by their names."""
     from shardwright.pcg.checks import FieldError
-    from shardwright.pcg.step.execution import Execution
 
     try:
-        return Execution(**ways)
+        return replace(own, **{name: value for name, value in ways.items() if value is not None})
     except FieldError as error:
         option = _OPTIONS.get(error.field, f"--{error.field}")
         raise click.UsageError(f"{option}: {error.problem}") from error

@@ -6,6 +6,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from shardwright.cli.models import load_model
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.pcg.capture import bind_arguments
-from shardwright.pcg.errors import ShardwrightError
-from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.errors import InfeasibleError, ShardwrightError
 from shardwright.reports.units import seconds
 from shardwright.search.plan import Plan
+
+NO_PLAN_FITS = "no-plan-fits"
+"""The file beside the settings that says why a rank ended."""
 
 
 def train(settings: dict[str, Any]) -> None:
@@ -32,7 +35,10 @@ def train(settings: dict[str, Any]) -> None:
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     plan = Plan.load(settings["plan"]) if settings["plan"] else None
     precision = settings["precision"]
-    parallel = compile(loaded.model, cluster, kwargs=batch, plan=plan, precision=precision, rules=settings["rules"])
+    parallel = compile(
+        loaded.model, cluster, kwargs=batch, plan=plan, precision=precision, rules=settings["rules"],
+        microbatches=settings["microbatches"], recompute=settings["recompute"],
+    )  # fmt: skip
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=settings["lr"])
     told = dist.get_rank() == 0
     times: list[float] = []
@@ -45,8 +51,9 @@ def train(settings: dict[str, Any]) -> None:
         if told:
             click.echo(f"step {step + 1:>4}  loss {loss.item():.6f}  {seconds(times[-1])}")
     if told:
+        own = plan.precision if plan else precision
         warm = times[min(3, len(times) - 1) :]
-        predicted = predict(parallel.graph, cluster, Execution(plan.precision if plan else precision)).step_s
+        predicted = predict(parallel.graph, cluster, replace(parallel.execution, precision=own)).step_s
         click.echo(
             f"median step {seconds(statistics.median(warm))}, predicted {seconds(predicted)}, {cluster.provenance}"
         )
@@ -57,6 +64,8 @@ def main() -> None:
     try:
         train(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except ShardwrightError as error:
+        if isinstance(error, InfeasibleError):
+            Path(sys.argv[1]).with_name(NO_PLAN_FITS).touch()
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
     finally:

@@ -75,13 +75,13 @@ def verify(
 
         if plan_file is None:
             plan = best(loaded.model, cluster, loaded.args, loaded.kwargs, **search, progress=progress)
-        elif all(search[name] is None for name in ("mesh", "roles", "precision")):
+        elif not (
+            given := [f"--{name}" for name, value in search.items() if value and name not in ("strict", "rules")]
+        ):
             plan = Plan.load(plan_file)
         else:
-            raise PlanError(
-                "--plan was given together with --mesh, --roles or --precision, which guide the search; give one or "
-                "the other"
-            )
+            what = " and ".join(given)
+            raise PlanError(f"--plan was given together with {what}, which guide the search; give one or the other")
         progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
         errors = measure(plan, loaded, timeout)
     usual = (1e-2, 1e-1) if low_dtype(plan.precision) else (1e-5, 1e-4)
@@ -106,9 +106,9 @@ def _dry_run(model: Mapping[str, Any], plan_file: Path | None, search: Mapping[s
         progress("reading the plan")
         plan = Plan.load(files[0])
         progress(f"running the program of rank {rank} of {plan.mesh.num_devices} without data")
+        from shardwright.cli.dryrun import DryRunReport
         from shardwright.lowering.dryrun import dry_run
-        from shardwright.reports.dryrun import DryRunReport
 
-        report = DryRunReport(plan, dry_run(plan.graph, rank))
+        report = DryRunReport(plan, dry_run(plan.graph, rank, plan.execution))
     terminal.show(report, form)
     return 0 if report.passed else 1

@@ -88,7 +88,7 @@ class PlanFacts:
 
     @cached_property
     def costs(self) -> Mapping[str, NodeCosts]:
-        return node_costs(self.graph, self.plan.cluster)
+        return node_costs(self.graph, self.plan.cluster, self.plan.execution)
 
     @cached_property
     def constants(self) -> frozenset[str]:

@@ -20,7 +20,9 @@ from shardwright.reports.wording import (
     precision,
     provenance,
     quality,
+    remedies,
     rewrites,
+    way,
 )
 from shardwright.search.plan import Plan
 
@@ -68,6 +70,8 @@ class PlanReport(Report):
             },
             "quality": quality(plan),
             "rewrites": rewrites(plan),
+            "way": way(plan),
+            "remedies": remedies(plan),
             "precision": {"name": plan.precision, "operators": dict(self.facts.dtypes)},
             "fits": fits(plan),
             "limit_bytes": plan.report.limit_bytes,
@@ -127,6 +131,8 @@ def _headline(facts: PlanFacts) -> Paragraph:
             f"predicted step  {seconds(p.step_s)}: {parts}",
             f"memory          {size(p.memory.total_bytes)} of {size(cluster.device.memory_bytes)} on each device"
             + memory_warning(plan, p.memory.total_bytes),
+            *(f"would fit       {line}" for line in remedies(plan)),
+            f"a step          {way(plan)}",
             f"quality         {quality(plan)}",
             *([f"rewrites        {rewrites(plan)}"] if plan.report.rewrites else []),
             f"precision       {precision(facts)}",

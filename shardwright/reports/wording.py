@@ -61,6 +61,42 @@ def memory_warning(plan: Plan, used_bytes: int) -> str:
     return "" if used_bytes <= limit else f": DOES NOT FIT, the limit is {size(limit)}"
 
 
+_MODES: dict[str, str] = {
+    "none": "everything that backward needs is kept",
+    "selective": "attention is made again in backward",
+    "full": "every block is made again in backward",
+}  # fmt: skip
+
+
+def way(plan: Plan) -> str:
+    """How a step is run: microbatches, and what is made again."""
+    count, mode = plan.mesh.num_microbatches, plan.execution.recompute
+    if isinstance(mode, str):
+        again = _MODES[mode]
+    else:
+        again = "made again in backward: " + ", ".join(f"{pattern} {own}" for pattern, own in mode)
+    cut = plural(count, "microbatch", "microbatches")
+    return f"{cut}; {again}" + (f"; no microbatches: {plan.report.obstacle}" if plan.report.obstacle else "")
+
+
+def remedies(plan: Plan) -> list[str]:
+    """What would make a plan fit where none does, a line each."""
+    found = plan.report.remedies
+    if fits(plan):
+        return []
+    lines = [f"{remedy.what}: predicted step {seconds(remedy.step_s)}" for remedy in found]
+    return lines or ["nothing was found that would fit: more devices, a smaller batch, offload or pipeline stages"]
+
+
+def infeasible(plan: Plan) -> str:
+    """That a plan does not fit, by how much, and what would."""
+    used, limit = plan.prediction.memory.total_bytes, plan.report.limit_bytes
+    least = (
+        f"the smallest plan found needs {size(used)} on each device, {size(used - limit)} more than the {size(limit)}"
+    )
+    return f"no plan fits: {least} that may be used; what would: " + "; ".join(remedies(plan))
+
+
 def memory_rows(memory: Memory) -> list[tuple[str, str, str, str]]:
     """What is in use, by category: name, bytes, share and a bar."""
     total = max(memory.total_bytes, 1)

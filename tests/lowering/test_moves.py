@@ -28,6 +28,7 @@ from shardwright.cost.predict import node_costs
 from shardwright.lowering import collectives
 from shardwright.lowering.expressions import Expressions
 from shardwright.lowering.launch import connect, run_ranks
+from shardwright.lowering.pieces import identifiers
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.interpret import denote, scatter
@@ -80,8 +81,8 @@ def moved(graph: Graph) -> list[tuple[Node, Move]]:
 
 def lines(graph: Graph) -> list[tuple[str, str]]:
     """The names and expressions of the lines that move y."""
-    code = Expressions(graph, {}, (), ())
-    return [(code.names[n.name], code.of(n)) for n in code.written if n.name.startswith("y.")]
+    code, names = Expressions(graph, {}, (), {}), identifiers([n.name for n in graph.nodes], graph.mesh.names)
+    return [(names[n.name], code.of(n, names)) for n in code.written if n.name.startswith("y.")]
 
 
 # ---- on ranks ----

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.step.execution import Execution
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner
 from tests.each import each
@@ -24,6 +26,15 @@ def test_a_saved_plan_is_the_same_plan(plan: Plan, tmp_path: Path) -> None:
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded == plan
     assert [str(n.source) for n in loaded.graph.nodes] == [str(n.source) for n in plan.graph.nodes]
+
+
+def test_a_plan_keeps_its_precision_and_old_files_may_have_one(plan: Plan) -> None:
+    mixed = replace(plan, execution=Execution("amp_bf16"))
+    assert Plan.from_json(json.loads(json.dumps(mixed.to_json()))) == mixed
+    old = edit(plan, version=2)
+    del old["execution"]
+    assert Plan.from_json(old) == plan
+    assert Plan.from_json({**old, "precision": "amp_bf16"}) == mixed
 
 
 def test_the_fingerprint_sees_sizes_and_wiring_only() -> None:
@@ -47,6 +58,7 @@ def edit(plan: Plan, **fields: object) -> dict[str, object]:
         ({"prediction": {}}, "is missing; the file may have been edited or cut, make the plan again"),
         ({"report": 3}, "the file may have been edited, make the plan again"),
         ({"cluster": {}}, "cluster"),
+        ({"version": 2, "precision": "half"}, "Execution.precision: expected"),
     ],
 )
 def test_wrong_plans_are_refused(plan: Plan, fields: dict[str, object], message: str) -> None:

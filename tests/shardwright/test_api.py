@@ -23,6 +23,7 @@ from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.errors import CaptureError, DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
+from shardwright.reports.plan import PlanReport
 from shardwright.search.plan import Plan
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import choices, derive
@@ -111,6 +112,20 @@ def test_meshes_and_roles_that_do_not_fit(options: dict[str, Any], message: str)
         plan(model, sw.Cluster.local(2), kwargs=batch, **options)
 
 
+def test_a_plan_is_for_a_precision() -> None:
+    model, batch = example()
+    found = plan(model, sw.Cluster.local(2), kwargs=batch, precision="amp_bf16", **forced())
+    assert found.precision == "amp_bf16"
+    assert {"bfloat16", "float32"} <= {t.dtype for t in found.graph.types.values()}
+    text = str(PlanReport(found))
+    assert "precision       amp_bf16: " in text
+    assert "rounded to bfloat16: what products read and give; kept in float32: weights" in text
+    with pytest.raises(PlanError, match="precision='amp_fp16' was given with a plan for 'amp_bf16'; leave it out"):
+        compile(model, plan=found, precision="amp_fp16", kwargs=batch)
+    with pytest.raises(PlanError, match="precision 'bf16': expected parameters in bfloat16, got float32; build the"):
+        plan(model, sw.Cluster.local(2), kwargs=batch, precision="bf16")
+
+
 def test_a_model_without_inputs_is_an_error() -> None:
     with pytest.raises(CaptureError, match="forward cannot take this batch"):
         plan(Tied(), sw.Cluster.local(2))
@@ -142,7 +157,7 @@ def test_more_devices_than_ranks() -> None:
 def test_a_plan_leaves_nothing_to_search() -> None:
     model, batch = example()
     made = plan(model, sw.Cluster.local(2), kwargs=batch)
-    with pytest.raises(PlanError, match=r"plan= was given together with mesh= or roles="):
+    with pytest.raises(PlanError, match=r"plan= was given together with mesh=, which guide"):
         compile(model, kwargs=batch, plan=made, mesh={"dp": 2})
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.pcg.step.execution import Execution
+from shardwright.lowering.dryrun import DryRun
 from shardwright.pcg.step.late import sink_reductions
 from shardwright.pcg.step.messages import Message
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.search.plan import Plan
-
-if TYPE_CHECKING:
-    from shardwright.lowering.dryrun import DryRun
 
 TOLERANCE = 0.05
 """By how much the predicted peak may be off, relative to that of the dry run."""
@@ -27,11 +23,10 @@ MOST_SHOWN = 20
 class DryRunReport(Report):
     """Both sides, and what differs."""
 
-    def __init__(self, plan: Plan, run: DryRun, execution: Execution | None = None) -> None:
-        """`execution`: how it was run, if not as the plan is."""
+    def __init__(self, plan: Plan, run: DryRun) -> None:
         self.plan, self.run = plan, run
         lowered = sink_reductions(plan.graph).validate()
-        self.program = program(lowered, plan.cluster, execution or Execution(plan.precision))
+        self.program = program(lowered, plan.cluster, plan.execution)
         self.messages = self.program.messages()
         timeline = simulate(self.program.without(UNSEEN)).fullest
         memory = timeline.memory.by_category()

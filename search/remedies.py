@@ -1,0 +1,94 @@
+"""What would make a model fit that does not: each way costed by the same model, the cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.predict import predict
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.domain import CertifiedSplits
+from shardwright.search.pins import Pins
+from shardwright.search.plan import Remedy
+from shardwright.search.restrict import ZERO
+from shardwright.search.solving import Candidate, Solver, over_time, rank
+from shardwright.search.spaces import microbatch_counts
+from shardwright.search.tuning import Tuner
+
+_LARGER = (2, 4, 8, 16)
+_STAGES = (2, 4, 8)
+
+
+def remedies(graph: Graph, best: Candidate, tuner: Tuner) -> tuple[Remedy, ...]:
+    """Changes after which the smallest plan, or another one, fits, the fastest first."""
+    solver, pins = tuner.solver, replace(tuner.pins, mesh=None, roles=None)
+    ways = (_more_devices(graph, solver, pins, tuner), _smaller_batch(tuner), _offload(best, solver), _stages(tuner))
+    return tuple(sorted((found for way in ways for found in way), key=lambda remedy: remedy.step_s))
+
+
+def _more_devices(graph: Graph, solver: Solver, pins: Pins, tuner: Tuner) -> Iterator[Remedy]:
+    for times in _LARGER:
+        larger = _larger(solver.cluster, times)
+        if larger is None:
+            return
+        found = _by_hand(graph, larger, solver.certified, pins, tuner)
+        if found.fits:
+            yield Remedy(f"{larger.num_devices} devices", found.prediction.step_s)
+            return
+
+
+def _larger(cluster: Cluster, times: int) -> Cluster | None:
+    """The same cluster with so many times the machines; None for one of several kinds."""
+    if cluster.parts or not cluster.levels:
+        return None
+    last = cluster.levels[-1]
+    return replace(cluster, levels=(*cluster.levels[:-1], replace(last, size=times * last.size)))
+
+
+def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: Pins, like: Tuner) -> Candidate:
+    """The best of the plans that people choose by hand: they are quickly found."""
+    tuner = Tuner(Solver(cluster, certified), graph, like.execution, pins, lambda message: None)
+    return min(tuner.baselines(), key=rank)
+
+
+def _smaller_batch(tuner: Tuner) -> Iterator[Remedy]:
+    """Where the batch cannot be cut into microbatches; else that has been tried."""
+    size, n = tuner.pins.size, tuner.solver.cluster.num_devices
+    for count in microbatch_counts(size)[1:] if tuner.obstacle else ():
+        mesh = over_time(Mesh(("dp",), (n,)), count)
+        for mode in tuner.modes:
+            execution = replace(tuner.execution, recompute=mode)
+            found = tuner.solver.solve(tuner.folded, mesh, (ZERO,), "a smaller batch", execution)
+            if found.prediction.memory.total_bytes <= tuner.solver.limit_bytes and size // count % n == 0:
+                yield Remedy(f"a batch of {size // count} in place of {size}", found.prediction.step_s / count)
+                return
+
+
+def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
+    if best.folded or solver.cluster.device.kind == "cpu":
+        return
+    execution = replace(best.execution, offload=True)
+    prediction = predict(best.graph, solver.cluster, execution)
+    if prediction.memory.total_bytes <= solver.limit_bytes:
+        yield Remedy("activations offloaded to the host's memory (costed, not run)", prediction.step_s)
+
+
+def _stages(tuner: Tuner) -> Iterator[Remedy]:
+    """Pipeline stages, each ZeRO-3 on its devices: a microbatch takes a stage's share of the time of the whole."""
+    n, solver = tuner.solver.cluster.num_devices, tuner.solver
+    for stages in (s for s in _STAGES if n % s == 0 and not solver.cluster.parts):
+        flat = Mesh(("dp",), (n // stages,))
+        for count in tuner.counts:
+            mesh = over_time(flat, count)
+            found = solver.solve(tuner.folded, mesh, (ZERO,), "stages", tuner.execution)
+            memory = found.prediction.memory
+            in_flight = memory.activations_bytes * min(stages, count) + memory.temporary_bytes
+            constant = memory.context_bytes + memory.communication_bytes + memory.temporary_bytes
+            rest = memory.total_bytes - memory.activations_bytes - constant
+            if constant + (rest + in_flight) / stages <= solver.limit_bytes:
+                step_s = found.prediction.step_s / stages * (1 + (stages - 1) / count)
+                what = f"{stages} pipeline stages of {n // stages} devices with {count} microbatches (costed, not run)"
+                yield Remedy(what, step_s)
+                return
