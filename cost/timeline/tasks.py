@@ -21,6 +21,7 @@ class Task(NamedTuple):
     after        tasks of other streams, by number, that must have ended before
     microbatch   where gradients are accumulated, they are summed over devices in the last microbatch only
     messages     what is sent; a task may stand for several collectives, timed as one
+    blocks       whether the next kernel waits for it
     """
 
     name: str
@@ -29,6 +30,7 @@ class Task(NamedTuple):
     after: tuple[int, ...] = ()
     microbatch: Microbatch = "every"
     messages: tuple[Message, ...] = ()
+    blocks: bool = False
 
 
 class Buffer(NamedTuple):
@@ -124,7 +126,7 @@ class Recorder:
     ) -> int:  # fmt: skip
         """A collective or copy, launched by the last kernel before it; `blocks`: the next kernel waits."""
         launched_by = (self.last,) if self.last >= 0 else ()
-        self.tasks.append(Task(name, stream, seconds, (*launched_by, *after), microbatch, messages))
+        self.tasks.append(Task(name, stream, seconds, (*launched_by, *after), microbatch, messages, blocks))
         if blocks or not self.overlap:
             self._awaited.append(len(self.tasks) - 1)
         return len(self.tasks) - 1
