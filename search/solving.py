@@ -34,6 +34,7 @@ _HULL_STEPS = 8
 _HULL_TOLERANCE = 1e-4
 _HIGHEST_PRICE = 1e6
 _MEMORY_TRIES = 3
+_NEARLY = 1.5
 SHARED: tuple[Zero, ...] = ("zero-1", "zero-2", "zero-3")
 """Lifetimes of gathered parameters, the longest first: the fewer bytes are sent, the more are kept."""
 
@@ -140,8 +141,14 @@ class Solver:
         not be the best.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced)
-        best: Candidate | None = None
         limit: float = self.limit_bytes - self.cluster.device.context_bytes
+        fastest = eliminator.solve(problem)
+        if limit < kept_bytes(problem, fastest) <= _NEARLY * limit:  # not all of that is there at once
+            draft = _Draft(name, fastest.objective, (problem, fastest, 0.0), tuple(roles), execution, priced)
+            found = self._finish(draft, folded, different(zeros, mesh))
+            if found.fits:
+                return found
+        best: Candidate | None = None
         for _ in range(_MEMORY_TRIES):
             solution, bound_s, feasible, price = within_memory(problem, eliminator, limit, cutoff_s)
             if best is not None:
