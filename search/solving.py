@@ -180,25 +180,26 @@ class Solver:
         return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.zero, "zero-3"), c.priced, cutoff_s)
 
     def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Zero]) -> Candidate:
-        """With the first lifetime that fits, or the last one."""
-        problem, solution, _ = draft.solved
+        """With the first lifetime that fits or with the last one, whichever is better."""
+        problem, solution, price = draft.solved
         solved = materialize(problem, solution, self.certified)
         in_loop = _time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
         parameters, repeats = [leaf.name for leaf in solved.leaves("parameter")], folded.repeats
+        found: list[Candidate] = []
         for zero in zeros:
-            graph = (
-                solved if zero == "zero-3" == draft.priced else with_lifetimes(solved, dict.fromkeys(parameters, zero))
-            )
+            if any(c.fits for c in found) and zero != zeros[-1]:
+                continue
+            known = zero == "zero-3" == draft.priced
+            graph = solved if known else with_lifetimes(solved, dict.fromkeys(parameters, zero))
+            if any(c.graph == graph for c in found):
+                continue
             prediction = predict(graph, self.cluster, draft.execution, repeats)
-            fits = in_loop and prediction.memory.total_bytes <= self.limit_bytes
-            tight = draft.solved[2] > 0 or zero != zeros[0]
-            found = Candidate(
-                draft.name, graph, prediction, draft.bound_s, fits, draft.solved, draft.roles, draft.execution, zero,
-                draft.priced, bool(repeats), tight,
-            )  # fmt: skip
-            if fits:
-                break
-        return found
+            found.append(Candidate(
+                draft.name, graph, prediction, draft.bound_s,
+                in_loop and prediction.memory.total_bytes <= self.limit_bytes, draft.solved, draft.roles,
+                draft.execution, zero, draft.priced, bool(repeats), price > 0 or any(not c.fits for c in found),
+            ))  # fmt: skip
+        return min(found, key=rank)
 
 
 def different(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:

@@ -56,7 +56,7 @@ def test_the_plan_is_about_the_best_of_all_ways_to_run_it(link: float) -> None:
     search = planner(link_bytes_per_s=link)
     known = grid(search, GRAPH)
     needs = sorted({c.prediction.memory.total_bytes for c in known})
-    limits = [needs[0] + (needs[-1] - needs[0]) * i / 11 for i in range(12)]
+    limits = [needs[0] + (needs[-1] - needs[0]) * i / 12 for i in range(1, 13)]
     for limit in limits:
         best_s = min(c.prediction.step_s for c in known if c.prediction.memory.total_bytes <= limit)
         plan = limited(search, limit).plan(GRAPH)
