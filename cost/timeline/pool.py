@@ -36,7 +36,7 @@ def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind,
     now, most = Counter[BufferKind](), Counter[BufferKind]()
     listed = list(chain(*actions.forward, *actions.backward))
     several = [a for a in listed if a.microbatch != "last"] + [a for a in listed if a.microbatch != "first"]
-    for action in several if any(block.slices.lifetime == "step" for block in chunk.blocks) else listed:
+    for action in several if steps.graph.mesh.num_microbatches > 1 else listed:
         if action.verb in sets:
             kind = sets[action.verb][action.number][0]
             now[kind] += _times(chunk.blocks[action.number], action.verb)

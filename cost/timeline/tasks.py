@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
-from shardwright.pcg.step.actions import Microbatch
+from shardwright.pcg.step.actions import Microbatch, happens
 from shardwright.pcg.step.messages import Message
 
 COMPUTE, COPY = "compute", "copy"
@@ -65,13 +66,9 @@ class Segment:
 
     def in_microbatch(self, *, first: bool, last: bool) -> Segment:
         """The segment as it is in one microbatch. Tasks that it does not have take no time and send nothing."""
-
-        def happens(when: Microbatch) -> bool:
-            several = {"later": not first, "opening": first and not last, "closing": last and not first}
-            return {"every": True, "first": first, "last": last, **several}[when]
-
-        tasks = (t if happens(t.microbatch) else t._replace(seconds=0.0, messages=()) for t in self.tasks)
-        return Segment(tuple(tasks), tuple(b for b in self.buffers if happens(b.microbatch)), self.folds)
+        here = partial(happens, first=first, last=last)
+        tasks = (t if here(t.microbatch) else t._replace(seconds=0.0, messages=()) for t in self.tasks)
+        return Segment(tuple(tasks), tuple(b for b in self.buffers if here(b.microbatch)), self.folds)
 
     @property
     def is_alike(self) -> bool:
