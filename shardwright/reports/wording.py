@@ -7,7 +7,7 @@ from collections import Counter
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.groups import group_of
 from shardwright.cost.timeline.memory import Memory, verdict
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import MOVES
 from shardwright.pcg.precision import low_dtype
 from shardwright.reports.facts import AxisFacts, PlanFacts, SplitAlong, Traffic, fits
@@ -21,14 +21,22 @@ _NAMES: dict[SplitAlong, str] = {
 }  # fmt: skip
 
 
+_ZEROS: dict[str, str] = {
+    "zero-1": "ZeRO-1: once a step", "zero-2": "ZeRO-2: once a step, gradients scattered in each microbatch",
+    "kept": "kept for backward", "zero-3": "ZeRO-3",
+}  # fmt: skip
+
+
 def axis_name(axis: AxisFacts) -> str:
     """What people call it, by where most of the compute is split."""
+    if axis.name == TIME:
+        return "microbatches, one after the other"
     uses = sorted(_NAMES, key=lambda use: -axis.share_of_compute[use])
     main = [u for u in uses if axis.share_of_compute[u] >= 0.25] or uses[:1]
     if not any(axis.num_operators[u] for u in main):
         return "zero-redundancy storage" if axis.num_weights["gathered"] else "replication"
     name = " and ".join(_NAMES[u] for u in main)
-    return name + (" with gathered weights (ZeRO-3)" if axis.num_weights["gathered"] else "")
+    return name + (f" with gathered weights ({_ZEROS[axis.zero]})" if axis.num_weights["gathered"] else "")
 
 
 def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
@@ -46,7 +54,8 @@ def move_text(traffic: Traffic) -> str:
     if traffic.what == "constant":
         return "each device takes its slice"
     if (traffic.what, traffic.before, traffic.after) == ("weight", "S", "C"):
-        return "all-gathered, again in backward; gradients reduce-scattered"
+        again = ", again in backward" if traffic.again else ""
+        return f"all-gathered{again}; gradients reduce-scattered"
     return MOVES[traffic.before, traffic.after].words
 
 
