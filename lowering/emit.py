@@ -201,8 +201,9 @@ class _Emitter:
     def _is_own(self, name: str, module: str) -> bool:
         """Whether it is a parameter or a buffer of this block, that its function reads by itself."""
         node = self.graph.by_name.get(name)
-        stored = node is not None and node.op in ("parameter", "buffer")
-        return stored and str(node.attr("target")).startswith(f"{module}.")
+        if node is None or node.op not in ("parameter", "buffer"):
+            return False
+        return str(node.attr("target")).startswith(f"{module}.")
 
     def _local_names(self, module: str, operands: Sequence[str], made: Iterable[str]) -> dict[str, str]:
         """What is called how in a function: the same in all functions of equal blocks."""

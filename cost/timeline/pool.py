@@ -24,14 +24,19 @@ BufferKind = tuple[tuple[tuple[int, ...], float, Slices | None], ...]
 
 
 def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind, float]:
-    """Bytes of all the sets that a step's forward and backward through a chunk need, by kind."""
+    """Bytes of all the sets that a step's forward and backward through a chunk need, by kind.
+
+    Of several microbatches the first and the last show all: what stays is there from then on.
+    """
     sets = {
         verb: [_buffer_set(steps, block, gradients=verb == "scatter") for block in chunk.blocks]
         for verb in ("gather", "scatter")
     }
     began = {"free": "gather", "deliver": "scatter"}
     now, most = Counter[BufferKind](), Counter[BufferKind]()
-    for action in chain(*actions.forward, *actions.backward):
+    listed = list(chain(*actions.forward, *actions.backward))
+    several = [a for a in listed if a.microbatch != "last"] + [a for a in listed if a.microbatch != "first"]
+    for action in several if any(block.slices.lifetime == "step" for block in chunk.blocks) else listed:
         if action.verb in sets:
             kind = sets[action.verb][action.number][0]
             now[kind] += _times(chunk.blocks[action.number], action.verb)
@@ -55,7 +60,7 @@ def _buffer_set(steps: Steps, block: Block, *, gradients: bool) -> tuple[BufferK
     for p in block.parameters:
         num_bytes = p.summed_bytes if gradients else p.used_bytes
         shape = types[p.leaf].local_shape(mesh)
-        kind.append((shape, num_bytes, p.slices))
+        kind.append((shape, num_bytes, p.slices and p.slices._replace(lifetime="pass", summed=False)))
         size += _buffers(steps, p, num_bytes) * num_bytes
     return tuple(kind), size
 

@@ -30,8 +30,8 @@ Verb = Literal[
     "gather", "await", "free", "run", "start", "wait", "again", "backward", "weights", "accumulate", "scatter",
     "deliver", "reduce",
 ]  # fmt: skip
-Microbatch = Literal["every", "first", "later", "last"]
-"""In which of a step's microbatches something happens."""
+Microbatch = Literal["every", "first", "later", "last", "opening", "closing"]
+"""In which of a step's microbatches something happens; "opening" and "closing": the first and last of several."""
 
 
 class Action(NamedTuple):

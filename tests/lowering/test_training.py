@@ -197,7 +197,7 @@ def test_programs_compile_without_graph_breaks(net: Case, storage: dict[str, Lay
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # so too
 def test_programs_that_gather_blocks_compile() -> None:
-    """Every layer by one and the same compiled function, with what is made again or without; dropout on."""
+    """All layers by the same graphs, twice as many for numbers of draws that differ; dropout on."""
     torch.manual_seed(0)
     ids = torch.randint(64, (2, 8, 16))
     found = Case(GPT(64, 64, 64, 4, 6).double(), {"ids": ids[0], "targets": ids[1]})
@@ -223,4 +223,4 @@ def test_programs_that_gather_blocks_compile() -> None:
             numbers.append(len(compiled))
         return numbers
 
-    assert run_ranks(body, 2, 120) == [[1, 3, 1]] * 2
+    assert run_ranks(body, 2, 120) == [[2, 6, 2]] * 2

@@ -107,6 +107,7 @@ def test_blocks_by_pattern() -> None:
         (Attention, {"layer.*": "full"}, "recompute: 'layer.*': 'full': no repeated block of the model is so named"),
         (Attention, {"*": "full", "layers.1": "selective"}, "recompute: 'layers.1': 'selective': no repeated block"),
         (Plain, "selective", "recompute: '*': 'selective': there is no attention (a softmax between two products"),
+        (Plain, {"layers.1": "selective"}, "recompute: 'layers.1': 'selective': there is no attention"),
     ],
 )
 def test_what_is_not_there_cannot_be_made_again(block: type[nn.Module], recompute: Any, message: str) -> None:
@@ -160,3 +161,14 @@ def test_a_gather_belongs_to_the_block_that_reads_it() -> None:
     chunk = whole_chunk(Operations(in_slices(), Execution(recompute="full")))
     kept = sorted({m.num_bytes for m in chunk.allocations if m.kept and m.num_bytes})
     assert kept == [2 * 8 * 16 * 4 / 2]
+
+
+class Whole(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
+
+
+def test_a_model_without_blocks_says_so() -> None:
+    for recompute, message in (("full", "expected one of: none, the model has none"), ("selective", "no attention")):
+        with pytest.raises(PlanError, match=message):
+            regions(captured(Whole()), recompute)
