@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.groups import group_of
@@ -83,9 +86,16 @@ def way(plan: Plan) -> str:
     if isinstance(mode, str):
         again = _MODES[mode]
     else:
-        again = "made again in backward: " + ", ".join(f"{pattern} {own}" for pattern, own in mode)
+        again = "made again in backward: " + ", ".join(_grouped(mode))
     cut = plural(count, "microbatch", "microbatches")
     return f"{cut}; {again}" + (f"; no microbatches: {plan.report.obstacle}" if plan.report.obstacle else "")
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """`model.layers.40 … model.layers.79 none, * full`: neighbours of one mode together."""
+    for mode, own in groupby(pairs, key=itemgetter(1)):
+        patterns = [pattern for pattern, _ in own]
+        yield (f"{patterns[0]} … {patterns[-1]}" if len(patterns) > 1 else patterns[0]) + f" {mode}"
 
 
 def remedies(plan: Plan) -> list[str]:
