@@ -1,8 +1,8 @@
-"""How far the searched plan is from the best of a grid: mesh × microbatches × lifetimes × recomputation, by brute force.
+"""How far the searched plan is from the best of a grid: mesh × microbatches × lifetimes × recomputation, brute force.
 
-Every way that people set up by hand is costed by the same timeline: data parallel, ZeRO and tensor parallel axes over all
-meshes of two axes, every number of microbatches that divides the batch, each lifetime of gathered weights, each kind of
-recomputation. `python -m bench.grid [--only NAME]` prints a table; planning times are of one thread, after capture.
+Every way that people set up by hand is costed by the same timeline: data parallel, ZeRO and tensor parallel axes over
+all meshes of two axes, every number of microbatches that divides the batch, each lifetime of gathered weights, each
+kind of recomputation. `python -m bench.grid [--only NAME]` prints a table; planning times are of one thread.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def llama(hidden: int, layers: int, inner: int, heads: int, batch: int = 64, seq
                               num_attention_heads=heads)  # fmt: skip
 
 
-H100, A100, A40, A10 = "dgx-h100", "dgx-a100", "dgx-a100-40", "a10"
+H100, A100, A100_40, A10 = "dgx-h100", "dgx-a100", "dgx-a100-40", "a10-box"
 CASES = (
-    Case("Llama-1B", llama(2048, 16, 8192, 32), ((H100, 1), (H100, 4), (A100, 2))),
-    Case("Llama-8B", llama(4096, 32, 14336, 32), ((H100, 1), (H100, 2), (H100, 8), (A100, 1), (A100, 4))),
+    Case("Llama-1B", llama(2048, 16, 8192, 32), ((H100, 1), (H100, 4), (A100, 2), (A100_40, 2), (A10, 4))),
+    Case("Llama-8B", llama(4096, 32, 14336, 32), ((H100, 1), (H100, 2), (H100, 8), (A100, 1), (A100, 4), (A100_40, 4))),
     Case("Llama-8B, batch 256", llama(4096, 32, 14336, 32, batch=256), ((H100, 1), (H100, 2), (H100, 8), (A100, 4))),
     Case("Llama-70B", llama(8192, 80, 28672, 64), ((H100, 4), (H100, 8), (H100, 16), (H100, 32), (A100, 8))),
     Case("Llama-70B, batch 512", llama(8192, 80, 28672, 64, batch=512), ((H100, 8), (H100, 16), (H100, 32))),

@@ -87,7 +87,24 @@ def test_recomputation_is_chosen_where_the_batch_cannot_be_cut_further() -> None
     needed = search.plan(graph).prediction.memory.total_bytes
     plan = limited(search, 0.6 * needed).plan(graph)
     assert fits(plan)
-    assert plan.execution.recompute == "full"
+    assert "full" in dict(plan.execution.recomputes).values()
+
+
+def test_only_as_many_blocks_are_made_again_as_memory_asks_for() -> None:
+    graph = blocks(2, 16, layers=8, seq=64)
+    search = planner(link_bytes_per_s=1e9)
+    least, most = (
+        search.plan(graph, microbatches=1, recompute=mode).prediction.memory.total_bytes for mode in ("full", "none")
+    )
+    plan = limited(search, (least + most) / 2).plan(graph, microbatches=1)
+    assert fits(plan)
+    modes = dict(plan.execution.recomputes)
+    assert modes.pop("*") == "full"
+    assert set(modes.values()) == {"none"}
+    assert list(modes) == [f"layers.{i}" for i in range(8 - len(modes), 8)]
+    whole = search.plan(graph, microbatches=1, recompute="full")
+    assert plan.prediction.step_s < whole.prediction.step_s
+    assert f"layers.{8 - len(modes)} … layers.7 none, * full" in str(PlanReport(plan)) or len(modes) == 1
 
 
 def test_gathered_parameters_stay_as_long_as_there_is_room() -> None:
