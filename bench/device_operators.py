@@ -66,7 +66,7 @@ class Measured:
         bare = replace(cluster.device, op_overhead_s=0.0, operators={})
         self.costs = Steps(graph, replace(cluster, device=bare), execution)
         self.code = Expressions(graph, {}, (), {})
-        self.names = identifiers([node.name for node in graph.nodes], {*_SCOPE, "device", "float"})
+        self.names = identifiers([node.name for node in graph.nodes], {*_SCOPE, "device", "float", *graph.mesh.names})
         self.clock = Clock(self.device, torch.get_num_threads())
 
     def heaviest(self, most: int) -> Iterator[Operator]:
