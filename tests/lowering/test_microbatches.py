@@ -139,7 +139,8 @@ def test_ranks_do_what_the_list_says(monkeypatch: pytest.MonkeyPatch) -> None:
     found = case("gpt")
     plans = [planned(found, ("zero",), zero, many) for zero in ZEROS for many in (1, 2, 4)]
     leaves = [leaf.name for leaf in plans[0].leaves("parameter")]
-    mixed = {leaf: ZEROS[len(leaf) % len(ZEROS)] for leaf in leaves}
+    by_block: dict[str, Zero] = {"blocks_0": "zero-1", "blocks_1": "zero-3"}
+    mixed = {leaf: by_block.get(leaf[:8], "zero-2") for leaf in leaves}
     plans += [with_lifetimes(planned(found, ("zero",), many=many), mixed) for many in (1, 4)]
 
     def body() -> list[tuple[list[Events], float]]:
