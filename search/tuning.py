@@ -35,7 +35,7 @@ _MODES: dict[Recompute, str] = {
 def named(candidate: Candidate) -> str:
     """Its name, with what is made again."""
     mode = candidate.execution.recompute
-    return candidate.name + (_MODES[mode] if isinstance(mode, str) else ", recomputation by block")  # type: ignore[index]
+    return candidate.name + (_MODES[mode] if isinstance(mode, str) else ", recomputation by block")
 
 
 class Tuner:
@@ -98,9 +98,10 @@ class Tuner:
             return
         found: list[tuple[Candidate, Space, Sequence[RecomputeMode]]] = []
         for space in free_spaces(self.solver.cluster.num_devices):
-            modes, cutoff_s = self.modes, inf
+            modes: Sequence[RecomputeMode] = self.modes
+            cutoff_s = inf
             if best is not None and best.fits:
-                modes, cutoff_s = [best.execution.recompute], _NEAR * best.prediction.serial_s
+                modes, cutoff_s = (best.execution.recompute,), _NEAR * best.prediction.serial_s
             own = min(self.ways(space, modes, cutoff_s), key=rank)
             best = own if best is None else min(best, own, key=rank)
             found.append((own, space, modes))
