@@ -147,7 +147,7 @@ class PlanFacts:
 
     def _zero(self, axis: str) -> Zero:
         slices = (p.slices for p in self.parameters.values())
-        found = Counter(lifetime_of(own) for own in slices if own is not None and own.axis == axis)
+        found = Counter[Zero](lifetime_of(own) for own in slices if own is not None and own.axis == axis)
         return found.most_common(1)[0][0] if found else "zero-3"
 
     @cached_property

@@ -26,7 +26,7 @@ _NAMES: dict[SplitAlong, str] = {
 
 _ZEROS: dict[str, str] = {
     "zero-1": "ZeRO-1: once a step", "zero-2": "ZeRO-2: once a step, gradients scattered in each microbatch",
-    "kept": "kept for backward", "zero-3": "ZeRO-3",
+    "kept": "ZeRO-3, kept for backward", "zero-3": "ZeRO-3",
 }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def way(plan: Plan) -> str:
     if isinstance(mode, str):
         again = _MODES[mode]
     else:
-        again = "made again in backward: " + ", ".join(_grouped(mode))
+        again = "made again in backward: " + ", ".join(_grouped(plan.execution.recomputes))
     cut = plural(count, "microbatch", "microbatches")
     return f"{cut}; {again}" + (f"; no microbatches: {plan.report.obstacle}" if plan.report.obstacle else "")
 

@@ -92,17 +92,18 @@ def test_recomputation_is_chosen_where_the_batch_cannot_be_cut_further() -> None
 
 def test_only_as_many_blocks_are_made_again_as_memory_asks_for() -> None:
     graph = blocks(2, 16, layers=8, seq=64)
-    search = planner(link_bytes_per_s=1e9)
+    search, way = planner(), {"mesh": Mesh.of(x=2), "roles": ("data",), "microbatches": 1}
     least, most = (
-        search.plan(graph, microbatches=1, recompute=mode).prediction.memory.total_bytes for mode in ("full", "none")
+        search.plan(graph, **way, recompute=mode).prediction.memory.total_bytes  # type: ignore[arg-type]
+        for mode in ("full", "none")
     )
-    plan = limited(search, (least + most) / 2).plan(graph, microbatches=1)
+    plan = limited(search, (least + most) / 2).plan(graph, **way)  # type: ignore[arg-type]
     assert fits(plan)
     modes = dict(plan.execution.recomputes)
     assert modes.pop("*") == "full"
     assert set(modes.values()) == {"none"}
     assert list(modes) == [f"layers.{i}" for i in range(8 - len(modes), 8)]
-    whole = search.plan(graph, microbatches=1, recompute="full")
+    whole = search.plan(graph, **way, recompute="full")  # type: ignore[arg-type]
     assert plan.prediction.step_s < whole.prediction.step_s
     assert f"layers.{8 - len(modes)} … layers.7 none, * full" in str(PlanReport(plan)) or len(modes) == 1
 
