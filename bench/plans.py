@@ -13,6 +13,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import RECOMPUTES, Recompute, RecomputeByBlock
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
+from shardwright.pcg.step.parameters import module_block
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
@@ -53,6 +54,11 @@ class Case:
     @property
     def cluster(self) -> Cluster:
         return fast_links(self.num_ranks) if self.fast_links else default_cluster(self.num_ranks)
+
+    def suits(self, graph: Graph) -> bool:
+        """Whether it says nothing about blocks of a model that has none."""
+        blocks = any(module_block(str(leaf.attr("target"))) for leaf in graph.leaves("parameter"))
+        return blocks or self.recompute is None or isinstance(self.recompute, str)
 
     def plan(self, graph: Graph, model: str) -> Plan:
         """The plan of a serial graph for this case, from a fresh planner, and proven to be that graph's."""
