@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,10 @@ class Program:
         """
         found = compile_source(self.source)
         if not found.functions:
-            return Program(self.source, torch.compile(found.forward, **options), found.constants, {})
+            return replace(found, forward=torch.compile(found.forward, **options))
         functions = {name: torch.compile(function, **options) for name, function in found.functions.items()}
         found.forward.__globals__.update(functions)
-        return Program(self.source, found.forward, found.constants, functions)
+        return replace(found, functions=functions)
 
 
 def compile_source(source: str) -> Program:
@@ -78,8 +78,8 @@ def left_to_python(items: Sequence[object], *methods: str) -> list[Any]:
 
         return torch.compiler.disable(call)
 
-    kind = type("Uncompiled", (), {name: method(name) for name in methods})
+    kind: Any = type("Uncompiled", (), {name: method(name) for name in methods})
     found = [kind() for _ in items]
     for own, item in zip(found, items, strict=True):
-        own.item = item
+        setattr(own, "item", item)  # noqa: B010
     return found

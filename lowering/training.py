@@ -40,7 +40,6 @@ class Training(nn.Module):
     _runtime: tuple[Any, ...]
     _held: dict[str, Held]
     _parts: Mapping[str, Any]
-    _runtime: tuple[Any, ...]
     _constants: dict[str, Tensor] | None
     _loss_axis: Axis | None
     _in_tf32: bool

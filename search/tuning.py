@@ -130,22 +130,19 @@ class Tuner:
     def _microbatches(self, space: Space, mode: RecomputeMode, cutoff_s: float) -> Iterator[Candidate]:
         """From where the space before it fitted, to the fewest that fit, and on while that is faster."""
         counts = divided(space, self.counts, self.pins.size)
-        number = min(self._start.get(mode, 0), len(counts) - 1)
+        number, too_few = min(self._start.get(mode, 0), len(counts) - 1), -1
         found = self._try(space, mode, counts[number], cutoff_s)
         yield found
-        if found.fits:
-            best, below = found, number
-            while below > 0:
-                below -= 1
-                less = self._try(space, mode, counts[below], cutoff_s)
-                yield less
-                if rank(less) >= rank(best):
-                    break
-                best, number = less, below
         while not found.fits and number + 1 < len(counts):
-            number = self._next(found, counts, number)
+            too_few, number = number, self._next(found, counts, number)
             found = self._try(space, mode, counts[number], cutoff_s)
             yield found
+        while found.fits and number - 1 > too_few:
+            less = self._try(space, mode, counts[number - 1], cutoff_s)
+            yield less
+            if rank(less) >= rank(found):
+                break
+            found, number = less, number - 1
         self._start[mode] = number
         while found.fits and found.is_tight and number + 1 < len(counts):
             number += 1

@@ -226,7 +226,7 @@ def _elementwise(part: Local, kind: WorkKind, flops_per_element: float) -> Passe
         return Passes(() if part.written == "fused" else (forward,), _moved_back(part))
     saved, gradient = _saved_bytes(part), part.result.num_bytes
     if kind == "pointwise":
-        per_operand = saved / len(part.operands)
+        per_operand = saved / max(1, len(part.operands))
         kernels = [_work(part, kind, gradient + per_operand + t.num_bytes, flops_per_element) for t in part.trained]
         return _both(part, forward, *kernels, *_broadcast_sums(part))
     return _both(part, forward, _work(part, kind, gradient + saved + _bytes(part.trained), flops_per_element))

@@ -24,21 +24,33 @@ BufferKind = tuple[tuple[tuple[int, ...], float, Slices | None], ...]
 
 
 def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind, float]:
-    """Bytes of all the sets that a step's forward and backward through a chunk need, by kind."""
+    """Bytes of all the sets that a step's forward and backward through a chunk need, by kind.
+
+    Of several microbatches the first and the last show all: what stays is there from then on.
+    """
     sets = {
         verb: [_buffer_set(steps, block, gradients=verb == "scatter") for block in chunk.blocks]
         for verb in ("gather", "scatter")
     }
     began = {"free": "gather", "deliver": "scatter"}
     now, most = Counter[BufferKind](), Counter[BufferKind]()
-    for action in chain(*actions.forward, *actions.backward):
+    listed = list(chain(*actions.forward, *actions.backward))
+    several = [a for a in listed if a.microbatch != "last"] + [a for a in listed if a.microbatch != "first"]
+    for action in several if steps.graph.mesh.num_microbatches > 1 else listed:
         if action.verb in sets:
             kind = sets[action.verb][action.number][0]
-            now[kind] += 1
+            now[kind] += _times(chunk.blocks[action.number], action.verb)
             most[kind] = max(most[kind], now[kind])
         elif action.verb in began:
-            now[sets[began[action.verb]][action.number][0]] -= 1
+            verb = began[action.verb]
+            now[sets[verb][action.number][0]] -= _times(chunk.blocks[action.number], verb)
     return {kind: most[kind] * num_bytes for kind, num_bytes in chain(*sets.values())}
+
+
+def _times(block: Block, verb: str) -> int:
+    """How many blocks need a set of their own: of those that one stands for all, if what is gathered stays."""
+    stays = verb == "gather" and block.slices.lifetime != "pass"
+    return 1 + stays * block.uses[0].more
 
 
 def _buffer_set(steps: Steps, block: Block, *, gradients: bool) -> tuple[BufferKind, float]:
@@ -48,7 +60,7 @@ def _buffer_set(steps: Steps, block: Block, *, gradients: bool) -> tuple[BufferK
     for p in block.parameters:
         num_bytes = p.summed_bytes if gradients else p.used_bytes
         shape = types[p.leaf].local_shape(mesh)
-        kind.append((shape, num_bytes, p.slices))
+        kind.append((shape, num_bytes, p.slices and p.slices._replace(lifetime="pass", summed=False)))
         size += _buffers(steps, p, num_bytes) * num_bytes
     return tuple(kind), size
 

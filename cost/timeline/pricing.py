@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from shardwright.cost.timeline.pool import is_direct
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Fold, Recorder, Segment
-from shardwright.pcg.step.actions import Action, Actions
+from shardwright.pcg.step.actions import Action, Actions, Microbatch
 from shardwright.pcg.step.buckets import LARGE_BYTES
 from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Use
 from shardwright.pcg.step.messages import Message
@@ -74,7 +74,7 @@ class _Pass:
     def act(self, action: Action) -> None:
         match action.verb:
             case "gather":
-                self._gather(action.number)
+                self._gather(action.number, action.microbatch)
             case "await":
                 self.recorder.await_(self.gathers[b] for b in (action.number,) if b in self.gathers)
             case "wait":
@@ -88,33 +88,34 @@ class _Pass:
         if cost.stream == COMPUTE:
             task = self.recorder.compute(name, cost.forward_s)
         else:
-            task = self.recorder.launch(name, cost.stream, cost.forward_s, blocks=blocks, messages=cost.sent)
+            when: Microbatch = "last" if occurrence.operation.name in self.steps.loss_sums else "every"
+            task = self.recorder.launch(
+                name, cost.stream, cost.forward_s, blocks=blocks, messages=cost.sent, microbatch=when
+            )
         self.recorder.take("temporary", cost.scratch.forward, task, (task,))
         return task
 
-    def _gather(self, number: int) -> None:
+    def _gather(self, number: int, microbatch: Microbatch) -> None:
         block = self.chunk.blocks[number]
-        slices, num_bytes = block.parameters[0].slices, block.used_bytes
-        assert slices is not None
-        seconds = self.steps.collective_s("all_gather", slices.axis, num_bytes)
+        axis, num_bytes = block.slices.axis, block.used_bytes
+        seconds = self.steps.collective_s("all_gather", axis, num_bytes)
         sent = self._messages("all_gather", block.parameters)
-        task = self.recorder.launch(
-            f"gather {block.parameters[0].home}", slices.axis, seconds, blocks=False, messages=sent
-        )
+        name = f"gather {block.parameters[0].home}"
+        task = self.recorder.launch(name, axis, seconds, blocks=False, messages=sent, microbatch=microbatch)
         if self.steps.cluster.backend == "gloo":  # torch's all-gather has it write to memory of its own first
-            self.recorder.take("communication", num_bytes, task, (task,))
+            self.recorder.take("communication", num_bytes, task, (task,), microbatch)
         self.gathers[number] = task
 
     def _messages(self, collective: str, parameters: Sequence[Parameter]) -> tuple[Message, ...]:
         """What a block sends: one message for each parameter that goes straight to its place, one for all others."""
         gathers = collective == "all_gather"
+        sent = {p.leaf: gathers or (p.grad and p.slices is not None and p.slices.copied) for p in parameters}
         sizes = [(p, p.used_bytes if gathers else p.summed_bytes) for p in parameters]
         direct = [(p, num_bytes) for p, num_bytes in sizes if is_direct(self.steps, p, num_bytes)]
-        packed = sum(num_bytes for p, num_bytes in sizes if (p, num_bytes) not in direct)
+        packed = [(p, num_bytes) for p, num_bytes in sizes if (p, num_bytes) not in direct]
+        whole = sum(num_bytes for _, num_bytes in packed) if any(sent[p.leaf] for p, _ in packed) else 0.0
         axes = {p.slices.axis for p in parameters if p.slices is not None}
-        return self.steps.messages(
-            collective, axes, *(num_bytes for p, num_bytes in direct if p.grad or gathers), packed
-        )
+        return self.steps.messages(collective, axes, *(num_bytes for p, num_bytes in direct if sent[p.leaf]), whole)
 
 
 class _Forward(_Pass):
@@ -168,7 +169,7 @@ class _Backward(_Pass):
         self.gradients: dict[Allocation, int] = {}  # the task that made each
         self.again: dict[Allocation, int] = {}  # and what was made again
         self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
-        self.scattered: list[tuple[float, int, int]] = []  # whole gradients: bytes, made by, scattered by
+        self.scattered: list[tuple[str, float, int | None, int, Microbatch]] = []  # whole gradients: bytes, by whom
         self.task = -1  # in `later`, the last that gave gradients to parameters
 
     def run(self) -> None:
@@ -199,7 +200,7 @@ class _Backward(_Pass):
             case "accumulate":
                 self._accumulate(self.chunk.uses[action.number])
             case "scatter":
-                self._scatter(action.number)
+                self._scatter(action.number, action.microbatch)
             case "deliver":
                 self._deliver()
             case "reduce":
@@ -255,7 +256,11 @@ class _Backward(_Pass):
 
     def _accumulate(self, use: Use) -> None:
         parameter, made = use.parameter, self.made[use.number]
+        if use.block is not None:  # whole gradients of what is gathered
+            self.later.take("gradients", parameter.used_bytes, made, (), "opening")
+            return
         if is_bucketed(parameter):  # the bucket's memory is always there
+            self.later.take("gradients", parameter.gradient_bytes, made, (), "opening")
             return
         used, num_bytes = parameter.used_bytes, parameter.gradient_bytes
         self.later.take("gradients", num_bytes, made, (), "first")
@@ -273,7 +278,10 @@ class _Backward(_Pass):
             for use in uses:
                 p, made = use.parameter, self.made[use.number]
                 num_bytes = (1 + use.more) * (p.used_bytes if p.slices is None else p.gradient_bytes)
-                self.later.take("temporary", num_bytes, end if use.more else made, (max(made, end),))
+                self.later.take("temporary", num_bytes, end if use.more else made, (max(made, end),), "last")
+                if p.slices is None or not p.slices.summed:
+                    total_bytes = (1 + use.more) * p.gradient_bytes
+                    self.later.take("gradients", total_bytes, None, (max(made, end),), "closing")
         collective = "reduce_scatter" if self.steps.execution.shard_optimizer else "all_reduce"
         sent = self.steps.messages(collective, first.sums, total)  # one, timed as if it were one along each axis
         tasks: list[int] = []
@@ -284,8 +292,9 @@ class _Backward(_Pass):
             )
             tasks.append(task)
 
-    def _scatter(self, number: int) -> None:
+    def _scatter(self, number: int, microbatch: Microbatch) -> None:
         """Sum the gradients of a gathered block, where ranks have summands; each keeps its slice."""
+        summed = self.chunk.blocks[number].slices.summed
         for copied in (True, False):
             uses = [u for u in self.chunk.blocks[number].uses if u.parameter.grad and u.parameter.slices
                     and u.parameter.slices.copied == copied]  # fmt: skip
@@ -297,23 +306,30 @@ class _Backward(_Pass):
             seconds = self.steps.collective_s("reduce_scatter" if copied else "slice", slices.axis, num_bytes)
             if copied:
                 sent = self._messages("reduce_scatter", self.chunk.blocks[number].parameters)
-                task = self.later.launch(name, slices.axis, seconds, blocks=False, messages=sent)
+                task = self.later.launch(name, slices.axis, seconds, blocks=False, messages=sent, microbatch=microbatch)
             else:
-                task = self.later.compute(name, seconds)
+                task = self.later.compute(name, seconds, microbatch=microbatch)
             for use in uses:
                 made, used = self.made.get(use.number, task), use.parameter.used_bytes
-                if copied:
-                    self.scattered.append((used, made, max(made, task)))
+                end = max(made, task)
+                if summed:  # what was accumulated, and the last microbatch's, which is added to it
+                    self.later.take("temporary", used, made, (end,), "later")
+                    self.scattered.append(("gradients", used, None, end, "closing"))
+                elif copied:
+                    self.scattered.append(("temporary", used, made, end, "every"))
                 else:  # each rank takes its slice at once
-                    self.later.take("temporary", used, made, (max(made, task),))
+                    self.later.take("temporary", used, made, (end,))
                 self.made[use.number] = task
                 if not is_bucketed(use.parameter):
-                    self.later.take("gradients", use.parameter.gradient_bytes, task, (), "first")
+                    when: Microbatch = "last" if summed else "first"
+                    self.later.take("gradients", use.parameter.gradient_bytes, task, (), when)
+                elif not summed:
+                    self.later.take("gradients", use.parameter.gradient_bytes, task, (), "opening")
 
     def _deliver(self) -> None:
         """Whole gradients are let go of when the next block's are there, or backward ends."""
-        for num_bytes, made, scattered in self.scattered:
-            self.later.take("temporary", num_bytes, made, (max(scattered, self.later.last),))
+        for category, num_bytes, made, scattered, when in self.scattered:
+            self.later.take(category, num_bytes, made, (max(scattered, self.later.last),), when)
         self.scattered.clear()
 
     # ---- memory ----

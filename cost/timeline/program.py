@@ -114,8 +114,9 @@ class StepProgram:
             total = stage.end.serial_s()
             for piece in stage.pieces:
                 for segment in (piece.forward, piece.backward, piece.weights):
-                    each, last = (segment.in_microbatch(first=False, last=last) for last in (False, True))
-                    total += (many - 1) * each.serial_s() + last.serial_s()
+                    first, each = (segment.in_microbatch(first=first, last=many == 1) for first in (True, False))
+                    last = segment.in_microbatch(first=False, last=True)
+                    total += first.serial_s() + max(0, many - 2) * each.serial_s() + (many > 1) * last.serial_s()
             return total
 
         return max(map(stage_s, self.stages))
@@ -267,7 +268,7 @@ class _Maker:
     def stage(self, shares: Sequence[Share], execution: Execution, between_bytes: float) -> Stage:
         """`between_bytes`: what its connections with other stages keep."""
         two = execution.schedule == "zero-bubble"
-        hold = execution.num_stages * execution.num_microbatches == 1
+        hold = execution.num_stages == 1 and (execution.num_microbatches == 1 or execution.schedule != "gpipe")
         key = (tuple(shares), hold, two, execution.num_microbatches, between_bytes)
         if key not in self._stages:
             pieces = tuple(self._piece(share, hold=hold, two=two) for share in shares)

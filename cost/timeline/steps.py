@@ -63,7 +63,7 @@ class Steps(Operations):
         self._rates = {kind: dtype for kind, dtype in rates if dtype in cluster.device.flops_per_s}
         self._fusions = fusions(graph) if execution.compiled else {}
         loss_sums = summand_of_loss(graph)[1] if LOSS in dict(graph.outputs) else []
-        self._loss_sums = {node.name: str(node.attr("axis")) for node in loss_sums}
+        self.loss_sums = {node.name: axis for node in loss_sums if (axis := str(node.attr("axis"))) != TIME}
         self._cast: set[str] = set()  # activations that are there in fp8 too
         self.costs = {operation.name: self._cost(operation) for operation in self.listed}
 
@@ -99,9 +99,9 @@ class Steps(Operations):
 
     def _axes_of(self, name: str, axis: str) -> tuple[str, ...]:
         """Along what a move sends: the sums that make the loss are one, that of the first."""
-        if name not in self._loss_sums:
+        if name not in self.loss_sums:
             return (axis,)
-        return tuple(self._loss_sums.values()) if name == next(iter(self._loss_sums)) else ()
+        return tuple(self.loss_sums.values()) if name == next(iter(self.loss_sums)) else ()
 
     def messages(self, collective: str, axes: Collection[str], *sizes: float) -> tuple[Message, ...]:
         """Collectives of these bytes along some axes at once; none where these have no other ranks."""

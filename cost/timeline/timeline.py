@@ -22,7 +22,7 @@ from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.program import Stage, StepProgram
 from shardwright.cost.timeline.schedules import Item, orders
 from shardwright.cost.timeline.streams import SegmentTimeline, run
-from shardwright.cost.timeline.tasks import COMPUTE
+from shardwright.cost.timeline.tasks import COMPUTE, Segment
 from shardwright.pcg.errors import PlanError
 
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
@@ -113,13 +113,15 @@ def _stage_timelines(
     found: list[SegmentTimeline] = []
     for number, item in enumerate(items):
         way = (item.chunk, item.direction)
-        when = (way not in seen, number == last[way]) if item.direction != "forward" else (False, False)
-        seen.add(way)
         piece = stage.pieces[item.chunk]
+        whole: Segment = getattr(piece, item.direction)
+        when = (False, False) if whole.is_alike else (way not in seen, number == last[way])
+        seen.add(way)
         key = (piece, item.direction, *when, sharing)
         if key not in known:
-            segment = getattr(piece, item.direction).in_microbatch(first=when[0], last=when[1])
-            alike = known.get((piece, item.direction, not when[0], when[1], sharing))  # but for its memory
+            segment = whole.in_microbatch(first=when[0], last=when[1])
+            other = known.get((piece, item.direction, not when[0], when[1], sharing))
+            alike = other if other is not None and other.segment.tasks == segment.tasks else None  # but for its memory
             known[key] = run(segment, sharing, alike)
         found.append(known[key])
     if (stage, sharing) not in known:

@@ -106,8 +106,8 @@ def _dry_run(model: Mapping[str, Any], plan_file: Path | None, search: Mapping[s
         progress("reading the plan")
         plan = Plan.load(files[0])
         progress(f"running the program of rank {rank} of {plan.mesh.num_devices} without data")
+        from shardwright.cli.dryrun import DryRunReport
         from shardwright.lowering.dryrun import dry_run
-        from shardwright.reports.dryrun import DryRunReport
 
         report = DryRunReport(plan, dry_run(plan.graph, rank, plan.execution))
     terminal.show(report, form)

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bench.allocations import live_storages, peak_bytes
 from bench.zoo_times import Stepper
 from examples.zoo import ZOO
+from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.predict import predict
 from shardwright.lowering import module
 from shardwright.lowering.dryrun import dry_run
@@ -25,7 +26,6 @@ from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.reports.dryrun import DryRunReport
 from shardwright.search.plan import Plan, SearchReport
 from tests.each import each
 from tests.lowering.parallelize import follow, parallelize

@@ -114,7 +114,7 @@ def test_what_the_context_takes_is_no_room_for_a_plan(left: int) -> None:
     needed = planner(1).plan(graph).prediction.memory.total_bytes
     context_bytes = int(free.device.memory_bytes * SAFE_SHARE) - needed - left
     device = replace(free.device, context_bytes=context_bytes)
-    plan = Planner(replace(free, device=device), every_choice).plan(graph)
+    plan = Planner(replace(free, device=device), every_choice).plan(graph, microbatches=1)
     assert plan.prediction.memory.total_bytes == needed + context_bytes
     assert fits(plan) == (left >= 0)
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
+from shardwright.lowering.dryrun import DryRun
 from shardwright.pcg.step.late import sink_reductions
 from shardwright.pcg.step.messages import Message
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.search.plan import Plan
-
-if TYPE_CHECKING:
-    from shardwright.lowering.dryrun import DryRun
 
 TOLERANCE = 0.05
 """By how much the predicted peak may be off, relative to that of the dry run."""

@@ -1,0 +1,85 @@
+"""Repeated blocks: what is folded, and that a folded problem has the optimum of the whole one."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.cost.predict import predict
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.again import made_again
+from shardwright.pcg.step.execution import Execution
+from shardwright.search.folding import Folded, fold
+from shardwright.search.solving import Solver, different, over_time, restriction
+from tests.each import each
+from tests.search.graphs import blocks, cluster, every_choice, mlp
+
+
+def test_a_run_of_equal_blocks_is_its_first_one() -> None:
+    graph = blocks(layers=6)
+    folded = fold(graph)
+    assert folded.repeats == {"layers.0": 6}
+    assert len(folded.graph.validate().nodes) < len(graph.nodes) / 3
+    assert {folded.times(n.name) for n in folded.graph.leaves("parameter")} == {1, 6}
+    two = fold(graph, 2)
+    assert two.repeats == {"layers.0": 1, "layers.1": 5}
+
+
+def test_few_blocks_and_graphs_without_modules_stay() -> None:
+    for graph in (blocks(layers=3), mlp(layers=6)):
+        assert fold(graph).graph is graph
+        assert fold(graph).repeats == {}
+
+
+def test_blocks_whose_values_others_read_stay() -> None:
+    graph = blocks(layers=6)
+    middle = next(n.name for n in graph.nodes if n.source.module == "layers.2")
+    assert fold(Graph(graph.nodes, (*graph.outputs, ("hidden", middle)))).repeats == {}
+
+
+@each("roles", [("free",), ("data",), ("zero",), ("tensor",)])
+@each("count", [1, 2])
+@each("mode", ["none", "full"])
+def test_a_folded_problem_has_the_optimum_of_the_whole(roles: tuple[str, ...], count: int, mode: str) -> None:
+    graph, solver = blocks(8, layers=6), Solver(cluster(2, link_bytes_per_s=1e8), every_choice)
+    mesh, execution = over_time(Mesh.of(x=2), count), Execution(recompute=mode)  # type: ignore[arg-type]
+    objectives, steps = list[float](), list[float]()
+    for folded in (Folded(graph), fold(graph)):
+        problem, eliminator = solver.problem(folded, mesh, roles, execution, "zero-3")
+        objectives.append(eliminator.solve(problem).objective)
+        found = solver.solve(folded, mesh, roles, "test", execution)
+        steps.append(found.prediction.step_s)
+    assert objectives[1] == pytest.approx(objectives[0], rel=1e-9)
+    assert steps[1] == pytest.approx(steps[0], rel=1e-3 if mode == "none" else 0.1)
+
+
+@each("count", [1, 2, 4])
+@each("mode", ["none", "full"])
+@each("zero", ["zero-1", "zero-2", "zero-3"])
+def test_the_prediction_of_a_way_to_run_is_the_objective(count: int, mode: str, zero: str) -> None:
+    """Microbatches, what is made again, and how often parameters are gathered."""
+    graph, solver = blocks(16, layers=2), Solver(cluster(2, link_bytes_per_s=1e8), every_choice)
+    mesh, execution = over_time(Mesh.of(x=2), count), Execution(recompute=mode)  # type: ignore[arg-type]
+    (own,) = different((zero,), mesh)  # type: ignore[arg-type]
+    found = solver.solve(Folded(graph), mesh, ("zero",), "test", execution, (own,), own)
+    assert found.prediction.serial_s == pytest.approx(found.bound_s, rel=0.03)
+    again = predict(found.graph, solver.cluster, execution)
+    assert again == found.prediction
+
+
+def test_what_lies_in_a_block_is_made_again_up_to_what_backward_needs() -> None:
+    graph = blocks(layers=2)
+    again = made_again(graph, Execution(recompute="full"))
+    twice = {graph.by_name[name].op for name in again.twice}
+    assert twice == {"rms_norm", "linear", "relu"}
+    assert len(again.twice) == 2 * 3  # not the second product, nor the sum
+    assert made_again(graph, Execution()).twice == frozenset()
+
+
+def test_time_may_only_cut_the_batch() -> None:
+    graph = mlp()
+    assert restriction(graph, ("free",), Mesh.of(x=2)) is None
+    allowed = restriction(graph, ("free",), Mesh.of(mb=2, x=2))
+    assert allowed is not None
+    product = next(n for n in graph.nodes if n.op == "linear")
+    assert [allowed(product, axis, "o") for axis in (0, 1)] == [False, True]
