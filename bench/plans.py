@@ -56,9 +56,9 @@ class Case:
         return fast_links(self.num_ranks) if self.fast_links else default_cluster(self.num_ranks)
 
     def suits(self, graph: Graph) -> bool:
-        """Whether it says nothing about blocks of a model that has none."""
+        """Whether it has nothing made again of a model without blocks."""
         blocks = any(module_block(str(leaf.attr("target"))) for leaf in graph.leaves("parameter"))
-        return blocks or self.recompute is None or isinstance(self.recompute, str)
+        return blocks or self.recompute in (None, "none")
 
     def plan(self, graph: Graph, model: str) -> Plan:
         """The plan of a serial graph for this case, from a fresh planner, and proven to be that graph's."""
