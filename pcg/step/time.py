@@ -35,6 +35,8 @@ def check_time(graph: Graph) -> None:
             raise PlanError(_why_not(graph, node))
     if passed:
         raise PlanError(_why_not(graph, passed[-1]))
+    if LOSS in dict(graph.outputs) and not any(graph.by_name[name].attr("axis") == TIME for name in at_end):
+        raise PlanError(_why_not(graph, graph.by_name[summand_of_loss(graph)[0]]))  # it would be added up
 
 
 def _is_linear(node: Node, late: Collection[str]) -> bool:

@@ -47,6 +47,11 @@ class Exponential(Net):
         return self.product(x).pow(2).mean().exp()
 
 
+class OfNoExample(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product.weight.pow(2).sum() + 0 * x.sum()
+
+
 def in_microbatches(model: nn.Module, many: int = 4) -> Graph:
     graph = capture(model, {"x": torch.randn(8, 8)}, ()).graph
     return Planner(Cluster.local(2), certified_choices()).solve(
@@ -76,6 +81,7 @@ def test_one_microbatch_is_always_possible() -> None:
     [
         (BatchNorm(), r"\w+ at norm \(test_time.py:\d+\): the batch cannot be cut into 4 microbatches .*statistics"),
         (ProductOfMeans(), r"mul.*: the batch cannot be cut into 4 microbatches exactly here: .*; plan with"),
+        (OfNoExample(), r".*: the batch cannot be cut into 4 microbatches .* the loss is not a sum or mean over"),
         (Exponential(), r"exp.*: the batch cannot be cut into 4 microbatches .* the loss is not a sum or mean over"),
     ],
 )
