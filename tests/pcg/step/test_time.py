@@ -31,6 +31,12 @@ class MeanOfSquares(Net):
         return self.product(x).pow(2).mean()
 
 
+class TwoMeans(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x)
+        return y.pow(2).mean() + 0.1 * (y - 1).abs().mean()
+
+
 class BatchNorm(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.product(x)).pow(2).mean()
@@ -70,6 +76,10 @@ def test_a_mean_over_the_batch_is_a_sum_over_microbatches() -> None:
     assert {layouts[start] for op, start in moves if op == "reduce"} == {P}
     assert {layouts[n.name] for n in graph.nodes if n.op == "replicate" and n.attr("axis") == TIME} == {C}
     assert all(graph.mesh.names[move.axis] != TIME for _, _, move in fused_moves(graph))
+
+
+def test_a_loss_may_have_several_means() -> None:
+    check_time(in_microbatches(TwoMeans()))
 
 
 def test_one_microbatch_is_always_possible() -> None:
