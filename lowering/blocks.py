@@ -8,7 +8,7 @@ block ahead, in both directions; gradients are waited for one block later.
 
 So under ZeRO-3. A block of another lifetime stays for the backward of its microbatch, or for all microbatches of a
 step. Where whole gradients are accumulated, the gathered parameters are leaves for autograd, which adds up their
-gradients, until the last microbatch.
+gradients, until the last microbatch; in the dtype of the slices, where that is wider.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from torch import Tensor
@@ -81,6 +82,7 @@ class GatheredBlock:
         self.memory: BufferSet | None = None
         self.ready, self.handles = False, 0
         self.leaves: list[Tensor] = []
+        self.wide: list[Tensor | None] = [None] * len(self.shards)  # sums of gradients of narrower leaves
 
     # ---- called by the program ----
 
@@ -140,7 +142,21 @@ class GatheredBlock:
         if not self.leaves:
             pairs = zip(wholes, self.shards, strict=True)
             self.leaves = [whole.detach().requires_grad_(shard.requires_grad) for whole, shard in pairs]
+            for member, (leaf, shard) in enumerate(zip(self.leaves, self.shards, strict=True)):
+                if leaf.requires_grad and leaf.dtype != shard.dtype:
+                    leaf.register_post_accumulate_grad_hook(partial(self._widen, member))
         return self.leaves
+
+    def _widen(self, member: int, leaf: Tensor) -> None:
+        """Add a microbatch's gradient to the sum in the dtype of the shards, as 16 bits would round that away."""
+        gradient, leaf.grad = leaf.grad, None
+        assert gradient is not None
+        total = self.wide[member]
+        self.wide[member] = gradient.to(self.shards[member].dtype) if total is None else total.add_(gradient)
+
+    def forget_leaves(self) -> None:
+        """Drop what was accumulated."""
+        self.leaves, self.wide = [], [None] * len(self.shards)
 
     # ---- gradients ----
 
@@ -150,8 +166,9 @@ class GatheredBlock:
         self.all.finish_gradients()
         self.free()
         if self.leaves:
-            gradients = private.add_all([leaf.grad for leaf in self.leaves], gradients)
-            self.leaves = []
+            pairs = zip(self.leaves, self.wide, strict=True)
+            gradients = private.add_all([leaf.grad if wide is None else wide for leaf, wide in pairs], gradients)
+            self.forget_leaves()
         memory = self.all.pool.get(self.sums)
         summed = [g if share.copied else None for g, share in zip(gradients, self.shares, strict=True)]
         memory.start_scatter(summed)
@@ -203,7 +220,7 @@ class Blocks:
         self.begun.clear()
         for block in self.items:
             block.drop()
-            block.leaves = []
+            block.forget_leaves()
 
     def finish(self) -> None:
         """At the end of a backward: the last gradients; nothing gathered outlives its microbatch, or the step."""
@@ -212,7 +229,7 @@ class Blocks:
         for block in self.items:
             block.free()
             if self.last:
-                block.leaves = []
+                block.forget_leaves()
 
     @contextmanager
     def again(self) -> Generator[None]:

@@ -331,7 +331,7 @@ class _Emitter:
             arguments += [scope.names[call.draw] if word == "draw" else word for word in more]
         again = call.again
         if again is not None:
-            random = ["random=True"] if any(n.is_random for n in self._nodes_of(again)) else []
+            random = ["random=True"] if any(n.may_draw for n in self._nodes_of(again)) else []
             arguments = [function, *arguments, *random]
             function = "saved.checkpoint" if again.whole else "saved.remade"
         results = ", ".join(scope.names[name] for name in call.results)

@@ -116,6 +116,7 @@ class ParallelModule(Training):
         self._parts = _by_block(self._leaves)
         self._runtime: tuple[Any, ...] = (self._blocks.items, self._saved)
         self._constants: dict[str, Tensor] | None = None
+        self._may_draw = any(node.may_draw for node in graph.nodes)
         self._num_draws = num_draws(graph)
         self._drawn: Tensor | None = None
         self.program: Program = compile_source(emit(graph, outside))

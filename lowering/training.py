@@ -44,6 +44,7 @@ class Training(nn.Module):
     _loss_axis: Axis | None
     _in_tf32: bool
     _remakes: bool
+    _may_draw: bool
     _num_draws: int
     _drawn: Tensor | None  # the generator's state before the first microbatch
 
@@ -120,7 +121,7 @@ class Training(nn.Module):
 
     def _draw_alike(self, *, first: bool, last: bool) -> None:
         """Every microbatch draws what the single process draws for the whole batch, and takes its part of that."""
-        if not self._num_draws or (first and last):
+        if not self._may_draw or (first and last):
             return
         generator = private.default_generator(self.ranks.device)
         if first:

@@ -66,6 +66,11 @@ class Node:
         """Whether it draws from the generator."""
         return self.row is not None and self.row.random
 
+    @property
+    def may_draw(self) -> bool:
+        """Whether it draws from the generator, as far as anyone knows: an opaque operator may."""
+        return self.is_random or self.op == OPAQUE
+
     def __str__(self) -> str:
         return f"%{self.name} = {self.op}({', '.join(self.inputs)})" + (
             f" at {self.source}" if self.source.module else ""

@@ -7,6 +7,7 @@ own summand.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.pcg.graph import Graph, Node
@@ -16,7 +17,7 @@ LOSS = "loss"
 
 
 def sink_reductions(graph: Graph) -> Graph:
-    """The same graph with the reductions above the loss moved below the linear operators that read them."""
+    """The same graph with the reductions above the loss, or its terms, moved below the linear operators there."""
     while (found := _next(graph)) is not None:
         graph = _swap(graph, *found)
     return graph
@@ -35,24 +36,33 @@ def summand_of_loss(graph: Graph) -> tuple[str, list[Node]]:
 
 
 def _next(graph: Graph) -> tuple[Node, str, tuple[int, ...]] | None:
-    """A linear operator right above the loss's reductions, the axis, and the operands reduced along it."""
-    if LOSS not in dict(graph.outputs):
-        return None
-    name = dict(graph.outputs)[LOSS]
-    while graph.by_name[name].op == REDUCE:
-        name = graph.by_name[name].inputs[0]
-    node = graph.by_name[name]
+    """A linear operator right below reductions, the axis, and the operands reduced along it.
+
+    It is the last one of the loss, or gives it one of the numbers that it is made of.
+    """
     results = [result for _, result in graph.outputs]
-    if node.row is None or len(graph.users[name]) + results.count(name) != 1:
-        return None
-    for operands in node.row.linear_in:
-        sums = [graph.by_name[node.inputs[i]] for i in operands]
-        rest = [i for k, i in enumerate(node.inputs) if k not in operands]
-        axes = {str(s.attr("axis")) for s in sums if s.op == REDUCE}
-        alone = all(s.op == REDUCE and graph.users[s.name] == (node.name,) and s.name not in results for s in sums)
-        if alone and len(axes) == 1 and not any(graph.types[i].grad for i in rest):
-            return node, axes.pop(), operands
+    pending = [name for key, name in graph.outputs if key == LOSS]
+    while pending:
+        name = pending.pop()
+        while graph.by_name[name].op == REDUCE:
+            name = graph.by_name[name].inputs[0]
+        node = graph.by_name[name]
+        if node.row is None or len(graph.users[name]) + results.count(name) != 1:
+            continue
+        for operands in node.row.linear_in:
+            if (axis := _summed(graph, node, operands, results)) is not None:
+                return node, axis, operands
+        pending += [i for i in node.inputs if graph.types[i].num_elements == 1]
     return None
+
+
+def _summed(graph: Graph, node: Node, operands: tuple[int, ...], results: Sequence[str]) -> str | None:
+    """The axis along which these operands are summed for this node alone, if its others get no gradient."""
+    sums = [graph.by_name[node.inputs[i]] for i in operands]
+    rest = [i for k, i in enumerate(node.inputs) if k not in operands]
+    axes = {str(s.attr("axis")) for s in sums if s.op == REDUCE}
+    alone = all(s.op == REDUCE and graph.users[s.name] == (node.name,) and s.name not in results for s in sums)
+    return axes.pop() if alone and len(axes) == 1 and not any(graph.types[i].grad for i in rest) else None
 
 
 def _swap(graph: Graph, node: Node, axis: str, operands: tuple[int, ...]) -> Graph:

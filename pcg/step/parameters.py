@@ -189,7 +189,8 @@ class _Walk:
         number = mesh.index(axis)
         dim, blocks = layouts[number].dim, local_blocks(layouts, number, mesh.sizes)
         once = mesh.num_microbatches > 1 and is_timeless(self.graph, node.name)
-        self.slices = Slices(axis, dim, blocks, lifetime="step" if once else _lifetime(node), summed=once)
+        keep = _lifetime(node)
+        self.slices = Slices(axis, dim, blocks, lifetime="step" if once else keep, summed=once)
         self.visible = node.name
         if self.line:
             self.aliases[self.line], self.line = self.leaf, ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.pcg.errors import PlanError
+from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.parameters import Slices, find_parameters
 from shardwright.pcg.text import parse_graph, print_graph
@@ -71,6 +71,12 @@ def test_with_one_microbatch_what_stays_for_a_step_stays_for_backward() -> None:
         "zero-3": SLICES["zero-3"],
     }
     assert all(graph.erased() == start.erased() for graph in lifetimes.values())
+
+
+def test_a_lifetime_that_there_is_none_of() -> None:
+    wrong = parse_graph(IN_MICROBATCHES.replace("combine(%w) {axis='x'}", "combine(%w) {axis='x', keep='forever'}"))
+    with pytest.raises(GraphError, match="keep is 'forever'; expected one of"):
+        find_parameters(wrong)
 
 
 def test_what_is_not_gathered_or_no_lifetime() -> None:

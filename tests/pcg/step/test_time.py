@@ -31,6 +31,12 @@ class MeanOfSquares(Net):
         return self.product(x).pow(2).mean()
 
 
+class TwoMeans(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x)
+        return y.pow(2).mean() + 0.1 * (y - 1).abs().mean()
+
+
 class BatchNorm(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.product(x)).pow(2).mean()
@@ -45,6 +51,11 @@ class ProductOfMeans(Net):
 class Exponential(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x).pow(2).mean().exp()
+
+
+class OfNoExample(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product.weight.pow(2).sum() + 0 * x.sum()
 
 
 def in_microbatches(model: nn.Module, many: int = 4) -> Graph:
@@ -67,6 +78,10 @@ def test_a_mean_over_the_batch_is_a_sum_over_microbatches() -> None:
     assert all(graph.mesh.names[move.axis] != TIME for _, _, move in fused_moves(graph))
 
 
+def test_a_loss_may_have_several_means() -> None:
+    check_time(in_microbatches(TwoMeans()))
+
+
 def test_one_microbatch_is_always_possible() -> None:
     check_time(in_microbatches(BatchNorm(), 1))
 
@@ -76,6 +91,7 @@ def test_one_microbatch_is_always_possible() -> None:
     [
         (BatchNorm(), r"\w+ at norm \(test_time.py:\d+\): the batch cannot be cut into 4 microbatches .*statistics"),
         (ProductOfMeans(), r"mul.*: the batch cannot be cut into 4 microbatches exactly here: .*; plan with"),
+        (OfNoExample(), r"mesh .*: the 4 microbatches would all compute the same, as nothing of the batch is cut"),
         (Exponential(), r"exp.*: the batch cannot be cut into 4 microbatches .* the loss is not a sum or mean over"),
     ],
 )
