@@ -1,0 +1,225 @@
+"""The lines of a program's functions: what each item is as code, what is read first, and what is let go of after it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from shardwright.lowering.expressions import Expressions, draw_key, mask_key
+from shardwright.lowering.functions import FunctionCall, block_key
+from shardwright.lowering.outside import Outside
+from shardwright.lowering.pieces import indexed
+from shardwright.lowering.statements import Statement
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.layout import format_layouts
+from shardwright.pcg.types import TensorType
+
+Item = Statement | FunctionCall
+
+
+class Line(NamedTuple):
+    """One line of a function."""
+
+    code: str
+    comment: str = ""
+
+    def __str__(self) -> str:
+        return f"    {self.code}  # {self.comment}\n" if self.comment else f"    {self.code}\n"
+
+
+class Scope(NamedTuple):
+    """A function that is being written: what is called how in it, and the block of the model that it is of."""
+
+    names: Mapping[str, str]
+    module: str = ""
+
+
+class Lines:
+    """Writes the lines of functions. `started`: sums over ranks that are waited for by who reads them first."""
+
+    def __init__(self, graph: Graph, outside: Outside, code: Expressions, started: Collection[str]) -> None:
+        self.graph, self.outside, self.code, self.started = graph, outside, code, started
+        around = {**outside.inputs, **outside.operations.aliases}
+        self.held = {base: name for name, base in around.items() if graph.by_name[base].op != "parameter"}
+
+    def is_own(self, name: str, module: str) -> bool:
+        """Whether it is a parameter or a buffer of this block, that its function reads by itself."""
+        node = self.graph.by_name.get(name)
+        if node is None or node.op not in ("parameter", "buffer"):
+            return False
+        return str(node.attr("target")).startswith(f"{module}.")
+
+    def makes(self, item: Item) -> tuple[str, ...]:
+        if isinstance(item, FunctionCall):
+            return item.results
+        match item.kind:
+            case "gather":
+                return tuple(p.result for p in self.outside.chunk.blocks[int(item.name)].parameters)
+            case "free":
+                return ()
+            case "draw":
+                return (mask_key(self.graph.by_name[str(item.name)]),)
+            case _:
+                return (str(item.name),)
+
+    def reads(self, item: Item) -> tuple[str, ...]:
+        if isinstance(item, FunctionCall):
+            return item.operands
+        if item.kind in ("gather", "free"):
+            return (block_key(int(item.name)),)
+        return () if item.kind == "draw" else self.code.reads(self.graph.by_name[str(item.name)])
+
+    def _dead_after(self, items: Sequence[Item], results: Collection[str], scope: Scope) -> dict[int, list[str]]:
+        """For each item, the tensors that nothing reads after it."""
+        last = {name: number for number, item in enumerate(items) for name in self.reads(item)}
+        dead: dict[int, list[str]] = {}
+        for name, number in last.items():
+            node = self.graph.by_name.get(name)
+            if (node is not None and not node.is_leaf and name not in results) or name.startswith("mask "):
+                dead.setdefault(number, []).append(scope.names[name])
+        return dead
+
+    # ---- lines ----
+
+    def body(self, items: Sequence[Item], scope: Scope, results: Mapping[str, str] | Sequence[str]) -> Iterator[Line]:
+        returned = list(results.values() if isinstance(results, Mapping) else results)
+        dead = self._dead_after(items, returned, scope)
+        there: set[str] = set()
+        split = _Splits(self._expressions(items, scope))
+        for number, item in enumerate(items):
+            for name in self.reads(item):
+                yield from self._fetch(name, scope, there)
+            yield from self._item(item, scope, split)
+            there.update(self.makes(item) if not (isinstance(item, Statement) and item.kind == "start") else ())
+            if names := dead.get(number):
+                yield Line(f"del {', '.join(names)}")
+        for name in returned:
+            yield from self._fetch(name, scope, there)
+        texts = [self.code.operand(name, scope.names) for name in returned]
+        if isinstance(results, Mapping):
+            pairs = ", ".join(f"{key!r}: {text}" for key, text in zip(results, texts, strict=True))
+            yield Line(f"return {{{pairs}}}")
+        else:
+            yield Line(f"return {', '.join(texts)}")
+
+    def _fetch(self, name: str, scope: Scope, there: set[str]) -> Iterator[Line]:
+        """Whatever is read that no earlier line has made, nor the caller handed in."""
+        node = self.graph.by_name.get(name)
+        if node is None or name in there:
+            return
+        there.add(name)
+        text, comment = scope.names[name], self._comment(node, scope)
+        if self.is_own(name, scope.module) or (node.is_leaf and not scope.module):
+            target = str(node.attr("target")).removeprefix(f"{scope.module}.") if scope.module else node.attr("target")
+            yield Line(f"{text} = {'batch' if node.op == 'input' else 'leaf'}[{target!r}]", comment)
+        elif scope.module:
+            return
+        elif name in self.started:
+            yield Line(f"{text} = finish_sum({text})", comment)
+        elif name in self.outside.operations.once:
+            yield Line(f"{text} = constant[{name!r}]", comment)
+
+    def _expressions(self, items: Iterable[Item], scope: Scope) -> Iterator[str]:
+        for item in items:
+            if isinstance(item, Statement) and item.kind == "node":
+                yield self.code.of(self.graph.by_name[str(item.name)], scope.names)
+
+    def _item(self, item: Item, scope: Scope, split: _Splits) -> Iterator[Line]:
+        if isinstance(item, FunctionCall):
+            yield self._written_call(item, scope)
+            return
+        if item.kind == "gather":
+            yield from self._gather(int(item.name), scope)
+            return
+        if item.kind == "free":
+            yield Line(f"{scope.names[block_key(int(item.name))]}.free()")
+            return
+        node = self.graph.by_name[str(item.name)]
+        if item.kind == "draw":
+            kind, text = self.graph.types[node.name], scope.names[mask_key(node)]
+            what = f"{kind.shape}, {node.attr('p')}, {scope.names[draw_key(node)]}, torch.{kind.dtype}, device"
+            yield Line(f"{text} = rt.ahead({what})")
+        elif item.kind == "start":
+            operand = self.code.operand(node.inputs[0], scope.names)
+            yield Line(f"{scope.names[node.name]} = start_sum({operand}, {node.attr('axis')})")
+        else:
+            text = self.code.of(node, scope.names)
+            yield from split.lines(scope.names[node.name], text, self._comment(node, scope))
+
+    def _written_call(self, call: FunctionCall, scope: Scope) -> Line:
+        if call.function is None:
+            function, _, rest = self.code.of(self.graph.by_name[call.results[0]], scope.names).partition("(")
+            arguments = [rest[:-1]]
+        else:
+            function = call.function.name
+            arguments = [scope.names[name] for name in call.operands]
+            more = call.function.parameters[len(arguments) :]
+            arguments += [scope.names[call.draw] if word == "draw" else word for word in more]
+        again = call.again
+        if again is not None:
+            random = ["random=True"] if any(n.may_draw for n in self._nodes_of(again)) else []
+            arguments = [function, *arguments, *random]
+            function = "saved.checkpoint" if again.whole else "saved.remade"
+        results = ", ".join(scope.names[name] for name in call.results)
+        comment = self._relative(call.module, scope) or call.module
+        if len(call.results) == 1:
+            comment = self._comment(self.graph.by_name[call.results[0]], scope)
+        text = f"{function}({', '.join(arguments)})"
+        return Line(f"{results} = {text}" if results else text, comment)
+
+    def _nodes_of(self, again: object) -> Iterator[Node]:
+        listed = self.outside.operations.listed
+        return (self.graph.by_name[o.name] for o in listed if o.again == again)
+
+    def _gather(self, number: int, scope: Scope) -> Iterator[Line]:
+        parameters = self.outside.chunk.blocks[number].parameters
+        yield Line("(")
+        for p in parameters:
+            yield Line(f"    {scope.names[p.result]},", self._comment(self.graph.by_name[p.result], scope))
+        yield Line(
+            f") = {scope.names[block_key(number)]}.gather()",
+            parameters[0].module or "model" if not scope.module else "",
+        )
+
+    def _relative(self, module: str, scope: Scope) -> str:
+        """A module's path within the block that a function is of."""
+        return f"{module}.".removeprefix(f"{scope.module}.")[:-1] if scope.module else module
+
+    def _comment(self, node: Node, scope: Scope) -> str:
+        kind, source = self._type(node.name), node.source
+        parts = []
+        elsewhere = bool(scope.module) and node.is_parallel and not f"{source.module}.".startswith(f"{scope.module}.")
+        if (source.module or source.line) and not elsewhere:
+            module = self._relative(source.module, scope)
+            parts = [str(replace(source, module=module)) if module or not scope.module else source.line]
+        if self.graph.mesh.names:
+            parts.append(format_layouts(kind.layouts, self.graph.mesh))
+        parts.append(f"{kind.dtype}{list(kind.local_shape(self.graph.mesh))}")
+        return " | ".join(part for part in parts if part)
+
+    def _type(self, name: str) -> TensorType:
+        """The type of what a name holds: of inputs after the partitions of the batch, of parameters as gathered."""
+        return self.graph.types[self.held.get(name, name)]
+
+
+class _Splits:
+    """Calls that give several values, made once in a function and taken apart."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.uses = Counter(indexed(text)[0] for text in texts)
+        self.made: dict[str, str] = {}
+
+    def lines(self, name: str, text: str, comment: str) -> Iterator[Line]:
+        whole, index = indexed(text)
+        if index is None or (self.uses[whole] < 2 and whole not in self.made):
+            yield Line(f"{name} = {text}", comment)
+            return
+        if whole not in self.made:
+            self.made[whole] = f"{name}_all"
+            yield Line(f"{self.made[whole]} = {whole}")
+        self.uses[whole] -= 1
+        yield Line(f"{name} = {self.made[whole]}[{index}]", comment)
+        if not self.uses[whole]:
+            yield Line(f"del {self.made[whole]}")
