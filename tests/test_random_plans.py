@@ -10,7 +10,7 @@ import pytest
 
 from bench.accuracy import measure, prepare
 from bench.plans import fast_links
-from bench.random_plans import Pair, RandomSubset
+from bench.random_plans import Pair, RandomSubset, main
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, FREE
@@ -53,7 +53,5 @@ def test_random_lifetimes_and_recomputation_train_like_one_process(number: int) 
 
 
 @pytest.mark.slow
-@each("number", range(60))
-def test_many_random_pairs_train_like_one_process(number: int) -> None:
-    errors = Pair.drawn(number).run()
-    assert errors.within_double, errors
+def test_many_random_pairs_train_like_one_process() -> None:
+    assert main(["3000", "3060"]) == 0
