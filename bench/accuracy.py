@@ -183,8 +183,7 @@ def measure(
 
 def _parallel_errors(prepared: Prepared, graph: Graph, execution: Execution, backend: str) -> Errors:
     captured = prepared.captured
-    known = {"constants": captured.constants, "options": captured.options}
-    parallel = lower(graph, prepared.model, **known, execution=execution)
+    parallel = lower(graph, prepared.model, constants=captured.constants, options=captured.options, execution=execution)
     if backend:
         parallel.compile(backend=backend)
     step = _steps(parallel, lambda: parallel.forward_backward(**prepared.batch), prepared.num_steps)

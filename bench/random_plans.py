@@ -30,7 +30,7 @@ from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import RECOMPUTES, Execution
-from shardwright.pcg.step.lifetimes import ZEROS, with_lifetimes
+from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.time import check_time
 from shardwright.pcg.types import TensorType
@@ -142,7 +142,7 @@ class Pair:
         planner = Planner(fast_links(self.mesh.num_devices), allowed)
         graph = planner.solve(serial, self.mesh, self.roles, "random", execution=execution).graph
         check_time(graph)
-        lifetimes = {leaf.name: draw.choice(ZEROS) for leaf in graph.leaves("parameter")}
+        lifetimes: dict[str, Zero] = {leaf.name: draw.choice(ZEROS) for leaf in graph.leaves("parameter")}
         return with_lifetimes(graph, lifetimes), execution
 
     def run(self) -> Errors:
