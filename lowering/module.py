@@ -209,7 +209,7 @@ class ParallelModule(Training):
 
         Blocks of the model are compiled one by one, equal ones once, so that it takes no longer for a deeper model.
         What gathers parameters or makes values again stays outside of the compiled graphs. Inductor draws masks of its
-        own, which are not those of a single process; `torch._inductor.config.fallback_random` keeps them.
+        own, which are not those of a single process; the option `fallback_random` of inductor keeps them.
         """
         if options.get("fullgraph") and self._remakes:
             raise ShardwrightError(
