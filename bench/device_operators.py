@@ -25,6 +25,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering import kernels
 from shardwright.lowering.expressions import Expressions
+from shardwright.lowering.pieces import identifiers
 from shardwright.pcg.analysis import written
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.step.execution import Execution
@@ -64,7 +65,8 @@ class Measured:
         self.model, self.graph, self.device = model, graph, cluster.device.kind
         bare = replace(cluster.device, op_overhead_s=0.0, operators={})
         self.costs = Steps(graph, replace(cluster, device=bare), execution)
-        self.code = Expressions(graph, {}, (), (*_SCOPE, "device", "float"))
+        self.code = Expressions(graph, {}, (), {})
+        self.names = identifiers([node.name for node in graph.nodes], {*_SCOPE, "device", "float", *graph.mesh.names})
         self.clock = Clock(self.device, torch.get_num_threads())
 
     def heaviest(self, most: int) -> Iterator[Operator]:
@@ -92,8 +94,10 @@ class Measured:
     def measured_s(self, node: Node) -> Times:
         """Means but for the slowest tenth; without the gradients of operands that get none."""
         names = self._reads(node)
-        arguments = ", ".join(self.code.names[name] for name in names)
-        function = eval(f"lambda {arguments}: {self.code.of(node)}", {**_SCOPE, "device": torch.device(self.device)})
+        arguments = ", ".join(self.names[name] for name in names)
+        function = eval(
+            f"lambda {arguments}: {self.code.of(node, self.names)}", {**_SCOPE, "device": torch.device(self.device)}
+        )
         every = [[self.operand(node, name) for name in names] for _ in range(self._num_together(node))]
         forward_s = self._seconds(lambda: function(*every[0]))
         results: list[Tensor] = [function(*operands) for operands in every]

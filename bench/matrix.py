@@ -18,6 +18,7 @@ import torch
 
 from bench.accuracy import (
     BUFFER_TOLERANCE,
+    DOUBLE_TOLERANCE,
     GRADIENT_TOLERANCE,
     LOSS_TOLERANCE,
     SMALL,
@@ -26,19 +27,25 @@ from bench.accuracy import (
     measure,
     prepare,
 )
-from bench.plans import CASES, Case
+from bench.plans import CASES, TRAINING, Case
 from bench.replicated import describe
 from examples.zoo import ZOO
-from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import format_layouts
 
+NUM_STEPS = 3
+"""Of AdamW, in fp64."""
+CUT = "the batch cannot be cut into"
 PAGE = Path(__file__).parents[1] / "docs" / "matrix.md"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One model under one case. `failure` is set where there is no result to compare."""
+    """One model under one case. `failure` is set where there is no result to compare.
+
+    `refused`: it names the operator that keeps this model from being cut into microbatches.
+    """
 
     model: str
     case: Case
@@ -48,10 +55,13 @@ class Cell:
     layouts: str = ""
     replicated: str = ""
     failure: str = ""
+    refused: bool = False
 
     @property
     def good(self) -> bool:
-        return self.errors is not None and self.errors.within_tolerance
+        if self.errors is None:
+            return self.refused
+        return self.errors.within_double if self.case.double else self.errors.within_tolerance
 
 
 def run_cell(prepared: Prepared, case: Case) -> Cell:
@@ -62,7 +72,10 @@ def run_cell(prepared: Prepared, case: Case) -> Cell:
         plan = case.plan(serial, prepared.name)
         plan_s = time.perf_counter() - start
         replicated = describe(serial, plan.graph, case.roles)
-        errors = measure(prepared, plan.graph)
+        errors = measure(prepared, plan.graph, execution=plan.execution)
+    except PlanError as error:
+        refused = case.mesh is not None and case.mesh.num_microbatches > 1 and CUT in str(error)
+        return Cell(prepared.name, case, failure=_first_failure(error), refused=refused)
     except ShardwrightError as error:
         return Cell(prepared.name, case, failure=_first_failure(error))
     return Cell(prepared.name, case, errors, plan_s, str(plan.mesh), _layouts(plan.graph), replicated)
@@ -85,9 +98,10 @@ def _layouts(graph: Graph) -> str:
 def run(models: Sequence[str], cases: Sequence[Case]) -> Iterator[Cell]:
     """Every cell, one after the other: the ranks of one cell keep the machine busy."""
     for name in models:
-        prepared = prepare(name)
         for case in cases:
-            yield run_cell(prepared, case)
+            prepared = prepare(name, double=case.double, num_steps=NUM_STEPS if case.double else 0)
+            if case.suits(prepared.captured.graph):
+                yield run_cell(prepared, case)
 
 
 # ---- the page ----
@@ -113,7 +127,15 @@ softmax does not see it.
 *data* splits the batch, *zero* also stores parameters sharded (ZeRO-3), *tensor* splits along the weights, *searched*
 is the search's own plan for this machine's CPU ranks: for models as tiny as these it keeps everything whole wherever
 communication would cost more. *searched (fast links)* is its plan for slow devices on links that cost nothing, which
-splits nearly everything. Every plan was proven to denote the captured graph before it ran.
+splits nearly everything.
+
+The others are what people train with, in fp64: *data*, *zero* and *tensor* as above, *hybrid* is sharded over two ranks
+and replicated over two pairs of them; `zero-1` to `zero-3` and `kept` say how long gathered parameters stay; the last
+word is what backward makes again (*mixture*: the first of equal blocks wholly, of the others their attention). There,
+everything has to be within {double:g}, and the weights after {steps} steps of AdamW as well. *refused*: the model
+cannot be cut into microbatches exactly, and is told the operator. {many} cells are on this page.
+
+Every plan was proven to denote the captured graph before it ran.
 """
 
 
@@ -126,6 +148,9 @@ def page(cells: Sequence[Cell]) -> str:
         gradient=GRADIENT_TOLERANCE,
         buffer=BUFFER_TOLERANCE,
         small=SMALL,
+        double=DOUBLE_TOLERANCE,
+        steps=NUM_STEPS,
+        many=len(cells),
     )
     models = list(dict.fromkeys(c.model for c in cells))
     parts = [head, "## Largest gradient error\n", _overview(cells)]
@@ -144,7 +169,7 @@ def _overview(cells: Sequence[Cell]) -> str:
 
 def _mark(cell: Cell) -> str:
     if cell.errors is None:
-        return "**failed**"
+        return "refused" if cell.refused else "**failed**"
     return f"{cell.errors.gradient:.0e}" if cell.good else f"**{cell.errors.gradient:.0e}**"
 
 
@@ -161,14 +186,19 @@ def _section(model: str, cells: Sequence[Cell]) -> str:
         if not cell.failure:
             texts.setdefault(cell.replicated, []).append(str(cell.case))
     lines += [f"* {'; '.join(names)}: {text}" for text, names in texts.items()]
-    lines += [f"* **{cell.case} failed**: `{cell.failure.splitlines()[-1]}`" for cell in cells if cell.failure]
+    failures: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.failure:
+            verdict = "refused" if cell.refused else "failed"
+            failures.setdefault(f"{verdict}**: `{cell.failure.splitlines()[-1]}`", []).append(str(cell.case))
+    lines += [f"* **{'; '.join(names)} {text}" for text, names in failures.items()]
     return "\n".join(lines) + "\n"
 
 
 def _row(cell: Cell) -> str:
     errors = cell.errors
     if errors is None:
-        return f"| {cell.case} | | | | | | | **failed** |"
+        return f"| {cell.case} | | | | | | | {'refused' if cell.refused else '**failed**'} |"
     verdict = "" if cell.good else "**out of tolerance**" if errors.same_random_state else "**other random state**"
     gradient = f"{errors.gradient:.1e} `{errors.gradient_name}`"
     buffers = f"{errors.buffer:.1e}" if errors.buffer_name else ""
@@ -183,10 +213,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the matrix; 1 where anything failed or is out of tolerance."""
     options = _options(arguments)
     cells: list[Cell] = []
-    for cell in run(options.models or list(ZOO), [c for c in CASES if c.num_ranks in options.ranks]):
+    for cell in run(
+        options.models or list(ZOO),
+        [c for c in (*CASES, *TRAINING) if c.num_ranks in options.ranks and options.only in str(c)],
+    ):
         cells.append(cell)
         print(_progress(cell), file=sys.stderr, flush=True)
-    if not options.models:
+    if not options.models and not options.only:
         PAGE.write_text(page(cells))
         print(f"wrote {PAGE}")
     bad = [c for c in cells if not c.good]
@@ -200,12 +233,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make matrix", description=__doc__)
     parser.add_argument("models", nargs="*", choices=[*ZOO, []], help="run only these, and write no page")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4], help="run only these numbers of ranks")
+    parser.add_argument("--only", default="", help="run only cases with this in their names, and write no page")
     return parser.parse_args(arguments)
 
 
 def _progress(cell: Cell) -> str:
     if cell.errors is None:
-        return f"{cell.model:10} {cell.case!s:32} FAILED"
+        verdict = "refused" if cell.refused else "FAILED"
+        return f"{cell.model:10} {cell.case!s:32} {verdict}: {cell.failure}"
     return f"{cell.model:10} {cell.case!s:32} loss {cell.errors.loss:.1e}  gradient {cell.errors.gradient:.1e}"
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, CollectiveLine, Level
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import RECOMPUTES, Recompute, RecomputeByBlock
+from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
+from shardwright.pcg.step.parameters import module_block
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
@@ -21,13 +26,27 @@ CERTIFIED = Certified()
 
 @dataclass(frozen=True)
 class Case:
-    """One column of the matrix: forced roles on a mesh, or, where there are none, the search's own choice."""
+    """One column of the matrix: forced roles on a mesh, or, where there are none, the search's own choice.
+
+    Attributes:
+        name: what it is called.
+        num_ranks: of its mesh.
+        mesh: with the axis of time, if a step has microbatches.
+        roles: of its axes of devices.
+        fast_links: whether links cost nothing.
+        zero: how long gathered parameters stay; None: as long as the search says.
+        recompute: what backward makes again; None: what the search says.
+        double: in fp64, the weights after several steps compared as well.
+    """
 
     name: str
     num_ranks: int
     mesh: Mesh | None = None
     roles: tuple[str, ...] | None = None
     fast_links: bool = False
+    zero: Zero | None = None
+    recompute: Recompute | RecomputeByBlock | None = None
+    double: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}, {self.num_ranks} ranks"
@@ -36,9 +55,18 @@ class Case:
     def cluster(self) -> Cluster:
         return fast_links(self.num_ranks) if self.fast_links else default_cluster(self.num_ranks)
 
+    def suits(self, graph: Graph) -> bool:
+        """Whether it has nothing made again of a model without blocks."""
+        blocks = any(module_block(str(leaf.attr("target"))) for leaf in graph.leaves("parameter"))
+        return blocks or self.recompute in (None, "none")
+
     def plan(self, graph: Graph, model: str) -> Plan:
         """The plan of a serial graph for this case, from a fresh planner, and proven to be that graph's."""
-        plan = Planner(self.cluster, CERTIFIED).plan(graph, model, mesh=self.mesh, roles=self.roles)
+        planner = Planner(self.cluster, CERTIFIED)
+        plan = planner.plan(graph, model, mesh=self.mesh, roles=self.roles, recompute=self.recompute)
+        if self.zero is not None:
+            leaves = plan.graph.leaves("parameter")
+            plan = replace(plan, graph=with_lifetimes(plan.graph, {leaf.name: self.zero for leaf in leaves}))
         check_plan(plan, graph)
         return plan
 
@@ -73,4 +101,34 @@ TWO_AXES = (
     Case("data × tensor", 4, Mesh(("dp", "tp"), (2, 2)), (DATA, TENSOR)),
     Case("zero × tensor", 4, Mesh(("dp", "tp"), (2, 2)), (ZERO, TENSOR)),
 )
+MIXTURE: RecomputeByBlock = (("*0", "full"), ("*", "selective"))
+"""The first of equal blocks wholly, the others their attention only."""
+
+
+def _named(recompute: Recompute | RecomputeByBlock) -> str:
+    return recompute if isinstance(recompute, str) else "mixture"
+
+
+def trained(
+    name: str,
+    mesh: Mesh,
+    roles: tuple[str, ...],
+    zeros: Sequence[Zero | None] = (None,),
+    recomputes: Sequence[Recompute | RecomputeByBlock] = (*RECOMPUTES, MIXTURE),
+) -> Iterator[Case]:
+    """A layout with every lifetime and everything made again of these, in fp64."""
+    for zero, recompute in product(zeros, recomputes):
+        text = f"{zero or name}, {mesh.num_microbatches} microbatches, {_named(recompute)}"
+        text = f"{name}: {text}" if zero and name != ZERO else text
+        yield Case(text, mesh.num_devices, mesh, roles, False, zero, recompute, True)
+
+
+TRAINING = (
+    *(case for mb in (1, 2, 4) for case in trained(ZERO, Mesh.of(mb=mb, dp=2), (ZERO,), ZEROS[mb == 1 :])),
+    *trained(DATA, Mesh.of(mb=4, dp=2), (DATA,)),
+    *trained(TENSOR, Mesh.of(mb=2, tp=2), (TENSOR,)),
+    *trained("hybrid", Mesh.of(mb=2, replica=2, shard=2), (DATA, ZERO), ZEROS, ("none", MIXTURE)),
+    *trained("zero × tensor", Mesh.of(mb=2, dp=2, tp=2), (ZERO, TENSOR), ("zero-1", "zero-3"), ("selective",)),
+)
+"""What people train with, in fp64: microbatches, lifetimes of parameters, what is made again, one axis and two."""
 CASES = (*forced(2), *searched(2), *forced(4), *TWO_AXES, *searched(4))

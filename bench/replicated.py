@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from bench.plans import CERTIFIED
 from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.optable import ROWS
 from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO, batch_factors
 
@@ -26,14 +27,17 @@ class Whole:
 
 
 def whole_operators(serial: Graph, parallel: Graph, roles: Sequence[str] | None) -> list[Whole]:
-    """The operators that stay whole, by axis."""
-    batch = batch_factors(serial)
+    """The operators that stay whole, by axis of devices."""
+    batch, mesh = batch_factors(serial), parallel.mesh
+    role_of = dict(zip((axis for axis in mesh.names if axis != TIME), roles or (FREE,) * len(mesh), strict=False))
     found: Counter[tuple[str, str, str]] = Counter()
     for node in _costly(serial):
         split = parallel.by_name[node.name].split
-        for axis, (name, size) in enumerate(zip(parallel.mesh.names, parallel.mesh.sizes, strict=True)):
+        for axis, (name, size) in enumerate(zip(mesh.names, mesh.sizes, strict=True)):
+            if name == TIME:
+                continue
             if node.op == OPAQUE or is_whole(split[axis]):
-                reason = _reason(serial, node, size, roles[axis] if roles else FREE, batch.get(node.name))
+                reason = _reason(serial, node, size, role_of[name], batch.get(node.name))
                 found[name, node.op, reason] += 1
     return [Whole(*key, count) for key, count in found.items()]
 

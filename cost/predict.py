@@ -7,7 +7,7 @@ the search's objective (tested); step time and memory come from the timeline.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
@@ -187,5 +187,9 @@ def _block(node: Node) -> str:
 def _many(cost: NodeCosts, times: int) -> NodeCosts:
     if times == 1:
         return cost
-    own = (cost.compute_s, cost.communication_s, cost.communication_bytes)
-    return NodeCosts(cost.name, *(times * x for x in own), cost.collectives)
+    return replace(
+        cost,
+        compute_s=times * cost.compute_s,
+        communication_s=times * cost.communication_s,
+        communication_bytes=times * cost.communication_bytes,
+    )

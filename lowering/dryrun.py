@@ -130,15 +130,22 @@ def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def hollow_model(graph: Graph) -> nn.Module:
     """Plain modules that hold the graph's parameters and buffers under their names."""
     root = nn.Module()
-    for op, register in (("parameter", nn.Module.register_parameter), ("buffer", nn.Module.register_buffer)):
-        for target, value in _leaves(graph, op):
-            *path, name = target.split(".")
-            module = root
-            for part in path:
-                if part not in module._modules:
-                    module.add_module(part, nn.Module())
-                module = module.get_submodule(part)
-            register(module, name, nn.Parameter(value, value.requires_grad) if op == "parameter" else value)
+
+    def owner(target: str) -> tuple[nn.Module, str]:
+        *path, name = target.split(".")
+        module = root
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module.get_submodule(part)
+        return module, name
+
+    for target, value in _leaves(graph, "parameter"):
+        module, name = owner(target)
+        module.register_parameter(name, nn.Parameter(value, value.requires_grad))
+    for target, value in _leaves(graph, "buffer"):
+        module, name = owner(target)
+        module.register_buffer(name, value)
     return root
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from shardwright.lowering.expressions import Expressions, draw_key, mask_key
-from shardwright.lowering.functions import Call, Function, Functions, block_key, leaf_key
+from shardwright.lowering.functions import Function, FunctionCall, Functions, block_key, leaf_key
 from shardwright.lowering.outside import Outside, find_outside
 from shardwright.lowering.pieces import identifiers, indexed, local_identifiers
 from shardwright.lowering.statements import Part, Statement, drawn_ahead, flat, statements
@@ -76,7 +76,7 @@ def emit(graph: Graph, outside: Outside | None = None) -> str:
     return _Emitter(graph, outside or find_outside(graph)).source()
 
 
-Item = Statement | Call
+Item = Statement | FunctionCall
 
 
 class _Line(NamedTuple):
@@ -156,14 +156,14 @@ class _Emitter:
             else:
                 yield self._call(item)
 
-    def _call(self, part: Part) -> Call:
+    def _call(self, part: Part) -> FunctionCall:
         statement = part.body[0]
         if part.again is not None and len(part.body) == 1 and isinstance(statement, Statement):
             node = self.graph.by_name[str(statement.name)]
             if node.is_parallel:
-                return Call(None, self.code.reads(node), (node.name,), part.module, part.again)
+                return FunctionCall(None, self.code.reads(node), (node.name,), part.module, part.again)
         function, operands, results, draw = self._function(part)
-        return Call(function, operands, results, part.module, part.again, draw)
+        return FunctionCall(function, operands, results, part.module, part.again, draw)
 
     def _function(self, part: Part) -> tuple[Function, tuple[str, ...], tuple[str, ...], str]:
         items = list(self._items(part.body, part.module))
@@ -201,8 +201,9 @@ class _Emitter:
     def _is_own(self, name: str, module: str) -> bool:
         """Whether it is a parameter or a buffer of this block, that its function reads by itself."""
         node = self.graph.by_name.get(name)
-        stored = node is not None and node.op in ("parameter", "buffer")
-        return stored and str(node.attr("target")).startswith(f"{module}.")
+        if node is None or node.op not in ("parameter", "buffer"):
+            return False
+        return str(node.attr("target")).startswith(f"{module}.")
 
     def _local_names(self, module: str, operands: Sequence[str], made: Iterable[str]) -> dict[str, str]:
         """What is called how in a function: the same in all functions of equal blocks."""
@@ -221,7 +222,7 @@ class _Emitter:
     # ---- what an item makes and reads ----
 
     def _makes(self, item: Item) -> tuple[str, ...]:
-        if isinstance(item, Call):
+        if isinstance(item, FunctionCall):
             return item.results
         match item.kind:
             case "gather":
@@ -234,7 +235,7 @@ class _Emitter:
                 return (str(item.name),)
 
     def _reads(self, item: Item) -> tuple[str, ...]:
-        if isinstance(item, Call):
+        if isinstance(item, FunctionCall):
             return item.operands
         if item.kind in ("gather", "free"):
             return (block_key(int(item.name)),)
@@ -298,7 +299,7 @@ class _Emitter:
                 yield self.code.of(self.graph.by_name[str(item.name)], scope.names)
 
     def _item(self, item: Item, scope: _Scope, split: _Splits) -> Iterator[_Line]:
-        if isinstance(item, Call):
+        if isinstance(item, FunctionCall):
             yield self._written_call(item, scope)
             return
         if item.kind == "gather":
@@ -319,7 +320,7 @@ class _Emitter:
             text = self.code.of(node, scope.names)
             yield from split.lines(scope.names[node.name], text, self._comment(node, scope))
 
-    def _written_call(self, call: Call, scope: _Scope) -> _Line:
+    def _written_call(self, call: FunctionCall, scope: _Scope) -> _Line:
         if call.function is None:
             function, _, rest = self.code.of(self.graph.by_name[call.results[0]], scope.names).partition("(")
             arguments = [rest[:-1]]

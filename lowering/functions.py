@@ -26,7 +26,7 @@ class Function:
         return f'def {self.name}({", ".join(self.parameters)}):\n    """{told or "Of no block."}"""\n{self.body}'
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """A call of a function, or of the one move that `again` makes again (then `function` is None).
 
     `operands` and `results` are nodes, masks, gathered blocks and parameters of blocks, as the program names them;

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from shardwright.lowering.exact import Draw
-from shardwright.lowering.movement import MeshAxis, take
+from shardwright.lowering.movement import MeshAxis, seen
 from shardwright.lowering.philox import Slice, keep_mask
 from shardwright.lowering.private import AutogradContext, FakeTensor
 
@@ -30,9 +30,10 @@ class Shard:
         self.steps = steps
 
     def take(self, whole: Tensor) -> Tensor:
+        """In memory of its own: the whole is not kept."""
         for axis, dim, blocks in self.steps:
-            whole = take(whole, axis, dim, blocks)
-        return whole
+            whole = seen(whole, axis, dim, blocks)
+        return whole.clone(memory_format=torch.contiguous_format)
 
     def cuts(self) -> list[list[Slice]]:
         """By dimension, the slices that are left of it, outermost first."""

@@ -95,6 +95,7 @@ class ParallelModule(Training):
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}
         self._hold(graph, model)
         self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
+        self.execution = execution
         outside = find_outside(graph, execution)
         todo, uses = outside.actions, [use.parameter for use in outside.chunk.uses]
         units = ([uses[number] for number in unit] for unit in todo.units)

@@ -53,12 +53,15 @@ def all_sum(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
 
 def take(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:
     """This rank's slice of a whole dimension, or this microbatch's. Contiguous, or a view that is."""
-    if axis.size == 1:
-        return x
+    return seen(x, axis, dim, blocks).contiguous() if axis.size > 1 else x
+
+
+def seen(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:
+    """The same as a view, where strides can say it."""
     if blocks == 1:
         extent = x.shape[dim] // axis.size
-        return x.narrow(dim, axis.rank * extent, extent).contiguous()
-    return x.unflatten(dim, (blocks, axis.size, -1)).select(dim + 1, axis.rank).flatten(dim, dim + 1).contiguous()
+        return x.narrow(dim, axis.rank * extent, extent)
+    return x.unflatten(dim, (blocks, axis.size, -1)).select(dim + 1, axis.rank).flatten(dim, dim + 1)
 
 
 def gather(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:

@@ -78,8 +78,8 @@ def left_to_python(items: Sequence[object], *methods: str) -> list[Any]:
 
         return torch.compiler.disable(call)
 
-    kind = type("Uncompiled", (), {name: method(name) for name in methods})
+    kind: Any = type("Uncompiled", (), {name: method(name) for name in methods})
     found = [kind() for _ in items]
     for own, item in zip(found, items, strict=True):
-        own.item = item
+        setattr(own, "item", item)  # noqa: B010
     return found

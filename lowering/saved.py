@@ -105,7 +105,7 @@ class _Given(NamedTuple):
 
     region: _Region
     number: int
-    place: tuple[Any, Any, int]
+    place: tuple[Any, Any, Any]
 
     def tensor(self) -> Tensor:
         return self.region.result(self.number).as_strided(*self.place)

@@ -30,8 +30,9 @@ class Marker:
         self.device = device
         self.tensor: Tensor | None = None
 
-    def mark(self, text: str) -> None:
-        if self.tensor is not None:
+    def mark(self, region: autocast, text: str) -> None:
+        """Regions for another device than the model's change nothing."""
+        if self.tensor is not None and region.device == self.device:
             _MARK(self.tensor, text)
 
     @contextmanager
@@ -51,11 +52,12 @@ class Marker:
             torch.set_autocast_enabled(device, region._enabled)
             torch.set_autocast_dtype(device, region.fast_dtype)
             torch.autocast_increment_nesting()
-            self.mark(f"{_BEGIN}{str(region.fast_dtype).removeprefix('torch.') if region._enabled else ''}")
+            low = str(region.fast_dtype).removeprefix("torch.") if region._enabled else ""
+            self.mark(region, f"{_BEGIN}{low}")
             return region
 
         def leave(region: autocast, *error: object) -> None:
-            self.mark(_END)
+            self.mark(region, _END)
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
             torch.set_autocast_enabled(region.device, region.prev)

@@ -11,15 +11,18 @@ import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.predict import predict
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.execution import Execution, Precision
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.time import check_time
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.folding import Folded
@@ -34,6 +37,8 @@ from shardwright.search.tuning import Progress, Tuner, named
 from shardwright.substitutions.equations import Equation
 
 _MOST_WHOLE = 4
+_FEWEST_BLOCKS = 4
+_SHARES = 32
 _ABOUT = 1e-3
 """How far a plan of folded blocks may be from that of the whole graph."""
 
@@ -134,13 +139,15 @@ class Planner:
             check_time(best.graph)
         plain = best
         best, rewrites = self._rewritten(graph, plain, roles)
+        if pins.recompute is None and best.fits:
+            best = self._by_block(best)
         alike = [
             c for c in found if (c.mesh.num_microbatches, c.execution) == (best.mesh.num_microbatches, best.execution)
         ]
         report = SearchReport(
             round(time.perf_counter() - start, 3),
             len({c.mesh for c in found}),
-            min(plain.prediction.serial_s, best.prediction.serial_s, *(c.bound_s for c in alike)),
+            min(plain.prediction.serial_s, best.prediction.serial_s, *(c.bound_s for c in alike)) if alike else 0.0,
             self.limit_bytes,
             tuple(rewrites),
             tuner.obstacle,
@@ -164,6 +171,27 @@ class Planner:
             self.progress(f"{named(found)}, all blocks: {found.prediction.step_s * 1e3:.1f} ms")
             best = found if best is None else min(best, found, key=rank)
         assert best is not None
+        return best
+
+    def _by_block(self, best: Candidate) -> Candidate:
+        """With as few blocks made again as memory asks for: the last ones, which backward needs first, are kept."""
+        modules = (f"{node.source.module}." for node in best.graph.nodes)
+        names = [name for name in dict.fromkeys(map(module_block, modules)) if name]
+        if best.execution.recompute != "full" or len(names) < _FEWEST_BLOCKS:
+            return best
+        fewest, most = 0, len(names)  # blocks that are kept: so many fit, so many do not
+        while most - fewest > max(1, len(names) // _SHARES):
+            kept = (fewest + most) // 2
+            pairs = [(name, "none") for name in names[-kept:]]
+            execution = replace(best.execution, recompute=(*pairs, ("*", "full")))
+            prediction = predict(best.graph, self.cluster, execution)
+            if prediction.memory.total_bytes > self.limit_bytes:
+                most = kept
+                continue
+            fewest = kept
+            found = replace(best, execution=execution, prediction=prediction)
+            best = min(best, found, key=rank)
+        self.progress(f"{fewest} of {len(names)} blocks kept: {best.prediction.step_s * 1e3:.1f} ms")
         return best
 
     def _rewritten(

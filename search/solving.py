@@ -34,6 +34,7 @@ _HULL_STEPS = 8
 _HULL_TOLERANCE = 1e-4
 _HIGHEST_PRICE = 1e6
 _MEMORY_TRIES = 3
+_NEARLY = 1.5
 SHARED: tuple[Zero, ...] = ("zero-1", "zero-2", "zero-3")
 """Lifetimes of gathered parameters, the longest first: the fewer bytes are sent, the more are kept."""
 
@@ -140,8 +141,14 @@ class Solver:
         not be the best.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced)
-        best: Candidate | None = None
         limit: float = self.limit_bytes - self.cluster.device.context_bytes
+        fastest = eliminator.solve(problem)
+        if limit < kept_bytes(problem, fastest) <= _NEARLY * limit:  # not all of that is there at once
+            draft = _Draft(name, fastest.objective, (problem, fastest, 0.0), tuple(roles), execution, priced)
+            found = self._finish(draft, folded, different(zeros, mesh))
+            if found.fits:
+                return found
+        best: Candidate | None = None
         for _ in range(_MEMORY_TRIES):
             solution, bound_s, feasible, price = within_memory(problem, eliminator, limit, cutoff_s)
             if best is not None:
@@ -173,25 +180,26 @@ class Solver:
         return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.zero, "zero-3"), c.priced, cutoff_s)
 
     def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Zero]) -> Candidate:
-        """With the first lifetime that fits, or the last one."""
-        problem, solution, _ = draft.solved
+        """With the first lifetime that fits or with the last one, whichever is better."""
+        problem, solution, price = draft.solved
         solved = materialize(problem, solution, self.certified)
         in_loop = _time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
         parameters, repeats = [leaf.name for leaf in solved.leaves("parameter")], folded.repeats
+        found: list[Candidate] = []
         for zero in zeros:
-            graph = (
-                solved if zero == "zero-3" == draft.priced else with_lifetimes(solved, dict.fromkeys(parameters, zero))
-            )
+            if any(c.fits for c in found) and zero != zeros[-1]:
+                continue
+            known = zero == "zero-3" == draft.priced
+            graph = solved if known else with_lifetimes(solved, dict.fromkeys(parameters, zero))
+            if any(c.graph == graph for c in found):
+                continue
             prediction = predict(graph, self.cluster, draft.execution, repeats)
-            fits = in_loop and prediction.memory.total_bytes <= self.limit_bytes
-            tight = draft.solved[2] > 0 or zero != zeros[0]
-            found = Candidate(
-                draft.name, graph, prediction, draft.bound_s, fits, draft.solved, draft.roles, draft.execution, zero,
-                draft.priced, bool(repeats), tight,
-            )  # fmt: skip
-            if fits:
-                break
-        return found
+            found.append(Candidate(
+                draft.name, graph, prediction, draft.bound_s,
+                in_loop and prediction.memory.total_bytes <= self.limit_bytes, draft.solved, draft.roles,
+                draft.execution, zero, draft.priced, bool(repeats), price > 0 or any(not c.fits for c in found),
+            ))  # fmt: skip
+        return min(found, key=rank)
 
 
 def different(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:

@@ -35,7 +35,7 @@ _MODES: dict[Recompute, str] = {
 def named(candidate: Candidate) -> str:
     """Its name, with what is made again."""
     mode = candidate.execution.recompute
-    return candidate.name + (_MODES[mode] if isinstance(mode, str) else ", recomputation by block")  # type: ignore[index]
+    return candidate.name + (_MODES[mode] if isinstance(mode, str) else ", recomputation by block")
 
 
 class Tuner:
@@ -89,25 +89,27 @@ class Tuner:
     def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best plan of every mesh, or of the one that is given.
 
-        Of what is made again, only what gives some known plan about the time of the best one is tried on every mesh.
+        On every mesh, what the best known plan makes again is made again; on the best one, the rest is tried too.
         """
         pins, best = self.pins, min(known, key=rank, default=None)
         if pins.mesh is not None:
-            spaces = [Space(f"search on {pins.mesh}", pins.mesh, pins.roles or (FREE,) * len(pins.mesh))]
-        else:
-            spaces = free_spaces(self.solver.cluster.num_devices)
-        modes = self.modes
-        fastest_s = best.prediction.step_s if best is not None and best.fits else inf
-        cutoff_s = inf
-        for space in spaces:
-            if pins.mesh is None and fastest_s < inf:
-                assert best is not None
-                modes = [best.execution.recompute]
-                cutoff_s = _NEAR * best.prediction.serial_s
-            found = min(self.ways(space, modes, cutoff_s), key=rank)
-            if best is None or rank(found) < rank(best):
-                best, fastest_s = found, found.prediction.step_s if found.fits else inf
-            yield self._told(found)
+            space = Space(f"search on {pins.mesh}", pins.mesh, pins.roles or (FREE,) * len(pins.mesh))
+            yield self._told(min(self.ways(space), key=rank))
+            return
+        found: list[tuple[Candidate, Space, Sequence[RecomputeMode]]] = []
+        for space in free_spaces(self.solver.cluster.num_devices):
+            modes: Sequence[RecomputeMode] = self.modes
+            cutoff_s = inf
+            if best is not None and best.fits:
+                modes, cutoff_s = (best.execution.recompute,), _NEAR * best.prediction.serial_s
+            own = min(self.ways(space, modes, cutoff_s), key=rank)
+            best = own if best is None else min(best, own, key=rank)
+            found.append((own, space, modes))
+            yield self._told(own)
+        own, space, tried = min(found, key=lambda entry: rank(entry[0]))
+        rest = [m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s]
+        if rest:
+            yield self._told(min(self.ways(space, rest), key=rank))
 
     def _told(self, candidate: Candidate) -> Candidate:
         p = candidate.prediction
@@ -130,22 +132,19 @@ class Tuner:
     def _microbatches(self, space: Space, mode: RecomputeMode, cutoff_s: float) -> Iterator[Candidate]:
         """From where the space before it fitted, to the fewest that fit, and on while that is faster."""
         counts = divided(space, self.counts, self.pins.size)
-        number = min(self._start.get(mode, 0), len(counts) - 1)
+        number, too_few = min(self._start.get(mode, 0), len(counts) - 1), -1
         found = self._try(space, mode, counts[number], cutoff_s)
         yield found
-        if found.fits:
-            best, below = found, number
-            while below > 0:
-                below -= 1
-                less = self._try(space, mode, counts[below], cutoff_s)
-                yield less
-                if rank(less) >= rank(best):
-                    break
-                best, number = less, below
         while not found.fits and number + 1 < len(counts):
-            number = self._next(found, counts, number)
+            too_few, number = number, self._next(found, counts, number)
             found = self._try(space, mode, counts[number], cutoff_s)
             yield found
+        while found.fits and number - 1 > too_few:
+            less = self._try(space, mode, counts[number - 1], cutoff_s)
+            yield less
+            if rank(less) >= rank(found):
+                break
+            found, number = less, number - 1
         self._start[mode] = number
         while found.fits and found.is_tight and number + 1 < len(counts):
             number += 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -180,7 +179,7 @@ def compile(
             options=captured.options,
             precision=agreed.precision,
             timeout_s=timeout_s,
-            execution=replace(agreed.execution, precision=None),
+            execution=agreed.execution,
         )
 
     join(timeout_s)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from bench.accuracy import Step, compare, measure, prepare
-from bench.matrix import Cell, page
-from bench.plans import CASES, Case, fast_links
+from bench.matrix import Cell, page, run_cell
+from bench.plans import CASES, TRAINING, Case, fast_links
 from bench.replicated import describe
 from shardwright.pcg.mesh import Mesh
 from tests.models import zoo
@@ -105,3 +105,16 @@ def test_the_page_shows_errors_and_failures() -> None:
     assert "| mlp | 0e+00 | **failed** |" in text
     assert "* data, 2 ranks: none" in text
     assert "**zero, 2 ranks failed**: `E: x`" in text
+
+
+def test_a_model_that_cannot_be_cut_is_told_the_operator() -> None:
+    case = next(c for c in TRAINING if c.mesh is not None and c.mesh.num_microbatches == 2 and c.recompute == "none")
+    cell = run_cell(prepare("resnext", double=True), case)
+    assert cell.refused and cell.good, cell.failure
+    assert "batch cannot be cut into 2 microbatches exactly here" in cell.failure
+    assert "| resnext | refused |" in page([cell])
+
+
+def test_what_is_made_again_needs_blocks() -> None:
+    assert [c.recompute for c in TRAINING if not c.suits(prepare("mlp").captured.graph)].count("none") == 0
+    assert all(c.suits(prepare("gpt").captured.graph) for c in TRAINING)

@@ -6,37 +6,18 @@ its choices, so that unusual splits, moves and storage meet; the program must tr
 
 from __future__ import annotations
 
-import random
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import pytest
 
 from bench.accuracy import measure, prepare
-from bench.plans import CERTIFIED, fast_links
-from shardwright.pcg.graph import Node
+from bench.plans import fast_links
+from bench.random_plans import Pair, RandomSubset
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.types import TensorType
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, FREE
+from tests.each import each
 from tests.models import zoo
 
 GRID = Mesh.of(x=2, y=2)
-
-
-@dataclass(frozen=True)
-class RandomSubset:
-    """Keeps each certified choice with probability `share`, decided by its name and the seed; "R" always."""
-
-    seed: int
-    share: float
-
-    def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = ()) -> frozenset[str]:
-        return frozenset(c for c in CERTIFIED(node, operands, blocked) if c == "R" or self._keeps(f"{node.name}/{c}"))
-
-    def _keeps(self, name: str) -> bool:
-        return random.Random(zlib.crc32(f"{self.seed}/{name}".encode())).random() < self.share
 
 
 @pytest.mark.slow
@@ -63,3 +44,16 @@ def test_a_role_whose_factor_is_not_certified_leaves_the_operator_whole() -> Non
     graph = prepare("mlp").captured.graph
     found = Planner(fast_links(2), RandomSubset(0, 0.0)).solve(graph, Mesh.of(dp=2), (DATA,), "data")
     assert {choice for node in found.graph.nodes for choice in node.split} == {"R"}
+
+
+@each("number", [1001, 2003, 2012])
+def test_random_lifetimes_and_recomputation_train_like_one_process(number: int) -> None:
+    errors = Pair.drawn(number, ("mlp", "gpt")).run()
+    assert errors.within_double, errors
+
+
+@pytest.mark.slow
+@each("number", range(60))
+def test_many_random_pairs_train_like_one_process(number: int) -> None:
+    errors = Pair.drawn(number).run()
+    assert errors.within_double, errors

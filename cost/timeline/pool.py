@@ -36,14 +36,21 @@ def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind,
     now, most = Counter[BufferKind](), Counter[BufferKind]()
     listed = list(chain(*actions.forward, *actions.backward))
     several = [a for a in listed if a.microbatch != "last"] + [a for a in listed if a.microbatch != "first"]
-    for action in several if any(block.slices.lifetime == "step" for block in chunk.blocks) else listed:
+    for action in several if steps.graph.mesh.num_microbatches > 1 else listed:
         if action.verb in sets:
             kind = sets[action.verb][action.number][0]
-            now[kind] += 1
+            now[kind] += _times(chunk.blocks[action.number], action.verb)
             most[kind] = max(most[kind], now[kind])
         elif action.verb in began:
-            now[sets[began[action.verb]][action.number][0]] -= 1
+            verb = began[action.verb]
+            now[sets[verb][action.number][0]] -= _times(chunk.blocks[action.number], verb)
     return {kind: most[kind] * num_bytes for kind, num_bytes in chain(*sets.values())}
+
+
+def _times(block: Block, verb: str) -> int:
+    """How many blocks need a set of their own: of those that one stands for all, if what is gathered stays."""
+    stays = verb == "gather" and block.slices.lifetime != "pass"
+    return 1 + stays * block.uses[0].more
 
 
 def _buffer_set(steps: Steps, block: Block, *, gradients: bool) -> tuple[BufferKind, float]:

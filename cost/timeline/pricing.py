@@ -109,13 +109,13 @@ class _Pass:
     def _messages(self, collective: str, parameters: Sequence[Parameter]) -> tuple[Message, ...]:
         """What a block sends: one message for each parameter that goes straight to its place, one for all others."""
         gathers = collective == "all_gather"
+        sent = {p.leaf: gathers or (p.grad and p.slices is not None and p.slices.copied) for p in parameters}
         sizes = [(p, p.used_bytes if gathers else p.summed_bytes) for p in parameters]
         direct = [(p, num_bytes) for p, num_bytes in sizes if is_direct(self.steps, p, num_bytes)]
-        packed = sum(num_bytes for p, num_bytes in sizes if (p, num_bytes) not in direct)
+        packed = [(p, num_bytes) for p, num_bytes in sizes if (p, num_bytes) not in direct]
+        whole = sum(num_bytes for _, num_bytes in packed) if any(sent[p.leaf] for p, _ in packed) else 0.0
         axes = {p.slices.axis for p in parameters if p.slices is not None}
-        return self.steps.messages(
-            collective, axes, *(num_bytes for p, num_bytes in direct if p.grad or gathers), packed
-        )
+        return self.steps.messages(collective, axes, *(num_bytes for p, num_bytes in direct if sent[p.leaf]), whole)
 
 
 class _Forward(_Pass):

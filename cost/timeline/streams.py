@@ -86,7 +86,7 @@ def run(segment: Segment, sharing: Sharing, alike: SegmentTimeline | None = None
 
 def _goes_on(task: Task) -> bool:
     """Whether only the end of the step waits for it: sums over devices of gradients that are complete."""
-    return task.microbatch == "last" and task.stream != COMPUTE
+    return task.microbatch == "last" and task.stream != COMPUTE and not task.blocks
 
 
 # ---------------------------------------------------------------------------------------------------------------- folds

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
-from shardwright.pcg.step.actions import Microbatch
+from shardwright.pcg.step.actions import Microbatch, happens
 from shardwright.pcg.step.messages import Message
 
 COMPUTE, COPY = "compute", "copy"
@@ -21,6 +22,7 @@ class Task(NamedTuple):
     after        tasks of other streams, by number, that must have ended before
     microbatch   where gradients are accumulated, they are summed over devices in the last microbatch only
     messages     what is sent; a task may stand for several collectives, timed as one
+    blocks       whether the next kernel waits for it
     """
 
     name: str
@@ -29,6 +31,7 @@ class Task(NamedTuple):
     after: tuple[int, ...] = ()
     microbatch: Microbatch = "every"
     messages: tuple[Message, ...] = ()
+    blocks: bool = False
 
 
 class Buffer(NamedTuple):
@@ -63,13 +66,9 @@ class Segment:
 
     def in_microbatch(self, *, first: bool, last: bool) -> Segment:
         """The segment as it is in one microbatch. Tasks that it does not have take no time and send nothing."""
-
-        def happens(when: Microbatch) -> bool:
-            several = {"later": not first, "opening": first and not last, "closing": last and not first}
-            return {"every": True, "first": first, "last": last, **several}[when]
-
-        tasks = (t if happens(t.microbatch) else t._replace(seconds=0.0, messages=()) for t in self.tasks)
-        return Segment(tuple(tasks), tuple(b for b in self.buffers if happens(b.microbatch)), self.folds)
+        here = partial(happens, first=first, last=last)
+        tasks = (t if here(t.microbatch) else t._replace(seconds=0.0, messages=()) for t in self.tasks)
+        return Segment(tuple(tasks), tuple(b for b in self.buffers if here(b.microbatch)), self.folds)
 
     @property
     def is_alike(self) -> bool:
@@ -124,7 +123,7 @@ class Recorder:
     ) -> int:  # fmt: skip
         """A collective or copy, launched by the last kernel before it; `blocks`: the next kernel waits."""
         launched_by = (self.last,) if self.last >= 0 else ()
-        self.tasks.append(Task(name, stream, seconds, (*launched_by, *after), microbatch, messages))
+        self.tasks.append(Task(name, stream, seconds, (*launched_by, *after), microbatch, messages, blocks))
         if blocks or not self.overlap:
             self._awaited.append(len(self.tasks) - 1)
         return len(self.tasks) - 1

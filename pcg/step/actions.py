@@ -34,6 +34,12 @@ Microbatch = Literal["every", "first", "later", "last", "opening", "closing"]
 """In which of a step's microbatches something happens; "opening" and "closing": the first and last of several."""
 
 
+def happens(when: Microbatch, *, first: bool, last: bool) -> bool:
+    """Whether this is one of those microbatches, being the first or the last of its step."""
+    several = {"later": not first, "opening": first and not last, "closing": last and not first}
+    return {"every": True, "first": first, "last": last, **several}[when]
+
+
 class Action(NamedTuple):
     """One thing that a rank does.
 

@@ -57,8 +57,9 @@ class Execution:
             included. "tf32": as "fp32", with matrix multiplications and convolutions in tf32 (not attention).
             "amp_bf16" and "amp_fp16": weights used, activations and their gradients in 16 bits; master weights,
             gradients and optimizer states in fp32. "fp8": as "amp_bf16", with matrix multiplications in fp8. A graph
-            with 16-bit parameters keeps its own dtypes for values (only optimizer states and matrix multiplications
-            change), so a precision of other values is refused there.
+            in which anything is in 16 bits, its parameters or what it casts, keeps its own dtypes for values (only
+            optimizer states, rates and the scaling of the loss change), so a precision of other values is refused
+            there.
         compiled: whether chains of pointwise operators are fused (torch.compile).
         recompute: "selective": attention is run again in backward; "full": every block is, from its input. Under both,
             what is gathered of an activation is gathered again, not kept. A mapping says it by block of the model: from

@@ -15,7 +15,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.node import make_attrs
 from shardwright.pcg.parallel import COMBINE, REPLICATE
-from shardwright.pcg.step.parameters import KEEP, Lifetime
+from shardwright.pcg.step.parameters import KEEP, Lifetime, Slices
 
 Zero = Literal["zero-1", "zero-2", "kept", "zero-3"]
 """What becomes of a parameter that is stored in slices.
@@ -96,3 +96,10 @@ def _rebuilt(graph: Graph, way: Sequence[Node], zero: Zero) -> Iterator[Node]:
         made = replace(node, name=name, inputs=(operand,), attrs=make_attrs(**attrs), split=split)
         yield made
         operand = made.name
+
+
+def lifetime_of(slices: Slices) -> Zero:
+    """What becomes of a parameter with these slices."""
+    if slices.lifetime == "step":
+        return "zero-1" if slices.summed else "zero-2"
+    return "kept" if slices.lifetime == "microbatch" else "zero-3"

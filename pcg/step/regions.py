@@ -56,7 +56,7 @@ def _check(found: Sequence[Operation], execution: Execution) -> None:
             continue
         fitting = [block for block in blocks if execution.recompute_of(block)[0] == pattern]
         where = f"recompute: {pattern!r}: {mode!r}"
-        if not fitting:
+        if not fitting and (mode, pattern) != ("selective", "*"):
             problem = f"{where}: no repeated block of the model is so named (or an earlier pattern has it)"
             raise PlanError(f"{problem}; expected one of: {', '.join(blocks) or 'none, the model has none'}")
         missing = "no attention (a softmax between two products of activations) and no gathered activation"

@@ -36,7 +36,11 @@ def check_time(graph: Graph) -> None:
     if passed:
         raise PlanError(_why_not(graph, passed[-1]))
     if LOSS in dict(graph.outputs) and not any(graph.by_name[name].attr("axis") == TIME for name in at_end):
-        raise PlanError(_why_not(graph, graph.by_name[summand_of_loss(graph)[0]]))  # it would be added up
+        many = graph.mesh.num_microbatches
+        raise PlanError(
+            f"mesh {graph.mesh}: the {many} microbatches would all compute the same, as nothing of the batch is cut "
+            f"along {TIME!r}; choose a number of microbatches that divides the batch"
+        )
 
 
 def _is_linear(node: Node, late: Collection[str]) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -142,7 +142,7 @@ def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[s
               state: Tensor) -> Errors:  # fmt: skip
     parallel = lower(
         plan.graph, model, constants=captured.constants, options=captured.options, precision=plan.precision,
-        execution=replace(plan.execution, precision=None),
+        execution=plan.execution,
     )  # fmt: skip
     torch.manual_seed(STEP_SEED)
     loss = parallel.forward_backward(**batch)

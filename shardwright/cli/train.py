@@ -6,7 +6,6 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +50,8 @@ def train(settings: dict[str, Any]) -> None:
         if told:
             click.echo(f"step {step + 1:>4}  loss {loss.item():.6f}  {seconds(times[-1])}")
     if told:
-        own = plan.precision if plan else precision
         warm = times[min(3, len(times) - 1) :]
-        predicted = predict(parallel.graph, cluster, replace(parallel.execution, precision=own)).step_s
+        predicted = predict(parallel.graph, cluster, parallel.execution).step_s
         click.echo(
             f"median step {seconds(statistics.median(warm))}, predicted {seconds(predicted)}, {cluster.provenance}"
         )

@@ -46,7 +46,17 @@ def alternatives(plan: Plan) -> Paragraph:
     return Paragraph("Compared with", ["by the timeline, in which communication and compute overlap"], _COLUMNS, rows)
 
 
+ABSURD = 10
+"""How many times slower than the plan is not worth a comparison."""
+
+
+def _remark(own: Prediction, measure: Prediction, memory: MemoryVerdict) -> str:
+    if memory != "fits":
+        return memory
+    return "absurd" if own.step_s > ABSURD * measure.step_s else ""
+
+
 def _row(name: str, mesh: Mesh, own: Prediction, measure: Prediction, memory: MemoryVerdict) -> tuple[str, ...]:
     beside = "" if own is measure else faster_or_slower(own.step_s, measure.step_s)
     return (name, str(mesh), seconds(own.step_s), beside, seconds(own.compute_s), seconds(own.exposed_s),
-            size(own.memory.total_bytes), "" if memory == "fits" else memory)  # fmt: skip
+            size(own.memory.total_bytes), _remark(own, measure, memory))  # fmt: skip

@@ -16,6 +16,8 @@ from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.moves import Move, fused_moves, source_of
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.step.lifetimes import Zero, lifetime_of
+from shardwright.pcg.step.parameters import Parameter, find_parameters
 from shardwright.pcg.types import is_float
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.restrict import batch_factors
@@ -30,18 +32,22 @@ STORED = ("whole", "sharded", "gathered")
 
 @dataclass(frozen=True, slots=True)
 class AxisFacts:
-    """What one mesh axis does: how many operators it splits along what, and their share of the compute time."""
+    """What one mesh axis does: how many operators it splits along what, and their share of the compute time.
+
+    `zero`: for how long most of the parameters stay that are gathered along it.
+    """
 
     name: str
     size: int
     num_operators: Mapping[SplitAlong, int]
     share_of_compute: Mapping[SplitAlong, float]
     num_weights: Mapping[StoredAs, int]
+    zero: Zero = "zero-3"
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Moves of one kind along one axis. `what` is "weight", "activation" or "constant"."""
+    """Moves of one kind along one axis. `what`: "weight", "activation" or "constant"; `again`: in backward too."""
 
     what: str
     axis: str
@@ -50,6 +56,7 @@ class Traffic:
     count: int
     sent_bytes: float
     seconds: float
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +140,20 @@ class PlanFacts:
                 {use: sum(u == use for u, _ in split) for use in SPLITS},
                 {use: sum(s for u, s in split if u == use) / total_s for use in SPLITS},
                 {kind: stored.count(kind) for kind in STORED},
+                self._zero(self.mesh.names[axis]),
             )
 
         return tuple(map(facts, range(len(self.mesh))))
+
+    def _zero(self, axis: str) -> Zero:
+        slices = (p.slices for p in self.parameters.values())
+        found = Counter[Zero](lifetime_of(own) for own in slices if own is not None and own.axis == axis)
+        return found.most_common(1)[0][0] if found else "zero-3"
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """By leaf: how each reaches its readers."""
+        return find_parameters(self.graph).by_leaf
 
     @cached_property
     def uses(self) -> Mapping[str, tuple[SplitAlong, ...]]:
@@ -181,7 +199,13 @@ class PlanFacts:
         for origin, move, cost in self.moves:
             groups[self.kind_of(origin), self.mesh.names[move.axis], move.before.kind, move.after.kind].append(cost)
         found = [
-            Traffic(*key, len(g), sum(c.communication_bytes for c in g), sum(c.communication_s for c in g))
+            Traffic(
+                *key,
+                len(g),
+                sum(c.communication_bytes for c in g),
+                sum(c.communication_s for c in g),
+                key[0] == "weight" and self._zero(key[1]) == "zero-3",
+            )
             for key, g in groups.items()
         ]
         return tuple(sorted(found, key=lambda t: (-t.seconds, -t.sent_bytes)))

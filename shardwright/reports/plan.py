@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from shardwright.pcg.mesh import TIME
 from shardwright.reports.comparison import alternatives
 from shardwright.reports.facts import AxisFacts, PlanFacts, SplitAlong, StoredAs, fits, ranked_alternatives
 from shardwright.reports.modules import Module, ModuleRow, module_tree
@@ -77,7 +78,12 @@ class PlanReport(Report):
             "limit_bytes": plan.report.limit_bytes,
             "prediction": plan.prediction.to_json(),
             "axes": [
-                {**asdict(axis), "is": axis_name(axis), "links": links(cluster, plan.mesh, axis.name)}
+                {
+                    **asdict(axis),
+                    "is": axis_name(axis),
+                    "is_time": axis.name == TIME,
+                    "links": links(cluster, plan.mesh, axis.name),
+                }
                 for axis in self.facts.axes
             ],
             "communication": [{**asdict(t), "text": move_text(t)} for t in self.facts.traffic],
@@ -147,6 +153,9 @@ def _axes(facts: PlanFacts) -> Paragraph:
     for axis in facts.axes:
         title = f"{axis.name} ({axis.size})"
         crossed = links(facts.plan.cluster, facts.mesh, axis.name)
+        if axis.name == TIME:
+            lines.append(f"{title}  {axis_name(axis)}: {_splits(axis)}")
+            continue
         lines.append(f"{title}  {axis_name(axis)}, over {crossed}: {_splits(axis)}")
         lines.append(f"{' ' * len(title)}  weights: {_stored(axis)}")
     return Paragraph("What each axis does", lines)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.groups import group_of
 from shardwright.cost.timeline.memory import Memory, verdict
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import MOVES
 from shardwright.pcg.precision import low_dtype
 from shardwright.reports.facts import AxisFacts, PlanFacts, SplitAlong, Traffic, fits
@@ -21,14 +24,22 @@ _NAMES: dict[SplitAlong, str] = {
 }  # fmt: skip
 
 
+_ZEROS: dict[str, str] = {
+    "zero-1": "ZeRO-1: once a step", "zero-2": "ZeRO-2: once a step, gradients scattered in each microbatch",
+    "kept": "ZeRO-3, kept for backward", "zero-3": "ZeRO-3",
+}  # fmt: skip
+
+
 def axis_name(axis: AxisFacts) -> str:
     """What people call it, by where most of the compute is split."""
+    if axis.name == TIME:
+        return "microbatches, one after the other"
     uses = sorted(_NAMES, key=lambda use: -axis.share_of_compute[use])
     main = [u for u in uses if axis.share_of_compute[u] >= 0.25] or uses[:1]
     if not any(axis.num_operators[u] for u in main):
         return "zero-redundancy storage" if axis.num_weights["gathered"] else "replication"
     name = " and ".join(_NAMES[u] for u in main)
-    return name + (" with gathered weights (ZeRO-3)" if axis.num_weights["gathered"] else "")
+    return name + (f" with gathered weights ({_ZEROS[axis.zero]})" if axis.num_weights["gathered"] else "")
 
 
 def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
@@ -46,7 +57,8 @@ def move_text(traffic: Traffic) -> str:
     if traffic.what == "constant":
         return "each device takes its slice"
     if (traffic.what, traffic.before, traffic.after) == ("weight", "S", "C"):
-        return "all-gathered, again in backward; gradients reduce-scattered"
+        again = ", again in backward" if traffic.again else ""
+        return f"all-gathered{again}; gradients reduce-scattered"
     return MOVES[traffic.before, traffic.after].words
 
 
@@ -74,9 +86,16 @@ def way(plan: Plan) -> str:
     if isinstance(mode, str):
         again = _MODES[mode]
     else:
-        again = "made again in backward: " + ", ".join(f"{pattern} {own}" for pattern, own in mode)
+        again = "made again in backward: " + ", ".join(_grouped(plan.execution.recomputes))
     cut = plural(count, "microbatch", "microbatches")
     return f"{cut}; {again}" + (f"; no microbatches: {plan.report.obstacle}" if plan.report.obstacle else "")
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """`model.layers.40 … model.layers.79 none, * full`: neighbours of one mode together."""
+    for mode, own in groupby(pairs, key=itemgetter(1)):
+        patterns = [pattern for pattern, _ in own]
+        yield (f"{patterns[0]} … {patterns[-1]}" if len(patterns) > 1 else patterns[0]) + f" {mode}"
 
 
 def remedies(plan: Plan) -> list[str]:

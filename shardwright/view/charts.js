@@ -54,7 +54,7 @@ function drawAxes() {
     const stored = Object.entries(axis.num_weights).filter(([, n]) => n);
     const weights = stored.reduce((sum, [, n]) => sum + n, 0);
     at("axes").append(element("div.card", {},
-      element("h2", {}, `${axis.name} · ${axis.size} devices · ${axis.is}`), element("p", {}, `over ${axis.links}`),
+      element("h2", {}, `${axis.name} · ${axis.size}${axis.is_time ? "" : " devices"} · ${axis.is}`), element("p", {}, `over ${axis.links}`),
       element("div.soft", {}, `compute, by what the axis splits in ${operators} operators`),
       bar(uses.map((use) => [axis.share_of_compute[use], use, `${USE_WORDS[use]}: ${percent(axis.share_of_compute[use])}`]), 1),
       legend(uses.map((use) => [use, `${USE_WORDS[use]} ${percent(axis.share_of_compute[use])} (${axis.num_operators[use]})`])),

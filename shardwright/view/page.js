@@ -6,15 +6,19 @@ function table(columns, rows) {
       element(columns[i][1] ? "td.right" : columns[i][2] ? "td.barred" : "td", {}, cell)))));
 }
 
+/** Slower than this many times the plan, or too large: a plan does not set the scale of the bars. */
+const ABSURD = 10;
+
 function drawCompare() {
   const own = { name: "this plan", mesh: `[${axes.map((a) => `${a.name}=${a.size}`).join(", ")}]`, fits: plan.fits, prediction: plan.prediction };
   const everything = [own, ...plan.alternatives];
-  const longest = Math.max(...everything.map((a) => a.prediction.step_s));
-  const largest = Math.max(plan.cluster.memory_bytes, ...everything.map((a) => totalBytes(a.prediction.memory)));
+  const sane = everything.filter((a) => a === own || (a.fits && a.prediction.step_s <= ABSURD * plan.prediction.step_s));
+  const longest = Math.max(...sane.map((a) => a.prediction.step_s));
+  const largest = Math.max(plan.cluster.memory_bytes, ...sane.map((a) => totalBytes(a.prediction.memory)));
   const rows = everything.map((a) => {
     const ratio = a.prediction.step_s / plan.prediction.step_s, used = totalBytes(a.prediction.memory);
-    return { own: a === own, cells: [a.name, element("code", {}, a.mesh), bar(timeParts(a.prediction), longest), time(a.prediction.step_s), a === own ? "" : beside(ratio),
-      bar(memoryParts(a.prediction.memory), largest, { mark: plan.limit_bytes }),
+    return { own: a === own, cells: [a.name, element("code", {}, a.mesh), bar(timeParts(a.prediction), Math.max(longest, a.prediction.step_s)), time(a.prediction.step_s), a === own ? "" : beside(ratio),
+      bar(memoryParts(a.prediction.memory), Math.max(largest, used), { mark: plan.limit_bytes }),
       element(a.fits ? "span" : "span.bad", {}, bytes(used) + (a.fits ? "" : ", does not fit"))] };
   });
   at("compare").append(element("h2", {}, "Compared with"),

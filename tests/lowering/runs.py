@@ -42,7 +42,7 @@ class Case:
         return parallelize(serial, mesh, choose or follow(serial, mesh, data_axes), storage)
 
     def lower(self, graph: Graph, execution: Execution = DEFAULT) -> ParallelModule:
-        known = {"constants": self.captured.constants, "options": self.captured.options}
+        known: dict[str, Any] = {"constants": self.captured.constants, "options": self.captured.options}
         return lower(graph, self.model, **known, timeout_s=30, execution=execution)
 
     def on_ranks(

@@ -29,6 +29,7 @@ def on_axis(num_ranks: int, body: Callable[[Axis], Any]) -> list[Any]:
 
     def rank() -> Any:
         (axis,) = connect(Mesh.of(a=num_ranks), 30).axes
+        assert isinstance(axis, Axis)
         torch.manual_seed(axis.rank)
         return body(axis)
 

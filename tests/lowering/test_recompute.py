@@ -33,7 +33,8 @@ def test_steps_are_those_of_one_process(name: str) -> None:
     """Data parallelism, ZeRO-3 and split weights; dropout on. Twice, as memory is used again."""
     found = case(name)
     blocks = "blocks" if name == "gpt" else "model.layers"
-    modes: list[Any] = ["selective", "full", {f"{blocks}.0": "full", "*": "selective"}, {f"{blocks}.1": "full"}]
+    modes: list[Any] = [{f"{blocks}.0": "full", "*": "selective"}]
+    modes += ["selective", "full", {f"{blocks}.1": "full"}] if name == "gpt" else []
 
     def body() -> list[Step]:
         steps = list[Step]()
@@ -106,7 +107,7 @@ def test_memory_falls_as_predicted() -> None:
             stepper = Stepper(found.lower(graph, run), found.batch, before)
             stepper.step()
             stepper.step()
-            peaks.append(peak_bytes(stepper, 2))
+            peaks.append(peak_bytes(stepper, 1))
             del stepper
         return peaks
 

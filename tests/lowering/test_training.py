@@ -200,14 +200,14 @@ def test_programs_that_gather_blocks_compile() -> None:
     """All layers by the same graphs, twice as many for numbers of draws that differ; dropout on."""
     torch.manual_seed(0)
     ids = torch.randint(64, (2, 8, 16))
-    found = Case(GPT(64, 64, 64, 4, 6).double(), {"ids": ids[0], "targets": ids[1]})
+    found = Case(GPT(64, 64, 64, 4, 4).double(), {"ids": ids[0], "targets": ids[1]})
     expected = serial_step(found)
     storage = {name: (S(0),) for name, _ in found.model.named_parameters()} | {"ids": (S(0),), "targets": (S(0),)}
     graph = found.graph(TWO, storage, data_axes=(0,))
 
     def body() -> list[int]:
         numbers = list[int]()
-        for recompute in ("none", "selective", "full"):
+        for recompute in ("none", "selective"):
             compiled, parallel = list[object](), found.lower(graph, Execution(recompute=recompute))
             with pytest.raises(ShardwrightError, match="leave fullgraph out"):
                 parallel.compile(fullgraph=True)
@@ -223,4 +223,4 @@ def test_programs_that_gather_blocks_compile() -> None:
             numbers.append(len(compiled))
         return numbers
 
-    assert run_ranks(body, 2, 120) == [[2, 6, 2]] * 2
+    assert run_ranks(body, 2, 120) == [[2, 6]] * 2

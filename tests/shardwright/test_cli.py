@@ -96,7 +96,7 @@ def test_plan_explain_compare_view(run: Run) -> None:
     assert run("explain", "plan.json", "--depth", "1")[0] == 0
     described = json.loads(run("explain", "plan.json", "--format", "json")[1])
     assert described["axes"][0]["name"] == "dp"
-    told = run("timeline", "plan.json", "--trace", "trace.json", "--recompute", "full", "--microbatches", "2")[1]
+    told = run("timeline", "plan.json", "--trace", "trace.json", "--microbatches", "2")[1]
     assert "bubble          0" in told
     assert "at the peak     backward of microbatch" in told
     assert {e["ph"] for e in json.loads(Path("trace.json").read_text())["traceEvents"]} == {"X", "M", "C"}

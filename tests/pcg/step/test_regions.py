@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -65,6 +66,11 @@ def captured(model: nn.Module) -> Graph:
     return capture(model, {"x": torch.randn(2, 8, 16)}).graph
 
 
+@cache
+def model_of(block: type[nn.Module] = Attention) -> Graph:
+    return captured(Model(block))
+
+
 def regions(graph: Graph, recompute: Any) -> list[tuple[str, list[str]]]:
     """The operators of every region, in order."""
     listed = Operations(graph, Execution(recompute=recompute)).listed
@@ -74,7 +80,7 @@ def regions(graph: Graph, recompute: Any) -> list[tuple[str, list[str]]]:
 
 def test_attention_that_is_written_out_is_made_again() -> None:
     """From the repeated keys and the first product to the last, side by side, though values are made in between."""
-    found = regions(captured(Model()), "selective")
+    found = regions(model_of(), "selective")
     assert len(found) == 3
     for _, ops in found:
         products = [place for place, op in enumerate(ops) if op == "matmul"]
@@ -85,15 +91,15 @@ def test_attention_that_is_written_out_is_made_again() -> None:
 
 
 def test_backward_runs_attention_again_up_to_its_last_product() -> None:
-    chunk = whole_chunk(Operations(captured(Model()), Execution(recompute="selective")))
+    chunk = whole_chunk(Operations(model_of(), Execution(recompute="selective")))
     ops = [chunk.occurrences[n].operation.name for n in actions(chunk).of("again")]
-    graph = captured(Model())
+    graph = model_of()
     assert sum(graph.by_name[name].op == "matmul" for name in ops) == 3  # of six
 
 
 def test_blocks_by_pattern() -> None:
     """The first pattern that fits decides; what none names is kept."""
-    graph = captured(Model())
+    graph = model_of()
     found = regions(graph, {"layers.1": "none", "layers.0": "full", "layers.*": "selective"})
     assert found[0][0] == "layers.0"
     assert len(found) == 2
@@ -107,11 +113,12 @@ def test_blocks_by_pattern() -> None:
         (Attention, {"layer.*": "full"}, "recompute: 'layer.*': 'full': no repeated block of the model is so named"),
         (Attention, {"*": "full", "layers.1": "selective"}, "recompute: 'layers.1': 'selective': no repeated block"),
         (Plain, "selective", "recompute: '*': 'selective': there is no attention (a softmax between two products"),
+        (Plain, {"layers.1": "selective"}, "recompute: 'layers.1': 'selective': there is no attention"),
     ],
 )
 def test_what_is_not_there_cannot_be_made_again(block: type[nn.Module], recompute: Any, message: str) -> None:
     with pytest.raises(PlanError) as error:
-        regions(captured(Model(block)), recompute)
+        regions(model_of(block), recompute)
     assert str(error.value).startswith(message)
 
 
@@ -126,7 +133,7 @@ class Mlp(nn.Module):
 
 def in_slices() -> Graph:
     """Megatron's sequence parallelism: slices of the sequence but for the two products, which want all of it."""
-    serial = captured(Model(Mlp))
+    serial = model_of(Mlp)
 
     def choose(node: Node, axis: int, operands: list[TensorType]) -> str:
         if node.op == "linear":
@@ -160,3 +167,14 @@ def test_a_gather_belongs_to_the_block_that_reads_it() -> None:
     chunk = whole_chunk(Operations(in_slices(), Execution(recompute="full")))
     kept = sorted({m.num_bytes for m in chunk.allocations if m.kept and m.num_bytes})
     assert kept == [2 * 8 * 16 * 4 / 2]
+
+
+class Whole(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
+
+
+def test_a_model_without_blocks_says_so() -> None:
+    for recompute, message in (("full", "expected one of: none, the model has none"), ("selective", "no attention")):
+        with pytest.raises(PlanError, match=message):
+            regions(captured(Whole()), recompute)

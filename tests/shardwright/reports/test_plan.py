@@ -66,9 +66,9 @@ def test_zero_is_called_so(zero: Plan) -> None:
     (axis,) = PlanFacts(zero).axes
     assert axis.num_weights == {"whole": 0, "sharded": 0, "gathered": 10}
     text = str(PlanReport(zero))
-    assert "data parallel with gathered weights (ZeRO-3)" in text
+    assert "data parallel with gathered weights (ZeRO-3, kept for backward)" in text
     assert "weights: 10 stored sharded, gathered for each use" in text
-    assert "all-gathered, again in backward; gradients reduce-scattered" in text
+    assert "all-gathered; gradients reduce-scattered" in text
 
 
 def test_tensor_parallel_is_called_so(tensor: Plan) -> None:

@@ -1,0 +1,136 @@
+"""How far the searched plan is from the best of a grid: mesh × microbatches × lifetimes × recomputation, brute force.
+
+Every way that people set up by hand is costed by the same timeline: data parallel, ZeRO and tensor parallel axes over
+all meshes of two axes, every number of microbatches that divides the batch, each lifetime of gathered weights, each
+kind of recomputation. `python -m bench.grid [--only NAME]` prints a table; planning times are of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from bench.search import Example, fake_llama
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.pcg.capture import capture
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import RECOMPUTES, Execution
+from shardwright.pcg.step.lifetimes import ZEROS
+from shardwright.search.folding import Folded, fold
+from shardwright.search.planner import Planner
+from shardwright.search.restrict import DATA, TENSOR, ZERO
+from shardwright.search.solving import Candidate, Solver, different, over_time
+from shardwright.search.spaces import Space, batch_size, divided, meshes, microbatch_counts
+from shardwright.verifier.choices import Certified
+
+BOUND = 0.03
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its batch, and the clusters that it is planned for: names of presets, with machines."""
+
+    name: str
+    build: Callable[[], Example]
+    clusters: Sequence[tuple[str, int]]
+
+
+def llama(hidden: int, layers: int, inner: int, heads: int, batch: int = 64, seq: int = 4096) -> Callable[[], Example]:
+    """transformers' Llama 3 of these sizes on fake tensors, in bf16."""
+    return lambda: fake_llama(batch, seq, hidden_size=hidden, num_hidden_layers=layers, intermediate_size=inner,
+                              num_attention_heads=heads)  # fmt: skip
+
+
+H100, A100, A100_40, A10 = "dgx-h100", "dgx-a100", "dgx-a100-40", "a10-box"
+CASES = (
+    Case("Llama-1B", llama(2048, 16, 8192, 32), ((H100, 1), (H100, 4), (A100, 2), (A100_40, 2), (A10, 4))),
+    Case("Llama-8B", llama(4096, 32, 14336, 32), ((H100, 1), (H100, 2), (H100, 8), (A100, 1), (A100, 4), (A100_40, 4))),
+    Case("Llama-8B, batch 256", llama(4096, 32, 14336, 32, batch=256), ((H100, 1), (H100, 2), (H100, 8), (A100, 4))),
+    Case("Llama-70B", llama(8192, 80, 28672, 64), ((H100, 4), (H100, 8), (H100, 16), (H100, 32), (A100, 8))),
+    Case("Llama-70B, batch 512", llama(8192, 80, 28672, 64, batch=512), ((H100, 8), (H100, 16), (H100, 32))),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds of the plan's step, of the best way of the grid, and of planning."""
+
+    plan_s: float
+    plan: str
+    grid_s: float
+    grid: str
+    num_ways: int
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        return self.plan_s / self.grid_s - 1
+
+
+def grid(folded: Folded, solver: Solver) -> Iterator[Candidate]:
+    """Every way of the grid that fits."""
+    size = batch_size(folded.graph)
+    for mesh in meshes(solver.cluster.num_devices):
+        for roles in product((DATA, ZERO, TENSOR), repeat=len(mesh)):
+            space = Space("grid", mesh, roles)
+            for count, mode in product(divided(space, microbatch_counts(size), size), RECOMPUTES):
+                timed = over_time(mesh, count)
+                for zero in different(ZEROS, timed) if ZERO in roles else ("zero-3",):
+                    try:
+                        found = solver.solve(
+                            folded, timed, roles, "grid", Execution(recompute=mode), (zero,), zero, cutoff_s=0.0
+                        )
+                    except PlanError:  # no attention
+                        continue
+                    if found.fits:
+                        yield found
+
+
+def judge(graph: Graph, cluster: Cluster) -> Result:
+    """Plan, then try everything."""
+    certified = Certified()
+    start = time.perf_counter()
+    plan = Planner(cluster, certified).plan(graph)
+    seconds = time.perf_counter() - start
+    ways = list(grid(fold(graph), Solver(cluster, certified)))
+    best = min(ways, key=lambda c: c.prediction.step_s, default=None)
+    own = f"{plan.mesh} {plan.execution.recompute}" + ("" if _fits(plan.prediction, cluster) else ", does not fit")
+    if best is None:
+        return Result(plan.prediction.step_s, own, float("inf"), "nothing fits", 0, seconds)
+    what = f"{best.mesh} {'×'.join(best.roles)} {best.zero} {best.execution.recompute}"
+    return Result(plan.prediction.step_s, own, best.prediction.step_s, what, len(ways), seconds)
+
+
+def _fits(prediction: object, cluster: Cluster) -> bool:
+    from shardwright.cost.timeline.memory import safe_bytes
+
+    return prediction.memory.total_bytes <= safe_bytes(cluster.device.memory_bytes)  # type: ignore[attr-defined]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a row for every case; 1 where a plan is further from the best of the grid than it may be."""
+    parser = argparse.ArgumentParser(prog="python -m bench.grid", description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    options = parser.parse_args(arguments)
+    print("| model | cluster | plan | step | best of the grid | step | ways | gap | planning |")
+    print("|---|---|---|--:|---|--:|--:|--:|--:|")
+    far = 0
+    for case in (c for c in CASES if options.only in c.name):
+        model, batch = case.build()
+        graph = capture(model, batch).graph
+        for name, nodes in case.clusters:
+            r = judge(graph, Cluster.preset(name, nodes=nodes))
+            far += r.gap > BOUND
+            cells = (case.name, f"{nodes} × {name}", r.plan, f"{r.plan_s:.3f} s", r.grid, f"{r.grid_s:.3f} s",
+                     str(r.num_ways), f"{r.gap:+.1%}", f"{r.seconds:.1f} s")  # fmt: skip
+            print("| " + " | ".join(cells) + " |", flush=True)
+    return 1 if far else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""Microbatches, recomputation and lifetimes are chosen where they are needed, and no better choice is missed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.lifetimes import ZEROS
+from shardwright.pcg.step.parameters import find_parameters
+from shardwright.pcg.step.time import check_time
+from shardwright.reports.facts import fits
+from shardwright.reports.plan import PlanReport
+from shardwright.search.check import check_plan
+from shardwright.search.folding import Folded
+from shardwright.search.plan import Plan
+from shardwright.search.planner import Planner
+from shardwright.search.solving import Candidate, different, over_time
+from shardwright.search.spaces import batch_size, microbatch_counts
+from tests.each import each
+from tests.search.graphs import blocks, cluster, every_choice, mlp
+
+GRAPH = blocks(16, 16, layers=4, seq=16)
+
+
+def planner(num_devices: int = 2, **options: float) -> Planner:
+    return Planner(cluster(num_devices, **options), every_choice)  # type: ignore[arg-type]
+
+
+def limited(search: Planner, limit_bytes: float) -> Planner:
+    """The same planner, with what it knows already, and other memory."""
+    search.solver.limit_bytes = search.limit_bytes = int(limit_bytes)
+    return search
+
+
+def grid(search: Planner, graph: Graph) -> list[Candidate]:
+    """Every way to run the graph on one axis, whatever memory it takes."""
+    folded, found = Folded(graph), list[Candidate]()
+    for role, count, mode in product(("data", "zero", "tensor", "free"), (1, 2, 4, 8), ("none", "full")):
+        mesh, execution = over_time(Mesh.of(x=2), count), Execution(recompute=mode)
+        for zero in different(ZEROS, mesh) if role in ("zero", "free") else ("zero-3",):
+            found.append(search.solver.solve(folded, mesh, (role,), role, execution, (zero,), zero))
+    return found
+
+
+@each("link", [1e11, 1e9, 1e8])
+def test_the_plan_is_about_the_best_of_all_ways_to_run_it(link: float) -> None:
+    """Over the memory that any of them needs, 36 limits in all."""
+    search = planner(link_bytes_per_s=link)
+    known = grid(search, GRAPH)
+    needs = sorted({c.prediction.memory.total_bytes for c in known})
+    limits = [needs[0] + (needs[-1] - needs[0]) * i / 12 for i in range(1, 13)]
+    for limit in limits:
+        best_s = min(c.prediction.step_s for c in known if c.prediction.memory.total_bytes <= limit)
+        plan = limited(search, limit).plan(GRAPH)
+        assert plan.prediction.memory.total_bytes <= limit
+        assert plan.prediction.step_s <= 1.03 * best_s, (limit, plan.mesh, plan.execution)
+
+
+def test_less_memory_is_met_by_microbatches_then_by_recomputation() -> None:
+    search = planner(link_bytes_per_s=1e9)
+    plans = {share: limited(search, share * search.limit_bytes).plan(GRAPH) for share in (1.0,)}
+    free = plans[1.0]
+    assert (free.mesh.num_microbatches, free.execution) == (1, Execution())
+    needed = free.prediction.memory.total_bytes
+    ways = []
+    for share in (0.8, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3):
+        plan = limited(search, share * needed).plan(GRAPH)
+        check_plan(plan, GRAPH)
+        check_time(plan.graph)
+        ways.append((plan.mesh.num_microbatches, plan.execution.recompute, fits(plan)))
+    assert any(count > 1 and mode == "none" for count, mode, _ in ways)
+    if not all(fit for _, _, fit in ways):
+        assert ways[-1][2] is False
+
+
+def test_recomputation_is_chosen_where_the_batch_cannot_be_cut_further() -> None:
+    graph = blocks(2, 16, layers=4, seq=64)
+    search = planner(link_bytes_per_s=1e9)
+    needed = search.plan(graph).prediction.memory.total_bytes
+    plan = limited(search, 0.6 * needed).plan(graph)
+    assert fits(plan)
+    assert "full" in dict(plan.execution.recomputes).values()
+
+
+def test_only_as_many_blocks_are_made_again_as_memory_asks_for() -> None:
+    graph = blocks(2, 16, layers=8, seq=64)
+    search, way = planner(), {"mesh": Mesh.of(x=2), "roles": ("data",), "microbatches": 1}
+    least, most = (
+        search.plan(graph, **way, recompute=mode).prediction.memory.total_bytes  # type: ignore[arg-type]
+        for mode in ("full", "none")
+    )
+    plan = limited(search, (least + most) / 2).plan(graph, **way)  # type: ignore[arg-type]
+    assert fits(plan)
+    modes = dict(plan.execution.recomputes)
+    assert modes.pop("*") == "full"
+    assert set(modes.values()) == {"none"}
+    assert list(modes) == [f"layers.{i}" for i in range(8 - len(modes), 8)]
+    whole = search.plan(graph, **way, recompute="full")  # type: ignore[arg-type]
+    assert plan.prediction.step_s < whole.prediction.step_s
+    assert f"layers.{8 - len(modes)} … layers.7 none, * full" in str(PlanReport(plan)) or len(modes) == 1
+
+
+def test_gathered_parameters_stay_as_long_as_there_is_room() -> None:
+    graph = blocks(16, 64, layers=4, seq=4)
+    search = planner(link_bytes_per_s=1e8)
+    lifetimes = []
+    for zero in ZEROS:
+        found = search.solve(graph, Mesh.of(mb=4, x=2), ("zero",), "zero", zeros=(zero,))
+        parameters = find_parameters(found.graph).by_leaf.values()
+        lifetimes.append({(p.slices.lifetime, p.slices.summed) for p in parameters if p.slices is not None})
+    assert lifetimes == [{("step", True)}, {("step", False)}, {("microbatch", False)}, {("pass", False)}]
+    roomy = search.solve(graph, Mesh.of(mb=4, x=2), ("zero",), "zero", zeros=ZEROS)
+    assert roomy.zero == "zero-1"
+    least = search.solve(graph, Mesh.of(mb=4, x=2), ("zero",), "zero").prediction.memory.total_bytes
+    tight = limited(search, least).solve(graph, Mesh.of(mb=4, x=2), ("zero",), "zero", zeros=ZEROS)
+    assert (tight.zero, tight.fits) == ("zero-3", True)
+
+
+# ---- pins ----
+
+
+def test_what_is_asked_for_is_kept_to() -> None:
+    search = planner()
+    pinned = search.plan(GRAPH, microbatches=4, recompute="full")
+    assert (pinned.mesh.num_microbatches, pinned.execution.recompute) == (4, "full")
+    assert all(a.mesh.num_microbatches == 4 for a in pinned.alternatives)
+    meshed = search.plan(GRAPH, mesh=Mesh.of(mb=2, dp=2), roles=("zero",))
+    assert meshed.mesh == Mesh.of(mb=2, dp=2)
+    assert search.plan(GRAPH, mesh=Mesh.of(dp=2), microbatches=2).mesh == Mesh.of(mb=2, dp=2)
+    by_block = search.plan(GRAPH, recompute={"layers.0": "full", "layers.*": "none"})
+    assert by_block.execution.recompute == (("layers.0", "full"), ("layers.*", "none"))
+
+
+def with_statistics() -> Graph:
+    """A model that subtracts the mean over the batch, as batch norm does."""
+    b = GraphBuilder()
+    x, w = b.leaf("x", "input", (8, 4), "float32", "x"), b.leaf("w", "parameter", (4, 4), "float32", "w", grad=True)
+    h = b.op("linear", x, w)
+    h = b.op("add", h, b.op("sum", h, dims=(0,), keepdim=True))
+    return b.graph([("loss", b.op("sum", b.op("mul", h, h), dims=(0, 1), keepdim=False))])
+
+
+def test_an_obstacle_to_microbatches_is_told() -> None:
+    plan = planner().plan(with_statistics())
+    assert plan.mesh.num_microbatches == 1
+    assert "the batch cannot be cut into 2 microbatches exactly here" in plan.report.obstacle
+    assert "no microbatches: " in str(PlanReport(plan))
+    with pytest.raises(PlanError, match=r"the batch cannot be cut into 4 microbatches exactly here"):
+        planner().plan(with_statistics(), microbatches=4)
+
+
+@each(("pins", "message"), [
+    ({"microbatches": 3}, "microbatches=3 does not divide the batch of 16; choose one of 1, 2, 4, 8, 16"),
+    ({"microbatches": 0}, "microbatches=0: expected a positive number of microbatches in a step"),
+    ({"mesh": Mesh.of(mb=4, x=2), "microbatches": 2}, "microbatches=2 contradicts the axis 'mb' of mesh [mb=4, x=2]"),
+    ({"mesh": Mesh.of(mb=4, x=2), "roles": ("data", "data")}, "2 axis roles for mesh [x=2]; give one role per axis of"),
+    ({"recompute": "selective"}, "there is no attention"),
+    ({"recompute": {"decoder.*": "full"}}, "no repeated block of the model is so named"),
+    ({"recompute": "all"}, "expected one of"),
+])  # fmt: skip
+def test_pins_that_cannot_be_kept_to(pins: dict[str, object], message: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - a field's own error or a plan's
+        planner().plan(GRAPH, **pins)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+
+
+def test_counts_of_microbatches() -> None:
+    assert batch_size(GRAPH) == 16
+    assert microbatch_counts(16) == [1, 2, 4, 8, 16]
+    assert microbatch_counts(48) == [1, 2, 4, 8, 16, 48]
+    assert microbatch_counts(1) == [1]
+    assert microbatch_counts(7) == [1, 7]
+
+
+# ---- plans ----
+
+
+def test_a_plan_file_says_how_it_is_run(tmp_path: Path) -> None:
+    plan = planner().plan(GRAPH, microbatches=2, recompute={"layers.0": "full"})
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    data = plan.to_json()
+    assert data["execution"] == {"recompute": {"layers.0": "full"}}
+    old = {**data, "version": 2, "precision": None}
+    del old["execution"]
+    assert Plan.from_json(old).execution == Execution()
+    with pytest.raises(PlanError, match="field 'speed' is not known"):
+        Plan.from_json({**data, "execution": {"speed": 2}})
+
+
+def test_what_would_fit_is_told_where_nothing_does() -> None:
+    graph = mlp(8, 256, 1024, layers=4)
+    search = planner()
+    small = limited(search, 0.3 * search.plan(graph, recompute="none").prediction.memory.total_bytes)
+    plan = small.plan(graph)
+    assert not fits(plan)
+    assert plan.report.remedies
+    steps = [remedy.step_s for remedy in plan.report.remedies]
+    assert steps == sorted(steps)
+    assert "would fit" in str(PlanReport(plan))
+    assert Plan.from_json(plan.to_json()).report.remedies == plan.report.remedies
+
+
+def test_a_baseline_is_the_best_over_its_grid() -> None:
+    search = planner(4, link_bytes_per_s=1e9)
+    plan = search.plan(GRAPH)
+    names = {a.name.partition(",")[0] for a in plan.alternatives}
+    by_hand = {"data parallel", "ZeRO-3", "ZeRO-2", "tensor parallel 4", "data 2 x tensor 2"}
+    assert len(by_hand - names) <= 1  # the plan itself
+    tight = limited(search, 0.5 * plan.prediction.memory.total_bytes).plan(GRAPH)
+    for other in tight.alternatives:
+        assert other.fits == (other.prediction.memory.total_bytes <= tight.report.limit_bytes)
+    assert any(a.mesh.num_microbatches > 1 for a in tight.alternatives if not a.name.startswith("search"))
+
+
+def test_executions_of_other_precisions_are_kept() -> None:
+    search = Planner(cluster(2), every_choice, precision="tf32")
+    plan = search.plan(GRAPH, microbatches=2, recompute="full")
+    assert plan.execution == Execution("tf32", recompute="full")
+    assert replace(plan.execution, precision=None) == Execution(recompute="full")
