@@ -27,7 +27,8 @@ def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ra
     """The norm over all elements of all gradients; each shard counts once, however many ranks hold a copy."""
     if not gradients:
         return torch.zeros((), device=ranks.device)
-    norms = private.norms(gradients, norm_type).float()
+    norms = private.norms(gradients, norm_type)
+    norms = norms.to(torch.promote_types(norms.dtype, torch.float32))
     if norm_type == float("inf"):
         total = norms.max()
         dist.all_reduce(total, dist.ReduceOp.MAX)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ class Plan:
                     for a in data["alternatives"]
                 ),
                 SearchReport(**report),
-                Execution.from_json(data["execution"]) if data["version"] > 2 else Execution(data.get("precision")),
+                _execution(data["execution"]) if data["version"] > 2 else Execution(data.get("precision")),
             )
         except (GraphError, ClusterError) as error:
             raise PlanError(f"{source}: {error}") from error
@@ -186,6 +186,14 @@ class Plan:
                 f"{path}: not a complete JSON file ({error}); it may have been cut, make the plan again"
             ) from error
         return cls.from_json(data, str(path))
+
+
+def _execution(data: Mapping[str, Any]) -> Execution:
+    """Of a plan. Raises `ValueError` for what can be costed only: a program would not do it."""
+    only_costed = data.keys() & {f.name for f in fields(Execution)} - {"precision", "recompute"}
+    if only_costed:
+        raise ValueError(f"execution: {min(only_costed)!r} can be costed, but is not part of a plan; leave it out")
+    return Execution.from_json(data)
 
 
 def _rewrite(data: Mapping[str, Any]) -> Rewrite:

@@ -58,6 +58,7 @@ def edit(plan: Plan, **fields: object) -> dict[str, object]:
         ({"prediction": {}}, "is missing; the file may have been edited or cut, make the plan again"),
         ({"report": 3}, "the file may have been edited, make the plan again"),
         ({"cluster": {}}, "cluster"),
+        ({"execution": {"num_microbatches": 4}}, "'num_microbatches' can be costed, but is not part of a plan"),
         ({"version": 2, "precision": "half"}, "Execution.precision: expected"),
     ],
 )
