@@ -10,7 +10,7 @@ import pytest
 
 from bench.accuracy import measure, prepare
 from bench.plans import fast_links
-from bench.random_plans import Pair, RandomSubset, main
+from bench.random_plans import Pair, RandomSubset
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, FREE
@@ -50,8 +50,3 @@ def test_a_role_whose_factor_is_not_certified_leaves_the_operator_whole() -> Non
 def test_random_lifetimes_and_recomputation_train_like_one_process(number: int) -> None:
     errors = Pair.drawn(number, ("mlp", "gpt")).run()
     assert errors.within_double, errors
-
-
-@pytest.mark.slow
-def test_many_random_pairs_train_like_one_process() -> None:
-    assert main(["3000", "3060"]) == 0

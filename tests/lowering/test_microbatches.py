@@ -104,7 +104,7 @@ def test_steps_are_those_of_one_process(name: str) -> None:
     Llama computes its loss in float32, whatever the model is in.
     """
     found, tolerance = case(name), 1e-10 if name == "gpt" else 1e-6
-    plans = [planned(found, *plan) for plan in PLANS if name == "gpt" or plan[0] == ("zero",)]
+    plans = [planned(found, *plan) for plan in PLANS if name == "gpt" or (plan[0] == ("zero",) and plan[2] == 2)]
 
     def body() -> list[tuple[Step, list[Tensor]]]:
         runs = [lambda parallel: parallel_step(parallel, found.batch), by_loss(found.batch)]
@@ -276,8 +276,8 @@ def test_memory_is_as_predicted() -> None:
     torch.manual_seed(0)
     ids = torch.randint(64, (2, 8, 64))
     found = Case(GPT(64, 64, 64, 4, 3), {"ids": ids[0], "targets": ids[1]})
-    plans = [planned(found, ("data",), many=many) for many in (1, 4)]
-    plans += [planned(found, ("zero",), zero, 4) for zero in ZEROS]
+    plans = [planned(found, ("data",), many=4)]
+    plans += [planned(found, ("zero",), zero, 4) for zero in ("zero-1", "zero-2", "zero-3")]
 
     def body() -> list[int]:
         peaks = list[int]()
@@ -286,7 +286,7 @@ def test_memory_is_as_predicted() -> None:
             stepper = Stepper(found.lower(graph), found.batch, before)
             stepper.step()
             stepper.step()
-            peaks.append(peak_bytes(stepper, 3))
+            peaks.append(peak_bytes(stepper, 2))
             del stepper
         return peaks
 
