@@ -101,7 +101,8 @@ class Tuner:
             modes: Sequence[RecomputeMode] = self.modes
             cutoff_s = inf
             if best is not None and best.fits:
-                modes, cutoff_s = (best.execution.recompute,), _NEAR * best.prediction.serial_s
+                mode: RecomputeMode = best.execution.recompute
+                modes, cutoff_s = [mode], _NEAR * best.prediction.serial_s
             own = min(self.ways(space, modes, cutoff_s), key=rank)
             best = own if best is None else min(best, own, key=rank)
             found.append((own, space, modes))

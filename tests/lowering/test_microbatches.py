@@ -38,7 +38,7 @@ def planned(found: Case, roles: tuple[str, ...], zero: Zero = "zero-1", many: in
     """The plan on two ranks along each axis, with one lifetime of all parameters that are gathered."""
     sizes = dict.fromkeys("xyz"[: len(roles)], 2)
     planner = Planner(Cluster.local(2 ** len(roles)), certified_choices())
-    graph = planner.solve(found.captured.graph, Mesh.of(mb=many, **sizes), roles, "test").graph  # type: ignore[arg-type]
+    graph = planner.solve(found.captured.graph, Mesh.of(mb=many, **sizes), roles, "test").graph
     return with_lifetimes(graph, {leaf.name: zero for leaf in graph.leaves("parameter")})
 
 
@@ -140,7 +140,7 @@ def test_ranks_do_what_the_list_says(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = [planned(found, ("zero",), zero, many) for zero in ZEROS for many in (1, 2, 4)]
     leaves = [leaf.name for leaf in plans[0].leaves("parameter")]
     by_block: dict[str, Zero] = {"blocks_0": "zero-1", "blocks_1": "zero-3"}
-    mixed = {leaf: by_block.get(leaf[:8], "zero-2") for leaf in leaves}
+    mixed: dict[str, Zero] = {leaf: by_block.get(leaf[:8], "zero-2") for leaf in leaves}
     plans += [with_lifetimes(planned(found, ("zero",), many=many), mixed) for many in (1, 4)]
 
     def body() -> list[tuple[list[Events], float]]:
@@ -218,7 +218,7 @@ def test_frozen_parameters_and_steps_that_fail() -> None:
         steps = list[Step]()
         for graph in plans:
             parallel = found.lower(graph)
-            parallel._program = failing_once(parallel._program)  # type: ignore[method-assign]
+            parallel._program = failing_once(parallel._program)
             with pytest.raises(ValueError, match="no"):
                 parallel.forward_backward(**found.batch)
             assert all(p.grad is None for p in parallel.parameters())
