@@ -98,17 +98,17 @@ class Tuner:
             return
         found: list[tuple[Candidate, Space, Sequence[RecomputeMode]]] = []
         for space in free_spaces(self.solver.cluster.num_devices):
-            modes: Sequence[RecomputeMode] = self.modes
+            modes = self.modes
             cutoff_s = inf
             if best is not None and best.fits:
-                mode: RecomputeMode = best.execution.recompute
-                modes, cutoff_s = [mode], _NEAR * best.prediction.serial_s
+                modes = list[RecomputeMode]((best.execution.recompute,))
+                cutoff_s = _NEAR * best.prediction.serial_s
             own = min(self.ways(space, modes, cutoff_s), key=rank)
             best = own if best is None else min(best, own, key=rank)
             found.append((own, space, modes))
             yield self._told(own)
         own, space, tried = min(found, key=lambda entry: rank(entry[0]))
-        rest = [m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s]
+        rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
         if rest:
             yield self._told(min(self.ways(space, rest), key=rank))
 
