@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from shardwright.pcg.analysis import is_timeless
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.parallel import COMBINE, REDUCE
 from shardwright.pcg.step.late import LOSS, sink_reductions, summand_of_loss
@@ -56,9 +56,11 @@ def _why_not(graph: Graph, node: Node) -> str:
         reader = graph.by_name[graph.users[reader.name][0]]
     source = reader.source.module and f" at {reader.source}"
     many = graph.mesh.num_microbatches
-    kind = "the loss is not a sum or mean over the batch" if _ends_in_loss(graph, reader) else (
-        "it needs the whole batch (statistics or products of means over it)"
-    )  # fmt: skip
+    kind = "it needs the whole batch (statistics or products of means over it)"
+    if reader.op == OPAQUE:
+        kind = f"{reader.attr('target')} has no row in the op table, so that it runs on the whole batch"
+    elif _ends_in_loss(graph, reader):
+        kind = "the loss is not a sum or mean over the batch"
     return (
         f"{reader.op}{source}: the batch cannot be cut into {many} microbatches exactly here: {kind}; plan with "
         "microbatches=1, or change the model so that this operator works on each example by itself"
