@@ -1,4 +1,4 @@
-"""The proof step before a plan runs: it type-checks, and what it denotes is the captured graph.
+"""The proof step before a plan runs: it type-checks, what it denotes is the captured graph, and it can be run so.
 
 A well-typed parallel graph denotes its erasure. `materialize` may compute nodes that no parameter reaches more than
 once, in several layouts, so two serial graphs are compared by *hash-consing*: each node gets a number that stands for
@@ -12,6 +12,8 @@ from collections.abc import Hashable, Mapping
 
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.step.again import made_again
+from shardwright.pcg.step.time import check_time
 from shardwright.search.leaves import replay
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.substitutions.equations import Equation
@@ -23,7 +25,8 @@ def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None
     """Raise a `PlanError` unless `plan` is a well-typed parallel form of the captured serial graph.
 
     The plan's rewrites are replayed on the captured graph first, with certified `rules` only. The message names the
-    first operator that differs, with the module and source line on both sides.
+    first operator that differs, with the module and source line on both sides. What the plan asks of a run,
+    microbatches and values made again, has to be there.
     """
     try:
         plan.graph.validate()
@@ -41,6 +44,11 @@ def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None
     found = difference(erased, replay(captured, plan.report.rewrites, rules or {}, plan.mesh))
     if found:
         raise PlanError(f"plan for {plan.model!r}: its graph is not the captured one: {found}; make the plan again")
+    try:
+        check_time(plan.graph)
+        made_again(plan.graph, plan.execution)
+    except PlanError as error:
+        raise PlanError(f"plan for {plan.model!r}: {error}") from error
 
 
 def difference(planned: Graph, captured: Graph) -> str | None:

@@ -11,6 +11,7 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.search.check import check_plan, difference
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner
@@ -123,6 +124,13 @@ def test_an_ill_typed_graph_is_refused() -> None:
     broken = corrupted(plan, lambda n: replace(n, inputs=(steps[0].inputs[0],)) if steps[0].name in n.inputs else n)
     with pytest.raises(PlanError, match=r"ill-typed: .*make the plan again"):
         check_plan(broken, graph)
+
+
+def test_what_a_run_asks_for_has_to_be_there() -> None:
+    plan = planned(mlp())
+    asking = replace(plan, execution=Execution(recompute={"nope.*": "full"}))
+    with pytest.raises(PlanError, match=r"plan for 'test': .*nope"):
+        check_plan(asking, mlp())
 
 
 def test_draws_in_another_order_are_refused() -> None:
