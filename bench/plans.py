@@ -63,7 +63,10 @@ class Case:
     def plan(self, graph: Graph, model: str) -> Plan:
         """The plan of a serial graph for this case, from a fresh planner, and proven to be that graph's."""
         planner = Planner(self.cluster, CERTIFIED)
-        plan = planner.plan(graph, model, mesh=self.mesh, roles=self.roles, recompute=self.recompute)
+        given = self.mesh is not None
+        plan = planner.plan(
+            graph, model, mesh=self.mesh, roles=self.roles, recompute=self.recompute, compared=not given
+        )
         if self.zero is not None:
             leaves = plan.graph.leaves("parameter")
             plan = replace(plan, graph=with_lifetimes(plan.graph, {leaf.name: self.zero for leaf in leaves}))

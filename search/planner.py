@@ -114,6 +114,7 @@ class Planner:
         roles: Sequence[str] | None = None,
         microbatches: int | None = None,
         recompute: RecomputeMode | None = None,
+        compared: bool = True,
     ) -> Plan:
         """The best plan over all meshes, microbatches and recomputation, or over what is left by what is given.
 
@@ -124,6 +125,7 @@ class Planner:
             roles: of the axes of devices of `mesh`.
             microbatches: so many in a step.
             recompute: what backward makes again: a mode, or modes by block of the model.
+            compared: whether plans that people choose by hand are tuned too, to be compared with.
 
         Raises:
             PlanError: what is given does not fit the cluster or the model, or does not go together.
@@ -131,7 +133,7 @@ class Planner:
         start = time.perf_counter()
         pins = Pins.of(graph, self.cluster, mesh, roles, microbatches, recompute)
         tuner = Tuner(self.solver, graph, self.execution, pins, self.progress)
-        alternatives = list(tuner.baselines()) if self.cluster.num_devices > 1 else []
+        alternatives = list(tuner.baselines()) if compared and self.cluster.num_devices > 1 else []
         found = list(tuner.searched(alternatives))
         pool = found if pins.guided else [*found, *alternatives]
         best = self._whole(graph, sorted(pool, key=rank))
