@@ -116,6 +116,7 @@ def _pretended(rank: int, size: int) -> Generator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        private.forget_meshes()
 
 
 def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -18,6 +18,7 @@ from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -136,6 +137,11 @@ def scale_(tensors: list[Tensor], factor: Tensor) -> None:
 def storage_key(tensor: Tensor) -> int:
     """What two tensors have in common if and only if they share memory: an address that fake tensors have as well."""
     return tensor.untyped_storage()._cdata
+
+
+def forget_meshes() -> None:
+    """What DTensor keeps, by the shape of a mesh, of operators seen before: it knows groups that are gone by then."""
+    _clear_sharding_prop_cache()
 
 
 def in_backward() -> bool:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
 
 from bench.allocations import live_storages, peak_bytes
 from bench.zoo_times import Stepper
@@ -20,6 +21,7 @@ from shardwright.cost.predict import predict
 from shardwright.lowering import module
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.outside import Outside
 from shardwright.lowering.tape import Tape
 from shardwright.pcg.errors import DistributedError, PlanError
@@ -205,3 +207,23 @@ def test_a_tape_tells_what_is_alive_and_what_for() -> None:
     assert peak.memory["gathered"] == 3 * 400  # x, y and weight.grad stay, and nobody says what for
     assert "mul" in peak.during or "exp" in peak.during
     assert tape.sent == {}
+
+
+def test_a_dry_run_leaves_nothing_that_ranks_forked_later_trip_over() -> None:
+    """DTensor keeps, by mesh, what it works out: of groups that were gone when a forked rank asked for them."""
+    found = Case(*ZOO["gpt"]())
+    shapes = {name: p.shape for name, p in found.model.named_parameters()}
+    storage = {name: (S(0), R) for name, shape in shapes.items() if shape[0] % 2 == 0}
+    graph = found.graph(GRID, storage, data_axes=(0,))
+    dry_run(graph, rank=1)
+
+    def body(parallel: ParallelModule) -> bool:
+        parallel.forward_backward(**found.batch)
+        torch.optim.AdamW(parallel.parameters(), fused=True).step()
+        return all(bool(whole(p.detach()).isfinite().all()) for p in parallel.parameters())
+
+    assert found.on_ranks(graph, body) == [True] * 4
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
