@@ -176,6 +176,7 @@ single process's.
 NOTES = """
 With one microbatch, `zero-1`, `zero-2` and `kept` are the same. FSDP2 is on every block and on the root, with plain
 accumulation where nothing else is said: it scatters gradients in each microbatch.
+DDP's peaks are measured without its buckets, whose size is added.
 """
 
 
