@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from shardwright.pcg.capture import flat_batch, names_by_first, split_batch
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 
 T = TypeVar("T")
@@ -48,6 +51,32 @@ def from_rank_0(make: Callable[[], T], what: str) -> T:
     if message[1] is not None:
         raise DistributedError(f"rank 0 could not make {what}: {message[1]}")
     return message[0]
+
+
+def model_facts(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """What must be the same on all ranks of a model and its batch, in words, by what it is of.
+
+    Raises `CaptureError` where the model does not take the batch.
+    """
+    facts = {"the model": type(model).__name__}
+    for name, module in model.named_modules(remove_duplicate=False):
+        facts[f"module {name!r}"] = "in train mode" if module.training else "in eval mode"
+    values = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    for names in names_by_first(values).values():
+        for name in names:
+            kind = "trained" if values[name].requires_grad else "not trained"
+            facts[f"tensor {name!r}"] = ", ".join([_type(values[name]), kind, *sorted(n for n in names if n != name)])
+    tensors, options = split_batch(model, args, kwargs)
+    for name, value in {**flat_batch(tensors), **options}.items():
+        facts[f"batch: {name!r}"] = _type(value)
+    return facts
+
+
+def _type(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    plain = all(x is None or isinstance(x, (bool, int, float, str)) for x in tree_leaves(value))
+    return repr(value) if plain else type(value).__name__  # where an object lies in memory differs
 
 
 def same_on_all_ranks(tell: Callable[[], Mapping[str, str]]) -> None:
