@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.amp.autocast_mode import autocast
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only
 
@@ -152,9 +152,10 @@ def capture(
     if mode is not None:
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
     marker = Marker(next((p.device.type for p in model.parameters()), "cpu"))
-    with captured_hooks(model):
-        exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
-    graph, constants = _Importer(model, exported, tensors).run()
+    with unset_fake_temporarily():  # the caller may still be in the mode that the model was built in
+        with captured_hooks(model):
+            exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
+        graph, constants = _Importer(model, exported, tensors).run()
     if strict:
         _refuse_opaque(graph)
     return Captured(graph, tied_names(model), constants, options, precision)
