@@ -233,7 +233,7 @@ def _plan(
 
 def _feasible(found: Plan) -> Plan:
     """The plan, if it is not larger than the devices."""
-    if memory_verdict(found, found.prediction) == "does not fit":
+    if memory_verdict(found) == "does not fit":
         raise InfeasibleError(infeasible(found), found)
     return found
 
