@@ -123,7 +123,7 @@ class _Comparison:
 
 
 def _digest(state: Tensor) -> int:
-    return int.from_bytes(hashlib.blake2b(state.numpy(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest(), "little", signed=True)
 
 
 _EXACT = (
