@@ -108,10 +108,11 @@ class Part(Fixed):
 
 def _no_hooks(kind: str) -> Callable[..., NoReturn]:
     def register(self: Part, *args: Any, **kwargs: Any) -> NoReturn:
+        what = f"a {kind.replace('_', ' ')} hook"
         raise ShardwrightError(
-            f"{self._where()}: a {kind.replace('_', ' ')} hook would never be called, as the program does not run module "
-            "by module; hooks on parameters are called, and those on the compiled model by `parallel(**batch)`; return "
-            "from the model's forward what is to be seen, or put what the hook computes there"
+            f"{self._where()}: {what} would never be called, as the program does not run module by module; hooks on "
+            "parameters are called, and those on the compiled model by `parallel(**batch)`; return from the model's "
+            "forward what is to be seen, or put what the hook computes there"
         )
 
     return register
