@@ -207,7 +207,7 @@ def quality(plan: Plan) -> str:
         return f"no plan within memory was found; this is the smallest, {searched}"
     if report.bound_s <= 0:
         return f"no bound was proven; {searched}"
-    gap = plan.prediction.serial_s / min(report.bound_s, *_as_it_is_run(plan)) - 1
+    gap = plan.prediction.serial_s / min([report.bound_s, *_as_it_is_run(plan)]) - 1
     if gap < -5e-5:
         return f"proven better than every layout of the operators as they were written, {searched}"
     if gap < 5e-5:
