@@ -119,7 +119,7 @@ def remedies(plan: Plan) -> list[str]:
     found = plan.report.remedies
     if fits(plan):
         return []
-    lines = [f"{remedy.what}: predicted step {seconds(remedy.step_s)}" for remedy in found]
+    lines = [f"{remedy.what}: a step of {seconds(remedy.step_s)}" for remedy in found]
     return lines or ["nothing was found that would fit: more devices, a smaller batch, offload or pipeline stages"]
 
 
