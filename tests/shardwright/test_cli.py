@@ -296,6 +296,10 @@ def _fake_calibrate(cluster: Cluster, asked: list[object]) -> Callable[..., Clus
     return calibrate
 
 
+def test_calibrate_says_how_long_it_takes(run: Run) -> None:
+    assert "It takes about a minute, five with --thorough." in " ".join(run("calibrate", "--help")[1].split())
+
+
 def test_calibrate_shows_and_saves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, asked = parse_cluster("local:2"), list[object]()
     monkeypatch.setattr("shardwright.cost.calibration.calibrate.calibrate", _fake_calibrate(cluster, asked))
