@@ -181,10 +181,10 @@ def _judged(
 
 
 def jury(progress: Progress) -> Jury:
-    """Judges on the cores that this process may use, those of other ranks of this machine left out."""
+    """Judges on all cores, but for ranks other than the first of a machine, which have one each."""
 
     def judged(rules: Sequence[Rule]) -> Iterator[tuple[Rule, RuleVerdict]]:
-        num_jobs, told = num_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), time.monotonic()
+        num_jobs, told = num_cpus() if os.environ.get("LOCAL_RANK", "0") == "0" else 1, time.monotonic()
         few = num_jobs < 2 or len(rules) < _FEW
         for done, found in enumerate(one_by_one(rules) if few else _by_workers(rules, num_jobs), 1):
             if time.monotonic() - told > TELL_EVERY_S:

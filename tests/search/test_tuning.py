@@ -206,6 +206,9 @@ def test_what_would_fit_is_told_where_nothing_does() -> None:
     steps = [remedy.step_s for remedy in plan.report.remedies]
     assert steps == sorted(steps)
     assert "would fit" in str(PlanReport(plan))
+    stages = [remedy.what for remedy in plan.report.remedies if "pipeline stages" in remedy.what]
+    assert stages
+    assert all(what.endswith("(estimated, not run)") for what in stages)
     assert Plan.from_json(plan.to_json()).report.remedies == plan.report.remedies
 
 
