@@ -22,6 +22,7 @@ def share_values(values: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
     """Overwrite, in place, what differs between ranks by what rank 0 has, as DDP does; the names of what differed."""
     if not has_others(ranks) or not values:
         return []
+    values = dict(sorted(values.items()))  # a model may have been built in another order on every rank
     own = torch.stack([digest(value).to(ranks.device) for value in values.values()])
     extremes = torch.stack([own, ~own])  # of all ranks, the largest and the complement of the smallest
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
