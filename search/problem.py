@@ -79,10 +79,18 @@ class TensorUse(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which variables are eliminated, and the entries of the largest table on the way."""
+    """The order in which variables are eliminated, where they have so many choices.
+
+    Attributes:
+        largest_table: entries of the largest table on the way; `largest_result`: of what is left of one.
+        entries: of all tables together.
+    """
 
     variables: tuple[int, ...]
+    sizes: tuple[int, ...]
     largest_table: int
+    largest_result: int
+    entries: int
 
 
 @dataclass
