@@ -155,9 +155,13 @@ def _readers(graph: Graph, node: Node) -> Iterator[Node]:
     Parallel operators but replication make new memory; an operator on each element gives its result the order of its
     operand. A product that is moved in front of another, as a scale, saves no copy.
     """
-    for name in graph.users[node.name]:
-        reader = graph.by_name[name]
-        yield from _readers(graph, reader) if reader.op == REPLICATE or _keeps_order(graph, reader) else (reader,)
+    pending = [*graph.users[node.name]]
+    while pending:
+        reader = graph.by_name[pending.pop(0)]
+        if reader.op == REPLICATE or _keeps_order(graph, reader):
+            pending += graph.users[reader.name]
+        else:
+            yield reader
 
 
 def _keeps_order(graph: Graph, node: Node) -> bool:

@@ -8,6 +8,7 @@ buffers that the model mutates are outputs of the graph. Models on fake tensors 
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import operator
 import re
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.amp.autocast_mode import autocast
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only
 
@@ -115,6 +116,19 @@ def bind_arguments(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
     return flat
 
 
+def split_batch(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A batch by argument name: what holds tensors, and the options, which are baked in."""
+    bound = bind_arguments(model, args, kwargs)
+    tensors = {k: v for k, v in bound.items() if any(isinstance(x, torch.Tensor) for x in tree_leaves(v))}
+    if not tensors:
+        raise CaptureError(
+            f"{type(model).__name__}: the batch holds no tensor; pass example inputs, e.g. kwargs=dict(input_ids=...)"
+        )
+    return tensors, {k: v for k, v in bound.items() if k not in tensors}
+
+
 def capture(
     model: nn.Module,
     batch: Mapping[str, Any],
@@ -132,23 +146,16 @@ def capture(
     (`pcg.hooks`), `PlanError` where the parameters are not of a dtype that the precision is for.
     """
     check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
-    bound = bind_arguments(model, args, batch)
-    options = {
-        k: v for k, v in bound.items() if not any(isinstance(x, torch.Tensor) for _, x in tree_flatten_with_path(v)[0])
-    }
-    tensors = {k: v for k, v in bound.items() if k not in options}
-    if not tensors:
-        raise CaptureError(
-            f"{type(model).__name__}: the batch holds no tensor; pass example inputs, e.g. kwargs=dict(input_ids=...)"
-        )
+    tensors, options = split_batch(model, args, batch)
     tensors = _told_apart(tensors)
     mode = _fake_mode(model)
     if mode is not None:
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
     marker = Marker(next((p.device.type for p in model.parameters()), "cpu"))
-    with captured_hooks(model):
-        exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
-    graph, constants = _Importer(model, exported, tensors).run()
+    with unset_fake_temporarily():  # the caller may still be in the mode that the model was built in
+        with captured_hooks(model):
+            exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
+        graph, constants = _Importer(model, exported, tensors).run()
     if strict:
         _refuse_opaque(graph)
     return Captured(graph, tied_names(model), constants, options, precision)
@@ -197,11 +204,24 @@ def _refuse_opaque(graph: Graph) -> None:
             )
 
 
+def _constant_name(target: str, value: torch.Tensor) -> str:
+    """Export numbers the tensors that forward makes, as it comes upon them; they are named by their elements here."""
+    if re.fullmatch(r"lifted_tensor_\d+", target) is None or isinstance(value, FakeTensor):
+        return target
+    digest = hashlib.sha256(f"{value.dtype}{list(value.shape)}".encode())
+    digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f"constant_{digest.hexdigest()[:16]}"
+
+
 def _source(node: torch.fx.Node) -> Source:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     module = stack[-1][0].removeprefix("L['self']").lstrip(".").removeprefix("model").lstrip(".") if stack else ""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [(f, n) for f, n in frames if not is_library(f) and f not in (__file__, exporting.__file__)]
+    own = [
+        (f, n)
+        for f, n in frames
+        if not (is_library(f) or f.startswith("<")) and f not in (__file__, exporting.__file__)
+    ]
     return Source(module, f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "")
 
 
@@ -263,6 +283,7 @@ class _Importer:
                 kind, constant = "constant", self.exported.constants[kinds[node.name].target or ""]
                 if not isinstance(constant, torch.Tensor):
                     raise CaptureError(f"the model reads {target!r}, a {type(constant).__name__}; expected tensors")
+                target = _constant_name(target, constant)
                 self.constants[target] = constant
             if (kind, target) not in made:
                 name = re.sub(r"\W", "_", target)

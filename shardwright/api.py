@@ -11,18 +11,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.judging import jury
 from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule, lower
-from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.capture import Captured, capture, split_batch
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Precision
-from shardwright.ranks import agree, check_world, on_all_ranks
+from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import memory_verdict
 from shardwright.reports.wording import infeasible
 from shardwright.search.check import check_plan
@@ -50,11 +51,12 @@ def certified_choices() -> Certified:
     return Certified()
 
 
-def _certified(rules: str | os.PathLike[str] | None, progress: Progress | None) -> Certified:
+def certified_by(rules: str | os.PathLike[str] | None, progress: Progress | None) -> Certified:
     """What a rule file allows, or the shipped catalogue."""
     if rules is None:
         return certified_choices()
-    return Certified.of_file(Path(rules), progress or (lambda message: None))
+    tell = progress or (lambda message: None)
+    return Certified.of_file(Path(rules), tell, jury(tell))
 
 
 def plan(
@@ -93,7 +95,8 @@ def plan(
             the model is kept in any case.
         strict: an operator without a row in the op table is an error; otherwise it runs replicated.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
-            that it holds. Rules in it that are not certified are proven, or left out, which `progress` is told.
+            that it holds. Rules that this machine has not proven yet are proven now, or left out, which `progress` is
+            told; proofs are kept in the cache folder.
         progress: called with a line of text now and then.
 
     Raises:
@@ -103,7 +106,7 @@ def plan(
             `fits(plan)` of `shardwright.reports.facts` is False, and `shardwright plan` ends with status 3.
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
-    certified = _certified(rules, progress)
+    certified = certified_by(rules, progress)
     captured = _capture(model, args, kwargs, strict, progress, precision)
     return _plan(model, cluster, captured, certified, Guide(mesh, roles, microbatches, recompute), progress)
 
@@ -129,7 +132,8 @@ def compile(
     """This rank's program for training `model`, as a module whose parameters are DTensors under the model's own names.
 
     Call it on every rank of a run that `torchrun` (or `shardwright run`) started, with the same model and arguments.
-    Rank 0 plans and every rank gets its plan. Without example inputs the module captures and plans at its first call.
+    Rank 0 captures and plans, and every rank gets its plan: ranks may trace the model in different orders, as where it
+    loops over a `set`. Without example inputs the module captures and plans at its first call.
 
     A step takes one global batch, of the captured shapes and the same on every rank, and each rank uses its part of it.
     Where `input_layouts` shards a tensor, a rank may pass its own shard alone. A batch of its own per rank in the
@@ -148,7 +152,7 @@ def compile(
         recompute: as in `plan`.
         precision: as in `plan`; a given plan has its own.
         strict: as in `plan`.
-        rules: as in `plan`; every rank reads the file. A plan that rewrites the model by rules of a file needs it too.
+        rules: as in `plan`; rank 0 reads the file. A plan that rewrites the model by rules of a file needs it too.
         progress: as in `plan`; called on rank 0 only.
         timeout_s: after this long a collective that waits for another rank is an error.
         check_inputs: when to compare across ranks what they pass, by a digest: in the "first" three steps, "always"
@@ -159,7 +163,8 @@ def compile(
         PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device.
         InfeasibleError: no plan is predicted to fit the devices; its `plan` is the smallest, in case you know better.
         RuleError: the rule file cannot be read, or no rule of it can be used.
-        DistributedError: as many ranks are running as the plan is not for, or another rank failed.
+        DistributedError: as many ranks are running as the plan is not for, another rank failed, or this one has another
+            model or a batch of other shapes than rank 0.
     """
     from shardwright.lazy import LazyParallelModule
 
@@ -177,15 +182,21 @@ def compile(
     check_world(target.num_devices)
 
     def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
-        captured = _capture(model, args, kwargs, strict, progress, own)
-        certified = on_all_ranks(lambda: _certified(rules, progress))
-        agreed = agree(lambda: given or _feasible(_plan(model, target, captured, certified, guide, progress)))
-        on_all_ranks(lambda: check_plan(agreed, captured.graph, certified.by_name()))
+        def planned() -> tuple[Plan, dict[str, Tensor]]:
+            certified = certified_by(rules, progress)
+            captured = _capture(model, args, kwargs, strict, progress, own)
+            if given is not None:
+                check_plan(given, captured.graph, certified, certified.by_name())
+            found = given or _feasible(_plan(model, target, captured, certified, guide, progress))
+            return found, {name: value.cpu() for name, value in captured.constants.items()}
+
+        same_on_all_ranks(lambda: model_facts(model, args, kwargs))
+        agreed, constants = from_rank_0(planned, "the plan")
         return lower(
             agreed.graph,
             model,
-            constants=captured.constants,
-            options=captured.options,
+            constants=constants,
+            options=split_batch(model, args, kwargs)[1],
             precision=agreed.precision,
             timeout_s=timeout_s,
             execution=agreed.execution,
@@ -227,7 +238,7 @@ def _plan(
         captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, guide.roles),
         microbatches=guide.microbatches, recompute=guide.recompute,
     )  # fmt: skip
-    check_plan(found, captured.graph, rules)
+    check_plan(found, captured.graph, certified, rules)
     return found
 
 

@@ -58,6 +58,26 @@ def test_models_of_different_seeds_become_rank_0s(net: Case) -> None:
     run_ranks(body, 2, 30)
 
 
+def test_tensors_that_are_no_parameters_become_rank_0s_too() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.shift = nn.Linear(4, 4), torch.randn(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.linear(x) + self.shift).square().mean()
+
+    def body() -> list[float]:
+        torch.manual_seed(dist.get_rank())
+        found = Case(Shifted(), {"x": torch.ones(8, 4)})
+        parallel = found.lower(found.graph(TWO, {}))
+        return [parallel.forward_backward(**found.batch).item(), Shifted.forward(found.model, **found.batch).item()]  # type: ignore[arg-type]
+
+    (one, eager), (other, also_eager) = run_ranks(body, 2, 30)
+    assert one == other == pytest.approx(eager, rel=1e-6)
+    assert eager == pytest.approx(also_eager, rel=1e-6)
+
+
 def test_names_shapes_and_ties_are_the_models(net: Case) -> None:
     def body(parallel: ParallelModule) -> dict[str, tuple[int, ...]]:
         state = parallel.state_dict()
