@@ -35,8 +35,7 @@ def improved(model: Model, choices: Sequence[int], exact: Exact) -> tuple[int, .
 
 def _around(model: Model, start: int, choices: Sequence[int], exact: Exact) -> list[int]:
     """With the largest part around a variable solved that can be, of those that are tried."""
-    found, reached, at = list(choices), [start], 0
-    size = 8
+    found, reached, at, size = list(choices), [start], 0, 1
     while at < len(reached):
         while at < len(reached) < size:
             reached += sorted(model.neighbours[reached[at]].difference(reached))

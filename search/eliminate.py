@@ -32,7 +32,9 @@ LARGE_RESULT = 2**14
 """The same of what is left of a table: shared results stay in memory as long as the solver."""
 MOST_ENTRIES = 2**23
 """Of all tables of one elimination together, where they are not shared: 64 MiB."""
-_ROUNDS = 3
+_ROUNDS = 1
+_FEWER = 0.9
+"""So many of the choices have to be gone that another round is worth its time."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _within_bounds(model: Model, rounds: int) -> Solution:
     left.drop_dominated()
     if (exact := _eliminated(left)) is not None:
         return exact
-    if rounds and sum(left.sizes) < sum(model.sizes):
+    if rounds and sum(left.sizes) < _FEWER * sum(model.sizes):
         best = min(_solve(left, left.min_fill(), rounds - 1), first, key=lambda s: s.objective)
     else:
         choices = improved(model, found.choices, lambda part: s.choices if (s := _eliminated(part)) else None)

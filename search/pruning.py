@@ -26,6 +26,7 @@ _CLIPS = 4
 _SWEEPS = 24
 _STALLED = 3
 _RISES = 1e-4
+"""The bound has to rise by so much of itself, or a better solution be found, for more sweeps to be worth their time."""
 TOLERANCE = 1e-9
 """Relative to the costs that bounds are made of: far above their rounding, far below what matters."""
 
@@ -77,7 +78,7 @@ def relax(unary: Sequence[np.ndarray], edges: Edges) -> Relaxed:
             found = (model.read_off(order) for order in orders)
             best = min((best, *((x, _cost(unary, edges, x)) for x in found)), key=lambda pair: pair[1])
             bound = max(bound, model.constant)
-            rises = model.constant > before + _RISES * abs(model.constant) or best[1] < known
+            rises = model.constant > before + _RISES * model.constant or best[1] < known
             stalled = 0 if rises else stalled + 1
             if best[1] <= bound + TOLERANCE * clip or stalled == _STALLED:
                 break

@@ -93,8 +93,6 @@ def _stages(tuner: Tuner) -> Iterator[Remedy]:
             rest = memory.total_bytes - memory.activations_bytes - constant
             if constant + (rest + in_flight) / stages <= solver.limit_bytes:
                 step_s = found.prediction.step_s / stages * (1 + (stages - 1) / count)
-                what = (
-                    f"{stages} pipeline stages of {n // stages} devices with {count} microbatches (estimated, not run)"
-                )
-                yield Remedy(what, step_s)
+                how = f"devices of each: {n // stages}, microbatches: {count}; estimated, not run"
+                yield Remedy(f"{stages} pipeline stages ({how})", step_s)
                 return

@@ -297,7 +297,8 @@ def _fake_calibrate(cluster: Cluster, asked: list[object]) -> Callable[..., Clus
 
 
 def test_calibrate_says_how_long_it_takes(run: Run) -> None:
-    assert "It takes about a minute, five with --thorough." in " ".join(run("calibrate", "--help")[1].split())
+    told = " ".join(run("calibrate", "--help")[1].split())
+    assert "About a minute, five with --thorough, if nothing else runs." in told
 
 
 def test_calibrate_shows_and_saves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
