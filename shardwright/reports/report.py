@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from shardwright.pcg.errors import printable
+
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
@@ -15,6 +17,12 @@ class Paragraph:
     lines: Sequence[str] = ()
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
+
+    def __post_init__(self) -> None:
+        """Names in a plan file may hold anything; none of it steers a terminal."""
+        object.__setattr__(self, "title", printable(self.title))
+        object.__setattr__(self, "lines", tuple(map(printable, self.lines)))
+        object.__setattr__(self, "rows", tuple(tuple(printable(x, "") for x in row) for row in self.rows))
 
     def __str__(self) -> str:
         return "\n".join([self.title, *(f"  {line}" for line in (*self.lines, *self._table()))])

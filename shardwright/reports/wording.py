@@ -13,7 +13,7 @@ from shardwright.cost.timeline.memory import Memory, verdict
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import MOVES
 from shardwright.pcg.precision import low_dtype
-from shardwright.reports.facts import AxisFacts, PlanFacts, SplitAlong, Traffic, fits
+from shardwright.reports.facts import AxisFacts, PlanFacts, SplitAlong, Traffic, fits, usable_bytes
 from shardwright.reports.units import bar, percent, plural, seconds, size
 from shardwright.search.plan import Plan
 
@@ -109,7 +109,7 @@ def remedies(plan: Plan) -> list[str]:
 
 def infeasible(plan: Plan) -> str:
     """That a plan does not fit, by how much, and what would."""
-    used, limit = plan.prediction.memory.total_bytes, plan.report.limit_bytes
+    used, limit = plan.prediction.memory.total_bytes, usable_bytes(plan)
     least = (
         f"the smallest plan found needs {size(used)} on each device, {size(used - limit)} more than the {size(limit)}"
     )
@@ -171,7 +171,9 @@ def provenance(cluster: Cluster) -> str:
 
 def faster_or_slower(step_s: float, plan_s: float) -> str:
     """How another step time compares with the plan's."""
-    ratio = step_s / plan_s if plan_s > 0 else 1.0
+    if step_s <= 0 or plan_s <= 0:
+        return ""
+    ratio = step_s / plan_s
     if abs(ratio - 1) < 5e-4:
         return "the same"
     factor, word = (ratio, "slower") if ratio > 1 else (1 / ratio, "faster")
