@@ -31,6 +31,7 @@ import shardwright as sw
 from shardwright.cli.run import environment
 from shardwright.cli.terminal import progress, show
 from shardwright.cost.clusters.cluster import threads_per_rank
+from shardwright.cost.clusters.cluster_json import load_cluster
 from shardwright.reports.units import seconds
 
 HERE = Path(__file__).resolve().parent
@@ -174,19 +175,20 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
+    parser.add_argument("--cluster", type=Path, help="a saved cluster, in place of measuring this machine")
     options = parser.parse_args()
     folder: Path = options.output
     folder.mkdir(parents=True, exist_ok=True)
 
-    heading(1, f"Measuring {options.ranks} ranks of this machine")
-    cluster = measure(options.ranks)
+    heading(1, f"Measuring {options.ranks} ranks of this machine" if options.cluster is None else "A saved cluster")
+    cluster = measure(options.ranks) if options.cluster is None else load_cluster(options.cluster)
     heading(2, "Searching the best plan for GPT-2 (11 M parameters, real text: Python's own source)")
     plan = make_plan(cluster, folder)
     heading(3, f"Training {options.steps} steps in a single process")
     alone = train("single process", 1, options.steps)
     heading(4, f"Training {options.steps} steps on {options.ranks} ranks under the plan")
     plan_arguments = ("--plan", str(folder / "plan.json"), "--program", str(folder / "program.py"))
-    together = train(f"{options.ranks} ranks", options.ranks, options.steps, plan_arguments)
+    together = train(f"{cluster.num_devices} ranks", cluster.num_devices, options.steps, plan_arguments)
     heading(5, "Is it the same training?")
     difference = compare(alone, together)
     times(plan, alone, together)

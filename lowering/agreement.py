@@ -1,8 +1,12 @@
-"""One model on all ranks: where ranks have built theirs from different seeds, rank 0's values count, as with DDP."""
+"""What must be one on all ranks: tensors, compared by digests, and the model, of which rank 0's values count.
+
+A digest is 64 bits of a tensor's values and of their places, computed where the tensor lies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -10,12 +14,18 @@ from torch import Tensor
 
 from shardwright.lowering.launch import Ranks
 
+_CHUNK = 1 << 20  # numbers that are mixed at a time
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def share_values(values: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
-    """Overwrite, in place, what differs between ranks by what rank 0 has; the names of what differed."""
-    if ranks.mesh.num_devices == 1 or ranks.is_dry or not values:
+    """Overwrite, in place, what differs between ranks by what rank 0 has, as DDP does; the names of what differed."""
+    if not has_others(ranks) or not values:
         return []
-    names = different([_fingerprint(value) for value in values.values()], list(values), ranks)
+    own = torch.stack([digest(value).to(ranks.device) for value in values.values()])
+    extremes = torch.stack([own, ~own])  # of all ranks, the largest and the complement of the smallest
+    dist.all_reduce(extremes, dist.ReduceOp.MAX)
+    names = [name for name, equal in zip(values, (extremes[0] == ~extremes[1]).tolist(), strict=True) if not equal]
     with torch.no_grad():
         for name in names:
             value = values[name].detach()
@@ -26,17 +36,38 @@ def share_values(values: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
     return names
 
 
-def different(fingerprints: list[list[float]], names: list[str], ranks: Ranks) -> list[str]:
-    """The names whose fingerprints are not the same on every rank."""
-    low = torch.tensor(fingerprints, dtype=torch.float64, device=ranks.device)
-    high = low.clone()
-    dist.all_reduce(low, dist.ReduceOp.MIN)
-    dist.all_reduce(high, dist.ReduceOp.MAX)
-    same = (low == high).all(1).tolist()
-    return [name for name, equal in zip(names, same, strict=True) if not equal]
+def has_others(ranks: Ranks) -> bool:
+    """Whether there is another rank to agree with."""
+    return ranks.mesh.num_devices > 1 and not ranks.is_dry
 
 
-def _fingerprint(value: Tensor) -> list[float]:
-    """Two sums that tell different random values apart; NaN counts as a number of its own."""
-    flat = torch.nan_to_num(value.detach().flatten().double(), nan=0.5)
-    return [float(flat.sum()), float(flat[::2].sum())]
+def gathered(row: Tensor, ranks: Ranks) -> list[list[int]]:
+    """Every rank's row of numbers, in rank order, by one collective; as many numbers on every rank."""
+    rows = row.new_empty((ranks.mesh.num_devices, len(row)))
+    work = dist.all_gather_single(rows.view(-1), row, async_op=True)
+    assert work is not None
+    work.wait(timedelta(seconds=ranks.timeout_s))
+    return rows.tolist()
+
+
+def digest(value: Tensor) -> Tensor:
+    """64 bits of a tensor's values, bit by bit, and of their order: an int64 of no dimensions on its device."""
+    flat = value.detach().reshape(-1)
+    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    size = flat.element_size()
+    if flat.nbytes % 8 == 0 and flat.storage_offset() * size % 8:  # what is read depends on the shape alone
+        flat = flat.clone()
+    numbers = flat.view(torch.int64 if flat.nbytes % 8 == 0 and flat.nbytes else _INTEGERS[size])
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for number, chunk in enumerate(numbers.split(_CHUNK)):
+        start = 1 + number * _CHUNK
+        places = torch.arange(start, start + chunk.numel(), device=flat.device)
+        total += _mixed(chunk.long() ^ _mixed(places)).sum()
+    return total
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Every number, all of whose bits depend on all of its bits (the finalizer of SplitMix64, with signed shifts)."""
+    x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47
+    x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15
+    return x ^ (x >> 31)

@@ -89,8 +89,15 @@ class BatchCheck:
 
         Raises `BatchError` naming the key that does not fit.
         """
+        return self.parts(self.values(batch))
+
+    def values(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Every input as it was passed, the global tensor or this rank's own shard. Raises `BatchError`, as `local`."""
         found = batch if batch.keys() == self.inputs.keys() else self._select(flat_batch(batch))
-        values = {key: self._checked(key, kind, found[key]) for key, kind in self.inputs.items()}
+        return {key: self._checked(key, kind, found[key]) for key, kind in self.inputs.items()}
+
+    def parts(self, values: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Of these, this rank's part in each microbatch."""
         return list(self._microbatches(values))
 
     def _microbatches(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:

@@ -178,6 +178,12 @@ def num_draws(graph: Graph) -> int:
     return 1 + max((integer(dict(node.attrs), "seed") for node in graph.nodes if node.is_random), default=-1)
 
 
+def current_draw() -> Draw:
+    """The next draw of this process; one without a seed where torch's own generator draws."""
+    current = _PROCESS.current
+    return Draw() if current is None else Draw(current.seed, current.counter)
+
+
 @contextmanager
 def step_draws(num_draws: int) -> Generator[Draw]:
     """Around the step of a lowered program that draws this many masks; yields the first."""

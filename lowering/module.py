@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,13 @@ from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import SlicedParameter
 from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
+from shardwright.lowering.drawing import Drawing
 from shardwright.lowering.emit import emit
 from shardwright.lowering.exact import num_draws
+from shardwright.lowering.inputs import CheckInputs, Inputs
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
+from shardwright.lowering.parts import bake, mirror
 from shardwright.lowering.precision import check_device
 from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.reducer import Reducer
@@ -46,12 +49,14 @@ def lower(
     precision: Precision | None = None,
     timeout_s: float = TIMEOUT_S,
     execution: Execution = DEFAULT,
+    check_inputs: CheckInputs = "first",
 ) -> ParallelModule:
     """This rank's program for a parallel graph, with this rank's shards of the model's parameters and buffers.
 
     Every rank calls it with the same graph and the same model. `constants` and `options` are those of
     `pcg.capture.Captured`; `precision` is that under which it was captured: casts are in the graph, so it only says in
-    what matrix products run. `execution` says what backward makes again. Raises `DistributedError` where the number of
+    what matrix products run. `execution` says what backward makes again; `check_inputs` is that of
+    `shardwright.compile`. Raises `DistributedError` where the number of
     ranks is not the mesh's, `PlanError` where the graph is not of this model, cannot be run in microbatches, has not
     what is to be made again, or this device does not train in the precision.
     """
@@ -60,7 +65,8 @@ def lower(
     ranks = connect(graph.mesh, timeout_s)
     check_device(precision, ranks.device)
     constants, options = constants or {}, options or {}
-    return ParallelModule(graph, model, ranks, constants, options, execution, in_tf32=precision == "tf32")
+    in_tf32 = precision == "tf32"
+    return ParallelModule(graph, model, ranks, constants, options, execution, check_inputs, in_tf32=in_tf32)
 
 
 class ParallelModule(Training):
@@ -83,6 +89,7 @@ class ParallelModule(Training):
         constants: Mapping[str, Tensor],
         options: Mapping[str, Any],
         execution: Execution = DEFAULT,
+        check_inputs: CheckInputs = "first",
         *,
         in_tf32: bool = False,
     ) -> None:
@@ -94,6 +101,7 @@ class ParallelModule(Training):
         self._held: dict[str, Held] = {}
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}
         self._hold(graph, model)
+        self._frozen = [held for held in self._held.values() if not held.inside.requires_grad]
         self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
         self.execution = execution
         outside = find_outside(graph, execution)
@@ -116,10 +124,11 @@ class ParallelModule(Training):
         self._parts = _by_block(self._leaves)
         self._runtime: tuple[Any, ...] = (self._blocks.items, self._saved)
         self._constants: dict[str, Tensor] | None = None
-        self._may_draw = any(node.may_draw for node in graph.nodes)
+        self._drawing = Drawing(ranks, graph)
+        self._inputs = Inputs(self._batch, self._drawing, check_inputs)
         self._num_draws = num_draws(graph)
-        self._drawn: Tensor | None = None
         self.program: Program = compile_source(emit(graph, outside))
+        bake(self, model)
 
     def _hold(self, graph: Graph, model: nn.Module) -> None:
         leaves = {str(n.attr("target")): n for n in graph.nodes if n.op in ("parameter", "buffer")}
@@ -128,7 +137,7 @@ class ParallelModule(Training):
         values = {**dict(model.named_parameters(remove_duplicate=False)), **_buffers(model)}
         shapes = {name: graph.types[node.name].shape for name, node in leaves.items()}
         check_model(shapes, values, with_data=not self.ranks.is_dry)
-        share_values(values, self.ranks)
+        share_values(dict(sorted({**self._leaves, **values}.items())), self.ranks)  # until here, leaves are constants
         for hold, tensors in ((hold_parameter, tied_names(model)), (hold_buffer, names_by_first(_buffers(model)))):
             for name, names in tensors.items():
                 used = next((n for n in names if n in layouts), name)
@@ -195,16 +204,6 @@ class ParallelModule(Training):
                 self._held[name].load(value, self.ranks)
         return private.IncompatibleKeys(missing, unexpected)
 
-    def train(self, mode: bool = True) -> ParallelModule:
-        """Whether the model trains is part of the program; asking for the other mode is an error."""
-        if mode != self.training:
-            have, want = ("train", "eval") if self.training else ("eval", "train")
-            raise ShardwrightError(
-                f"the model was captured in {have} mode, which is part of the program; "
-                f"call model.{want}() and compile again for {want} mode"
-            )
-        return self
-
     def compile(self, **options: Any) -> None:
         """Run the program through `torch.compile` with these options; what lies around it stays as it is.
 
@@ -223,12 +222,6 @@ class ParallelModule(Training):
             *left_to_python([self._saved], "checkpoint", "remade"),
         )
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ParallelModule:
-        raise ShardwrightError(
-            "a lowered module cannot be moved or cast (its program holds its parameters' storage); "
-            "move or cast the model before compiling it"
-        )
-
 
 def _by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
     """All by name, and those of each repeated block of the model by their names in it."""
@@ -241,18 +234,3 @@ def _by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_buffers(remove_duplicate=False))
-
-
-def mirror(target: nn.Module, model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Give `target` the model's tree of names, with plain modules that hold these tensors."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        here = target
-        for part in path.split(".") if path else []:
-            if part not in here._modules:
-                here._modules[part] = nn.Module().train(target.training)
-            here = here.get_submodule(part)
-        prefix = f"{path}." if path else ""
-        for kept, own in ((here._parameters, module._parameters), (here._buffers, module._buffers)):
-            for name, value in own.items():
-                kept[name] = None if value is None else values[prefix + name]  # pyright: ignore[reportArgumentType]
-        here._non_persistent_buffers_set |= module._non_persistent_buffers_set

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -88,6 +88,21 @@ def wait(x: Tensor) -> Tensor:
     return functional_collectives.wait_tensor(x)
 
 
+Hook = Callable[[Tensor], Tensor | None]
+
+
+def gradient_hooks(tensor: Tensor) -> list[Hook]:
+    """What `register_hook` has registered."""
+    hooks = tensor._backward_hooks
+    return list(hooks.values()) if hooks else []
+
+
+def accumulated_hooks(tensor: Tensor) -> list[Hook]:
+    """What `register_post_accumulate_grad_hook` has registered."""
+    hooks = tensor._post_accumulate_grad_hooks
+    return list(hooks.values()) if hooks else []
+
+
 def after_backward(callback: Callable[[], None]) -> None:
     """Call back when the backward that is running ends."""
     Variable._execution_engine.queue_callback(callback)
@@ -105,6 +120,12 @@ def default_generator(device: torch.device) -> torch.Generator:
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.default_generator
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream of a GPU for what does not wait for the step, and the step not for it."""
+    return torch.cuda.Stream(device)
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor | None]) -> None:

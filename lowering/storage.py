@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard as ShardPlacement
 from shardwright.lowering import private
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import MeshAxis, take
-from shardwright.pcg.errors import PlanError
+from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.layout import Layouts, local_blocks, shard_order
 from shardwright.pcg.mesh import Mesh
 
@@ -84,11 +84,36 @@ class Held:
         return private.wrap(part, private.spec_of(self.outside))
 
     def accept_gradient(self, part: Tensor, wrapped: Tensor | None = None) -> None:
-        """Add this rank's part of the gradient to `outside.grad`; `wrapped`, if given, is the same as a DTensor."""
+        """Add this rank's part of the gradient to `outside.grad`; `wrapped`, if given, is the same as a DTensor.
+
+        Hooks on the parameter are called as autograd does it. One that is frozen by now accepts nothing.
+        """
+        if not self.outside.requires_grad:
+            return
+        if hooks := private.gradient_hooks(self.outside):
+            wrapped = self._hooked(self.wrap(part) if wrapped is None else wrapped, hooks)
+            part = private.unwrap(wrapped)
         if self.outside.grad is None:
             self.outside.grad = self.wrap(part) if wrapped is None else wrapped
         else:
             private.unwrap(self.outside.grad).add_(part)
+        for hook in private.accumulated_hooks(self.outside):
+            hook(self.outside)
+
+    def _hooked(self, gradient: Tensor, hooks: Sequence[private.Hook]) -> Tensor:
+        """What hooks make of a gradient: each may give another one, laid out as the parameter is."""
+        for hook in hooks:
+            found = hook(gradient)
+            if found is None:
+                continue
+            spec = private.spec_of(self.outside)
+            if not isinstance(found, DTensor) or found.placements != spec.placements or found.shape != spec.shape:
+                raise ShardwrightError(
+                    f"{self.name}: a hook returned {_described(found)}, expected a DTensor {list(spec.shape)} with "
+                    f"placements {spec.placements}, as the gradient that it was given; compute it from that"
+                )
+            gradient = found
+        return gradient
 
 
 def hold_parameter(value: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
@@ -107,6 +132,22 @@ def hold_buffer(value: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: 
         return Held(names, layouts, part, part)
     spec = private.make_spec(ranks.device_mesh, placements(layouts, ranks.mesh), _meta(value))
     return Held(names, layouts, private.wrap(part, spec), part)
+
+
+def refuse_thawed(held: Iterable[Held]) -> None:
+    """Raise where a parameter or buffer was captured without a gradient and is to have one now."""
+    for one in held:
+        if one.outside.requires_grad and not one.inside.requires_grad:
+            raise ShardwrightError(
+                f"{one.name} was captured with requires_grad=False, so the program computes no gradient of it; "
+                "set requires_grad on the model and compile again"
+            )
+
+
+def _described(found: object) -> str:
+    if isinstance(found, DTensor):
+        return f"a DTensor {list(found.shape)} with placements {found.placements}"
+    return f"a plain tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
 
 
 def _own(part: Tensor, whole: Tensor, ranks: Ranks) -> Tensor:

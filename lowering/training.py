@@ -8,49 +8,50 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from shardwright.lowering import private
-from shardwright.lowering.batch import BatchCheck
 from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.collectives import reduce
+from shardwright.lowering.drawing import Drawing
 from shardwright.lowering.exact import Draw, step_draws
 from shardwright.lowering.handover import hand_over
+from shardwright.lowering.inputs import Inputs
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
+from shardwright.lowering.parts import Fixed, refuse_own_hooks
 from shardwright.lowering.precision import tf32
 from shardwright.lowering.program import Program
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
-from shardwright.lowering.storage import Held, local_part
+from shardwright.lowering.storage import Held, local_part, refuse_thawed
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.step.late import LOSS
 
 
-class Training(nn.Module):
+class Training(Fixed):
     """What runs the steps of a lowered module, which gives it all that it needs."""
 
     program: Program
     ranks: Ranks
     scaler: torch.amp.GradScaler | None
-    _batch: BatchCheck
+    _inputs: Inputs
     _blocks: Blocks
     _reducer: Reducer
     _saved: Saved
     _runtime: tuple[Any, ...]
     _held: dict[str, Held]
+    _frozen: Sequence[Held]
     _parts: Mapping[str, Any]
     _constants: dict[str, Tensor] | None
     _loss_axis: Axis | None
     _in_tf32: bool
     _remakes: bool
-    _may_draw: bool
+    _drawing: Drawing
     _num_draws: int
-    _drawn: Tensor | None  # the generator's state before the first microbatch
 
     def forward(self, **batch: Any) -> Tensor:
         """The loss of a batch of global tensors, or of this rank's own shards of them."""
-        local = self._batch.local(batch)
+        local = self._take(batch)
         with tf32(self._in_tf32):
             if len(local) == 1:
                 summand = self._forward(local[0])
@@ -64,10 +65,19 @@ class Training(nn.Module):
     def forward_backward(self, **batch: Any) -> Tensor:
         """The loss of a batch, detached, with every parameter's gradient added to its `grad`.
 
-        Raises `BatchError` where the batch is not what was captured, `DistributedError` where another rank failed.
+        Raises `BatchError` where the batch is not what was captured, or ranks pass what does not fit together (see
+        `check_inputs` of `shardwright.compile`), `DistributedError` where another rank failed.
         """
+        refuse_own_hooks(self)
         with tf32(self._in_tf32):
-            return self._forward_backward(self._batch.local(batch), self.scaler)
+            return self._forward_backward(self._take(batch), self.scaler)
+
+    def _take(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+        refuse_thawed(self._frozen)
+        try:
+            return self._inputs.take(batch)
+        except RuntimeError as error:
+            raise _blame(error, "the comparison of inputs") from error
 
     def _forward_backward(self, local: Sequence[Mapping[str, Tensor]], scaler: torch.amp.GradScaler | None) -> Tensor:
         """The loss of this rank's parts of the microbatches."""
@@ -107,9 +117,8 @@ class Training(nn.Module):
         first, last = self._turn
         self._blocks.begin(first=first, last=last)
         try:
-            self._draw_alike(first=first, last=last)
-            draws = step_draws(self._num_draws if last else 0)
-            with self._saved.hooks() if self._remakes else nullcontext(), draws as draw:
+            alike, draws = self._drawing.microbatch(first=first, last=last), step_draws(self._num_draws if last else 0)
+            with self._saved.hooks() if self._remakes else nullcontext(), alike, draws as draw:
                 outputs = self._program(local, draw)
             loss = outputs.pop(LOSS)
             self._reducer.watch(loss, first=first, last=last)
@@ -118,16 +127,6 @@ class Training(nn.Module):
         except RuntimeError as error:
             raise _blame(error, "forward") from error
         return loss
-
-    def _draw_alike(self, *, first: bool, last: bool) -> None:
-        """Every microbatch draws what the single process draws for the whole batch, and takes its part of that."""
-        if not self._may_draw or (first and last):
-            return
-        generator = private.default_generator(self.ranks.device)
-        if first:
-            self._drawn = generator.get_state()
-        elif self._drawn is not None:
-            generator.set_state(self._drawn)
 
     def _program(self, local: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
         device, axes = self.ranks.device, self.ranks.axes

@@ -30,6 +30,7 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import CaptureError, GraphError, UnsupportedOperatorError
 from shardwright.pcg.exporting import export, is_library
 from shardwright.pcg.graph import OPAQUE, Graph, Source
+from shardwright.pcg.hooks import captured_hooks
 from shardwright.pcg.precision import check_precision, low_dtype
 from shardwright.pcg.regions import Marker, Regions
 from shardwright.pcg.step.execution import Precision
@@ -127,8 +128,8 @@ def capture(
     `batch` maps argument names to global tensors (or nests of them); other values are baked in as options. With
     `strict`, an operator without a row in the op table is an `UnsupportedOperatorError` instead of running replicated.
     `precision`: what is computed in which dtype, in place of the model's own (`pcg.precision`).
-    Raises `CaptureError` naming the module and source line where tracing failed, `PlanError` where the parameters are
-    not of a dtype that the precision is for.
+    Raises `CaptureError` naming the module and source line where tracing failed, or a hook that training would not call
+    (`pcg.hooks`), `PlanError` where the parameters are not of a dtype that the precision is for.
     """
     check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
     bound = bind_arguments(model, args, batch)
@@ -145,7 +146,8 @@ def capture(
     if mode is not None:
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
     marker = Marker(next((p.device.type for p in model.parameters()), "cpu"))
-    exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
+    with captured_hooks(model):
+        exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
     graph, constants = _Importer(model, exported, tensors).run()
     if strict:
         _refuse_opaque(graph)

@@ -1,24 +1,22 @@
 """The proof step before a plan runs: it type-checks, what it denotes is the captured graph, and it can be run so.
 
 A well-typed parallel graph denotes its erasure. `materialize` may compute nodes that no parameter reaches more than
-once, in several layouts, so two serial graphs are compared by *hash-consing*: each node gets a number that stands for
-(operator, attributes, numbers of its operands), in one table for both graphs. Names and source lines play no part.
-Operators that draw random numbers carry the number of their draw as an attribute, and must come in the same order.
+once, in several layouts, so two serial graphs are compared by their *structure*: each node has a digest of (operator,
+attributes, digests of its operands). Names and source lines play no part. Operators that draw random numbers carry the
+number of their draw as an attribute, and must come in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.time import check_time
 from shardwright.search.leaves import replay
-from shardwright.search.plan import Plan, fingerprint
+from shardwright.search.plan import Plan, attributes, fingerprint, structure
 from shardwright.substitutions.equations import Equation
-
-NodeNumbers = dict[Hashable, int]
 
 
 def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None = None) -> None:
@@ -34,11 +32,9 @@ def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None
     except GraphError as error:
         raise PlanError(f"plan for {plan.model!r}: its graph is ill-typed: {error}; make the plan again") from error
     digest = fingerprint(captured)
-    if plan.fingerprint != digest:
-        found = difference(erased, captured)
-        what = f": {found}" if found else ", which computes the same in another order or under other names"
+    if plan.fingerprint != digest and (found := difference(erased, captured)):
         raise PlanError(
-            f"plan for {plan.model!r} has fingerprint {plan.fingerprint}, the captured model {digest}{what}; "
+            f"plan for {plan.model!r} has fingerprint {plan.fingerprint}, the captured model {digest}: {found}; "
             "plan for this model, batch shape and train mode, or use the model that the plan was made for"
         )
     found = difference(erased, replay(captured, plan.report.rewrites, rules or {}, plan.mesh))
@@ -55,8 +51,7 @@ def difference(planned: Graph, captured: Graph) -> str | None:
     """The first difference between two serial graphs up to names, order and repeated nodes, if there is any."""
     if found := _leaf_difference(planned, captured):
         return found
-    numbers: NodeNumbers = {}
-    ours, theirs = number(planned, numbers), number(captured, numbers)
+    ours, theirs = structure(planned), structure(captured)
     results, expected = dict(planned.outputs), dict(captured.outputs)
     if results.keys() != expected.keys():
         return f"the plan has the outputs {sorted(results)}, the model {sorted(expected)}"
@@ -66,19 +61,6 @@ def difference(planned: Graph, captured: Graph) -> str | None:
     if (draws := _draws(planned)) != (expected_draws := _draws(captured)):
         return f"random numbers are drawn in the order {draws}, by the model in the order {expected_draws}"
     return _batch_difference(planned, captured, ours, theirs)
-
-
-def number(graph: Graph, numbers: NodeNumbers) -> Mapping[str, int]:
-    """Each node's number in the table: equal for nodes that compute the same from the same leaves."""
-    found: dict[str, int] = {}
-    for node in graph.nodes:
-        key = (node.op, _attributes(node), tuple(found[i] for i in node.inputs))
-        found[node.name] = numbers.setdefault(key, len(numbers))
-    return found
-
-
-def _attributes(node: Node) -> str:
-    return repr(sorted((k, v) for k, v in node.attrs if not (node.is_leaf and k == "layouts")))
 
 
 def _leaf_difference(planned: Graph, captured: Graph) -> str | None:
@@ -94,12 +76,12 @@ def _leaf_difference(planned: Graph, captured: Graph) -> str | None:
 
 
 def _first_difference(
-    planned: Graph, captured: Graph, ours_at: str, theirs_at: str, ours: Mapping[str, int], theirs: Mapping[str, int]
+    planned: Graph, captured: Graph, ours_at: str, theirs_at: str, ours: Mapping[str, str], theirs: Mapping[str, str]
 ) -> str:
     """Follow operands that differ down to an operator that differs by itself."""
     while True:
         mine, other = planned.by_name[ours_at], captured.by_name[theirs_at]
-        if (mine.op, _attributes(mine), len(mine.inputs)) != (other.op, _attributes(other), len(other.inputs)):
+        if (mine.op, attributes(mine), len(mine.inputs)) != (other.op, attributes(other), len(other.inputs)):
             return f"the plan has {_describe(mine)}, the model {_describe(other)}"
         pairs = zip(mine.inputs, other.inputs, strict=True)
         ours_at, theirs_at = next((a, b) for a, b in pairs if ours[a] != theirs[b])
@@ -116,7 +98,7 @@ def _draws(graph: Graph) -> list[object]:
 
 
 def _batch_difference(
-    planned: Graph, captured: Graph, ours: Mapping[str, int], theirs: Mapping[str, int]
+    planned: Graph, captured: Graph, ours: Mapping[str, str], theirs: Mapping[str, str]
 ) -> str | None:
     mine = {ours[n.name]: str(n.attr("target")) for n in planned.leaves("input")}
     other = {theirs[n.name]: str(n.attr("target")) for n in captured.leaves("input")}

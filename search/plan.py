@@ -11,15 +11,15 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
-from shardwright.pcg.errors import PlanError, ShardwrightError
+from shardwright.pcg.errors import PlanError, ShardwrightError, printable
 from shardwright.pcg.files import write_whole
-from shardwright.pcg.graph import Graph, Source
+from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.schema import load_schema, problem
 from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
@@ -103,7 +103,7 @@ class Plan:
     def __repr__(self) -> str:
         """Two lines: of what and for what it is, and what it costs."""
         own, cluster = self.prediction, self.cluster
-        return (
+        return printable(
             f"Plan({self.model} on {cluster.name}, {cluster.num_devices} devices, mesh {self.mesh}:\n"
             f"     step {own.step_s:.4g} s, {own.memory.total_bytes / 2**30:.4g} of "
             f"{cluster.device.memory_bytes / 2**30:.4g} GiB on each device)"
@@ -202,6 +202,29 @@ def _rewrite(data: Mapping[str, Any]) -> Rewrite:
 
 
 def fingerprint(graph: Graph) -> str:
-    """A digest of a serial graph: operators, shapes, attributes and wiring; not source lines."""
-    bare = replace(graph, nodes=tuple(replace(n, source=Source()) for n in graph.nodes))
-    return hashlib.sha256(print_graph(bare, types=False).encode()).hexdigest()[:16]
+    """A digest of what a serial graph computes: operators, shapes, attributes, wiring and the order of draws.
+
+    Names of nodes, their order and source lines play no part: they differ between two processes where a model loops
+    over a `set`.
+    """
+    found = structure(graph)
+    results = sorted((key, found[name]) for key, name in graph.outputs)
+    batch = sorted(found[node.name] for node in graph.leaves("input"))
+    return _digest((results, batch, [node.attr("seed") for node in graph.nodes if node.is_random]))[:16]
+
+
+def structure(graph: Graph) -> Mapping[str, str]:
+    """Each node's digest: equal for nodes that compute the same from the same leaves, in whichever graph they are."""
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        found[node.name] = _digest((node.op, attributes(node), [found[i] for i in node.inputs]))
+    return found
+
+
+def attributes(node: Node) -> str:
+    """All that says what a node computes, beside its operands."""
+    return repr(sorted((k, v) for k, v in node.attrs if not (node.is_leaf and k == "layouts")))
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()

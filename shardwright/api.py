@@ -15,6 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import Captured, capture
@@ -123,14 +124,20 @@ def compile(
     rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     timeout_s: float = TIMEOUT_S,
+    check_inputs: CheckInputs = "first",
 ) -> ParallelModule:
     """This rank's program for training `model`, as a module whose parameters are DTensors under the model's own names.
 
     Call it on every rank of a run that `torchrun` (or `shardwright run`) started, with the same model and arguments.
     Rank 0 plans and every rank gets its plan. Without example inputs the module captures and plans at its first call.
 
+    A step takes one global batch, of the captured shapes and the same on every rank, and each rank uses its part of it.
+    Where `input_layouts` shards a tensor, a rank may pass its own shard alone. A batch of its own per rank in the
+    global shape, as DDP takes it, is an error: compile with all of them as one batch.
+
     Args:
-        model: with real weights, equal on all ranks (seed before building it, or load a checkpoint).
+        model: with real weights. Where they differ between ranks, rank 0's count (and are copied into `model`), as with
+            DDP; so does its random state where ranks are seeded differently (docs/randomness.md).
         cluster: by default the one that this process runs on, `Cluster.detect()`.
         args: example inputs of one global batch, positional.
         kwargs: the same, by name.
@@ -144,6 +151,8 @@ def compile(
         rules: as in `plan`; every rank reads the file. A plan that rewrites the model by rules of a file needs it too.
         progress: as in `plan`; called on rank 0 only.
         timeout_s: after this long a collective that waits for another rank is an error.
+        check_inputs: when to compare across ranks what they pass, by a digest: in the "first" three steps, "always"
+            or "never". Where it does not fit together, every rank raises a `BatchError`.
 
     Raises:
         CaptureError: the model cannot be captured with this batch, or has no weights of its own (fake or meta tensors).
@@ -180,6 +189,7 @@ def compile(
             precision=agreed.precision,
             timeout_s=timeout_s,
             execution=agreed.execution,
+            check_inputs=check_inputs,
         )
 
     join(timeout_s)
@@ -223,7 +233,7 @@ def _plan(
 
 def _feasible(found: Plan) -> Plan:
     """The plan, if it is not larger than the devices."""
-    if memory_verdict(found, found.prediction) == "does not fit":
+    if memory_verdict(found) == "does not fit":
         raise InfeasibleError(infeasible(found), found)
     return found
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardwright.lowering.module import ParallelModule, mirror
+from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.parts import bake, mirror
 from shardwright.pcg.capture import tied_names
 
 Build = Callable[[Sequence[Any], Mapping[str, Any]], ParallelModule]
@@ -30,6 +31,7 @@ class LazyParallelModule(ParallelModule):
         self._pending = (model, build)  # in a tuple, so that the model is not a submodule
         self._standins = _standins(model)
         mirror(self, model, self._standins)
+        bake(self, model)
 
     def forward(self, **batch: Any) -> Tensor:
         return self._become(batch).forward(**batch)
@@ -41,7 +43,10 @@ class LazyParallelModule(ParallelModule):
     def _become(self, batch: Mapping[str, Any]) -> ParallelModule:
         """Turn into the parallel module for this batch."""
         model, build = self._pending
-        made, standins = build((), batch), self._standins
+        standins = self._standins
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(standins[name].requires_grad)
+        made = build((), batch)
         for held in {id(h): h for h in made._held.values()}.values():
             if isinstance(held.outside, nn.Parameter):
                 standin = standins[held.name]
@@ -49,7 +54,9 @@ class LazyParallelModule(ParallelModule):
                 torch.utils.swap_tensors(standin, held.outside)
                 held.outside = standin
         made.scaler = self.scaler
-        self.__dict__ = made.__dict__
+        own = {name: value for name, value in self.__dict__.items() if "hook" in name or name not in made.__dict__}
+        self.__dict__ = made.__dict__ | own
+        del self._pending, self._standins
         self.__class__ = ParallelModule  # pyright: ignore[reportAttributeAccessIssue]
         mirror(self, model, {name: held.outside for name, held in made._held.items()})
         return self

@@ -15,21 +15,24 @@ from shardwright.cli.options import PATH, examples, format_option, output_option
 from shardwright.cli.planfiles import status_of
 
 
-@click.command(epilog=examples("explain plan.json --depth 2"))
+@click.command(epilog=examples("explain plan.json --depth 2", "explain plan.json --find h.3.mlp.c_fc.weight"))
 @plan_argument
 @click.option("--depth", type=click.IntRange(1), help="Levels of modules to show; by default what fits a page.")
+@click.option("--find", "name", metavar="NAME", help="What becomes of one parameter, operator or module of the model.")
 @format_option
-def explain(plan_file: Path, depth: int | None, form: str) -> int:
+def explain(plan_file: Path, depth: int | None, name: str | None, form: str) -> int:
     """Say in words and tables what a plan does.
 
     What each mesh axis splits, how weights are stored, what is communicated, memory by category, the comparison with
-    data parallelism, ZeRO and tensor parallelism, and what stays whole and why.
+    data parallelism, ZeRO and tensor parallelism, and what stays whole and why. It fits the terminal: COLUMNS says how
+    wide, where that is not known.
     """
+    from shardwright.reports.finding import FoundReport
     from shardwright.reports.plan import PlanReport
     from shardwright.search.plan import Plan
 
     plan = Plan.load(plan_file)
-    terminal.show(PlanReport(plan, depth), form)
+    terminal.show(FoundReport(plan, name) if name else PlanReport(plan, depth), form)
     return status_of(plan)
 
 

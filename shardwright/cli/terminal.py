@@ -3,52 +3,44 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from shardwright.reports.report import Paragraph, Report
+    from shardwright.reports.report import Report, Style
     from shardwright.search.planner import Progress
+
+_STYLES: dict[Style, dict[str, Any]] = {
+    "title": {"fg": "cyan", "bold": True}, "text": {}, "columns": {"dim": True}, "own": {"fg": "green"},
+}  # fmt: skip
 
 
 def show(report: Report, form: str = "text") -> None:
-    """Print a report in the form that `--format` asks for: text is set by rich on a terminal, and plain elsewhere."""
+    """Print a report in the form that `--format` asks for: in colour on a terminal, in as many columns as there are."""
     if form == "json":
         show_json(report.data())
-    elif not sys.stdout.isatty():
-        click.echo(str(report), nl=False)
-    else:
-        from rich.console import Console
+        return
+    color = False if os.environ.get("NO_COLOR") else None  # None: where it is a terminal
+    for number, paragraph in enumerate(report.paragraphs()):
+        if number:
+            click.echo()
+        for style, line in paragraph.set(_width()):
+            click.echo(click.style(line, **_STYLES[style]), color=color)
 
-        console = Console(highlight=False)
-        for paragraph in report.paragraphs():
-            _show_paragraph(console, paragraph)
 
-
-def _show_paragraph(console: Console, paragraph: Paragraph) -> None:
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    console.print(Text(paragraph.title, style="bold cyan"))
-    for line in paragraph.lines:
-        console.print(Padding(Text(line), (0, 0, 0, 2)))
-    if paragraph.columns:
-        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-        for column in paragraph.columns:
-            right = column.startswith(">")
-            table.add_column(Text(column.removeprefix(">")), justify="right" if right else "left", no_wrap=right)
-        for row in paragraph.rows:
-            table.add_row(*map(Text, row), style="green" if row[0] == "this plan" else "")
-        console.print(Padding(table, (0, 0, 0, 2)))
-    console.print()
+def _width() -> int | None:
+    """Columns of the terminal, or what COLUMNS says; None where there is neither."""
+    said = os.environ.get("COLUMNS", "")
+    if sys.stdout.isatty() or (said.isdecimal() and int(said)):
+        return shutil.get_terminal_size().columns
+    return None
 
 
 def show_json(value: object) -> None:

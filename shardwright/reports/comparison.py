@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from shardwright.cost.predict import Prediction
 from shardwright.cost.timeline.memory import MemoryVerdict
 from shardwright.pcg.mesh import Mesh
-from shardwright.reports.facts import memory_verdict, ranked_alternatives
-from shardwright.reports.report import Paragraph, Report
+from shardwright.reports.facts import fits, memory_verdict, ranked_alternatives
+from shardwright.reports.report import OWN, Paragraph, Report
 from shardwright.reports.units import seconds, size
 from shardwright.reports.wording import faster_or_slower
-from shardwright.search.plan import Plan
+from shardwright.search.plan import Alternative, Plan
 
 _COLUMNS = ("plan", "mesh", ">step", "", ">compute", ">exposed", ">memory", "")
 
@@ -30,8 +31,11 @@ class ComparisonReport(Report):
         return {name: plan.prediction.to_json() for name, plan in self.plans.items()}
 
     def _side_by_side(self) -> Paragraph:
-        first = next(iter(self.plans.values())).prediction
-        rows = [_row(n, p.mesh, p.prediction, first, memory_verdict(p, p.prediction)) for n, p in self.plans.items()]
+        first = next(iter(self.plans.values()))
+        rows = [
+            _row(name, p.mesh, p.prediction, Beside.of(first, p.prediction, memory_verdict(p)))
+            for name, p in self.plans.items()
+        ]
         several = len({plan.fingerprint for plan in self.plans.values()}) > 1
         return Paragraph(
             "Plans", ["these plans are for different models or batches"] if several else [], _COLUMNS, rows
@@ -40,9 +44,10 @@ class ComparisonReport(Report):
 
 def alternatives(plan: Plan) -> Paragraph:
     """The plan beside the baselines and the best plans of other meshes."""
-    own = plan.prediction
-    everything = [("this plan", plan.mesh, own), *((a.name, a.mesh, a.prediction) for a in ranked_alternatives(plan))]
-    rows = [_row(name, mesh, p, own, memory_verdict(plan, p)) for name, mesh, p in everything]
+    rows = [
+        _row(OWN, plan.mesh, plan.prediction, Beside.of(plan, plan.prediction, memory_verdict(plan))),
+        *(_row(a.name, a.mesh, a.prediction, Beside.alternative(plan, a)) for a in ranked_alternatives(plan)),
+    ]
     return Paragraph("Compared with", ["by the timeline, in which communication and compute overlap"], _COLUMNS, rows)
 
 
@@ -50,13 +55,31 @@ ABSURD = 10
 """How many times slower than the plan is not worth a comparison."""
 
 
-def _remark(own: Prediction, measure: Prediction, memory: MemoryVerdict) -> str:
-    if memory != "fits":
-        return memory
-    return "absurd" if own.step_s > ABSURD * measure.step_s else ""
+class Beside(NamedTuple):
+    """What is said of a plan beside another: how much faster it is, and what else; each is "" where there is nothing.
+
+    What does not fit is not said to be faster or slower than a plan that does: it cannot be run.
+    """
+
+    faster: str
+    remark: str
+
+    @classmethod
+    def of(cls, plan: Plan, other: Prediction, memory: MemoryVerdict) -> Beside:
+        """Another prediction, and whether that fits, beside a plan."""
+        if other is plan.prediction:
+            return cls("", "" if memory == "fits" else memory)
+        step_s = plan.prediction.step_s
+        if memory != "fits":
+            return cls("" if fits(plan) else faster_or_slower(other.step_s, step_s), memory)
+        return cls(faster_or_slower(other.step_s, step_s), "absurd" if other.step_s > ABSURD * step_s else "")
+
+    @classmethod
+    def alternative(cls, plan: Plan, other: Alternative) -> Beside:
+        """A plan that the plan was compared with."""
+        return cls.of(plan, other.prediction, memory_verdict(plan, other))
 
 
-def _row(name: str, mesh: Mesh, own: Prediction, measure: Prediction, memory: MemoryVerdict) -> tuple[str, ...]:
-    beside = "" if own is measure else faster_or_slower(own.step_s, measure.step_s)
-    return (name, str(mesh), seconds(own.step_s), beside, seconds(own.compute_s), seconds(own.exposed_s),
-            size(own.memory.total_bytes), _remark(own, measure, memory))  # fmt: skip
+def _row(name: str, mesh: Mesh, own: Prediction, beside: Beside) -> tuple[str, ...]:
+    return (name, str(mesh), seconds(own.step_s), beside.faster, seconds(own.compute_s), seconds(own.exposed_s),
+            size(own.memory.total_bytes), beside.remark)  # fmt: skip

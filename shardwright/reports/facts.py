@@ -16,6 +16,7 @@ from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.moves import Move, fused_moves, source_of
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.lifetimes import Zero, lifetime_of
 from shardwright.pcg.step.parameters import Parameter, find_parameters
 from shardwright.pcg.types import is_float
@@ -71,14 +72,20 @@ class Unsplit:
     example: str
 
 
-def memory_verdict(plan: Plan, prediction: Prediction) -> MemoryVerdict:
-    """Whether a prediction for the plan's cluster fits its devices."""
-    return verdict(prediction.memory.total_bytes, plan.cluster.device.memory_bytes)
+def memory_verdict(plan: Plan, other: Alternative | None = None) -> MemoryVerdict:
+    """Whether the plan, or another that it is compared with, fits the plan's devices.
+
+    "fits": within the memory limit of the search, and out of the last tenth of the memory.
+    """
+    prediction = plan.prediction if other is None else other.prediction
+    found = verdict(prediction.memory.total_bytes, plan.cluster.device.memory_bytes)
+    within = prediction.memory.total_bytes <= plan.report.limit_bytes if other is None else other.fits
+    return found if within or found != "fits" else "does not fit"
 
 
 def fits(plan: Plan) -> bool:
-    """Whether the plan keeps to the memory limit of its search, and out of the last tenth of the memory."""
-    return plan.prediction.memory.total_bytes <= usable_bytes(plan)
+    """Whether the plan is said to fit."""
+    return memory_verdict(plan) == "fits"
 
 
 def usable_bytes(plan: Plan) -> int:
@@ -89,6 +96,22 @@ def usable_bytes(plan: Plan) -> int:
 def ranked_alternatives(plan: Plan) -> list[Alternative]:
     """The plans that it was compared with, the fastest first."""
     return sorted(plan.alternatives, key=lambda a: a.prediction.step_s)
+
+
+def step_parts(p: Prediction) -> dict[str, float]:
+    """What the device that decides does in a step, in seconds that add up to it.
+
+    "slowdown and overheads": what communication beside it slows compute down, changes of layout on the compute stream,
+    and what the start and the end of a step take.
+    """
+    parts = {"compute": p.compute_s, "optimizer": p.optimizer_s, "exposed communication": p.exposed_s}
+    rest_s = p.step_s - sum(parts.values()) - p.bubble_s
+    return {**parts, "slowdown and overheads": rest_s, "bubble": p.bubble_s}
+
+
+def serial_parts(p: Prediction) -> dict[str, float]:
+    """What each part takes on its own, were nothing to overlap, in seconds that add up to `serial_s`."""
+    return {"compute": p.compute_s, "communication": p.communication_s, "optimizer": p.optimizer_s}
 
 
 class PlanFacts:
@@ -128,6 +151,11 @@ class PlanFacts:
         """How many operators give real numbers in each dtype, the most frequent first."""
         found = Counter(self.graph.types[n.name].dtype for n in self.operators if n.op != "cast")
         return {dtype: count for dtype, count in found.most_common() if is_float(dtype)}
+
+    @cached_property
+    def again(self) -> frozenset[str]:
+        """Nodes that backward makes again."""
+        return frozenset(made_again(self.graph, self.plan.execution).twice)
 
     # ---- what each axis does ----
 

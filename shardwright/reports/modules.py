@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shardwright.pcg.graph import OPAQUE, Node
+from shardwright.reports.differences import differences
 from shardwright.reports.facts import PlanFacts
+from shardwright.reports.units import plural
 
 CONSTANTS = "(constants)"
 """Stands for a module that holds what no parameter reaches: the batch, positions, masks."""
@@ -33,7 +35,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
-    """One operator or parameter of a module. `use` and `layouts` have one entry per mesh axis."""
+    """One operator or parameter of a module. `use` and `layouts` have one entry per mesh axis.
+
+    `again`: whether backward makes it again.
+    """
 
     kind: str
     name: str
@@ -46,6 +51,7 @@ class ModuleRow:
     compute_s: float
     stored_bytes: int
     steps: tuple[Transfer, ...]
+    again: bool = False
 
 
 class Totals(NamedTuple):
@@ -72,12 +78,16 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module, or several equal ones: `members` are their names. `each` is what one of them costs."""
+    """A module, or several equal ones: `members` are their names. `each` is what one of them costs.
+
+    `differs`: in what it differs from the first of its neighbours that are numbered like it; "" where there is none.
+    """
 
     members: tuple[str, ...]
     rows: tuple[ModuleRow, ...]
     children: tuple[Module, ...]
     each: Totals
+    differs: str = field(default="", compare=False)
 
     @property
     def label(self) -> str:
@@ -91,20 +101,40 @@ class Module:
     def total(self) -> Totals:
         return self.each.times(len(self.members))
 
-    def walk(self, depth: int = 0) -> Iterator[tuple[int, Module]]:
-        """This module and everything in it, with depths."""
-        yield depth, self
+    @property
+    def own(self) -> Totals:
+        """What one of them costs without its inner modules."""
+        return Totals.of_all([Totals(), *map(Totals.of_row, self.rows)])
+
+    def own_label(self, times: int) -> str:
+        """`29 operators of its own`, of so many of it together."""
+        weights = sum(row.kind == "weight" for row in self.rows)
+        counts = {"operator": len(self.rows) - weights, "weight": weights}
+        return " and ".join(plural(times * n, what) for what, n in counts.items() if n) + " of its own"
+
+    def walk(self, depth: int = 0, times: int = 1) -> Iterator[tuple[int, int, Module]]:
+        """This module and everything in it: depths, and how often each occurs in the model."""
+        times *= len(self.members)
+        yield depth, times, self
         for child in self.children:
-            yield from child.walk(depth + 1)
+            yield from child.walk(depth + 1, times)
 
     def compute_by_use(self, axis: int) -> Mapping[str, float]:
-        """Seconds of compute by what a mesh axis splits, those of inner modules included, each fold once."""
+        """Seconds of compute by what a mesh axis splits, those of inner modules included."""
         seconds: dict[str, float] = defaultdict(float)
-        for _, inner in self.walk():
-            for row in inner.rows:
-                if row.kind == "operator":
-                    seconds[row.use[axis]] += row.compute_s
+        for _, times, inner in self.walk():
+            for use, own_s in own_by_use(inner.rows, axis).items():
+                seconds[use] += times * own_s
         return seconds
+
+
+def own_by_use(rows: Iterable[ModuleRow], axis: int) -> Mapping[str, float]:
+    """Seconds of compute of operators by what a mesh axis splits."""
+    seconds: dict[str, float] = defaultdict(float)
+    for row in rows:
+        if row.kind == "operator":
+            seconds[row.use[axis]] += row.compute_s
+    return seconds
 
 
 @dataclass
@@ -168,6 +198,7 @@ def _row(facts: PlanFacts, node: Node, steps: Sequence[Transfer]) -> ModuleRow:
         0.0 if weight else facts.costs[node.name].compute_s,
         kind.local_bytes(facts.mesh) if weight else 0,
         tuple(steps),
+        node.name in facts.again,
     )
 
 
@@ -177,7 +208,7 @@ def _fold(name: str, draft: _Draft) -> Module:
         for module in _hoisted(_fold(child_name, child)):
             key = (module.rows, module.children) if _number(module) is not None else object()
             groups.setdefault(key, []).append(module)
-    children = tuple(
+    children = _compared(
         replace(group[0], members=tuple(m for module in group for m in module.members)) for group in groups.values()
     )
     each = Totals.of_all([Totals(), *map(Totals.of_row, draft.rows), *(child.total for child in children)])
@@ -191,6 +222,17 @@ def _hoisted(module: Module) -> list[Module]:
         return [module]
     prefix = module.members[0]
     return [replace(c, members=tuple(f"{prefix}.{m}" for m in c.members)) for c in module.children]
+
+
+def _compared(modules: Iterable[Module]) -> tuple[Module, ...]:
+    """Modules, those that are numbered alike with what they differ in from the first of them."""
+    firsts: dict[str, Module] = {}
+    found: list[Module] = []
+    for module in modules:
+        stem = module.members[0].rpartition(".")[0]
+        first = firsts.setdefault(stem, module) if _number(module) is not None else module
+        found.append(module if first is module else replace(module, differs=differences(module, first)))
+    return tuple(found)
 
 
 def _number(module: Module) -> int | None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from shardwright.cost.predict import Prediction
 from shardwright.pcg.mesh import TIME
-from shardwright.reports.comparison import alternatives
-from shardwright.reports.facts import AxisFacts, PlanFacts, SplitAlong, StoredAs, fits, ranked_alternatives
-from shardwright.reports.modules import Module, ModuleRow, module_tree
+from shardwright.reports.comparison import Beside, alternatives
+from shardwright.reports.facts import (
+    AxisFacts,
+    PlanFacts,
+    SplitAlong,
+    StoredAs,
+    fits,
+    memory_verdict,
+    ranked_alternatives,
+    serial_parts,
+    step_parts,
+)
+from shardwright.reports.modules import Module, ModuleRow, Totals, module_tree, own_by_use
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.reports.wording import (
@@ -17,12 +28,16 @@ from shardwright.reports.wording import (
     links,
     memory_rows,
     memory_warning,
+    modules_note,
     move_text,
     precision,
     provenance,
     quality,
     remedies,
     rewrites,
+    serial,
+    standing,
+    step,
     way,
 )
 from shardwright.search.plan import Plan
@@ -42,12 +57,13 @@ class PlanReport(Report):
 
     def __init__(self, plan: Plan, depth: int | None = None) -> None:
         self.plan, self.depth, self.facts = plan, depth, PlanFacts(plan)
+        self.tree = module_tree(self.facts)
 
     def paragraphs(self) -> list[Paragraph]:
         return [
             _headline(self.facts),
             _axes(self.facts),
-            _modules(self.facts, self.depth),
+            _modules(self.facts, self.tree, self.depth),
             _communication(self.facts),
             _memory(self.plan),
             alternatives(self.plan),
@@ -58,7 +74,7 @@ class PlanReport(Report):
         """Rows of the tree are listed once and referred to by number, so that blocks which differ stay small."""
         plan, cluster = self.plan, self.plan.cluster
         rows: dict[ModuleRow, int] = {}
-        tree = _module_data(module_tree(self.facts), rows)
+        tree = _module_data(self.tree, rows)
         return {
             "model": plan.model,
             "fingerprint": plan.fingerprint,
@@ -69,12 +85,15 @@ class PlanReport(Report):
                 "memory_bytes": cluster.device.memory_bytes,
                 "provenance": provenance(cluster),
             },
+            "step": described(plan.prediction),
+            "standing": standing(plan)._asdict(),
             "quality": quality(plan),
             "rewrites": rewrites(plan),
             "way": way(plan),
             "remedies": remedies(plan),
             "precision": {"name": plan.precision, "operators": dict(self.facts.dtypes)},
             "fits": fits(plan),
+            "memory": memory_verdict(plan),
             "limit_bytes": plan.report.limit_bytes,
             "prediction": plan.prediction.to_json(),
             "axes": [
@@ -88,28 +107,39 @@ class PlanReport(Report):
             ],
             "communication": [{**asdict(t), "text": move_text(t)} for t in self.facts.traffic],
             "alternatives": [
-                {"name": a.name, "mesh": str(a.mesh), "fits": a.fits, "prediction": a.prediction.to_json()}
+                {
+                    "name": a.name,
+                    "mesh": str(a.mesh),
+                    "fits": memory_verdict(plan, a) == "fits",
+                    **Beside.alternative(plan, a)._asdict(),
+                    "step": described(a.prediction),
+                    "prediction": a.prediction.to_json(),
+                }
                 for a in ranked_alternatives(plan)
             ],
             "unsplit": [asdict(u) for u in self.facts.unsplit],
             "rows": [_rounded(asdict(row)) for row in rows],
+            "modules_note": modules_note(plan.prediction),
             "tree": tree,
         }
 
 
-def _module_data(module: Module, rows: dict[ModuleRow, int]) -> dict[str, Any]:
+def _module_data(module: Module, rows: dict[ModuleRow, int], times: int = 1) -> dict[str, Any]:
+    times *= len(module.members)
     return {
         "label": module.label,
         "count": len(module.members),
-        "members": " ".join(module.members) if len(module.members) > 1 else "",
+        "members": module.members,
+        "differs": module.differs,
         "rows": [rows.setdefault(row, len(rows)) for row in module.rows],
-        "children": [_module_data(child, rows) for child in module.children],
-        **_rounded(module.each._asdict()),
+        "children": [_module_data(child, rows, times) for child in module.children],
+        "own": {"label": module.own_label(times), **module.own._asdict()},
+        **module.each._asdict(),
     }
 
 
 def _rounded(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Four digits of seconds and whole bytes are enough, and make the page small."""
+    """Of single operators four digits of seconds and whole bytes are enough, and make the page small."""
 
     def short(key: str, value: Any) -> Any:  # noqa: ANN401 - JSON
         if key == "seconds" or key.endswith("_s"):
@@ -121,24 +151,28 @@ def _rounded(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: short(key, value) for key, value in data.items()}
 
 
+def described(p: Prediction) -> dict[str, Any]:
+    """The parts that add up to a step, and those that add up to it without overlap."""
+    return {"parts": step_parts(p), "serial": serial_parts(p)}
+
+
 # ---- paragraphs ----
 
 
 def _headline(facts: PlanFacts) -> Paragraph:
     plan, p, cluster = facts.plan, facts.plan.prediction, facts.plan.cluster
     is_split = cluster.num_devices == 1 or any(axis.share_of_compute["whole"] < 1 for axis in facts.axes)
-    parts = f"compute {seconds(p.compute_s)}, optimizer {seconds(p.optimizer_s)}, communication "
-    parts += f"{seconds(p.communication_s)}, of which {seconds(p.exposed_s)} exposed" if p.communication_s else "none"
-    parts += f", bubble {seconds(p.bubble_s)}" if p.bubble_s > 1e-9 * p.step_s else ""
     devices = f"{plural(cluster.num_devices, 'device')} ({cluster.device.name})"
     return Paragraph(
         f"{plan.model} on {cluster.name}: {devices}, mesh {plan.mesh}",
         [
-            f"predicted step  {seconds(p.step_s)}: {parts}",
+            f"predicted step  {step(p)}",
+            f"one by one      {serial(p)}; without overlap, as modules and communication are listed",
             f"memory          {size(p.memory.total_bytes)} of {size(cluster.device.memory_bytes)} on each device"
             + memory_warning(plan, p.memory.total_bytes),
             *(f"would fit       {line}" for line in remedies(plan)),
             f"a step          {way(plan)}",
+            f"beside others   {' '.join(standing(plan))}",
             f"quality         {quality(plan)}",
             *([f"rewrites        {rewrites(plan)}"] if plan.report.rewrites else []),
             f"precision       {precision(facts)}",
@@ -175,22 +209,38 @@ def _stored(axis: AxisFacts) -> str:
     return ", ".join(f"{n} {_STORED[kind]}" for kind, n in axis.num_weights.items() if n) or "none"
 
 
-def _modules(facts: PlanFacts, depth: int | None) -> Paragraph:
-    tree = list(module_tree(facts).walk())
+def _modules(facts: PlanFacts, root: Module, depth: int | None) -> Paragraph:
+    tree = list(root.walk())
     if depth is None:
         depth = 1
-        while depth < 12 and sum(d <= depth + 1 for d, _ in tree) <= _MAX_MODULE_LINES:
+        while depth < 12 and sum(d <= depth + 1 for d, _, _ in tree) <= _MAX_MODULE_LINES:
             depth += 1
-    shown = [(d, m) for d, m in tree if 0 < d <= depth]
-    rows = [
-        ("  " * (d - 1) + _label(m), *(_uses(m, axis) for axis in range(len(facts.mesh))), seconds(m.total.compute_s),
-         seconds(m.total.communication_s), size(m.total.stored_bytes))
-        for d, m in shown
-    ]  # fmt: skip
-    hidden = len(tree) - 1 - len(shown)
-    more = f"{plural(hidden, 'module')} further inside: --depth {depth + 1} or the page of `shardwright view`"
+    shown = [(d, times, m) for d, times, m in tree if d <= depth]
+    notes = [f"{m.label} differs from its like: {m.differs}" for _, _, m in shown if m.differs]
+    if hidden := len(tree) - len(shown):
+        more = f"{plural(hidden, 'module')} further inside: --depth {depth + 1} or the page of `shardwright view`"
+        notes = [more, *notes]
     columns = ("module", *facts.mesh.names, ">compute", ">comm.", ">weights")
-    return Paragraph("Modules (per device and step; weights as stored)", [more] if hidden else [], columns, rows)
+    rows = list(_module_rows(root, 0, 1, depth, len(facts.mesh)))
+    return Paragraph("Modules", [modules_note(facts.plan.prediction)], columns, rows, notes)
+
+
+def _module_rows(module: Module, at: int, times: int, depth: int, num_axes: int) -> Iterator[tuple[str, ...]]:
+    """A module, the modules inside it down to some depth, and what it does itself: the parts add up to it."""
+    times *= len(module.members)
+    uses = (_uses(module.compute_by_use(axis)) for axis in range(num_axes))
+    yield _module_row("  " * at + _label(module), uses, module.each.times(times))
+    if at == depth or not module.children:
+        return
+    for child in module.children:
+        yield from _module_rows(child, at + 1, times, depth, num_axes)
+    if module.rows:
+        uses = (_uses(own_by_use(module.rows, axis)) for axis in range(num_axes))
+        yield _module_row("  " * (at + 1) + module.own_label(times), uses, module.own.times(times))
+
+
+def _module_row(name: str, uses: Iterable[str], total: Totals) -> tuple[str, ...]:
+    return (name, *uses, seconds(total.compute_s), seconds(total.communication_s), size(total.stored_bytes))
 
 
 def _label(module: Module) -> str:
@@ -198,9 +248,8 @@ def _label(module: Module) -> str:
     return module.label + (f" ({repeated} alike)" if repeated > 1 else "")
 
 
-def _uses(module: Module, axis: int) -> str:
-    """Along what the axis splits most of a module's compute."""
-    seconds_of = module.compute_by_use(axis)
+def _uses(seconds_of: Mapping[str, float]) -> str:
+    """Along what an axis splits most of this compute."""
     total = sum(seconds_of.values())
     main = [use for use, s in sorted(seconds_of.items(), key=lambda item: -item[1]) if s >= 0.05 * total]
     return "+".join(main) or "–"
@@ -226,10 +275,10 @@ def _memory(plan: Plan) -> Paragraph:
 
 
 def _unsplit(facts: PlanFacts) -> Paragraph:
-    rows = [(u.axis, f"{u.count} × {u.op}", seconds(u.compute_s), u.reason, u.example) for u in facts.unsplit]
+    rows = [(f"{u.count} × {u.op}", u.axis, seconds(u.compute_s), u.reason, u.example) for u in facts.unsplit]
     if not rows:
         return Paragraph("Operators that run whole", ["none: every operator shares its work along every axis"])
     rest: Sequence[Any] = facts.unsplit[_MAX_UNSPLIT:]
     more = [f"and {plural(len(rest), 'more kind')}, {seconds(sum(u.compute_s for u in rest))}"] if rest else []
-    columns = ("axis", "operators", ">time", "why", "for example")
-    return Paragraph("Operators that run whole along an axis", more, columns, rows[:_MAX_UNSPLIT])
+    columns = ("operators", "axis", ">time", "why", "for example")
+    return Paragraph("Operators that run whole along an axis", [], columns, rows[:_MAX_UNSPLIT], more)

@@ -5,35 +5,56 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from shardwright.pcg.errors import printable
+from shardwright.reports.setting import table, wrapped
+
+Style = Literal["title", "text", "columns", "own"]
+"""What a line is, for those who show it in colour; "own": of a row that is about the plan itself."""
+OWN = "this plan"
+_INDENT = "  "
 
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """A title, lines of text, and a table; each may be empty. A column called `>title` is flush right, for numbers."""
+    """A title, lines of text, a table, and notes below it; each may be empty.
+
+    A column called `>title` is flush right, for numbers.
+    """
 
     title: str
     lines: Sequence[str] = ()
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Names in a plan file may hold anything; none of it steers a terminal."""
         object.__setattr__(self, "title", printable(self.title))
-        object.__setattr__(self, "lines", tuple(map(printable, self.lines)))
+        for name in ("lines", "notes"):
+            object.__setattr__(self, name, tuple(map(printable, getattr(self, name))))
         object.__setattr__(self, "rows", tuple(tuple(printable(x, "") for x in row) for row in self.rows))
 
     def __str__(self) -> str:
-        return "\n".join([self.title, *(f"  {line}" for line in (*self.lines, *self._table()))])
+        return "\n".join(line for _, line in self.set())
 
-    def _table(self) -> Iterator[str]:
-        everything = [[column.removeprefix(">") for column in self.columns], *self.rows]
-        widths = [max(map(len, cells)) for cells in zip(*everything, strict=True)]
-        aligned = [str.rjust if column.startswith(">") else str.ljust for column in self.columns]
-        for row in everything if self.columns else ():
-            cells = (align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True))
-            yield "  ".join(cells).rstrip()
+    def set(self, width: int | None = None) -> Iterator[tuple[Style, str]]:
+        """Its lines in so many columns, or as wide as they are."""
+        inner = None if width is None else max(width - len(_INDENT), 1)
+        for line in wrapped(self.title, width):
+            yield "title", line
+        for style, lines in self._inside(inner):
+            for line in lines:
+                yield style, _INDENT + line
+
+    def _inside(self, width: int | None) -> Iterator[tuple[Style, list[str]]]:
+        for line in self.lines:
+            yield "text", wrapped(line, width)
+        for row, lines in table(self.columns, self.rows, width) if self.columns else ():
+            yield "columns" if row is None else "own" if self.rows[row][0] == OWN else "text", lines
+        for line in self.notes:
+            yield "text", wrapped(line, width)
 
 
 class Report(ABC):

@@ -30,6 +30,16 @@ def percent(share: float) -> str:
     return f"{value:.1f} %" if value < 9.95 or 99 < value < 100 else f"{value:.0f} %"
 
 
+def shape(sizes: Sequence[int]) -> str:
+    """`64 × 4096`; a number where there is no dimension."""
+    return " × ".join(map(str, sizes)) or "a number"
+
+
+def times(factor: float) -> str:
+    """`2.1 ×`, `154 ×`"""
+    return f"{factor:.1f} ×" if factor < 99.95 else f"{factor:.0f} ×"
+
+
 def bar(share: float) -> str:
     """Thirty blocks for all of it."""
     return "█" * round(30 * share)

@@ -18,33 +18,21 @@ function drawSummary() {
   const nonzero = memoryParts(p.memory).filter(([n]) => n > 0);
   at("summary").append(
     element("div.card", {}, element("div.soft", {}, "Predicted step"), element("div.big", {}, time(p.step_s)),
-      bar(timeParts(p), p.step_s), legend(timeParts(p).map(([, name, label]) => [name, label]))),
+      bar(timeParts(plan.step.parts), p.step_s), legend(timeParts(plan.step.parts).map(([, name, label]) => [name, label])),
+      element("div.soft", { style: "margin-top:8px" }, `one by one, without overlap: ${time(p.serial_s)}, of which ` +
+        timeParts(plan.step.serial).map(([, , label]) => label).join(", "))),
     element("div.card", {}, element("div.soft", {}, `Memory of each device, of ${bytes(plan.cluster.memory_bytes)}`),
-      element("div.big", {}, bytes(used), plan.fits ? "" : element("span.bad", {}, " does not fit")),
+      element("div.big", {}, bytes(used), plan.fits ? "" : element("span.bad", {}, ` ${plan.memory}`)),
       bar(nonzero, Math.max(plan.cluster.memory_bytes, used), { mark: plan.limit_bytes }),
       legend(nonzero.map(([, name, label]) => [name, label]))),
     element("div.card", {}, element("div.soft", {}, "How good it is"), ...verdict()));
 }
 
-/** Against the baselines that people choose by hand, and the proven bound. */
+/** Beside the other plans, and the proven bound. */
 function verdict() {
-  const rivals = plan.alternatives.filter((a) => a.fits && !a.name.startsWith("search"));
-  const best = rivals.reduce((least, a) => (least && least.prediction.step_s <= a.prediction.step_s ? least : a), null);
-  const ratio = best ? best.prediction.step_s / plan.prediction.step_s : 1;
-  const same = Math.abs(ratio - 1) < 5e-4;
-  const headline = !best ? "no rival" : same ? "as fast" : beside(1 / ratio);
-  const than = best ? `${same ? "as" : "than"} the best plan by hand that fits: ${best.name}, ${time(best.prediction.step_s)}`
-    : "no plan that people make by hand fits";
   const rewritten = plan.rewrites ? `; rewritten by certified rules: ${plan.rewrites}` : "";
-  return [element("div.big", {}, headline), element("div", {}, than),
+  return [element("div.big", {}, plan.standing.headline), element("div", {}, plan.standing.text),
     element("div.soft", { style: "margin-top:8px" }, plan.quality + rewritten)];
-}
-
-/** How a step time that is `ratio` times another compares with it. */
-function beside(ratio) {
-  if (Math.abs(ratio - 1) < 5e-4) return "the same";
-  const [factor, word] = ratio > 1 ? [ratio, "slower"] : [1 / ratio, "faster"];
-  return factor >= 2 ? `${digits(factor)} × ${word}` : `${percent(factor - 1)} ${word}`;
 }
 
 function drawAxes() {
@@ -66,10 +54,17 @@ function drawAxes() {
 
 // ---- where the time goes: an icicle of modules and operators ----
 
-let colourAxis = 0;
+let colourAxis = 0, pixels = 11;
+/** How wide a letter is at most on average, and the room beside a name: pixels. */
+const LETTER = 7, PADDING = 16;
+
+let redraw = () => {};
+addEventListener("resize", () => redraw());
 
 function drawWhere(focus = root) {
   const chart = element("div", { id: "icicle" });
+  pixels = ((at("where").clientWidth || 1180) - 40) / 100;  // of one percent of the chart
+  redraw = () => drawWhere(focus);
   const depth = fill(chart, focus, 0, 100, 0);
   chart.style.height = `${26 * (depth + 1)}px`;
   const crumbs = [];
@@ -77,8 +72,7 @@ function drawWhere(focus = root) {
   const buttons = axes.map((axis, index) => element("button", { "aria-pressed": String(index === colourAxis),
     onclick: () => { colourAxis = index; drawWhere(focus); } }, `colour by ${axis.name}`));
   at("where").replaceChildren(element("h2", {}, "Where the time goes"),
-    element("p", {}, `Width is the time of compute and communication on one device; the orange foot of a cell is communication. ` +
-      `The optimizer's ${time(plan.prediction.optimizer_s)} are not shown. Click to zoom.`),
+    element("p", {}, `Width is time: ${plan.modules_note}. The orange foot of a cell is communication. Click to zoom.`),
     element("div.tools.crumbs", {}, ...crumbs.map((module) =>
       element("button", { onclick: () => drawWhere(module) }, module.label + (module.count > 1 ? ` ×${module.count}` : ""))),
       element("span.push", {}), ...(axes.length > 1 ? buttons : [])),
@@ -92,8 +86,9 @@ function fill(chart, item, left, width, level) {
   const use = item.uses ? mainUse(item.uses[colourAxis]) : item.kind === "operator" ? item.use[colourAxis] : moved;
   const name = item.label || item.name, repeated = item.count > 1 ? ` ×${item.count}` : "";
   const share = item.communication_s / (item.compute_s + item.communication_s || 1);
-  const cell = element(width > 1.2 ? "div.cell" : "div.cell.narrow", { style: `left:${left}%;width:${width}%;top:${26 * level}px;background:${colour(use)}`,
-    onclick: () => drawWhere(item.uses ? item : item.parent) }, width > 1.2 ? name + repeated : "");
+  const named = width * pixels >= LETTER * (name.length + repeated.length) + PADDING;  // a name is shown whole, or not
+  const cell = element(named ? "div.cell" : "div.cell.narrow", { style: `left:${left}%;width:${width}%;top:${26 * level}px;background:${colour(use)}`,
+    onclick: () => drawWhere(item.uses ? item : item.parent) }, named ? name + repeated : "");
   if (share > 0) cell.append(element("i", { style: `width:${100 * share}%` }));
   tip(cell, () => `${item.uses ? path(item) : `${path(item.parent)}: ${name}`}${repeated}\n${time(cost(item))}, of which ` +
     `communication ${percent(share)}\n` + axes.map((axis, i) => `${axis.name}: ` + (item.uses ? usesText(item.uses[i])

@@ -25,17 +25,28 @@ function element(what, attributes = {}, ...children) {
 }
 
 const at = (id) => document.getElementById(id);
-const digits = (x) => (x < 9.995 ? x.toFixed(2) : x < 99.95 ? x.toFixed(1) : x.toFixed(0));
 
-function scaled(value, units) {
-  if (value <= 0) return "0";
-  const [scale, unit] = units.find(([s]) => value >= 0.9995 * s) || units[units.length - 1];
-  return `${digits(value / scale)} ${unit}`;
+// ---- numbers, as reports/units.py has them: every page says what `explain` says ----
+
+/** To so many digits after the point; what lies in the middle goes to the even one. */
+function fixed(x, num) {
+  const up = x.toFixed(num), inTheMiddle = /^50*$/.test(x.toFixed(60).split(".")[1].slice(num));
+  return inTheMiddle && Number(up.at(-1)) % 2 ? (Number(up) - 10 ** -num).toFixed(num) : up;
 }
-
-const time = (s) => scaled(s, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]);
-const bytes = (n) => (n > 0 && n < 999.5 ? `${Math.round(n)} B` : scaled(n, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]));
-const percent = (x) => (x <= 0 ? "0 %" : x < 0.001 ? "<0.1 %" : x > 0.995 && x < 1 ? ">99 %" : `${(100 * x).toFixed(x < 0.0995 ? 1 : 0)} %`);
+const digits = (x) => fixed(x, x < 9.995 ? 2 : x < 99.95 ? 1 : 0);
+const scaled = (value, units) => {
+  const [scale, unit] = units.find(([s]) => value >= 0.9995 * s) || [];
+  return scale ? `${digits(value / scale)} ${unit}` : "";
+};
+const time = (s) => (s < 5e-9 ? "0" : scaled(s, [[1, "s"], [1e-3, "ms"]]) || `${digits(s / 1e-6)} µs`);
+const bytes = (n) => scaled(n, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) || (n <= 0 ? "0" : `${fixed(n, 0)} B`);
+function percent(share) {
+  const value = 100 * share;
+  if (value <= 0) return "0 %";
+  if (value < 0.1) return "under 0.1 %";
+  if (value > 99.9 && value < 100) return "over 99.9 %";
+  return `${fixed(value, value < 9.95 || (value > 99 && value < 100) ? 1 : 0)} %`;
+}
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const colour = (name) => `var(--${name})`;
 
@@ -55,13 +66,15 @@ function legend(parts) {
     element("span", {}, element("i", { style: `background:${colour(name)}` }), label)));
 }
 
-const timeParts = (p) => [[p.compute_s, "compute", `compute ${time(p.compute_s)}`],
-  p.exposed_s === undefined ? [p.communication_s, "communication", `communication ${time(p.communication_s)}`]
-    : [p.exposed_s, "communication", `exposed communication ${time(p.exposed_s)}`],
-  [p.optimizer_s || 0, "optimizer", `optimizer ${time(p.optimizer_s || 0)}`]];
+const TIME_COLOURS = { compute: "compute", optimizer: "optimizer", communication: "communication",
+  "exposed communication": "communication", "slowdown and overheads": "gathered", bubble: "whole" };
+/** Seconds by what they are spent on, those that take any; of a plan's step they add up to it. */
+const timeParts = (parts) => Object.entries(parts).filter(([, s]) => time(s) !== "0" && s > 0)
+  .map(([name, s]) => [s, TIME_COLOURS[name], `${name} ${time(s)}`]);
 
 const MEMORY_COLOURS = { parameters: "batch", gradients: "sequence", optimizer: "optimizer", activations: "compute",
-  gathered: "gathered", communication: "communication", temporary: "features" };
+  gathered: "gathered", buffers: "buffers", communication: "communication", temporary: "features", context: "context",
+  slack: "whole" };
 const memoryParts = (m) => Object.entries(m).map(([key, n]) => {
   const name = key.replace("_bytes", "");
   return [n, MEMORY_COLOURS[name] || "whole", `${name} ${bytes(n)}`];

@@ -1,9 +1,11 @@
 // ---- the tree of modules ----
 
-let query = "";
+let query = "", named = new Set();
+
+const treeColumns = () => `minmax(240px,1.6fr) ${axes.map(() => "64px").join(" ")} minmax(150px,1fr) minmax(150px,.8fr) minmax(180px,1.1fr) 72px`;
 
 function drawModules() {
-  const columns = `minmax(280px,1.5fr) ${axes.map(() => "78px").join(" ")} minmax(200px,1fr) minmax(170px,.8fr) minmax(250px,1.1fr) 76px`;
+  const columns = treeColumns();
   const list = element("div.tree", { id: "tree", role: "tree", style: `--columns:${columns}` });
   const search = element("input", { type: "search", placeholder: "search modules, operators, layouts, collectives  ( / )",
     "aria-label": "search", value: query, oninput: (event) => { query = event.target.value.trim().toLowerCase(); drawTree(list); } });
@@ -14,7 +16,7 @@ function drawModules() {
   });
   const all = (open) => () => { walk(root, (module) => { module.open = open || module === root; }); drawTree(list); };
   at("modules").append(element("h2", {}, "Modules"),
-    element("p", {}, "Times and bytes are one device's per step, of all repeats together. Blocks fold only if they are alike in everything shown here."),
+    element("p", {}, `Times: ${plan.modules_note}; bytes likewise. Blocks fold only if they are alike in everything shown here.`),
     element("div.tools", {}, search, element("button", { onclick: all(true) }, "open all"),
       element("button", { onclick: all(false) }, "close all"), element("span.soft", { id: "hits" })), list);
   openFirst();
@@ -38,11 +40,29 @@ function openFirst() {
   }
 }
 
+/** What has this dotted name, though equal blocks are folded: from the root of the model or from any module on. */
+function byName(name, module = root) {
+  const found = new Set();
+  resolve(module, name, found);
+  for (const child of module.children) if (!found.size) byName(name, child).forEach((item) => found.add(item));
+  return found;
+}
+
+function resolve(module, rest, found) {
+  module.rows.filter((row) => row.name.toLowerCase() === rest).forEach((row) => found.add(row));
+  for (const child of module.children) {
+    for (const member of child.members.map((m) => m.toLowerCase())) {
+      if (rest === member) found.add(child);
+      else if (rest.startsWith(`${member}.`)) resolve(child, rest.slice(member.length + 1), found);
+    }
+  }
+}
+
 function matches(item) {
-  if (!query) return true;
+  if (!query || named.has(item)) return true;
   const moves = (item.steps || []).map((s) => `${s.before}→${s.after} ${COLLECTIVES[s.forward] || ""} ${COLLECTIVES[s.backward] || ""}`);
   const text = [item.label || item.name, item.source || "", ...(item.layouts || []), ...(item.use || []), ...moves,
-    item.uses ? path(item) + " " + item.members : ""].join(" ").toLowerCase();
+    item.again ? "made again in backward" : "", item.uses ? `${path(item)} ${item.members.join(" ")}` : ""].join(" ").toLowerCase();
   return query.split(/\s+/).every((word) => text.includes(word));
 }
 
@@ -51,6 +71,7 @@ function drawTree(list) {
     ...axes.map((axis) => element("span", {}, `axis ${axis.name}`)), element("span", {}, "shape, and what shards it"),
     element("span", {}, "time"), element("span", {}, "communication"), element("span.right", {}, "weights")));
   const hits = { count: 0 };
+  named = query.includes(".") ? byName(query) : new Set();
   const found = query ? search(root, hits) : null;
   drawBranch(list, root, 0, found);
   at("hits").textContent = query ? `${hits.count} found` : "";
@@ -79,13 +100,12 @@ function drawBranch(list, module, level, found) {
 /** What a module with inner modules does itself, folded. */
 function ownRow(list, module, level) {
   const toggle = () => { module.ownOpen = !module.ownOpen; drawTree(list); };
-  const sum = (key) => module.rows.reduce((total, row) => total + row[key], 0);
-  const own = { times: module.times, compute_s: sum("compute_s"), communication_s: sum("communication_s"), sent_bytes: sum("sent_bytes") };
+  const own = { ...module.own, times: module.times };
   return element("div.row.module", clickable(toggle, module.ownOpen),
     element("span.name.soft", { style: `padding-left:${18 * level}px` }, element("span.twist", {}, module.ownOpen ? "▾" : "▸"),
-      `${plural(module.rows.length, "operator")} of its own`),
+      own.label),
     ...axes.map((_, axis) => usesBar(ownUses(module.rows, axis))), element("span"), timed(own), sent(own),
-    element("span.right.soft", {}, weights({ stored_bytes: sum("stored_bytes"), times: module.times })));
+    element("span.right.soft", {}, weights(own)));
 }
 
 const clickable = (toggle, open) => ({ tabindex: 0, role: "treeitem", "aria-expanded": String(open), onclick: toggle,
@@ -97,7 +117,8 @@ function moduleRow(list, module, level) {
   const row = element("div.row.module", clickable(toggle, module.open),
     element("span.name", { style: `padding-left:${18 * level}px` }, element("span.twist", {}, module.open || query ? "▾" : "▸"),
       element("b", {}, module.label), " ", repeated),
-    ...axes.map((_, axis) => usesBar(module.uses[axis])), element("span.faint", {}, plural(module.num_operators, "operator")),
+    ...axes.map((_, axis) => usesBar(module.uses[axis])), element("span.faint", {}, plural(module.times * module.num_operators, "operator"),
+      module.differs ? element("div.differs", {}, `differs: ${module.differs}`) : ""),
     timed(module), sent(module), element("span.right.soft", {}, weights(module)));
   if (query && matches(module)) row.classList.add("hit");
   return row;
@@ -115,7 +136,7 @@ function operatorRow(item, level) {
   const row = element("div.row.operator", { role: "treeitem" },
     element("span.name", { style: `padding-left:${18 * level + 16}px`, title: `${item.dtype} ${item.source}` },
       weight ? element("span.tag", {}, "weight") : "", weight ? ` ${item.name} ` : element("code", {}, item.name), " ",
-      element("span.faint", {}, item.source)),
+      element("span.faint", {}, item.source + (item.again ? ", made again in backward" : ""))),
     ...item.layouts.map((layout, axis) => element("span", {}, element("span.chip", { title: `${axes[axis].name}: ${item.use[axis]}`,
       style: `background:${colour(item.kind === "constant" ? "whole" : item.use[axis])}` }, layout))),
     shape(item), weight && !item.communication_s ? element("span") : timed(item), moves(item),
@@ -143,7 +164,7 @@ function shape(item) {
 }
 
 function timed(item) {
-  const parts = timeParts({ compute_s: item.compute_s * item.times, communication_s: item.communication_s * item.times });
+  const parts = timeParts({ compute: item.compute_s * item.times, communication: item.communication_s * item.times });
   return element("div.timed", {}, bar(parts, cost(root) || 1, { thin: true }), element("span", {}, time(cost(item))));
 }
 

@@ -10,16 +10,17 @@ function table(columns, rows) {
 const ABSURD = 10;
 
 function drawCompare() {
-  const own = { name: "this plan", mesh: `[${axes.map((a) => `${a.name}=${a.size}`).join(", ")}]`, fits: plan.fits, prediction: plan.prediction };
+  const own = { name: "this plan", mesh: `[${axes.map((a) => `${a.name}=${a.size}`).join(", ")}]`, fits: plan.fits, faster: "",
+    remark: plan.fits ? "" : plan.memory, step: plan.step, prediction: plan.prediction };
   const everything = [own, ...plan.alternatives];
   const sane = everything.filter((a) => a === own || (a.fits && a.prediction.step_s <= ABSURD * plan.prediction.step_s));
   const longest = Math.max(...sane.map((a) => a.prediction.step_s));
   const largest = Math.max(plan.cluster.memory_bytes, ...sane.map((a) => totalBytes(a.prediction.memory)));
   const rows = everything.map((a) => {
-    const ratio = a.prediction.step_s / plan.prediction.step_s, used = totalBytes(a.prediction.memory);
-    return { own: a === own, cells: [a.name, element("code", {}, a.mesh), bar(timeParts(a.prediction), Math.max(longest, a.prediction.step_s)), time(a.prediction.step_s), a === own ? "" : beside(ratio),
+    const used = totalBytes(a.prediction.memory);
+    return { own: a === own, cells: [a.name, element("code", {}, a.mesh), bar(timeParts(a.step.parts), Math.max(longest, a.prediction.step_s)), time(a.prediction.step_s), a.faster,
       bar(memoryParts(a.prediction.memory), Math.max(largest, used), { mark: plan.limit_bytes }),
-      element(a.fits ? "span" : "span.bad", {}, bytes(used) + (a.fits ? "" : ", does not fit"))] };
+      element(a.fits ? "span" : "span.bad", {}, bytes(used), a.remark ? element("div", {}, a.remark) : "")] };
   });
   at("compare").append(element("h2", {}, "Compared with"),
     element("p", {}, "Plans that people choose by hand, each tuned by the same search within its restriction, and the best plan of every other mesh; all by the same cost model."),

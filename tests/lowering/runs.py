@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.allocations import live_storages, peak_bytes
+from bench.zoo_times import Stepper
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import Captured, capture, find_loss
@@ -60,6 +62,15 @@ class Step:
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
     generator: Tensor
+
+
+def peak_on_rank(case: Case, graph: Graph, execution: Execution = DEFAULT, *, steps: int = 2) -> int:
+    """The most bytes that this rank holds, after two steps: constants, buckets and optimizer states are there."""
+    before = live_storages()
+    stepper = Stepper(case.lower(graph, execution), case.batch, before)
+    stepper.step()
+    stepper.step()
+    return peak_bytes(stepper, steps)
 
 
 def whole(tensor: Tensor) -> Tensor:

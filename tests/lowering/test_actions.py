@@ -26,7 +26,7 @@ from shardwright.pcg.step.actions import Actions, actions, happens
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import sink_reductions
-from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step
+from tests.lowering.runs import Batch, Case, Step, assert_same_step, parallel_step, serial_step
 from tests.lowering.test_training import TWO
 from tests.lowering.test_zoo import graphs, stored
 from tests.search.graphs import cluster
@@ -111,6 +111,15 @@ class Spy:
         note(blocks.GatheredBlock, "drop", "free", freed)
         note(blocks.GatheredBlock, "take_gradients", "scatter", lambda item, _: block(item))
         note(reducer._Unit, "launch", "reduce", unit)
+
+    def steps(self, parallel: ParallelModule, batch: Batch) -> list[Events]:
+        """What is done in each of two steps."""
+        found = list[Events]()
+        for _ in range(2):
+            self.events.clear()
+            parallel.forward_backward(**batch)
+            found.append(dict(self.events))
+        return found
 
 
 class Compared(nn.Module):
@@ -255,12 +264,7 @@ def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pyt
     for graph in own_graphs(found) if name in OWN else graphs(found):
 
         def body(parallel: ParallelModule) -> tuple[list[Events], float]:
-            spy = Spy(parallel, run, monkeypatch)
-            steps: list[Events] = []
-            for _ in range(2):
-                spy.events.clear()
-                parallel.forward_backward(**found.batch)
-                steps.append(dict(spy.events))
+            steps = Spy(parallel, run, monkeypatch).steps(parallel, found.batch)
             monkeypatch.undo()
             return steps, sum(map(num_bytes, chain(*parallel._blocks.pool._free.values())))
 

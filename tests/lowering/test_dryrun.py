@@ -13,8 +13,6 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from bench.allocations import live_storages, peak_bytes
-from bench.zoo_times import Stepper
 from examples.zoo import ZOO
 from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.predict import predict
@@ -31,7 +29,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.plan import Plan, SearchReport
 from tests.each import each
 from tests.lowering.parallelize import follow, parallelize
-from tests.lowering.runs import Case
+from tests.lowering.runs import Case, peak_on_rank
 from tests.lowering.test_zoo import graphs
 from tests.search.graphs import cluster, mlp
 
@@ -102,20 +100,9 @@ def test_memory_is_what_two_ranks_measure() -> None:
     case = Case(*ZOO["gpt"]())
     data, _, split = graphs(case)
 
-    def measured(graph: Graph) -> int:
-        before = live_storages()
-        return peak_bytes(warm(Stepper(case.lower(graph), case.batch, before)), 3)
-
     for graph in (data, split):
-        (found, _) = run_ranks(lambda graph=graph: measured(graph), 2, 60)
+        (found, _) = run_ranks(lambda graph=graph: peak_on_rank(case, graph, steps=3), 2, 60)
         assert dry_run(graph).peak_bytes == pytest.approx(found, rel=0.05)
-
-
-def warm(stepper: Stepper) -> Stepper:
-    """After two steps: constants, buckets and optimizer states are there."""
-    for _ in range(2):
-        stepper.step()
-    return stepper
 
 
 # ---- what differs is told ----

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.allocations import live_storages, peak_bytes
-from bench.zoo_times import Stepper
 from examples.zoo import GPT, ZOO
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
@@ -30,7 +28,17 @@ from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.time import check_time
 from shardwright.search.planner import Planner
-from tests.lowering.runs import SEED, Case, Step, assert_same_step, outcome, parallel_step, serial_step, whole
+from tests.lowering.runs import (
+    SEED,
+    Case,
+    Step,
+    assert_same_step,
+    outcome,
+    parallel_step,
+    peak_on_rank,
+    serial_step,
+    whole,
+)
 from tests.lowering.test_actions import Events, Spy, lowered, num_bytes, pooled, priced
 
 
@@ -147,12 +155,7 @@ def test_ranks_do_what_the_list_says(monkeypatch: pytest.MonkeyPatch) -> None:
         seen = list[tuple[list[Events], float]]()
         for graph in plans:
             parallel = found.lower(graph)
-            spy = Spy(parallel, DEFAULT, monkeypatch)
-            steps: list[Events] = []
-            for _ in range(2):
-                spy.events.clear()
-                parallel.forward_backward(**found.batch)
-                steps.append(dict(spy.events))
+            steps = Spy(parallel, DEFAULT, monkeypatch).steps(parallel, found.batch)
             monkeypatch.undo()
             seen.append((steps, sum(map(num_bytes, chain(*parallel._blocks.pool._free.values())))))
         return seen
@@ -279,17 +282,6 @@ def test_memory_is_as_predicted() -> None:
     plans = [planned(found, ("data",), many=4)]
     plans += [planned(found, ("zero",), zero, 4) for zero in ("zero-1", "zero-2", "zero-3")]
 
-    def body() -> list[int]:
-        peaks = list[int]()
-        for graph in plans:
-            before = live_storages()
-            stepper = Stepper(found.lower(graph), found.batch, before)
-            stepper.step()
-            stepper.step()
-            peaks.append(peak_bytes(stepper, 2))
-            del stepper
-        return peaks
-
-    measured = run_ranks(body, 2, 120)[0]
+    measured = run_ranks(lambda: [peak_on_rank(found, graph) for graph in plans], 2, 120)[0]
     steps = [simulate(program(graph, default_cluster(2))) for graph in plans]
     assert measured == pytest.approx([step.fullest.memory.total_bytes for step in steps], rel=0.1)

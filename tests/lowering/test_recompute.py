@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from bench.allocations import live_storages, peak_bytes
-from bench.zoo_times import Stepper
 from examples.zoo import GPT, ZOO
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.timeline.program import program
@@ -17,7 +15,7 @@ from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.step.execution import Execution
 from tests.each import each
-from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step, whole
+from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, peak_on_rank, serial_step, whole
 from tests.lowering.test_actions import Spy, lowered
 from tests.lowering.test_zoo import graphs
 
@@ -100,18 +98,7 @@ def test_memory_falls_as_predicted() -> None:
     runs = [Execution(recompute=mode) for mode in ("none", "selective", "full")]
     graph = graphs(found)[0]
 
-    def body() -> list[int]:
-        peaks = list[int]()
-        for run in runs:
-            before = live_storages()
-            stepper = Stepper(found.lower(graph, run), found.batch, before)
-            stepper.step()
-            stepper.step()
-            peaks.append(peak_bytes(stepper, 1))
-            del stepper
-        return peaks
-
-    measured = run_ranks(body, 2, 120)[0]
+    measured = run_ranks(lambda: [peak_on_rank(found, graph, run, steps=1) for run in runs], 2, 120)[0]
     steps = [simulate(program(graph, default_cluster(2), run)) for run in runs]
     assert measured == pytest.approx([step.fullest.memory.total_bytes for step in steps], rel=0.1)
     assert measured == sorted(measured, reverse=True)

@@ -127,6 +127,15 @@ def test_a_disabled_region_stays_wide_under_a_precision() -> None:
     assert linears == ["bfloat16", "bfloat16", "float32", "bfloat16", "bfloat16"]
 
 
+class Mean(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).mean()
+
+
 class Logits(nn.Module):
     def __init__(self, wide: bool) -> None:
         super().__init__()
@@ -146,15 +155,7 @@ def test_what_a_model_widens_is_wide() -> None:
 def test_batch_normalization_gives_what_it_gets_and_its_statistics_are_wide() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
 
-    class Mean(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.model(x).mean()
-
-    graph = capture(Mean(), {"x": torch.randn(2, 3, 4, 4)}, precision="amp_bf16").graph
+    graph = capture(Mean(model), {"x": torch.randn(2, 3, 4, 4)}, precision="amp_bf16").graph
     assert dtype_of(graph, "relu") == {"bfloat16"}
     assert dtype_of(graph, "sum") == {"float32"}
 
@@ -162,15 +163,7 @@ def test_batch_normalization_gives_what_it_gets_and_its_statistics_are_wide() ->
 def test_doubles_stay_doubles() -> None:
     model = nn.Linear(8, 8).double()
 
-    class Mean(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.model(x).mean()
-
-    graph = capture(Mean(), {"x": torch.randn(4, 8).double()}, precision="amp_bf16").graph
+    graph = capture(Mean(model), {"x": torch.randn(4, 8).double()}, precision="amp_bf16").graph
     assert {t.dtype for t in graph.types.values()} == {"float64"}
 
 

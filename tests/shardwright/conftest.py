@@ -18,7 +18,8 @@ def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(workers, "num_cpus", lambda: 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("SHARDWRIGHT_DEBUG", raising=False)
+    for name in ("SHARDWRIGHT_DEBUG", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as stopped:

@@ -1,4 +1,5 @@
-// Enough of a browser to run the page's script: node dom.js page.html prints the text of the page.
+// Enough of a browser to run the page's script: node dom.js page.html [#link] prints the text of the page;
+// node dom.js page.html "" CODE the value of an expression as JSON.
 "use strict";
 const html = require("fs").readFileSync(process.argv[2], "utf8");
 const listeners = [];
@@ -27,11 +28,16 @@ const find = (id, from = Object.values(byId)) => {
     if (inside) return inside;
   }
 };
-Object.assign(globalThis, { innerWidth: 1400, innerHeight: 900, location: { hash: process.argv[3] || "" },
+Object.assign(globalThis, { innerWidth: 1400, innerHeight: 900, addEventListener: () => {}, location: { hash: process.argv[3] || "" },
   matchMedia: () => ({ matches: false }),
   document: { getElementById: (id) => byId[id] || find(id), createElement: (tag) => new Element(tag), documentElement: new Element("html"),
     addEventListener: () => {}, activeElement: null } });
-(0, eval)(html.match(/<script>\s*(.*?)<\/script>/s)[1]);
+const script = html.match(/<script>\s*(.*?)<\/script>/s)[1];
+if (process.argv[4]) {
+  console.log(JSON.stringify((0, eval)(`${script}\n;${process.argv[4]}`)));
+  process.exit(0);
+}
+(0, eval)(script);
 console.log(Object.values(byId).filter((item) => item !== byId.plan).map((item) => item.textContent).join("\n"));
 for (const { kind, action, target } of [...listeners]) {  // everything that can be clicked, pointed at or typed into works
   action({ key: "Enter", target, clientX: 1, clientY: 1, preventDefault() {} });

@@ -116,6 +116,31 @@ def test_plan_explain_compare_view(run: Run) -> None:
     assert "<!doctype html>" in Path("plan.html").read_text()
 
 
+def test_a_narrow_terminal_has_everything(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 40 columns nothing is cut off: every word of the wide report is there, and no line is longer."""
+    assert run("plan", "models.py:net", "-o", "plan.json")[0] == 0
+    for command in (["explain"], ["explain", "--find", "up.weight"], ["compare"], ["timeline"]):
+        monkeypatch.delenv("COLUMNS", raising=False)
+        wide = run(*command, "plan.json")[1]
+        monkeypatch.setenv("COLUMNS", "40")
+        narrow = run(*command, "plan.json")[1]
+        assert max(map(len, narrow.splitlines())) <= 40
+        together = "".join(narrow.split())
+        assert [word for word in wide.split() if word.strip("█") not in together] == []
+    monkeypatch.setenv("COLUMNS", "10000")
+    assert run("timeline", "plan.json")[1] == wide
+
+
+def test_explain_finds_a_parameter(run: Run) -> None:
+    assert run("plan", "models.py:net", "-o", "plan.json")[0] == 0
+    status, out, _ = run("explain", "plan.json", "--find", "down.weight")
+    assert status == 0
+    assert out.startswith("down.weight: weight, float32\n")
+    status, _, err = run("explain", "plan.json", "--find", "down.wait")
+    assert status == 2
+    assert "no parameter, operator or module of this name; there is down.weight" in err
+
+
 def test_plan_as_json_is_the_plan_file(run: Run) -> None:
     _, out, _ = run("plan", "models.py:net", "-o", "plan.json", "--format", "json")
     assert json.loads(out) == json.loads(Path("plan.json").read_text())

@@ -1,4 +1,4 @@
-"""The demo, with fewer steps."""
+"""The demo, with fewer steps and without its first part, which tests/cost/calibration runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.cost.clusters.local import default_cluster
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.slow
 def test_the_demo_shows_that_nothing_is_lost(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--steps", "2", "--output", str(tmp_path / "out")]
+    cluster = tmp_path / "cluster.json"
+    default_cluster(2).save(cluster)
+    demo = [sys.executable, str(ROOT / "examples" / "demo.py")]
+    command = [*demo, "--steps", "2", "--cluster", str(cluster), "--output", str(tmp_path / "out")]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     for part in ("What each axis does", "data parallel", "ZeRO-3", "relative difference", "predicted", "PASSED"):

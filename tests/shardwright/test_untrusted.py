@@ -39,7 +39,8 @@ CANARY = "canary"
 CODE = (
     "a\n    canary()", '"""\ncanary()\n"""', "x'); canary() #", "canary()", "{canary}", "__import__('os').canary()",
     "torch.canary()", "a\u2028canary()", "a\rcanary()", "\x1b[2Jcanary()\x07", "\\", "'", '"', "a\\", "block 0",
-    "mask 0", "leaf canary", "draw 1", "ℂanary", "class", "batch", "_", "0",
+    "mask 0", "leaf canary", "draw 1", "ℂanary", "class", "batch", "_", "0", "h_1x",
+    "x", "exit",
 )  # fmt: skip
 """Texts that would be code where they are pasted, that steer a terminal, or that the program uses itself."""
 ODD: tuple[Any, ...] = (
@@ -116,35 +117,38 @@ def change(data: Any, draw: random.Random) -> None:
             parent[key] = draw.choice(ODD)
 
 
+SOURCE, VALUE = re.compile(r"@[\w.]*(?: \([^)]*\))?"), re.compile(r"(?<==)(?:\([^{]*?\)(?=[,}])|'[^']*'|[\w.-]+)")
+
+
+def renamed(lines: list[str], old: str, new: str) -> list[str]:
+    return [re.sub(rf"{re.escape(old)}(?![\w.])", lambda _: new, line) for line in lines]
+
+
 def change_text(lines: list[str], draw: random.Random) -> list[str]:
     """A graph of which one line, one name or one value is another."""
     number = draw.randrange(len(lines))
-    line = lines[number]
-    match draw.randrange(8):
+    line, text = lines[number], "\n".join(lines)
+    match draw.randrange(10):
         case 0:
-            return lines[:number] + lines[number + 1 :]
-        case 1:
-            return [*lines[:number], line, *lines[number:]]
-        case 2:
             other = draw.randrange(len(lines))
-            lines[number], lines[other] = lines[other], line
-        case 3:  # another name for a node or an axis, wherever it is read
-            names = set(re.findall(r"%[\w.]+", "\n".join(lines))) | {f"{m}=" for m in re.findall(r"(\w+)=", lines[0])}
-            old, new = draw.choice(sorted(names)), repr(draw.choice(CODE))
-            new = f"%{new}" if old.startswith("%") else f"{draw.choice((new, new[1:-1]))}="
-            return [text.replace(old, new) for text in lines]
-        case 4:  # a source or a target that is code
-            text = draw.choice(CODE)
-            return [
-                re.sub(r"@[\w.]*( \([^)]*\))?", lambda _: f"@{text!r} ({text!r})", line, count=1)
-                if draw.random() < 0.5 else re.sub(r"='[^']*'", lambda _: f"={text!r}", line, count=1) for line in lines
-            ]  # fmt: skip
-        case 5:
-            values = list(re.finditer(r"=(\([^)]*\)|'[^']*'|[\w.-]+)", line)) or [re.search("$", line)]
-            value = draw.choice([v for v in values if v])
-            new = draw.choice((*LITERALS, *map(repr, CODE)))
-            lines[number] = f"{line[: value.start()]}={new}{line[value.end() :]}"
-        case 6:
+            lines[number], lines[other] = draw.choice((line, lines[other])), line
+        case 1:
+            return lines[:number] + draw.choice(([], [line, line])) + lines[number + 1 :]
+        case 2:
+            return renamed(lines, draw.choice(re.findall(r"%[\w.]+", text) or ["%"]), f"%{draw.choice(CODE)!r}")
+        case 3 | 4:  # where nodes come from
+            new = f"@{draw.choice(CODE) + draw.choice(('', '.0'))!r} ({draw.choice(CODE)!r})"
+            return renamed(lines, draw.choice(SOURCE.findall(text) or ["@"]), new)
+        case 5 | 6:
+            if values := list(VALUE.finditer(line)):
+                value = draw.choice(values)
+                same = [v for v in VALUE.findall(text) if v[0] == value[0][0]]
+                new = draw.choice((draw.choice(LITERALS), draw.choice(same or ["0"]), repr(draw.choice(CODE))))
+                lines[number] = f"{line[: value.start()]}{new}{line[value.end() :]}"
+        case 7:
+            keys = sorted(set(re.findall(r"\w+(?==)", text))) or ["="]
+            lines[number] = re.sub(rf"\b{draw.choice(keys)}=", f"{draw.choice(keys)}=", line)
+        case 8:
             words = sorted({word for text in lines for word in re.findall(r"[\w.]+|[^\w\s]", text)})
             tokens = re.split(r"(\W)", line)
             tokens[draw.randrange(len(tokens))] = draw.choice(words)
@@ -155,8 +159,19 @@ def change_text(lines: list[str], draw: random.Random) -> list[str]:
     return lines
 
 
+def rename_axis(plan: dict[str, Any], draw: random.Random) -> None:
+    """The mesh's axis, wherever the file names it."""
+    new = draw.choice((*CODE, "torch", "leaf", "F", "rt", "draw", "mb", "é"))
+    (old,) = plan["mesh"]["names"]
+    plan["mesh"]["names"] = [new]
+    lines = [re.sub(rf"(?<=[\[(]){old}=", lambda _: f"{new}=", line) for line in plan["graph"]]
+    plan["graph"] = renamed(lines, f"axis='{old}'", f"axis={new!r}")
+
+
 def mutant(plan: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     found = copy.deepcopy(plan)
+    if draw.random() < 0.03:
+        rename_axis(found, draw)
     for _ in range(draw.choice((1, 1, 1, 2))):
         if draw.random() < 0.7 and isinstance(found.get("graph"), list):
             found["graph"] = change_text([str(line) for line in found["graph"]] or [""], draw)

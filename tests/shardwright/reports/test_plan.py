@@ -114,7 +114,7 @@ def test_the_parts_add_up(name: str, request: pytest.FixtureRequest) -> None:
 
 
 def labels(module: Module) -> list[str]:
-    return [m.label for _, m in module.walk()]
+    return [m.label for _, _, m in module.walk()]
 
 
 def test_equal_blocks_fold(data: Plan) -> None:
@@ -244,7 +244,7 @@ def test_the_moment_of_the_peak_and_what_is_exposed_are_told(data: Plan) -> None
     text = str(PlanReport(data))
     assert f"peak: {data.prediction.peak_at}" in text
     assert "microbatch 0" in data.prediction.peak_at
-    assert f"of which {units.seconds(data.prediction.exposed_s)} exposed" in text
+    assert f"exposed communication {units.seconds(data.prediction.exposed_s)}" in text
     assert f"bubble {units.seconds(1.0)}" in str(
         PlanReport(replace(data, prediction=replace(data.prediction, bubble_s=1.0)))
     )

@@ -1,0 +1,137 @@
+"""Torch's generator as a lowered program draws from it: in the same state on every rank.
+
+Ranks that are seeded alike draw from their default generator, as one process does. Where they are found to differ in
+one of the first steps, as with a seed for each rank, the program has a stream of its own from then on, which starts in
+the state of rank 0's generator; the default ones are the user's, for data of each rank's own. Where they begin to
+differ later, a step has been made with different masks: an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.lowering import private
+from shardwright.lowering.exact import current_draw
+from shardwright.lowering.launch import Ranks
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.graph import Graph
+
+NUM_STATES = 3
+
+
+class Drawing:
+    """What the random operators of a program draw from. `own`: the state of its own stream, if it has one."""
+
+    def __init__(self, ranks: Ranks, graph: Graph) -> None:
+        self.ranks = ranks
+        self.own: Tensor | None = None
+        self.draws = any(node.may_draw for node in graph.nodes)
+        self._from_torch = any(node.may_draw and not node.is_random for node in graph.nodes)
+        self._first: Tensor | None = None  # the state before the first microbatch
+        self._begun: _Comparison | None = None
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Torch's default one of this device."""
+        return private.default_generator(self.ranks.device)
+
+    def state(self) -> list[int]:
+        """What ranks must have in common to draw alike: seed and counter of `seed_exactly`, the generator's digest."""
+        draw = current_draw()
+        if not self.draws:
+            return [0] * NUM_STATES
+        exact = [draw.number, draw.seed - (1 << 63)] if draw.seed is not None else [-1, 0]
+        drawn = self.own is None and (self._from_torch or draw.seed is None)
+        return [*exact, _digest(self.generator.get_state()) if drawn else 0]
+
+    def agree(self, states: Sequence[Sequence[int]]) -> None:
+        """Before a step, with every rank's state: where they differ, go on in a stream of the program's own."""
+        if len({tuple(state[:2]) for state in states}) > 1:
+            raise ShardwrightError(_EXACT)
+        if all(state == states[0] for state in states):
+            return
+        sent = self.generator.get_state().to(self.ranks.device)
+        dist.broadcast(sent, src=0)
+        self.own = sent.cpu()
+
+    def watch(self) -> None:
+        """Compare states during the step that begins; raise where they were found to differ in the one before."""
+        if not self.draws:
+            return
+        begun, self._begun = self._begun, None
+        if begun is not None and (wrong := begun.differing()):
+            raise ShardwrightError(_EXACT if min(wrong) < 2 else _TORCH)
+        self._begun = _Comparison(self.state(), self.ranks)
+
+    @contextmanager
+    def microbatch(self, *, first: bool, last: bool) -> Generator[None]:
+        """Around a forward. Every microbatch draws what one process draws for the whole batch, and takes its part."""
+        if not self.draws or (self.own is None and first and last):
+            yield
+            return
+        generator, own = self.generator, self.own
+        outside = generator.get_state()
+        if own is not None:
+            generator.set_state(own)
+        if first:
+            self._first = generator.get_state()
+        elif self._first is not None:
+            generator.set_state(self._first)
+        try:
+            yield
+        finally:
+            if own is not None:
+                self.own = generator.get_state()
+                generator.set_state(outside)
+
+
+class _Comparison:
+    """Whether numbers are the same on all ranks, found out while the step runs."""
+
+    def __init__(self, own: Sequence[int], ranks: Ranks) -> None:
+        self.num, self.ranks = len(own), ranks
+        cuda = ranks.device.type == "cuda"
+        # Their maximum over the ranks, and the complement of their minimum.
+        self.found = torch.tensor([*own, *(~number for number in own)], pin_memory=cuda)
+        self.work: dist.Work | None = None
+        self.event: torch.cuda.Event | None = None
+        if not cuda:
+            self.work = dist.all_reduce(self.found, dist.ReduceOp.MAX, async_op=True)
+            return
+        with torch.cuda.stream(private.side_stream(ranks.device)):
+            sent = self.found.to(ranks.device, non_blocking=True)
+            dist.all_reduce(sent, dist.ReduceOp.MAX)
+            self.found.copy_(sent, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    def differing(self) -> list[int]:
+        """The places of those that are not; waits for the ranks to have begun the step."""
+        if self.work is not None:
+            self.work.wait(timedelta(seconds=self.ranks.timeout_s))
+        if self.event is not None:
+            self.event.synchronize()
+        high, low = self.found.tolist()[: self.num], self.found.tolist()[self.num :]
+        return [place for place, (a, b) in enumerate(zip(high, low, strict=True)) if a != ~b]
+
+
+def _digest(state: Tensor) -> int:
+    return int.from_bytes(hashlib.blake2b(state.numpy(), digest_size=8).digest(), "little", signed=True)
+
+
+_EXACT = (
+    "shardwright.seed_exactly has another seed or counter on some ranks, or was called on some alone; "
+    "call it with the same seed on every rank"
+)
+_TORCH = (
+    "torch's generators were in the same state on all ranks and are not any more, so the masks of the last step do not "
+    "fit together; go back to a checkpoint, and draw what only some ranks need (data, samples) from a torch.Generator "
+    "of its own, or call shardwright.seed_exactly with one seed on all ranks"
+)

@@ -1,0 +1,130 @@
+"""What ranks pass to a step, compared: one global batch, or each its own shard of one; and how they draw.
+
+Under DDP every rank passes a batch of its own. Here a tensor of the captured shape is the global batch, the same on
+every rank, and of it each takes its part: other values on another rank would be dropped, or train another model there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from shardwright.lowering.agreement import digest, gathered, has_others
+from shardwright.lowering.batch import BatchCheck
+from shardwright.lowering.drawing import NUM_STATES, Drawing
+from shardwright.lowering.movement import Axis
+from shardwright.pcg.errors import BatchError, ShardwrightError
+from shardwright.pcg.layout import format_layouts
+
+CheckInputs = Literal["first", "always", "never"]
+"""In which steps inputs are compared across ranks: the first `NUM_FIRST`, all, or none."""
+NUM_FIRST = 3
+_WHOLE = -1  # stands for the shard that a rank passes, where it passes the global tensor
+
+
+class Inputs:
+    """Takes the batch of every step; in those that are to be checked, compares across ranks what each was given.
+
+    All ranks learn the same, so that all of them raise, also where only one cannot take its batch.
+    """
+
+    def __init__(self, batch: BatchCheck, drawing: Drawing, when: CheckInputs) -> None:
+        if when not in get_args(CheckInputs):
+            expected = ", ".join(map(repr, get_args(CheckInputs)))
+            raise ShardwrightError(f"check_inputs={when!r}: expected one of {expected}")
+        self.batch, self.drawing, self.ranks = batch, drawing, batch.ranks
+        self.step, self.when = 0, when if has_others(batch.ranks) else "never"
+
+    def take(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+        """This rank's part of every input of each microbatch. Raises `BatchError`."""
+        self.step += 1
+        if self.when == "never" or _being_recorded():
+            return self.batch.local(batch)
+        if self.when == "first" and self.step > NUM_FIRST:
+            self.drawing.watch()
+            return self.batch.local(batch)
+        try:
+            values = self.batch.values(batch)
+        except BatchError:
+            self._compare(None)
+            raise
+        self._compare(values)
+        return self.batch.parts(values)
+
+    def _compare(self, values: Mapping[str, Tensor] | None) -> None:
+        """By one collective: whether a rank has failed, how it draws, and which shards it passes, with digests."""
+        own = [torch.tensor([values is None, *self.drawing.state()])]
+        for key in self.batch.inputs if values is not None else ():
+            own += [torch.tensor([self._shard(key, values[key])]), digest(values[key])[None]]
+        if values is None:
+            own.append(torch.zeros(2 * len(self.batch.inputs), dtype=torch.int64))
+        rows = gathered(torch.cat([numbers.to(self.ranks.device) for numbers in own]), self.ranks)
+        if failed := [rank for rank, row in enumerate(rows) if row[0]]:
+            if values is None:
+                return
+            raise BatchError(
+                f"batch: {_ranks(failed)} cannot take what was passed there in step {self.step}; see there"
+            )
+        states, passed = [row[1 : 1 + NUM_STATES] for row in rows], [row[1 + NUM_STATES :] for row in rows]
+        for number, key in enumerate(self.batch.inputs):
+            self._check(key, [(row[2 * number], row[2 * number + 1]) for row in passed])
+        self.drawing.agree(states)
+
+    def _shard(self, key: str, value: Tensor) -> int:
+        """The number of the shard that this rank holds of an input, or that it passes the whole of it."""
+        if value.shape == self.batch.inputs[key].shape:
+            return _WHOLE
+        number = 0
+        for axis, _, _ in self.batch.slices[key]:
+            if isinstance(axis, Axis):
+                number = number * axis.size + axis.rank
+        return number
+
+    def _check(self, key: str, passed: Sequence[tuple[int, int]]) -> None:
+        """That ranks which pass the same part of an input pass the same values."""
+        where = f"batch: {key!r} in step {self.step}"
+        whole = [rank for rank, (shard, _) in enumerate(passed) if shard == _WHOLE]
+        if 0 < len(whole) < len(passed):
+            others = [rank for rank in range(len(passed)) if rank not in whole]
+            raise BatchError(
+                f"{where}: {_ranks(whole)} passed the global tensor, {_ranks(others)} a shard of it; "
+                "pass the same on every rank: the global tensor, or each rank's own shard"
+            )
+        first: dict[int, int] = {}
+        for rank, (shard, value) in enumerate(passed):
+            one = first.setdefault(shard, rank)
+            if passed[one][1] != value:
+                raise BatchError(f"{where} differs between {_ranks([one, rank])}: {self._advice(key, shard)}")
+
+    def _advice(self, key: str, shard: int) -> str:
+        shape, own = list(self.batch.inputs[key].shape), list(self.batch.own_shapes[key])
+        layouts = format_layouts(self.batch.layouts[key], self.ranks.mesh)
+        if shard != _WHOLE:
+            return (
+                f"they hold the same shard {own} of the global tensor {shape} ({layouts}); pass equal values on ranks "
+                "that differ along other axes only, e.g. give the sampler as many replicas as there are shards"
+            )
+        alike = "pass the same on every rank (no DistributedSampler, one seed for what shuffles)"
+        if own == shape:
+            return (
+                f"a tensor of shape {shape} is the global batch, which this plan keeps whole on every rank; {alike}; "
+                "to train on a batch of its own on each rank, compile with all of them as one batch"
+            )
+        return (
+            f"a tensor of shape {shape} is the global batch, of which every rank takes its part {own} ({layouts}); "
+            f"{alike}, or pass each rank's own part alone; if these are batches of their own, as with DDP, "
+            "compile with all of them as one batch, and pass each rank its own"
+        )
+
+
+def _being_recorded() -> bool:
+    """Into a CUDA graph, which nothing may wait in."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"

@@ -1,0 +1,153 @@
+"""The modules of a lowered model: names for parameters and buffers, without code of their own.
+
+The program holds all that the model's modules did. What a user does to them afterwards would do nothing, and so is an
+error that says what does: hooks, other attributes, other parameters, another mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+from shardwright.pcg.errors import ShardwrightError
+
+_HOOKS = ("forward_pre", "forward", "full_backward_pre", "full_backward", "backward")
+
+
+class Fixed(nn.Module):
+    """A module whose parameters, buffers and submodules are the program's, and stay the same objects."""
+
+    _baked: frozenset[str] = frozenset()
+    """Attributes that the model had, whose values are in the program."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        kept = (self.__dict__.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules"))
+        held = isinstance(value, (nn.Parameter, nn.Module)) or any(name in names for names in kept)
+        if held or self._is_baked(name):
+            self._refuse(f"{name} = ...", "copy into it, under torch.no_grad()" if isinstance(value, Tensor) else "")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in {*self._parameters, *self._buffers, *self._modules}:
+            self._refuse(f"del {name}")
+        super().__delattr__(name)
+
+    def _is_baked(self, name: str) -> bool:
+        return name in self._baked
+
+    def _refuse(self, what: str, instead: str = "") -> NoReturn:
+        raise ShardwrightError(
+            f"{self._where()}: {what} would do nothing, as the program was made from the model as it was; "
+            + (f"{instead}, or " if instead else "")
+            + "do it to the model before compiling it"
+        )
+
+    def _where(self) -> str:
+        return "the compiled model"
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        self._refuse(f"register_parameter({name!r})")
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        self._refuse(f"register_buffer({name!r})")
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        self._refuse(f"add_module({name!r})")
+
+    def register_module(self, name: str, module: nn.Module | None) -> None:
+        self._refuse(f"register_module({name!r})")
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Fixed:
+        """An error: modules are no `nn.Linear` and so on here, which is what such functions ask."""
+        self._refuse("apply(...)", "go through named_parameters()")
+
+    def register_load_state_dict_pre_hook(self, hook: Any) -> Any:  # noqa: ANN401
+        self._refuse("register_load_state_dict_pre_hook(...)", "change the state before load_state_dict")
+
+    def register_load_state_dict_post_hook(self, hook: Any) -> Any:  # noqa: ANN401
+        self._refuse("register_load_state_dict_post_hook(...)", "call it after load_state_dict")
+
+    def train(self, mode: bool = True) -> Fixed:
+        """Whether the model trains is part of the program; asking for the other mode is an error."""
+        if mode != self.training:
+            have, want = ("train", "eval") if self.training else ("eval", "train")
+            raise ShardwrightError(
+                f"the model was captured in {have} mode, which is part of the program; "
+                f"call model.{want}() and compile again for {want} mode"
+            )
+        return self
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Fixed:
+        raise ShardwrightError(
+            "a lowered module cannot be moved or cast (its program holds its parameters' storage); "
+            "move or cast the model before compiling it"
+        )
+
+
+class Part(Fixed):
+    """A module of the model, by its path. It is never called, so its hooks would not be either."""
+
+    def __init__(self, path: str, *, training: bool) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(_path=path, training=training)
+
+    def _where(self) -> str:
+        return self._path
+
+    def _is_baked(self, name: str) -> bool:
+        return not name.startswith("_")
+
+    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """An error."""
+        raise ShardwrightError(
+            f"{self._path}: only the whole compiled model can be called; call the model's own module in its place"
+        )
+
+
+def _no_hooks(kind: str) -> Callable[..., NoReturn]:
+    def register(self: Part, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ShardwrightError(
+            f"{self._path}: a {kind.replace('_', ' ')} hook would never be called, as the program does not run module "
+            "by module; hooks on parameters are called, and those on the compiled model by `parallel(**batch)`; return "
+            "from the model's forward what is to be seen, or put what the hook computes there"
+        )
+
+    return register
+
+
+for _kind in _HOOKS:
+    setattr(Part, f"register_{_kind}_hook", _no_hooks(_kind))
+
+
+def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give `target` the model's tree of names, with parts that hold these tensors."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        here: nn.Module = target
+        names = path.split(".") if path else []
+        for depth, part in enumerate(names):
+            if part not in here._modules:
+                here._modules[part] = Part(".".join(names[: depth + 1]), training=target.training)
+            here = here.get_submodule(part)
+        prefix = f"{path}." if path else ""
+        for kept, own in ((here._parameters, module._parameters), (here._buffers, module._buffers)):
+            for name, value in own.items():
+                kept[name] = None if value is None else values[prefix + name]  # pyright: ignore[reportArgumentType]
+        here._non_persistent_buffers_set |= module._non_persistent_buffers_set
+
+
+def bake(target: Fixed, model: nn.Module) -> None:
+    """From now on, `target` refuses to set what the model had as attributes and itself has not."""
+    given = (name for name in vars(model) if not name.startswith("_") and name not in vars(target))
+    target.__dict__["_baked"] = frozenset(given)
+
+
+def refuse_own_hooks(module: nn.Module) -> None:
+    """Hooks on the compiled model itself are called by calling it, and by nothing else."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    if any(hooks):
+        raise ShardwrightError(
+            "forward_backward does not call the hooks of the compiled model; run `loss = parallel(**batch)` and "
+            "`loss.backward()` in its place, or remove them"
+        )

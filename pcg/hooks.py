@@ -1,0 +1,90 @@
+"""Hooks that a model has when it is captured: what no program would call is refused.
+
+Forward hooks run once, in the capture. What they return, or torch's own set (`weight_norm`, pruning), is part of the
+graph; what else they do happens then and never again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from shardwright.pcg.errors import CaptureError
+
+Hook = Callable[..., Any]
+_ON_PARAMETERS = {
+    "_backward_hooks": "register_hook",
+    "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook",
+}
+_BACKWARD = {"_backward_pre_hooks": "full backward pre-hook", "_backward_hooks": "backward hook"}
+_FORWARD = {"_forward_pre_hooks": "forward pre-hook", "_forward_hooks": "forward hook"}
+
+
+@contextmanager
+def captured_hooks(model: nn.Module) -> Generator[None]:
+    """Around the capture of a model. Raises `CaptureError` where it has hooks that training would not call."""
+    _refuse_backward_hooks(model)
+    silent: list[str] = []
+    kept: list[tuple[dict[int, Hook], dict[int, Hook]]] = []
+    for path, module in model.named_modules():
+        for attribute, kind in _FORWARD.items():
+            hooks: dict[int, Hook] = getattr(module, attribute)
+            kept.append((hooks, dict(hooks)))
+            for key, hook in hooks.items():
+                if not _is_torchs(hook):
+                    hooks[key] = _reporting(hook, f"{kind} `{_name(hook)}` of {_where(path, model)}", silent)
+    try:
+        yield
+    finally:
+        for hooks, own in kept:
+            hooks.update((key, hook) for key, hook in own.items() if key in hooks)
+    if silent:
+        raise CaptureError(
+            f"the {silent[0]} returns nothing, so nothing of it is in the program: it would run once, now, and never "
+            "in training; remove it before shardwright captures the model (a hook that returns a value in place of its "
+            "module's is captured), and return from the model's forward what is to be seen"
+        )
+
+
+def _refuse_backward_hooks(model: nn.Module) -> None:
+    for path, parameter in model.named_parameters():
+        for attribute, register in _ON_PARAMETERS.items():
+            for hook in (getattr(parameter, attribute) or {}).values():
+                raise CaptureError(
+                    f"{path} has the hook `{_name(hook)}`, which training would not call, as the program has its own "
+                    f"parameters; remove it, and call {register} on the compiled model's parameter of that name"
+                )
+    for path, module in model.named_modules():
+        for attribute, kind in _BACKWARD.items():
+            for hook in getattr(module, attribute).values():
+                raise CaptureError(
+                    f"the {kind} `{_name(hook)}` of {_where(path, model)} would not be called in training, as the "
+                    "program does not run module by module; remove it, or put it on the compiled model's parameters"
+                )
+
+
+def _reporting(hook: Hook, what: str, silent: list[str]) -> Hook:
+    """The hook, that is noted where it returns nothing."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        found = hook(*args, **kwargs)
+        if found is None:
+            silent.append(what)
+        return found
+
+    return call
+
+
+def _is_torchs(hook: Hook) -> bool:
+    return str(getattr(hook, "__module__", "")).split(".")[0] == "torch"
+
+
+def _name(hook: object) -> str:
+    return getattr(hook, "__name__", type(hook).__name__)
+
+
+def _where(path: str, model: nn.Module) -> str:
+    return repr(path) if path else type(model).__name__

@@ -1,0 +1,70 @@
+"""In what two folds of the tree differ, so that nobody has to look for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from shardwright.reports.units import seconds, shape
+
+if TYPE_CHECKING:
+    from shardwright.reports.modules import Module, ModuleRow
+
+    Pair = tuple[str, ModuleRow, ModuleRow]
+
+
+def differences(module: Module, first: Module) -> str:
+    """`made again in backward; other layouts (mlp.up weight: y=S(0), not y=R, and 4 more)`"""
+    pairs = list(_pairs(module, first, ""))
+    if any(own is None or other is None for _, own, other in pairs):
+        return "other operators"
+    rows: list[Pair] = [(name, own, other) for name, own, other in pairs if own is not None and other is not None]
+    return "; ".join(filter(None, (aspect(rows) for aspect in _ASPECTS))) or _slower(rows)
+
+
+def _pairs(one: Module, other: Module, at: str) -> Iterator[tuple[str, ModuleRow | None, ModuleRow | None]]:
+    """Rows that stand at the same place; None where there is none, or one of another name."""
+    for own, its in zip_longest(one.rows, other.rows):
+        alike = own and its and (own.kind, own.name) == (its.kind, its.name)
+        yield (f"{at}{own.name}", own, its) if alike else (at, own, None)
+    for child, its_child in zip_longest(one.children, other.children):
+        if child is None or its_child is None or len(child.members) != len(its_child.members):
+            yield at, None, None
+        else:
+            yield from _pairs(child, its_child, f"{at}{child.label}.")
+
+
+def _again(rows: Sequence[Pair]) -> str:
+    ways = {own.again for _, own, its in rows if own.again != its.again}
+    if len(ways) == 2:
+        return "other operators made again in backward"
+    return "" if not ways else "made again in backward" if ways == {True} else "not made again in backward"
+
+
+def _aspect(title: str, of: Callable[[ModuleRow], str]) -> Callable[[Sequence[Pair]], str]:
+    """What to say where something of a row is not alike: the first row that it is so of."""
+
+    def said(rows: Sequence[Pair]) -> str:
+        found = [(name, of(own), of(its)) for name, own, its in rows if of(own) != of(its)]
+        if not found:
+            return ""
+        name, own, its = found[0]
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        return f"other {title} ({name}: {own or 'none'}, not {its or 'none'}{more})"
+
+    return said
+
+
+_ASPECTS = (
+    _again,
+    _aspect("sizes", lambda row: f"{row.dtype} {shape(row.shape)}"),
+    _aspect("layouts", lambda row: ", ".join(row.layouts)),
+    _aspect("communication", lambda row: ", ".join(f"{s.axis}: {s.before} → {s.after}" for s in row.steps)),
+)
+
+
+def _slower(rows: Sequence[Pair]) -> str:
+    own_s, its_s = (sum(row.compute_s + sum(s.seconds for s in row.steps) for row in side)
+                    for side in ([own for _, own, _ in rows], [its for _, _, its in rows]))  # fmt: skip
+    return "other lines of the source" if own_s == its_s else f"{seconds(own_s)} each, not {seconds(its_s)}"

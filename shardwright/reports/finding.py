@@ -1,0 +1,109 @@
+"""Parameters, operators and modules by their names in the model, though equal blocks are folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from shardwright.pcg.errors import PlanError
+from shardwright.reports.facts import PlanFacts
+from shardwright.reports.modules import Module, ModuleRow, module_tree
+from shardwright.reports.report import Paragraph, Report
+from shardwright.reports.units import seconds, shape, size
+from shardwright.search.plan import Plan
+
+
+class Found(NamedTuple):
+    """A row by its whole name, and the folded module in which it is shown."""
+
+    name: str
+    row: ModuleRow
+    shown_in: str
+
+
+class FoundReport(Report):
+    """What a plan does with a parameter, an operator, or all that is in a module: of one block, not of all its like.
+
+    Raises:
+        PlanError: there is nothing of this name.
+    """
+
+    def __init__(self, plan: Plan, name: str) -> None:
+        self.plan, self.name = plan, name
+        self.found = find(module_tree(PlanFacts(plan)), name)
+
+    def paragraphs(self) -> list[Paragraph]:
+        return [self._one(found) for found in self.found] if len(self.found) < 4 else [self._table()]
+
+    def data(self) -> list[dict[str, Any]]:
+        return [{"name": f.name, "shown_in": f.shown_in, **asdict(f.row)} for f in self.found]
+
+    def _one(self, found: Found) -> Paragraph:
+        row, axes = found.row, self.plan.mesh.names
+        facts = {
+            "shape": f"{shape(row.shape)}, on a device {shape(row.local_shape)}",
+            **{axis: f"{layout}: {use}" for axis, layout, use in zip(axes, row.layouts, row.use, strict=True)},
+            "stored": size(row.stored_bytes) if row.kind == "weight" else "",
+            "compute": seconds(row.compute_s) + ", made again in backward" * row.again if row.compute_s else "",
+            "moves": "; ".join(f"{s.axis}: {s.before} → {s.after}, {seconds(s.seconds)}" for s in row.steps) or "none",
+            "shown in": found.shown_in,
+            "source": row.source,
+        }
+        lines = [f"{title:10}{text}" for title, text in facts.items() if text]
+        return Paragraph(f"{found.name}: {row.kind}, {row.dtype}", lines)
+
+    def _table(self) -> Paragraph:
+        rows = [
+            (f.name, f.row.kind, shape(f.row.shape), *f.row.layouts, seconds(f.row.compute_s),
+             seconds(sum(step.seconds for step in f.row.steps)), size(f.row.stored_bytes))
+            for f in self.found
+        ]  # fmt: skip
+        columns = ("name", "kind", "shape", *self.plan.mesh.names, ">compute", ">comm.", ">stored")
+        return Paragraph(f"{self.name}: {len(rows)} operators and parameters", [], columns, rows)
+
+
+def find(tree: Module, name: str) -> list[Found]:
+    """What has this dotted name, from the model's root or from any module on; of a module, all that is in it.
+
+    Raises:
+        PlanError: there is nothing of this name.
+    """
+    for module, at, shown_in in _walk(tree):
+        if found := list(_named(module, name, at, shown_in)):
+            return found
+    known = [f.name for f in _inside(tree, "", "")]
+    near = get_close_matches(name, known, 3) or [n for n in known if n.endswith(f".{name.rpartition('.')[2]}")][:3]
+    raise PlanError(
+        f"--find {name}: the plan has no parameter, operator or module of this name; "
+        + (f"there is {', '.join(dict.fromkeys(near))}" if near else "`explain --depth 99` lists the modules")
+    )
+
+
+def _join(*parts: str) -> str:
+    return ".".join(filter(None, parts))
+
+
+def _walk(module: Module, at: str = "", shown_in: str = "") -> Iterator[tuple[Module, str, str]]:
+    yield module, at, shown_in
+    for child in module.children:
+        yield from _walk(child, _join(at, child.members[0]), _join(shown_in, child.label))
+
+
+def _inside(module: Module, at: str, shown_in: str) -> Iterator[Found]:
+    yield from (Found(_join(at, row.name), row, shown_in) for row in module.rows)
+    for child in module.children:
+        yield from _inside(child, _join(at, child.members[0]), _join(shown_in, child.label))
+
+
+def _named(module: Module, rest: str, at: str, shown_in: str) -> Iterator[Found]:
+    """What is called `rest` from this module on."""
+    yield from (Found(_join(at, row.name), row, shown_in) for row in module.rows if row.name == rest)
+    for child in module.children:
+        for member in child.members:
+            inside = (child, _join(at, member), _join(shown_in, child.label))
+            if rest == member:
+                yield from _inside(*inside)
+            elif rest.startswith(f"{member}."):
+                yield from _named(child, rest.removeprefix(f"{member}."), *inside[1:])

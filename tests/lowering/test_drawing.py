@@ -1,0 +1,144 @@
+"""All ranks draw alike: also where they are seeded differently, or stop being alike."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import shardwright as sw
+from shardwright.lowering.inputs import NUM_FIRST
+from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.errors import ShardwrightError
+from tests.lowering.runs import Case, whole
+from tests.lowering.test_inputs import Regression
+from tests.lowering.test_microbatches import planned
+from tests.lowering.test_training import DATA, MEGATRON, TWO, Net
+
+STEPS = NUM_FIRST + 2
+
+
+@pytest.fixture(scope="module")
+def net() -> Case:
+    torch.manual_seed(0)
+    return Case(Net().double(), {"ids": torch.randint(20, (8, 12)), "labels": torch.randint(20, (8, 12))})
+
+
+def losses(module: torch.nn.Module, batch: dict[str, Tensor]) -> Iterator[float]:
+    """Of some steps of SGD."""
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for _ in range(STEPS):
+        loss = module(**batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield float(loss.detach())
+
+
+def test_ranks_of_different_seeds_draw_what_rank_0_draws(net: Case) -> None:
+    """In a stream of the program's own: the data of each rank's own come from a generator that it does not touch."""
+    torch.manual_seed(5)
+    model = copy.deepcopy(net.model)
+    expected = list(losses(model, net.batch))
+
+    def body(parallel: ParallelModule) -> tuple[list[float], list[Tensor]]:
+        torch.manual_seed(5 + dist.get_rank())
+        found = list[float]()
+        for loss in losses(parallel, net.batch):
+            found.append(loss)
+            torch.rand(1 + dist.get_rank())
+        used = torch.rand(1)
+        torch.manual_seed(5 + dist.get_rank())
+        for _ in range(STEPS):
+            torch.rand(1 + dist.get_rank())
+        assert torch.equal(used, torch.rand(1))
+        return found, [whole(p).detach() for p in parallel.parameters()]
+
+    for storage in ({}, DATA, MEGATRON):
+        graph = net.graph(TWO, storage, data_axes=(0,) if "ids" in storage else ())
+        for found, parameters in net.on_ranks(graph, body):
+            assert found == pytest.approx(expected, rel=1e-11)
+            torch.testing.assert_close(parameters, [p.detach() for p in model.parameters()])
+
+
+def test_microbatches_of_ranks_of_different_seeds() -> None:
+    torch.manual_seed(0)
+    found = Case(Regression().double(), {"labels": torch.randn(8, 4).double()})
+    model = copy.deepcopy(found.model)
+    torch.manual_seed(5)
+    expected = list(losses(model, found.batch))
+
+    def body(parallel: ParallelModule) -> list[float]:
+        torch.manual_seed(5 + dist.get_rank())
+        return list(losses(parallel, found.batch))
+
+    for own in found.on_ranks(planned(found, ("data",), many=2), body):
+        assert own == pytest.approx(expected, rel=1e-11)
+
+
+def test_ranks_that_stop_to_be_alike_in_the_first_steps_go_on_as_rank_0(net: Case) -> None:
+    def body(parallel: ParallelModule) -> list[Tensor]:
+        torch.manual_seed(5)
+        for _ in losses(parallel, net.batch):
+            torch.rand(1 + dist.get_rank())
+        return [whole(p).detach() for p in parallel.parameters()]
+
+    one, other = net.on_ranks(net.graph(TWO, {}), body)
+    for own, others in zip(one, other, strict=True):
+        assert torch.equal(own, others)
+
+
+def test_ranks_that_stop_to_be_alike_later_all_raise_in_the_step_after(net: Case) -> None:
+    def body(parallel: ParallelModule) -> None:
+        torch.manual_seed(5)
+        for step in range(2 * NUM_FIRST + 3):
+            torch.rand(1)  # what all draw is no harm
+            if step == 2 * NUM_FIRST and dist.get_rank() == 1:
+                torch.rand(1)
+            if step <= 2 * NUM_FIRST:
+                parallel.forward_backward(**net.batch)
+                continue
+            with pytest.raises(ShardwrightError, match=r"draw what only some ranks need .* from a torch.Generator of"):
+                parallel.forward_backward(**net.batch)
+            break
+
+    net.on_ranks(net.graph(TWO, {}), body)
+
+
+def test_programs_that_do_not_draw_do_not_care() -> None:
+    model = Net().double().eval()
+    case = Case(model, {"ids": torch.randint(20, (8, 12)), "labels": torch.randint(20, (8, 12))})
+
+    def body(parallel: ParallelModule) -> None:
+        torch.manual_seed(dist.get_rank())
+        for _ in losses(parallel, case.batch):
+            torch.rand(1 + dist.get_rank())
+        assert parallel._drawing.own is None
+        assert parallel._drawing._begun is None
+
+    case.on_ranks(case.graph(TWO, {}), body)
+
+
+def test_exact_seeds_must_be_equal(net: Case) -> None:
+    """Torch's generator is the user's then, and each rank may use it as it likes."""
+    graph = net.graph(TWO, {})
+
+    def body() -> None:
+        rank = dist.get_rank()
+        with sw.seed_exactly(3):
+            for _ in losses(net.lower(graph), net.batch):
+                torch.rand(1 + rank)
+        for seeds in ((1, 2), (1, None)):
+            parallel, seed = net.lower(graph), seeds[rank]
+            random = None if seed is None else sw.seed_exactly(seed)
+            with pytest.raises(ShardwrightError, match="with the same seed on every rank"):
+                parallel.forward_backward(**net.batch)
+            if random is not None:
+                random.close()
+
+    run_ranks(body, 2, 60)

@@ -1,0 +1,170 @@
+"""What ranks pass to a step is compared: a batch of each rank's own, as under DDP, is an error on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shardwright.lowering.agreement import digest
+from shardwright.lowering.inputs import NUM_FIRST
+from shardwright.lowering.module import ParallelModule, lower
+from shardwright.pcg.errors import BatchError, ShardwrightError
+from tests.lowering.runs import Case
+from tests.lowering.test_microbatches import planned
+from tests.lowering.test_training import DATA, GRID, MEGATRON, TWO, Net, both
+
+Batch = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def net() -> Case:
+    torch.manual_seed(0)
+    return Case(Net().double(), {"ids": torch.randint(20, (8, 12)), "labels": torch.randint(20, (8, 12))})
+
+
+def own_batch(seed: int, rows: int = 8) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return {key: torch.randint(20, (rows, 12), generator=generator) for key in ("ids", "labels")}
+
+
+def refused(parallel: ParallelModule, batch: Batch) -> str:
+    with pytest.raises(BatchError) as caught:
+        parallel.forward_backward(**batch)
+    assert all(p.grad is None for p in parallel.parameters())
+    return str(caught.value)
+
+
+def test_a_batch_of_each_ranks_own_is_refused_by_all(net: Case) -> None:
+    """Under a whole plan it would train two models, under a data plan half of each batch would be dropped."""
+
+    def body(parallel: ParallelModule) -> str:
+        return refused(parallel, own_batch(dist.get_rank()))
+
+    whole, again = net.on_ranks(net.graph(TWO, {}), body)
+    assert whole == again
+    assert whole.startswith("batch: 'ids' in step 1 differs between ranks 0 and 1: a tensor of shape [8, 12] is the")
+    assert "keeps whole on every rank; pass the same on every rank" in whole
+    assert "compile with all of them as one batch" in whole
+    data, _ = net.on_ranks(net.graph(TWO, DATA, data_axes=(0,)), body)
+    assert "of which every rank takes its part [4, 12] (dp: S(0)); pass the same" in data
+    assert "or pass each rank's own part alone" in data
+
+
+def test_every_way_to_run_a_step_compares(net: Case) -> None:
+    """`parallel(...)`, microbatches, compiled programs; one row in another place is enough."""
+
+    def body(parallel: ParallelModule) -> None:
+        rows = torch.arange(8) if dist.get_rank() == 0 else torch.tensor([0, 1, 2, 3, 4, 5, 7, 6])
+        batch = {"ids": net.batch["ids"], "labels": net.batch["labels"][rows]}
+        with pytest.raises(BatchError, match="'labels' in step 1 differs between ranks 0 and 1"):
+            parallel(**batch)
+        with torch.no_grad(), pytest.raises(BatchError, match="'labels' in step 2"):
+            parallel(**batch)
+        parallel.compile(backend="eager")
+        with pytest.raises(BatchError, match="'labels' in step 3"):
+            parallel.forward_backward(**batch)
+
+    net.on_ranks(net.graph(TWO, {}), body)
+
+
+class Regression(nn.Module):
+    """A linear layer, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+
+    def forward(self, labels: Tensor) -> Tensor:
+        return (F.dropout(self.up(labels), 0.5, self.training) - labels).square().mean()
+
+
+def test_microbatches_compare_the_whole_batch() -> None:
+    found = Case(Regression(), {"labels": torch.randn(8, 4)})
+
+    def body(parallel: ParallelModule) -> None:
+        parallel.forward_backward(**found.batch)
+        shard = found.batch["labels"].chunk(2)[dist.get_rank()]
+        parallel.forward_backward(labels=shard)
+        parallel.zero_grad()
+        assert "'labels' in step 3 differs" in refused(parallel, {"labels": found.batch["labels"] + dist.get_rank()})
+
+    found.on_ranks(planned(found, ("data",), many=2), body)
+
+
+def test_shards_of_a_ranks_own_are_compared_among_those_that_hold_the_same(net: Case) -> None:
+    """On a mesh of data and tensor axes, ranks that differ along the tensor axis hold the same shard."""
+    graph = net.graph(GRID, both(DATA, MEGATRON), data_axes=(0,))
+
+    def body(parallel: ParallelModule) -> str:
+        rank = dist.get_rank()
+        parallel.forward_backward(**own_batch(rank // 2, 4))
+        parallel.zero_grad()
+        mixed = net.batch if rank == 0 else own_batch(rank // 2, 4)
+        assert "rank 0 passed the global tensor, ranks 1, 2 and 3 a shard of it; pass the same" in refused(
+            parallel, mixed
+        )
+        return refused(parallel, own_batch(rank, 4))
+
+    for message in net.on_ranks(graph, body):
+        assert message.startswith(
+            "batch: 'ids' in step 3 differs between ranks 0 and 1: they hold the same shard [4, 12] of the global "
+            "tensor [8, 12] (dp: S(0), tp: R)"
+        )
+
+
+def test_all_raise_where_one_cannot_take_its_batch(net: Case) -> None:
+    def body(parallel: ParallelModule) -> None:
+        rank = dist.get_rank()
+        message = refused(parallel, own_batch(0, 6 if rank == 1 else 8))
+        assert message.startswith("batch: 'ids' has shape [6, 12]" if rank else "batch: rank 1 cannot take what was pa")
+        parallel.forward_backward(**net.batch)
+
+    net.on_ranks(net.graph(TWO, {}), body)
+
+
+def test_when_it_is_compared(net: Case) -> None:
+    """In the first steps; on request in all or none. Later steps send nothing for it."""
+    graph = net.graph(TWO, {})
+    quiet = Case(Net().double().eval(), net.batch)
+
+    def steps(check: Any) -> list[bool]:
+        parallel = lower(quiet.graph(TWO, {}), quiet.model, timeout_s=30, check_inputs=check)
+        found = list[bool]()
+        for step in range(NUM_FIRST + 2):
+            try:
+                parallel.forward_backward(**own_batch(dist.get_rank() if step >= NUM_FIRST - 1 else 0))
+                found.append(False)
+            except BatchError:
+                found.append(True)
+        return found
+
+    def body(parallel: ParallelModule) -> None:
+        assert steps("first") == [False, False, True, False, False]
+        assert steps("always") == [False, False, True, True, True]
+        assert steps("never") == [False] * 5
+        with pytest.raises(ShardwrightError, match="check_inputs='often': expected one of 'first', 'always', 'never'"):
+            steps("often")
+
+    net.on_ranks(graph, body)
+
+
+def test_digests_tell_values_and_places_apart() -> None:
+    x = torch.randn(6, 8)
+    same = torch.cat([torch.zeros(3), x.flatten()])[3:].view(6, 8)  # not where 8 bytes begin
+    assert digest(x) == digest(same) == digest(x.t().contiguous().t())
+    for dtype in (torch.bool, torch.uint8, torch.int16, torch.bfloat16, torch.float64, torch.complex64):
+        value = (x > 0).to(dtype)
+        assert digest(value) == digest(value.clone())
+        assert len({int(digest(v)) for v in (value, ~(x > 0), value.flip(0), value.flip(1))}) >= 3, dtype
+    odd, nan = torch.arange(3.0), torch.tensor([1.0, float("nan"), 2.0])
+    assert digest(odd) != digest(odd.flip(0))
+    assert digest(nan) == digest(nan.clone())
+    assert digest(torch.zeros(0)) == digest(torch.zeros(0, 3)) == 0
+    assert digest(torch.zeros(2)) != digest(torch.zeros(4))
+    long = torch.arange((1 << 20) + 5)
+    assert digest(long) != digest(torch.cat([long[:-2], long[-2:].flip(0)]))

@@ -1,0 +1,271 @@
+"""`explain`, the page and plan.json say the same of a plan, category by category, and parts add up to their sums."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from examples.zoo import ZOO
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.predict import predict
+from shardwright.pcg.capture import capture
+from shardwright.pcg.mesh import Mesh
+from shardwright.reports.comparison import Beside
+from shardwright.reports.facts import PlanFacts, memory_verdict, serial_parts, step_parts
+from shardwright.reports.modules import Module, module_tree
+from shardwright.reports.plan import PlanReport
+from shardwright.reports.units import percent, seconds, size
+from shardwright.reports.wording import faster_or_slower, quality, standing
+from shardwright.search.plan import Alternative, Plan
+from shardwright.search.planner import Planner
+from tests.search.graphs import blocks, every_choice
+from tests.shardwright.page import evaluated, text_of
+
+LAYERS = 48
+MODELS = ("mlp", "gpt", "mixtral", "large")
+
+
+@cache
+def plan(name: str) -> Plan:
+    """Of a model of the zoo on two axes of GPUs; or of 7 billion parameters on 64, the last blocks made again."""
+    if name != "large":
+        torch.manual_seed(0)
+        model, batch = ZOO[name]()
+        graph, mesh, nodes = capture(model, batch).graph, Mesh.of(dp=2, tp=4), 1
+        roles = ("zero", "tensor")
+    else:
+        graph, mesh, nodes = blocks(64, 4096, LAYERS, 2048), Mesh.of(dp=8, tp=8), 8
+        roles = ("zero", "tensor")
+    planner = Planner(Cluster.preset("dgx-h100", nodes), every_choice)
+    found = planner.plan(graph, name, mesh=mesh, roles=roles, microbatches=1, recompute="none")
+    if name == "large":
+        again = replace(found.execution, recompute=tuple((f"layers.{n}", "full") for n in range(32, LAYERS)))
+        found = replace(found, execution=again, prediction=predict(found.graph, found.cluster, again))
+    return found
+
+
+def read(plan: Plan, folder: Path) -> tuple[dict[str, Any], str, str, dict[str, Any]]:
+    """plan.json, what `explain` says of it, the page's text, and what the page draws from."""
+    plan.save(folder / "plan.json")
+    again = Plan.load(folder / "plan.json")
+    page, data = text_of(again, folder), PlanReport(again).data()
+    return json.loads((folder / "plan.json").read_text()), str(PlanReport(again)), page, data
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_they_say_the_same(name: str, tmp_path: Path) -> None:
+    file, explained, page, _ = read(plan(name), tmp_path)
+    for prediction in (file["prediction"], *(a["prediction"] for a in file["alternatives"])):
+        used = sum(prediction["memory"].values())
+        assert size(used) in explained
+        assert size(used) in page
+        assert seconds(prediction["step_s"]) in explained
+        assert seconds(prediction["step_s"]) in page
+    own = file["prediction"]
+    used = sum(own["memory"].values())
+    for key, num_bytes in own["memory"].items():
+        if num_bytes:
+            category = key.removesuffix("_bytes")
+            assert re.search(rf"\n  {category} +{size(num_bytes)} +{percent(num_bytes / used)}", explained), category
+            assert f"{category} {size(num_bytes)}" in page
+    for parts in (step_parts, serial_parts):
+        for what, part_s in parts(plan(name).prediction).items():
+            if seconds(part_s) != "0":
+                assert f"{what} {seconds(part_s)}" in explained
+                assert f"{what} {seconds(part_s)}" in page
+    assert seconds(own["serial_s"]) in explained
+    assert f"one by one, without overlap: {seconds(own['serial_s'])}" in page
+    for said in (*standing(plan(name)), quality(plan(name))):
+        assert said in explained
+        assert said in page
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parts_add_up(name: str) -> None:
+    found = plan(name)
+    for p in (found.prediction, *(a.prediction for a in found.alternatives)):
+        assert sum(step_parts(p).values()) == pytest.approx(p.step_s)
+        assert sum(serial_parts(p).values()) == pytest.approx(p.serial_s)
+        assert min(step_parts(p).values()) >= -1e-6 * p.step_s
+        assert sum(p.memory.by_category().values()) == p.memory.total_bytes
+    tree = module_tree(PlanFacts(found))
+    total, p = tree.total, found.prediction
+    assert total.compute_s == pytest.approx(p.compute_s)
+    assert total.communication_s == pytest.approx(p.communication_s)
+    assert total.sent_bytes == pytest.approx(p.communication_bytes)
+    assert total.stored_bytes == p.memory.parameters_bytes
+    for _, _, module in tree.walk():
+        inside = (module.own, *(child.total for child in module.children))
+        for whole, *parts in zip(module.each, *inside, strict=True):
+            assert whole == pytest.approx(sum(parts))
+
+
+def rows_of_modules(explained: str) -> list[tuple[int, list[str]]]:
+    """Depths and cells of the table of modules."""
+    table = explained.split("\nModules\n")[1].split("\n\n")[0].split("\n")
+    start = next(i for i, line in enumerate(table) if line.startswith("  module "))
+    rows = [line for line in table[start + 1 :] if " differs from " not in line and " further inside" not in line]
+    return [((len(row) - len(row.lstrip()) - 2) // 2, re.split(r"\s{2,}", row.strip())) for row in rows]
+
+
+UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+
+
+def number(text: str) -> float:
+    value, _, unit = text.partition(" ")
+    return float(value) * UNITS.get(unit, 1.0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_shown_rows_add_up_to_the_row_above_them(name: str) -> None:
+    """As they are written, of all repeats together: the parts of a module are the module, the modules are the plan."""
+    rows = rows_of_modules(str(PlanReport(plan(name), depth=9)))
+    p = plan(name).prediction
+    assert rows[0][1][-3:] == [seconds(p.compute_s), seconds(p.communication_s), size(p.memory.parameters_bytes)]
+    num_checked = 0
+    for at, (depth, cells) in enumerate(rows):
+        below = []
+        for inner, other in rows[at + 1 :]:
+            if inner <= depth:
+                break
+            below += [other] if inner == depth + 1 else []
+        for column in (-3, -2, -1) if below else ():
+            whole = number(cells[column])
+            assert sum(number(c[column]) for c in below) == pytest.approx(whole, rel=0.01 * len(below)), cells
+            num_checked += 1
+    assert num_checked >= 3
+
+
+def flat(module: Mapping[str, Any], times: int = 1) -> dict[str, tuple[str, str, str]]:
+    """Modules of the page's data as the page shows them: seconds of compute, of communication, bytes stored."""
+    times *= module["count"]
+    own = (seconds(times * module["compute_s"]), seconds(times * module["communication_s"]),
+           size(times * module["stored_bytes"]))  # fmt: skip
+    found = {module["label"]: own}
+    for child in module["children"]:
+        found |= {f"{module['label']}/{key}": value for key, value in flat(child, times).items()}
+    return found
+
+
+def told(module: Module, times: int = 1) -> dict[str, tuple[str, str, str]]:
+    times *= len(module.members)
+    total = module.each.times(times)
+    own = (seconds(total.compute_s), seconds(total.communication_s), size(total.stored_bytes))
+    found = {module.label: own}
+    for child in module.children:
+        found |= {f"{module.label}/{key}": value for key, value in told(child, times).items()}
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_page_has_the_modules_of_explain(name: str, tmp_path: Path) -> None:
+    _, explained, page, data = read(plan(name), tmp_path)
+    tree = module_tree(PlanFacts(plan(name)))
+    assert flat(data["tree"]) == told(tree)
+    for _, times, module in tree.walk():
+        total = module.each.times(times)
+        assert module.label in page or module.label not in explained
+        if f"\n  {module.label} " in explained or f" {module.label} (" in explained:
+            assert seconds(total.compute_s + total.communication_s) in page
+    assert data["modules_note"] in page
+    assert data["modules_note"] in explained
+
+
+def test_numbers_are_written_alike(tmp_path: Path) -> None:
+    """The page's script has the units of `explain`, also where a number lies in the middle of two."""
+    values = [0, 1e-12, 4e-9, 5.1e-9, 1e-7, 9.994e-6, 9.995e-6, 0.00125, 0.0999499, 0.09995, 0.5, 0.99949, 0.9995, 1.0,
+              2.675, 59.95, 99.95, 100.5, 101.5, 1234.5, 1, 2, 511, 999, 999.5, 1000, 1005, 100_500_000, 101_500_000,
+              12_345_678, 9.995e9, 3.3e12, 1e15]  # fmt: skip
+    shares = [0, 1e-9, 0.0009, 0.001, 0.00125, 0.0994, 0.0995, 0.125, 0.225, 0.5, 0.985, 0.99, 0.9901, 0.9999, 1]
+    said = evaluated(plan("mlp"), tmp_path, f"[{values}.map(time), {values}.map(bytes), {shares}.map(percent)]")
+    assert said == [list(map(seconds, values)), list(map(size, values)), list(map(percent, shares))]
+
+
+# ---- beside others ----
+
+
+def beside(base: Plan, *others: tuple[str, float, float]) -> Plan:
+    """The plan with alternatives: names, steps as multiples of its own, and shares of the memory of a device."""
+
+    def other(name: str, factor: float, share: float) -> Alternative:
+        memory = replace(base.prediction.memory, activations_bytes=0)
+        rest = round(share * base.cluster.device.memory_bytes) - memory.total_bytes
+        memory = replace(memory, activations_bytes=rest)
+        prediction = replace(base.prediction, step_s=factor * base.prediction.step_s, memory=memory)
+        return Alternative(name, base.mesh, prediction, share <= 0.9)
+
+    return replace(base, alternatives=tuple(other(*entry) for entry in others))
+
+
+def test_who_is_faster_is_said_of_what_fits(tmp_path: Path) -> None:
+    base = found = plan("mlp")
+    step = seconds(base.prediction.step_s)
+    cases: list[tuple[list[tuple[str, float, float]], tuple[str, str]]] = [
+        ([], ("not compared", "no other plan was tried")),
+        ([("ZeRO-3", 0.9, 1.2)], ("nothing else fits", "none of 1 other plan does; the smallest, ZeRO-3, needs")),
+        ([("ZeRO-3", 0.9, 0.95)], ("nothing else fits", "none of 1 other plan does; the smallest, ZeRO-3, needs")),
+        ([("ZeRO-3", 0.9, 1.2), ("ZeRO-2", 1.25, 0.5)],
+         ("25 % faster", "than the best plan by hand that fits: ZeRO-2")),
+        ([("search on [x=8]", 0.9, 0.5), ("ZeRO-2", 1.25, 0.5)],
+         ("11 % slower", "than the best other plan that fits: search on [x=8]")),
+        ([("search on [x=8]", 1.1, 0.5), ("ZeRO-2", 0.9, 1.5)],
+         ("10 % faster", "than the best other plan that fits: search on [x=8]")),
+        ([("ZeRO-3", 1.0, 0.5)], ("the same", f"as the best plan by hand that fits: ZeRO-3, {step}")),
+    ]  # fmt: skip
+    for others, (headline, text) in cases:
+        found = beside(base, *others)
+        said = standing(found)
+        assert said.headline == headline
+        assert said.text.startswith(text)
+    page, explained = text_of(found, tmp_path), str(PlanReport(found))
+    for said_there in (page, explained):
+        assert " ".join(standing(found)) in said_there
+
+
+def test_what_does_not_fit_is_not_said_to_be_faster(tmp_path: Path) -> None:
+    found = beside(plan("mlp"), ("ZeRO-3", 0.9, 1.2), ("ZeRO-2", 0.8, 0.95), ("hybrid", 2.5, 0.5), ("data", 11, 0.5))
+    said = {a.name: (memory_verdict(found, a), *Beside.alternative(found, a)) for a in found.alternatives}
+    assert said == {
+        "ZeRO-3": ("does not fit", "", "does not fit"),
+        "ZeRO-2": ("may not fit", "", "may not fit"),
+        "hybrid": ("fits", "2.5 × slower", ""),
+        "data": ("fits", "11.0 × slower", "absurd"),
+    }
+    explained, page = str(PlanReport(found)), text_of(found, tmp_path)
+    assert "11 % faster" not in explained + page
+    assert "25 % faster" not in explained + page
+    for name, (_, faster, remark) in said.items():
+        row = next(line for line in explained.split("\n") if line.startswith(f"  {name} "))
+        assert faster in row
+        assert row.endswith(remark)
+        assert faster in page
+        assert remark in page
+    assert faster_or_slower(154.4, 1.0) == "154 × slower"
+
+
+def test_a_plan_that_does_not_fit_says_so_on_the_page(tmp_path: Path) -> None:
+    found = plan("mlp")
+    tight = replace(found.cluster.device, memory_bytes=found.prediction.memory.total_bytes // 2)
+    found = replace(found, cluster=replace(found.cluster, device=tight))
+    assert "does not fit" in text_of(found, tmp_path)
+    assert standing(beside(found, ("ZeRO-3", 2.0, 0.5)))[0] == "does not fit"
+
+
+# ---- folds that differ ----
+
+
+def test_two_folds_say_in_what_they_differ(tmp_path: Path) -> None:
+    tree = module_tree(PlanFacts(plan("large")))
+    folds = {m.label: m.differs for _, _, m in tree.walk() if len(m.members) > 1}
+    assert folds == {"layers.0–31": "", "layers.32–47": "made again in backward"}
+    _, explained, page, _ = read(plan("large"), tmp_path)
+    assert "layers.32–47 differs from its like: made again in backward" in explained
+    assert "differs: made again in backward" in page
