@@ -143,3 +143,8 @@ def test_values_that_contradict_each_other_are_refused(
         Plan.from_json(data, "plan.json")
     assert message in str(error.value)
     assert str(error.value).endswith("the file may have been edited or cut, make the plan again")
+
+
+def test_the_documentation_names_every_field(plan: Plan) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    assert not [name for name in plan.to_json() if f"`{name}`" not in page]
