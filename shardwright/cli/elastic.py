@@ -6,6 +6,7 @@ import logging
 import sys
 
 from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
@@ -19,6 +20,8 @@ def main() -> None:
         if failure.exitcode < 0:
             print(f"rank {rank} was ended by {failure.signal_name()}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+    except (KeyboardInterrupt, SignalException):
+        sys.exit(130)
 
 
 if __name__ == "__main__":
