@@ -87,6 +87,8 @@ def attribute(value: Attr) -> Attr:
 
 def opaque_call(node: Node, operands: list[str]) -> str:
     """An operator without a row, called as it was captured; a `GraphError` for what capture would not have written."""
+    import torch
+
     try:
         path, result = str(node.attr("target")), integer(dict(node.attrs), "result")
         returns = _operator(path)._schema.returns
@@ -94,12 +96,13 @@ def opaque_call(node: Node, operands: list[str]) -> str:
         for pair in _entries(node.attr("kwargs")):
             name, value = _entries(pair)
             args.append(f"{_word(name, _WORD)}={_argument(value, operands)}")
-        if not 0 <= result < len(returns):
+        is_list = bool(returns) and isinstance(returns[0].type, torch.ListType)
+        if result < 0 or (result >= len(returns) and not is_list):
             raise GraphError(f"attribute 'result' is {result}, and {path} gives {len(returns)} values")
     except (GraphError, ValueError) as error:
         raise GraphError(f"{node}: {error}; make the plan again") from error
     call = f"torch.ops.{path}({', '.join(args)})"
-    return f"{call}[{result}]" if len(returns) > 1 else call
+    return f"{call}[{result}]" if len(returns) > 1 or is_list else call
 
 
 def _operator(path: str) -> Any:  # noqa: ANN401 - torch's own type

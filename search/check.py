@@ -32,12 +32,18 @@ def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None
     except GraphError as error:
         raise PlanError(f"plan for {plan.model!r}: its graph is ill-typed: {error}; make the plan again") from error
     digest = fingerprint(captured)
-    if plan.fingerprint != digest and (found := difference(erased, captured)):
+    try:
+        serial = replay(captured, plan.report.rewrites, rules or {}, plan.mesh)
+    except PlanError:
+        if plan.fingerprint == digest:
+            raise
+        serial = captured
+    found = difference(erased, serial)
+    if found and plan.fingerprint != digest:
         raise PlanError(
             f"plan for {plan.model!r} has fingerprint {plan.fingerprint}, the captured model {digest}: {found}; "
             "plan for this model, batch shape and train mode, or use the model that the plan was made for"
         )
-    found = difference(erased, replay(captured, plan.report.rewrites, rules or {}, plan.mesh))
     if found:
         raise PlanError(f"plan for {plan.model!r}: its graph is not the captured one: {found}; make the plan again")
     try:

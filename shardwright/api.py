@@ -11,18 +11,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule, lower
-from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.capture import Captured, capture, split_batch
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Precision
-from shardwright.ranks import agree, check_world, on_all_ranks
+from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import memory_verdict
 from shardwright.reports.wording import infeasible
 from shardwright.search.check import check_plan
@@ -129,7 +129,8 @@ def compile(
     """This rank's program for training `model`, as a module whose parameters are DTensors under the model's own names.
 
     Call it on every rank of a run that `torchrun` (or `shardwright run`) started, with the same model and arguments.
-    Rank 0 plans and every rank gets its plan. Without example inputs the module captures and plans at its first call.
+    Rank 0 captures and plans, and every rank gets its plan: ranks may trace the model in different orders, as where it
+    loops over a `set`. Without example inputs the module captures and plans at its first call.
 
     A step takes one global batch, of the captured shapes and the same on every rank, and each rank uses its part of it.
     Where `input_layouts` shards a tensor, a rank may pass its own shard alone. A batch of its own per rank in the
@@ -148,7 +149,7 @@ def compile(
         recompute: as in `plan`.
         precision: as in `plan`; a given plan has its own.
         strict: as in `plan`.
-        rules: as in `plan`; every rank reads the file. A plan that rewrites the model by rules of a file needs it too.
+        rules: as in `plan`; rank 0 reads the file. A plan that rewrites the model by rules of a file needs it too.
         progress: as in `plan`; called on rank 0 only.
         timeout_s: after this long a collective that waits for another rank is an error.
         check_inputs: when to compare across ranks what they pass, by a digest: in the "first" three steps, "always"
@@ -159,7 +160,8 @@ def compile(
         PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device.
         InfeasibleError: no plan is predicted to fit the devices; its `plan` is the smallest, in case you know better.
         RuleError: the rule file cannot be read, or no rule of it can be used.
-        DistributedError: as many ranks are running as the plan is not for, or another rank failed.
+        DistributedError: as many ranks are running as the plan is not for, another rank failed, or this one has another
+            model or a batch of other shapes than rank 0.
     """
     from shardwright.lazy import LazyParallelModule
 
@@ -177,15 +179,21 @@ def compile(
     check_world(target.num_devices)
 
     def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
-        captured = _capture(model, args, kwargs, strict, progress, own)
-        certified = on_all_ranks(lambda: _certified(rules, progress))
-        agreed = agree(lambda: given or _feasible(_plan(model, target, captured, certified, guide, progress)))
-        on_all_ranks(lambda: check_plan(agreed, captured.graph, certified.by_name()))
+        def planned() -> tuple[Plan, dict[str, Tensor]]:
+            certified = _certified(rules, progress)
+            captured = _capture(model, args, kwargs, strict, progress, own)
+            if given is not None:
+                check_plan(given, captured.graph, certified.by_name())
+            found = given or _feasible(_plan(model, target, captured, certified, guide, progress))
+            return found, {name: value.cpu() for name, value in captured.constants.items()}
+
+        same_on_all_ranks(lambda: model_facts(model, args, kwargs))
+        agreed, constants = from_rank_0(planned, "the plan")
         return lower(
             agreed.graph,
             model,
-            constants=captured.constants,
-            options=captured.options,
+            constants=constants,
+            options=split_batch(model, args, kwargs)[1],
             precision=agreed.precision,
             timeout_s=timeout_s,
             execution=agreed.execution,

@@ -27,7 +27,8 @@ class TensorClass:
     A `stored` parameter is gathered for each use, and `again` where backward reads it: the gathered weight is not kept.
     A `view` of one is not gathered itself: the parameter is, before the view is taken. `summed`: the dtype of the
     gradient where it is another, as of a parameter that was cast. `zero`: how long a gathered parameter that is trained
-    stays. An activation that moves `twice` does so again in backward.
+    stays. An activation that moves `twice` does so again in backward. What is `late` is summed over the microbatches
+    first, and moves once.
     """
 
     shape: tuple[int, ...]
@@ -39,6 +40,7 @@ class TensorClass:
     summed: str = ""
     zero: Zero = "zero-3"
     twice: bool = False
+    late: bool = False
 
 
 class MoveCosts:
@@ -99,7 +101,7 @@ class MoveCosts:
         A parameter that backward reads is gathered again for it, unless it is kept or that is done once for all
         microbatches.
         """
-        times = self.times(state)
+        times = self.times(tensor, state)
         num_forward = num_backward = times
         if _is_gather(tensor, move):
             if tensor.zero == "zero-2":
@@ -110,9 +112,10 @@ class MoveCosts:
             num_forward = 2 * times
         return num_forward, num_backward * tensor.grad
 
-    def times(self, state: Layouts) -> int:
-        """How often a step has a tensor in this state: once, or in each microbatch."""
-        return 1 if self.time is None or state[self.time] == R else self.num_microbatches
+    def times(self, tensor: TensorClass, state: Layouts) -> int:
+        """How often a tensor in this state moves in a step: once, or in each microbatch."""
+        once = self.time is None or (state[self.time] == R and (tensor.stored or tensor.late))
+        return 1 if once else self.num_microbatches
 
 
 def _is_gather(tensor: TensorClass, move: Move) -> bool:

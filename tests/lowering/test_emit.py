@@ -186,6 +186,7 @@ def test_no_text_of_a_graph_becomes_code() -> None:
         ),
         ("aten.triu.default", {"kwargs": (("a=exit(),b", 1),)}, "'a=exit(),b' is no name that torch has"),
         ("aten.triu.default", {"result": 1}, "attribute 'result' is 1, and aten.triu.default gives 1 values"),
+        ("aten.save.default", {}, "attribute 'result' is 0, and aten.save.default gives 0 values"),
         ("aten.triu", {}, "'aten.triu' is no name that torch has"),
         ("load_library", {}, "'load_library' is no name that torch has"),
         ("aten.no.such", {}, "torch has no operator 'aten.no.such' here; import what registers it"),

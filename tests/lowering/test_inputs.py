@@ -166,5 +166,5 @@ def test_digests_tell_values_and_places_apart() -> None:
     assert digest(nan) == digest(nan.clone())
     assert digest(torch.zeros(0)) == digest(torch.zeros(0, 3)) == 0
     assert digest(torch.zeros(2)) != digest(torch.zeros(4))
-    long = torch.arange((1 << 20) + 5)
+    long = torch.arange((1 << 15) + 5)
     assert digest(long) != digest(torch.cat([long[:-2], long[-2:].flip(0)]))

@@ -103,9 +103,11 @@ def test_what_differs_from_microbatch_to_microbatch_moves_in_each(
         priced = costs.move_s(replace(stored, zero=zero), (time, before, R), move)
         possible = forward != "all_to_all" and (not again or (zero == "zero-1") == (time == R))
         assert (priced < inf) == possible
-    once, often = (costs.move_s(TENSOR, (time, before, R), move) for time in (R, C))
-    assert once == COSTS.move_s(TENSOR, (before, R), replace(move, axis=0))
-    assert often == pytest.approx(4 * once)
+    at_once = COSTS.move_s(TENSOR, (before, R), replace(move, axis=0))
+    late = replace(TENSOR, late=True)
+    assert costs.move_s(late, (R, before, R), move) == at_once
+    for tensor, time in ((TENSOR, R), (TENSOR, C), (late, C)):  # what is the same for all microbatches, too
+        assert costs.move_s(tensor, (time, before, R), move) == pytest.approx(4 * at_once)
 
 
 def test_moves_along_time_are_free_or_impossible() -> None:
