@@ -77,7 +77,7 @@ def _check_outputs(graph: Graph) -> None:
 
 
 def _integer(value: Attr) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**64
 
 
 def _integers(value: Attr) -> bool:
