@@ -26,7 +26,7 @@ _CLIPS = 4
 _SWEEPS = 24
 _STALLED = 3
 _RISES = 1e-4
-"""By how much of itself the bound has to rise, or a better solution be found, so that more sweeps are worth their time."""
+"""The bound has to rise by so much of itself, or a better solution be found, for more sweeps to be worth their time."""
 TOLERANCE = 1e-9
 """Relative to the costs that bounds are made of: far above their rounding, far below what matters."""
 

@@ -15,7 +15,7 @@ from shardwright.search import eliminate
 from shardwright.search.eliminate import Eliminator, Solution, minimize_last
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.problem import Problem, ProblemBuilder
-from shardwright.search.pruning import Reparametrization, relax
+from shardwright.search.pruning import Reparametrization
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp, num_made
 

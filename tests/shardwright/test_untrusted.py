@@ -187,7 +187,7 @@ def uses(data: dict[str, Any], serial: Graph, dry: bool = True) -> int:
     """Everything that is done with a plan file short of a run; how many of these steps took it."""
     plan = Plan.from_json(json.loads(json.dumps(data)), "plan.json")
     steps: list[Callable[[], object]] = [
-        lambda: check_plan(plan, serial),
+        lambda: check_plan(plan, serial, lambda node, *more: every_choice(node, *more) if node.row else frozenset()),
         lambda: prints(f"{PlanReport(plan)}{ComparisonReport({'plan.json': plan})}{plan!r}"),
         lambda: is_inert(page(plan)),
         lambda: runs_nothing(emit(sink_reductions(plan.graph).validate())),
