@@ -161,7 +161,7 @@ class Solver:
         assert best is not None
         return best
 
-    def again_whole(self, graph: Graph, candidate: Candidate, cutoff_s: float = inf) -> Candidate:
+    def again_whole(self, graph: Graph, candidate: Candidate) -> Candidate:
         """The same for the whole graph, of which a candidate has only a few blocks: at its price of a byte, if it fits.
 
         Else it is solved as if nothing were known.
@@ -175,7 +175,7 @@ class Solver:
         found = self._finish(made, whole, (c.zero,))
         if found.fits or not c.fits:
             return found
-        return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.zero, "zero-3"), c.priced, cutoff_s)
+        return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.zero, "zero-3"), c.priced)
 
     def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Zero]) -> Candidate:
         """With the first lifetime that fits or with the last one, whichever is better."""
