@@ -23,11 +23,12 @@ from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.search.blocks import blocked_choices
+from shardwright.search.building import ProblemBuilder
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.folding import Folded
 from shardwright.search.materialize import materialize
-from shardwright.search.problem import Problem, ProblemBuilder, Restrict, Way
+from shardwright.search.problem import Problem, Restrict, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction
 
 _HULL_STEPS = 8
