@@ -23,11 +23,12 @@ from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.search.blocks import blocked_choices
+from shardwright.search.building import ProblemBuilder
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.folding import Folded
 from shardwright.search.materialize import materialize
-from shardwright.search.problem import Problem, ProblemBuilder, Restrict, Way
+from shardwright.search.problem import Problem, Restrict, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction
 
 _HULL_STEPS = 8
@@ -161,7 +162,7 @@ class Solver:
         assert best is not None
         return best
 
-    def again_whole(self, graph: Graph, candidate: Candidate, cutoff_s: float = inf) -> Candidate:
+    def again_whole(self, graph: Graph, candidate: Candidate) -> Candidate:
         """The same for the whole graph, of which a candidate has only a few blocks: at its price of a byte, if it fits.
 
         Else it is solved as if nothing were known.
@@ -175,7 +176,7 @@ class Solver:
         found = self._finish(made, whole, (c.zero,))
         if found.fits or not c.fits:
             return found
-        return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.zero, "zero-3"), c.priced, cutoff_s)
+        return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.zero, "zero-3"), c.priced)
 
     def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Zero]) -> Candidate:
         """With the first lifetime that fits or with the last one, whichever is better."""

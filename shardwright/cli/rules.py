@@ -10,7 +10,7 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.coverage import coverage
-from shardwright.cli.options import FILE_PATH, examples, format_option, rules_argument
+from shardwright.cli.options import FILE_PATH, examples, format_option, rules_argument, writable
 
 if TYPE_CHECKING:
     from shardwright.verifier.rulefile import RuleFile
@@ -52,7 +52,7 @@ jobs_option = click.option(
 )
 @click.option("--max-ops", type=click.IntRange(1, 8), default=3, show_default=True, metavar="N",
               help="Operators on each side of a rule, at most.")  # fmt: skip
-@click.option("--output", "-o", required=True, type=FILE_PATH,
+@click.option("--output", "-o", required=True, type=FILE_PATH, callback=writable,
               help="Write the certified rules here; unfinished work is kept in FILE.partial.")  # fmt: skip
 @click.option("--operators", default="", metavar="OPS", help="Only these rows, such as linear,permute; by default all.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the data of fingerprints.")

@@ -11,11 +11,12 @@ import pytest
 
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import eliminate
+from shardwright.search.building import ProblemBuilder
 from shardwright.search.conditioning import improved
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.model import Model
-from shardwright.search.problem import Problem, ProblemBuilder
+from shardwright.search.problem import Problem
 from shardwright.search.pruning import relax
 from tests.search.graphs import cluster, dense, every_choice, recurrent
 from tests.search.test_eliminate import objective, random_problem, tables

@@ -386,6 +386,21 @@ def test_a_plan_that_a_rule_of_a_file_rewrote_verifies_with_it(run: Run) -> None
     assert "rule 'mine' is not certified here" in err
 
 
+def test_many_rules_are_judged_by_workers_and_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_FEW", 2)
+    monkeypatch.setattr(driver, "num_cpus", lambda: 2)
+    guarded = [{**SERIAL, "name": f"from_{i}", "guard": [f"o > {i}"]} for i in range(3)]
+    told: list[str] = []
+    path = Path(write(*guarded, FALSE))
+    certified = Certified.of_file(path, told.append, driver.jury(told.append))
+    assert set(certified.by_name()) == {"from_0", "from_1", "from_2"}
+    assert told[0] == "mine.json: judging 4 rules that this machine has not judged yet"
+    assert "left out: rules[3] 'false': false is false for " in told[-1]
+    assert set(Certified.of_file(path, judged=lambda rules: pytest.fail("judged again")).by_name()) == set(
+        certified.by_name()
+    )
+
+
 def test_a_false_rule_that_claims_a_certificate_changes_no_model(run: Run) -> None:
     Path("twice.py").write_text(TWICE)
     claim = {"axioms": ["index-semantics"], "prover": prover_digest()}

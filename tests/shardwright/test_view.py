@@ -122,7 +122,8 @@ def test_nothing_is_clipped_at_1280_pixels(tmp_path: Path) -> None:
       walk(root, (module) => { module.ownOpen = true; });
       drawTree(document.getElementById("tree"));
       const clipped = [...document.querySelectorAll("body *")]
-        .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1).map((e) => e.className + ":" + e.textContent);
+        .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+        .map((e) => e.className + ":" + e.textContent);
       document.title = "CLIPPED " + JSON.stringify([innerWidth, ...clipped]);
     </script>"""
     target = tmp_path / "plan.html"
