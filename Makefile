@@ -34,7 +34,7 @@ types: $(STAMP) ## check types
 matrix: $(STAMP) ## run every model under every layout and write the table in docs/
 	$(PY) -m bench.matrix
 
-operators: $(STAMP) ## run every operator that torch differentiates under plans and write the page in docs/: 10 minutes
+operators: $(STAMP) ## run every operator that torch differentiates under plans and write the page in docs/: 6 to 15 minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.operators
 
 bench: $(STAMP) ## time lowered programs against hand-written torch.distributed code

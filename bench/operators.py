@@ -438,7 +438,9 @@ def page(verdicts: Sequence[Verdict]) -> str:
         "run, and equal": [v for v in ran if v.good],
         "… by rows of the op table alone": [v for v in ran if v.good and not v.opaque],
         "… with operators that have no row and run whole": [v for v in ran if v.good and v.opaque],
-        "… divided between two ranks": [v for v in ran if v.good and v.num_split],
+        "… with something divided between two ranks, be it the product and the sum of the loss": [
+            v for v in ran if v.good and v.num_split
+        ],
         "refused, with a reason": [v for v in verdicts if v.refused and v.good],
         "**wrong**": [v for v in verdicts if not v.good],
     }
