@@ -467,7 +467,7 @@ def _listed(verdicts: Iterable[Verdict]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", type=int, default=2, help="of each operator")
     parser.add_argument("--matching", default="", help="only operators whose names match")
     options = parser.parse_args()

@@ -8,10 +8,12 @@ tensor) is not exported at all: such a model is refused.
 
 from __future__ import annotations
 
+import io
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,7 @@ def export(
         with warnings.catch_warnings(), _unseen_refused():
             warnings.simplefilter("ignore")
             marker = marker or Marker("cpu")
-            with marker.watching():
+            with marker.watching(), _no_graph_printed():
                 exported = torch.export.export(wrapper, (), dict(tensors), strict=False)
             _cut_gradients(exported.graph_module)
             enter_regions(exported.graph_module, marker.device)
@@ -88,6 +90,21 @@ def _decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
         and find_handler(str(op)) is None
         and op._opname not in _WHOLE
     }
+
+
+@contextmanager
+def _no_graph_printed() -> Generator[None]:
+    """What is written to stderr, but for the graph that `torch.export` prints there before it raises some errors."""
+    said, dumped = io.StringIO(), ""
+    try:
+        with redirect_stderr(said):
+            yield
+    except Exception as error:
+        dumped = str(getattr(error, "partial_fx_graph", ""))
+        raise
+    finally:
+        kept = said.getvalue().replace(f"{dumped}\n", "") if dumped else said.getvalue()
+        sys.stderr.write(kept)
 
 
 # ---- gradients ----

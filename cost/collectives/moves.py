@@ -9,7 +9,7 @@ from typing import cast
 
 from shardwright.cost.clusters.cluster import Cluster, Collective
 from shardwright.cost.collectives.communication import Communication
-from shardwright.pcg.layout import Layouts, R
+from shardwright.pcg.layout import C, Layouts, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
 from shardwright.pcg.step.lifetimes import Zero
@@ -67,15 +67,23 @@ class MoveCosts:
         return self._times[key]
 
     def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
-        """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run."""
+        """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run.
+
+        A parameter that is to be gathered in each microbatch is gathered once a step where a reader needs what is the
+        same for all of them, and only there: that costs more than all that it would spare.
+        """
         if move.axis == self.time:
             return AFTER_THE_LOOP_S if move.before.is_shard or len(move.kind.operators) > 1 else 0.0
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf
-        is_once = tensor.zero == "zero-1"
-        if self.time is not None and tensor.grad and _is_gather(tensor, move) and is_once != (state[self.time] == R):
-            return inf
+        if self.time is not None and tensor.grad and _is_gather(tensor, move):
+            once = state[self.time] == R
+            if tensor.zero == "zero-1" and not once:
+                return inf
+            if once and tensor.zero != "zero-1":
+                often = (*state[: self.time], C, *state[self.time + 1 :])
+                return 2 * self.num_microbatches * self.move_s(tensor, often, move)
         sent = self.sent_bytes(tensor, state, move, prod(tensor.shape) / others)
         return sum(self.collective_s(name, move.axis, num_bytes) for name, num_bytes in sent)
 

@@ -25,6 +25,7 @@ from shardwright.reports.facts import (
     ranked_alternatives,
     serial_parts,
     step_parts,
+    usable_bytes,
 )
 from shardwright.reports.units import bar, percent, plural, seconds, size, times
 from shardwright.search.plan import Plan
@@ -125,7 +126,7 @@ def remedies(plan: Plan) -> list[str]:
 
 def infeasible(plan: Plan) -> str:
     """That a plan does not fit, by how much, and what would."""
-    used, limit = plan.prediction.memory.total_bytes, plan.report.limit_bytes
+    used, limit = plan.prediction.memory.total_bytes, usable_bytes(plan)
     least = (
         f"the smallest plan found needs {size(used)} on each device, {size(used - limit)} more than the {size(limit)}"
     )
@@ -249,7 +250,7 @@ def provenance(cluster: Cluster) -> str:
 
 def faster_or_slower(step_s: float, plan_s: float) -> str:
     """How another step time compares with the plan's."""
-    ratio = step_s / plan_s if plan_s > 0 else 1.0
+    ratio = step_s / plan_s if min(step_s, plan_s) > 0 else 1.0
     if abs(ratio - 1) < 5e-4:
         return THE_SAME
     factor, word = (ratio, "slower") if ratio > 1 else (1 / ratio, "faster")

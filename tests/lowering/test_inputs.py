@@ -121,7 +121,10 @@ def test_all_raise_where_one_cannot_take_its_batch(net: Case) -> None:
     def body(parallel: ParallelModule) -> None:
         rank = dist.get_rank()
         message = refused(parallel, own_batch(0, 6 if rank == 1 else 8))
-        assert message.startswith("batch: 'ids' has shape [6, 12]" if rank else "batch: rank 1 cannot take what was pa")
+        shape = (
+            "batch: 'ids' has shape [6, 12], expected the global shape [8, 12] on every rank, as this plan shards no"
+        )
+        assert message.startswith(shape if rank else "batch: rank 1 cannot take what was pa")
         parallel.forward_backward(**net.batch)
 
     net.on_ranks(net.graph(TWO, {}), body)

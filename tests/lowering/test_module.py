@@ -345,6 +345,9 @@ class Averaging(nn.Module):
     """Blocks that scale by an average, and only then update it."""
 
     class Block(nn.Module):
+        average: Tensor
+        count: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -412,9 +413,12 @@ def test_a_model_without_a_loss_is_told_what_to_return() -> None:
     )
 
 
-def test_data_dependent_control_flow_names_module_line_and_remedy() -> None:
+def test_data_dependent_control_flow_names_module_line_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    """And torch's print of the whole graph does not bury the message."""
+
     class Branch(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
+            print("of the model's own", file=sys.stderr)
             return x if x.sum() > 0 else -x
 
     class Outer(Small):
@@ -430,6 +434,7 @@ def test_data_dependent_control_flow_names_module_line_and_remedy() -> None:
     message = str(error.value)
     assert message.startswith("Outer could not be captured: in module 'branch' (test_capture.py:")
     assert "use torch.where instead of `if` on tensor values" in message
+    assert capsys.readouterr().err == "of the model's own\n"
 
 
 def test_an_error_in_forward_names_where() -> None:

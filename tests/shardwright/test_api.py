@@ -392,7 +392,9 @@ def looped(kinds: Iterable[str], path: str | None = None) -> list[Any]:
     """Losses, the names of parameters in the model's order, and the program."""
     model, batch = Looping(kinds, 0.0 if path else 0.1), {"x": torch.linspace(-1, 1, 32).reshape(4, 8)}
     torch.manual_seed(3)
-    searched = {} if path else {"cluster": sw.Cluster.local(dist.get_world_size()), **forced(dist.get_world_size())}
+    searched: dict[str, Any] = (
+        {} if path else {"cluster": sw.Cluster.local(dist.get_world_size()), **forced(dist.get_world_size())}
+    )
     parallel = compile(model, kwargs=batch, plan=path, **searched)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
     losses = []

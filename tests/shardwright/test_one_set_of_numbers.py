@@ -277,7 +277,7 @@ def test_no_row_refutes_how_good_the_plan_is_said_to_be() -> None:
 def test_two_folds_say_in_what_they_differ(tmp_path: Path) -> None:
     tree = module_tree(PlanFacts(plan("large")))
     folds = {m.label: m.differs for _, _, m in tree.walk() if len(m.members) > 1}
-    assert folds == {"layers.0–31": "", "layers.32–47": "made again in backward"}
+    assert folds == {"layers.0–31": "", "layers.32–47": "from layers.0–31: made again in backward"}
     _, explained, page, _ = read(plan("large"), tmp_path)
-    assert "layers.32–47 differs from its like: made again in backward" in explained
-    assert "differs: made again in backward" in page
+    assert "layers.32–47 differs from layers.0–31: made again in backward" in explained
+    assert "differs from layers.0–31: made again in backward" in page
