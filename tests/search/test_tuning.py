@@ -113,7 +113,7 @@ def test_no_alternative_is_shown_faster_than_the_plan() -> None:
         solved.append(replace(found, prediction=p))
         return solved[-1]
 
-    search.solver.again_whole = slower  # type: ignore[method-assign]
+    search.solver.again_whole = slower
     plan = search.plan(GRAPH, recompute="none", microbatches=1)
     assert len(solved) > 1
     assert all(a.prediction.step_s > (1 - 2e-3) * plan.prediction.step_s for a in plan.alternatives if a.fits)
