@@ -163,6 +163,8 @@ class Plan:
             ) from error
         except (TypeError, ValueError, AttributeError) as error:
             raise PlanError(f"{source}: {error}; the file may have been edited, make the plan again") from error
+        if "loss" not in dict(plan.graph.outputs):
+            raise PlanError(f"{source}: its graph gives no loss; the file may have been edited, make the plan again")
         if plan.mesh.num_devices != plan.cluster.num_devices:
             raise PlanError(
                 f"{source}: mesh {plan.mesh} has {plan.mesh.num_devices} devices, its cluster "

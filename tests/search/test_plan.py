@@ -55,6 +55,7 @@ def edit(plan: Plan, **fields: object) -> dict[str, object]:
         ),
         ({"format": "other"}, "this is not a plan; expected a JSON object with format 'shardwright-plan'"),
         ({"graph": ["mesh [x=4]", "%x = inputt()", "outputs loss=%x"]}, "inputt"),
+        ({"graph": ["mesh [x=4]", "outputs"]}, "its graph gives no loss; the file may have been edited"),
         ({"prediction": {}}, "is missing; the file may have been edited or cut, make the plan again"),
         ({"report": 3}, "the file may have been edited, make the plan again"),
         ({"cluster": {}}, "cluster"),
