@@ -84,4 +84,6 @@ def opaque_call(node: Node, operands: list[str]) -> str:
 
     args = [text(v) for v in attrs["args"]] + [f"{k}={text(v)}" for k, v in attrs["kwargs"]]  # type: ignore[union-attr,misc]
     call = f"torch.ops.{path}({', '.join(args)})"
-    return f"{call}[{attrs['result']}]" if len(op._schema.returns) > 1 else call
+    returns = op._schema.returns
+    several = len(returns) > 1 or isinstance(returns[0].type, torch.ListType)
+    return f"{call}[{attrs['result']}]" if several else call

@@ -42,6 +42,22 @@ def computed_once(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
+def buffers_in_backward(graph: Graph) -> frozenset[str]:
+    """The targets of buffers that the graph updates, and whose value before that backward may read.
+
+    So it is for each that reaches an operator with a gradient by others without one, which may give views of it.
+    """
+    updated = {key for key, _ in graph.outputs}
+    before: dict[str, frozenset[str]] = {}
+    found = frozenset[str]()
+    for node in graph.nodes:
+        target = str(node.attr("target")) if node.op == "buffer" else ""
+        before[node.name] = frozenset({target} & updated).union(*(before[name] for name in node.inputs))
+        if graph.types[node.name].grad:
+            found, before[node.name] = found | before[node.name], frozenset()
+    return found
+
+
 def is_timeless(graph: Graph, name: str) -> bool:
     """Whether a value is the same for all microbatches."""
     mesh = graph.mesh

@@ -44,7 +44,8 @@ class GraphBuilder:
 
     def scalar(self, value: float, dtype: str) -> str:
         """A zero-dimensional constant."""
-        return self.op("full", shape=(), value=float(value) if is_float(dtype) else int(value), dtype=dtype)
+        kind = float if is_float(dtype) else bool if dtype == "bool" else int
+        return self.op("full", shape=(), value=kind(value), dtype=dtype)
 
     def op(self, op: str, *operands: Operand, **attrs: Attr) -> str:
         """Append one operator, or return the node that already computes the same."""

@@ -266,6 +266,7 @@ class _Importer:
         for node in self.exported.graph.nodes:
             if node.op != "placeholder":
                 continue
+            _refuse_unseen(node, kinds[node.name].kind)
             target = (kinds[node.name].target or "").removeprefix("model.")
             value, grad = node.meta["val"], False
             if not isinstance(value, torch.Tensor):  # beside tensors in a nest: baked in
@@ -343,6 +344,28 @@ class _Importer:
                 raise CaptureError(f"the model mutates its {what} {target!r} in place; clone it first")
 
 
+def _refuse_unseen(node: torch.fx.Node, kind: torch.export.graph_signature.InputKind) -> None:
+    """What a program reads that is no tensor: a generator, another object, or the order of side effects."""
+    kinds = torch.export.graph_signature.InputKind
+    if kind not in (kinds.CUSTOM_OBJ, kinds.TOKEN):
+        return
+    reader = next(iter(node.users), node)
+    source, name = _source(reader), _operator_name(reader)
+    if kind is kinds.TOKEN:
+        effect = next((a for a in reader.args if isinstance(a, torch._ops.OpOverload)), name)
+        raise CaptureError(
+            f"{source}: {effect} has a side effect, and capture keeps only what is computed; do it outside of forward"
+        )
+    given = str(getattr(node.meta["val"], "class_fqn", type(node.meta["val"]).__name__)).removeprefix("torch._C.")
+    remedy = (
+        "ranks would not draw from it alike; draw from torch's own generator, which torch.manual_seed seeds, or draw "
+        "outside of forward and pass the tensor in the batch"
+        if given == "Generator"
+        else "pass tensors instead"
+    )
+    raise CaptureError(f"{source}: {name} reads a {given}, which capture cannot keep: {remedy}")
+
+
 def _order_of_draws(node: torch.fx.Node) -> tuple[int, ...] | None:
     """The order in which dropout draws for the dimensions of its operand, that of its memory; None where it is theirs.
 
@@ -367,6 +390,12 @@ def _result_type(value: Any) -> tuple[tuple[int, ...], str] | None:
         raise GraphError(
             f"it gives the number {value}, which depends on data; keep it a tensor (x.index_select(0, i.reshape(1)) "
             "instead of x[i] for a tensor i of no dimensions)"
+        )
+    if value.layout is not torch.strided:
+        raise GraphError(f"it gives a tensor of layout {value.layout}; compute with dense ones (torch.strided)")
+    if any(not isinstance(size, int) for size in value.shape):
+        raise GraphError(
+            "it gives a tensor whose shape depends on data; choose elements with torch.where, which keeps the shape"
         )
     return tuple(value.shape), dtype_name(value.dtype)
 

@@ -1,12 +1,20 @@
-"""Writing files: whole or not at all."""
+"""Files that we write: whole or not at all, and the folder of those that belong to the machine."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from shardwright.pcg.errors import ShardwrightError
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where this machine keeps what it measured and proved; it may be deleted at any time."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    folder = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    return folder / "shardwright"
 
 
 def write_whole(path: Path, text: str, what: str, error: type[ShardwrightError], *, make_folder: bool = False) -> None:

@@ -26,7 +26,7 @@ from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import Compute
 from shardwright.pcg.analysis import Written, constant_nodes, is_whole, read_again, saved_by, written
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.layout import Layout, Layouts, R, S
+from shardwright.pcg.layout import Layout, Layouts, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import source_of
 from shardwright.pcg.step.again import NOTHING, MadeAgain
@@ -65,6 +65,7 @@ class Moved(NamedTuple):
     summed: str
     zero: Zero
     twice: bool
+    late: bool
 
 
 class TensorUse(NamedTuple):
@@ -78,10 +79,18 @@ class TensorUse(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which variables are eliminated, and the entries of the largest table on the way."""
+    """The order in which variables are eliminated, where they have so many choices.
+
+    Attributes:
+        largest_table: entries of the largest table on the way; `largest_result`: of what is left of one.
+        entries: of all tables together.
+    """
 
     variables: tuple[int, ...]
+    sizes: tuple[int, ...]
     largest_table: int
+    largest_result: int
+    entries: int
 
 
 @dataclass
@@ -381,7 +390,8 @@ class _Build:
         of_parameter, is_view = source.op == "parameter", self.roots[name] != name
         stored, view = of_parameter and not is_view, of_parameter and is_view
         summed, again = self.types[source.name].dtype if stored else "", source.name in self.again
-        moved = Moved(stored, view, again, summed, self.way.zero, name in self.way.again.twice)
+        late = self.b.costs.time is not None and any(state[self.b.costs.time] == P for state in made.result)
+        moved = Moved(stored, view, again, summed, self.way.zero, name in self.way.again.twice, late)
         return self.interner.call(self.b.close, self.kinds[name], moved, per_axis)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.judging import jury
 from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule, lower
@@ -50,11 +51,12 @@ def certified_choices() -> Certified:
     return Certified()
 
 
-def _certified(rules: str | os.PathLike[str] | None, progress: Progress | None) -> Certified:
+def certified_by(rules: str | os.PathLike[str] | None, progress: Progress | None) -> Certified:
     """What a rule file allows, or the shipped catalogue."""
     if rules is None:
         return certified_choices()
-    return Certified.of_file(Path(rules), progress or (lambda message: None))
+    tell = progress or (lambda message: None)
+    return Certified.of_file(Path(rules), tell, jury(tell))
 
 
 def plan(
@@ -93,7 +95,8 @@ def plan(
             the model is kept in any case.
         strict: an operator without a row in the op table is an error; otherwise it runs replicated.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
-            that it holds. Rules in it that are not certified are proven, or left out, which `progress` is told.
+            that it holds. Rules that this machine has not proven yet are proven now, or left out, which `progress` is
+            told; proofs are kept in the cache folder.
         progress: called with a line of text now and then.
 
     Raises:
@@ -103,7 +106,7 @@ def plan(
             `fits(plan)` of `shardwright.reports.facts` is False, and `shardwright plan` ends with status 3.
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
-    certified = _certified(rules, progress)
+    certified = certified_by(rules, progress)
     captured = _capture(model, args, kwargs, strict, progress, precision)
     return _plan(model, cluster, captured, certified, Guide(mesh, roles, microbatches, recompute), progress)
 
@@ -180,10 +183,10 @@ def compile(
 
     def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
         def planned() -> tuple[Plan, dict[str, Tensor]]:
-            certified = _certified(rules, progress)
+            certified = certified_by(rules, progress)
             captured = _capture(model, args, kwargs, strict, progress, own)
             if given is not None:
-                check_plan(given, captured.graph, certified.by_name())
+                check_plan(given, captured.graph, certified, certified.by_name())
             found = given or _feasible(_plan(model, target, captured, certified, guide, progress))
             return found, {name: value.cpu() for name, value in captured.constants.items()}
 
@@ -235,7 +238,7 @@ def _plan(
         captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, guide.roles),
         microbatches=guide.microbatches, recompute=guide.recompute,
     )  # fmt: skip
-    check_plan(found, captured.graph, rules)
+    check_plan(found, captured.graph, certified, rules)
     return found
 
 

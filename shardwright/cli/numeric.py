@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardwright.api import certified_choices
 from shardwright.cli.models import Loaded
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
@@ -30,6 +29,7 @@ from shardwright.pcg.step.execution import Precision
 from shardwright.reports.report import Paragraph, Report
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
+from shardwright.verifier.choices import Certified
 
 SMALL = 1e-5
 """A gradient below this share of the whole gradient's norm is compared relative to that share."""
@@ -116,11 +116,11 @@ def _mark(good: bool) -> str:
     return "ok" if good else "OFF"
 
 
-def measure(plan: Plan, loaded: Loaded, timeout_s: float) -> Errors:
+def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) -> Errors:
     """Run one step both ways, each in processes of their own; `DistributedError` where a rank fails or hangs."""
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     captured = capture(loaded.model, batch, precision=plan.precision)
-    check_plan(plan, captured.graph, certified_choices().by_name())
+    check_plan(plan, captured.graph, certified, certified.by_name())
     # torch's autograd threads do not survive a fork, so this process runs no backward itself
     ((reference, state),) = run_ranks(_single, 1, timeout_s, args=(loaded.model, batch, plan.precision))
     arguments = (plan, loaded.model, captured, batch, reference, state)

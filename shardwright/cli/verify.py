@@ -68,6 +68,7 @@ def verify(
     with terminal.progress("verify") as progress:
         progress("loading torch and the model")
         loaded = load(Request(**model))
+        from shardwright.api import certified_by
         from shardwright.api import plan as best
         from shardwright.cli.numeric import NumericCheck, measure
         from shardwright.pcg.precision import low_dtype
@@ -83,7 +84,7 @@ def verify(
             what = " and ".join(given)
             raise PlanError(f"--plan was given together with {what}, which guide the search; give one or the other")
         progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
-        errors = measure(plan, loaded, timeout)
+        errors = measure(plan, loaded, certified_by(search["rules"], progress), timeout)
     usual = (1e-2, 1e-1) if low_dtype(plan.precision) else (1e-5, 1e-4)
     given = (loss_tolerance, gradient_tolerance)
     tolerances = [own if chosen is None else chosen for chosen, own in zip(given, usual, strict=True)]

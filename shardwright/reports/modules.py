@@ -231,7 +231,8 @@ def _compared(modules: Iterable[Module]) -> tuple[Module, ...]:
     for module in modules:
         stem = module.members[0].rpartition(".")[0]
         first = firsts.setdefault(stem, module) if _number(module) is not None else module
-        found.append(module if first is module else replace(module, differs=differences(module, first)))
+        own = "" if first is module else f"from {first.label}: {differences(module, first)}"
+        found.append(replace(module, differs=own))
     return tuple(found)
 
 

@@ -216,7 +216,7 @@ def _modules(facts: PlanFacts, root: Module, depth: int | None) -> Paragraph:
         while depth < 12 and sum(d <= depth + 1 for d, _, _ in tree) <= _MAX_MODULE_LINES:
             depth += 1
     shown = [(d, times, m) for d, times, m in tree if d <= depth]
-    notes = [f"{m.label} differs from its like: {m.differs}" for _, _, m in shown if m.differs]
+    notes = [f"{m.label} differs {m.differs}" for _, _, m in shown if m.differs]
     if hidden := len(tree) - len(shown):
         more = f"{plural(hidden, 'module')} further inside: --depth {depth + 1} or the page of `shardwright view`"
         notes = [more, *notes]

@@ -73,7 +73,7 @@ def test_less_memory_is_met_by_microbatches_then_by_recomputation() -> None:
     ways = []
     for share in (0.8, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3):
         plan = limited(search, share * needed).plan(GRAPH)
-        check_plan(plan, GRAPH)
+        check_plan(plan, GRAPH, every_choice)
         check_time(plan.graph)
         ways.append((plan.mesh.num_microbatches, plan.execution.recompute, fits(plan)))
     assert any(count > 1 and mode == "none" for count, mode, _ in ways)
@@ -207,6 +207,16 @@ def test_what_would_fit_is_told_where_nothing_does() -> None:
     assert steps == sorted(steps)
     assert "would fit" in str(PlanReport(plan))
     assert Plan.from_json(plan.to_json()).report.remedies == plan.report.remedies
+
+
+def test_what_is_estimated_only_says_so() -> None:
+    """Weights of odd sizes are whole on every device; stages share them out."""
+    graph = mlp(8, 255, 1023, layers=4)
+    search = planner()
+    needed = search.plan(graph, recompute="none").prediction.memory.total_bytes
+    plan = limited(search, 0.7 * needed).plan(graph)
+    (stages,) = (remedy.what for remedy in plan.report.remedies if "pipeline stages" in remedy.what)
+    assert stages == "2 pipeline stages (devices of each: 1, microbatches: 1; estimated, not run)"
 
 
 def test_a_baseline_is_the_best_over_its_grid() -> None:

@@ -24,7 +24,7 @@ import shardwright as sw
 from shardwright.api import compile, plan
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
-from shardwright.pcg.errors import CaptureError, DistributedError, PlanError
+from shardwright.pcg.errors import BatchError, CaptureError, DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.reports.plan import PlanReport
@@ -252,6 +252,40 @@ def test_a_lazy_module_keeps_its_parameters() -> None:
         assert "Shard" in placements
 
 
+def _done_before_the_first_call() -> list[bool]:
+    model, batch = example()
+    parallel = compile(model, sw.Cluster.local(2), **forced())
+    bias, weight, called = parallel.get_parameter("up.bias"), parallel.get_parameter("up.weight"), list[str]()
+    bias.requires_grad_(False)
+    weight.register_hook(lambda gradient: called.append("gradient"))
+    handle = parallel.register_forward_hook(lambda module, args, loss: called.append("forward"))
+    parallel.note = "kept"
+    parallel(**batch).backward()
+    handle.remove()
+    parallel.forward_backward(**batch)
+    assert called == ["forward", "gradient", "gradient"]
+    return [bias.grad is None, not bias.requires_grad, weight.grad is not None, parallel.note == "kept"]
+
+
+def test_what_is_done_to_a_lazy_module_before_its_first_call_stays() -> None:
+    assert run_ranks(_done_before_the_first_call, 2) == [[True] * 4] * 2
+
+
+def _own_batches() -> str:
+    model, batch = example()
+    parallel = compile(model, sw.Cluster.local(2), check_inputs="always", **forced())
+    for _ in range(5):
+        parallel.forward_backward(**batch)
+    with pytest.raises(BatchError) as caught:
+        parallel.forward_backward(**example(dist.get_rank())[1])
+    return str(caught.value)
+
+
+def test_a_batch_of_each_ranks_own_is_refused_on_request_in_any_step() -> None:
+    for message in run_ranks(_own_batches, 2):
+        assert "'ids' in step 6 differs between ranks 0 and 1" in message
+
+
 def _from_file(path: str) -> float:
     model, batch = example()
     torch.manual_seed(0)
@@ -358,7 +392,9 @@ def looped(kinds: Iterable[str], path: str | None = None) -> list[Any]:
     """Losses, the names of parameters in the model's order, and the program."""
     model, batch = Looping(kinds, 0.0 if path else 0.1), {"x": torch.linspace(-1, 1, 32).reshape(4, 8)}
     torch.manual_seed(3)
-    searched = {} if path else {"cluster": sw.Cluster.local(dist.get_world_size()), **forced(dist.get_world_size())}
+    searched: dict[str, Any] = (
+        {} if path else {"cluster": sw.Cluster.local(dist.get_world_size()), **forced(dist.get_world_size())}
+    )
     parallel = compile(model, kwargs=batch, plan=path, **searched)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
     losses = []

@@ -296,6 +296,11 @@ def _fake_calibrate(cluster: Cluster, asked: list[object]) -> Callable[..., Clus
     return calibrate
 
 
+def test_calibrate_says_how_long_it_takes(run: Run) -> None:
+    told = " ".join(run("calibrate", "--help")[1].split())
+    assert "About a minute, five with --thorough, if nothing else runs." in told
+
+
 def test_calibrate_shows_and_saves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, asked = parse_cluster("local:2"), list[object]()
     monkeypatch.setattr("shardwright.cost.calibration.calibrate.calibrate", _fake_calibrate(cluster, asked))

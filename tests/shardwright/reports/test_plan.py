@@ -133,6 +133,9 @@ def test_blocks_with_other_layouts_do_not_fold(data: Plan) -> None:
     gathered = Graph(tuple(_gathering(nodes, changed)), data.graph.outputs, data.mesh).validate()
     tree = module_tree(PlanFacts(replace(data, graph=gathered)))
     assert [m.label for m in tree.children] == ["embed", "layers.0, 2", "layers.1", "(constants)"]
+    layouts = "other layouts (norm.weight: S(0), not R, and 1 more)"
+    moves = "other communication (norm.weight: dp: S(0) → C, not dp: R → C, and 1 more)"
+    assert [m.differs for m in tree.children] == ["", "", f"from layers.0, 2: {layouts}; {moves}", ""]
 
 
 def _gathering(nodes: Iterable[Node], changed: set[str]) -> Iterator[Node]:
