@@ -25,12 +25,14 @@ from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
 from shardwright.lowering.storage import Held, by_block, local_part, refuse_thawed
 from shardwright.pcg.errors import DistributedError
-from shardwright.pcg.step.late import LOSS
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.late import LOSS, check_backward
 
 
 class Training(Fixed):
     """What runs the steps of a lowered module, which gives it all that it needs."""
 
+    graph: Graph
     program: Program
     ranks: Ranks
     scaler: torch.amp.GradScaler | None
@@ -83,6 +85,7 @@ class Training(Fixed):
 
     def _forward_backward(self, local: Sequence[Mapping[str, Tensor]], scaler: torch.amp.GradScaler | None) -> Tensor:
         """The loss of this rank's parts of the microbatches."""
+        check_backward(self.graph)
         work: dist.Work | None = None
 
         def backward(summand: Tensor, loss: Tensor) -> None:

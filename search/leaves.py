@@ -118,7 +118,7 @@ class LeafSearch:
         return rewrites
 
     def _cost(self, graph: Graph, boundary: Mapping[str, Layouts], end: Layouts, price: float) -> float:
-        held = {**boundary, dict(graph.outputs)["loss"]: end}
+        held = {**boundary, graph.loss: end}
         problem = self.builder.build(graph, self.restriction(graph), held, way=self.way(graph))
         return self.eliminator.solve(problem, price).objective
 

@@ -131,8 +131,10 @@ class Planner:
 
         Raises:
             PlanError: what is given does not fit the cluster or the model, or does not go together.
+            GraphError: the graph gives no loss.
         """
         start = time.perf_counter()
+        graph.check_loss()
         pins = Pins.of(graph, self.cluster, mesh, roles, microbatches, recompute)
         tuner = Tuner(self.solver, graph, self.execution, pins, self.progress)
         alternatives = list(tuner.baselines()) if compared and self.cluster.num_devices > 1 else []

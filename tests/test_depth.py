@@ -61,7 +61,7 @@ def test_a_long_graph_needs_no_deep_stack() -> None:
     certified.by_name()
     with shallow():
         plan = Planner(cluster(4), certified).plan(graph, "long", mesh=mesh, recompute="selective")
-        check_plan(plan, graph, certified.by_name())
+        check_plan(plan, graph, certified, certified.by_name())
         assert emit(plan.graph, find_outside(plan.graph, plan.execution))
         assert parse_graph(print_graph(plan.graph)) == plan.graph
         assert str(PlanReport(plan))

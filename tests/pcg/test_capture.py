@@ -172,6 +172,24 @@ def test_models_on_fake_tensors_are_captured_without_data() -> None:
     assert {n.op for n in graph.nodes} >= {"linear", "parameter", "sum"}
 
 
+def test_the_mode_of_fake_tensors_may_still_be_on() -> None:
+    """Capture looks at tensors of export's own mode, as for the order in which dropout draws."""
+
+    class Dropped(Small):
+        def forward(self, x: Any) -> Any:
+            return F.dropout(self.inner(x).transpose(0, 1), 0.1).sum()
+
+    expected = capture(Dropped(), BATCH).graph
+    with FakeTensorMode() as mode:
+        model, batch = Dropped(), {"x": torch.ones(BATCH["x"].shape)}
+        assert capture(model, batch).graph == expected
+    with mode:
+        assert capture(model, {"x": torch.ones(BATCH["x"].shape)}).graph == expected
+    with FakeTensorMode():
+        assert capture(Dropped(), {"x": torch.ones(BATCH["x"].shape)}).graph == expected
+        assert capture(model, batch).graph == expected
+
+
 def test_sources_name_module_and_line() -> None:
     linear = next(n for n in capture(Small(), BATCH).graph.nodes if n.op == "linear")
     assert linear.source.module == "inner"

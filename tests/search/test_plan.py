@@ -63,6 +63,7 @@ def edit(plan: Plan, **fields: object) -> dict[str, object]:
         ),
         ({"format": "other"}, "this is not a plan; expected a JSON object with format 'shardwright-plan'"),
         ({"graph": ["mesh [x=4]", "%x = inputt()", "outputs loss=%x"]}, "inputt"),
+        ({"graph": ["mesh [x=4]", "outputs"]}, "outputs: expected the loss and buffers, each once, got []"),
         ({"prediction": {}}, "is missing; the file may have been edited or cut, make the plan again"),
         ({"report": 3}, "report: expected an object, got 3; the file may have been edited or cut, make the plan again"),
         ({"cluster": {}}, "cluster"),

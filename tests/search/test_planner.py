@@ -11,7 +11,7 @@ from shardwright.cost.predict import node_costs, predict
 from shardwright.cost.timeline.memory import SAFE_SHARE
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.errors import PlanError
+from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports.facts import fits
@@ -264,3 +264,12 @@ def test_roles_must_match_the_mesh() -> None:
         PlanError, match=r"unknown axis role 'pipeline'; choose one of \['data', 'zero', 'context', 'tensor', 'free'\]"
     ):
         planner(4).plan(mlp(), mesh=Mesh.of(x=4), roles=("pipeline",))
+
+
+def test_a_graph_without_a_loss_is_told() -> None:
+    graph = replace(mlp(), outputs=(("mean", mlp().outputs[0][1]),))
+    for made in (graph, GraphBuilder().graph([])):
+        with pytest.raises(
+            GraphError, match=r"the graph has no output 'loss', only \[.*\]; a graph to plan gives a loss"
+        ):
+            Planner(cluster(2), every_choice).plan(made)
