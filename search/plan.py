@@ -137,7 +137,7 @@ class Plan:
                 }
                 for a in self.alternatives
             ],
-            "report": asdict(self.report),
+            "report": json.loads(json.dumps(asdict(self.report))),  # arrays, as a file has them
             "graph": print_graph(self.graph).splitlines(),
         }
 
