@@ -20,8 +20,9 @@ from shardwright.reports.facts import (
     serial_parts,
     step_parts,
 )
-from shardwright.reports.modules import Module, ModuleRow, Totals, module_tree, own_by_use
+from shardwright.reports.modules import module_tree
 from shardwright.reports.report import Paragraph, Report
+from shardwright.reports.tree import Module, ModuleRow, Totals, own_by_use
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.reports.wording import (
     axis_name,
