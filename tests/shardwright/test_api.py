@@ -55,7 +55,7 @@ class Tied(nn.Module):
         return F.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
 
 
-def example(seed: int = 0, batch: int = 4, seq: int = 6) -> tuple[nn.Module, dict[str, Tensor]]:
+def example(seed: int = 0, batch: int = 4, seq: int = 6) -> tuple[Tied, dict[str, Tensor]]:
     torch.manual_seed(seed)
     ids = torch.randint(16, (batch, seq))
     return Tied(), {"ids": ids, "labels": ids.clone()}
