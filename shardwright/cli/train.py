@@ -21,6 +21,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.pcg.capture import bind_arguments
 from shardwright.pcg.errors import InfeasibleError, ShardwrightError
+from shardwright.pcg.step.late import check_backward
 from shardwright.reports.units import seconds
 from shardwright.search.plan import Plan
 
@@ -37,6 +38,7 @@ def train(settings: dict[str, Any]) -> None:
         loaded.model, cluster, kwargs=batch, plan=plan, precision=precision, rules=settings["rules"],
         microbatches=settings["microbatches"], recompute=settings["recompute"],
     )  # fmt: skip
+    check_backward(parallel.graph)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=settings["lr"])
     told = dist.get_rank() == 0
     times: list[float] = []
