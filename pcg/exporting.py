@@ -9,6 +9,7 @@ tensor) is not exported at all: such a model is refused.
 from __future__ import annotations
 
 import io
+import random
 import sys
 import traceback
 import warnings
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
+from torch.utils.checkpoint import CheckpointFunction
 
 from shardwright.pcg.aten import find_handler
 from shardwright.pcg.errors import CaptureError
@@ -42,7 +45,7 @@ class LostGradientError(Exception):
 
 
 class LostSeedError(Exception):
-    """A seed that `torch.export` does not see."""
+    """A seed, or draws, that `torch.export` does not see."""
 
 
 def export(
@@ -142,10 +145,12 @@ def _enables(node: fx.Node) -> bool:
 
 @contextmanager
 def _unseen_refused() -> Generator[None]:
-    """An `autograd.Function` that is not torch's own, a hook on a gradient, or a new seed is an error."""
+    """A backward or draws that are not torch's own, a hook on a gradient, and a new seed are errors."""
     apply = Function.__dict__["apply"].__func__
 
     def checked(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction:
+            return _computed_once(*args)
         if not cls.__module__.startswith("torch."):
             raise LostGradientError(f"{cls.__name__} is an autograd.Function with a backward of its own")
         return apply(cls, *args, **kwargs)
@@ -158,8 +163,27 @@ def _unseen_refused() -> Generator[None]:
 
     backward = mock.patch.object(Function, "apply", classmethod(checked))
     hook = mock.patch.object(torch.Tensor, "register_hook", refused)
+    drawn = _foreign_draws()
     with backward, hook, mock.patch.object(torch, "manual_seed", reseeded), mock.patch.object(torch, "seed", reseeded):
         yield
+    if _foreign_draws() != drawn:
+        raise LostSeedError("forward draws from the generator of Python or NumPy")
+
+
+def _computed_once(run: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    """What reentrant checkpointing computes; nothing has a gradient where no argument of it has one.
+
+    Torch runs it without gradients, and enables them again where no export sees that.
+    """
+    has_gradient = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+    with nullcontext() if has_gradient else torch.no_grad():
+        return run(*args)
+
+
+def _foreign_draws() -> object:
+    """The states of the generators that are not torch's."""
+    numpys = np.random.get_state(legacy=False)["state"]
+    return random.getstate(), numpys["key"].tobytes(), numpys["pos"]
 
 
 # ---- errors ----
@@ -191,7 +215,8 @@ def _remedy(error: BaseException) -> str:
         )
     if isinstance(error, LostSeedError):
         return (
-            "Capture would lose it: seed before the step, or draw outside of forward and pass the tensor in the batch"
+            "Capture would lose it: seed before the step; draw by torch's own generator, or outside of forward and "
+            "pass the tensor in the batch"
         )
     if type(error).__name__ == "DynamicOutputShapeException":
         return (

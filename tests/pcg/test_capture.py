@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -327,7 +329,23 @@ def test_checkpointed_modules_are_captured_as_they_are() -> None:
         def forward(self, x: Tensor) -> Any:
             return checkpoint(self.inner, x, use_reentrant=False).pow(2).sum()
 
-    assert gradients_agree(Checkpointed(), BATCH)
+    class Reentrant(Small):
+        """With and without gradients, and a region without them behind. Torch alone runs what it should give."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            again = torch.compiler.is_exporting()
+            h = checkpoint(self.outer, self.inner(x), use_reentrant=again).pow(2)
+            h = h + (checkpoint(self.inner, x, use_reentrant=True) if again else self.inner(x).detach())
+            with torch.no_grad():
+                mean = h.mean()
+            return (h * mean).sum()
+
+    for model in (Checkpointed(), Reentrant()):
+        assert gradients_agree(model, BATCH), model
 
 
 # ---- operators ----
@@ -597,6 +615,18 @@ def test_seeds_in_forward_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"forward seeds torch's generator\. Capture would lose it: seed before"):
         capture(Seeded(), BATCH)
     torch.manual_seed(0)  # works again
+
+
+def test_draws_that_are_not_torchs_are_refused() -> None:
+    """They would be numbers of the program, the same in every step."""
+    for draw in (random.random, np.random.rand):
+
+        class Scaled(Small):
+            def forward(self, x: Tensor) -> Any:
+                return self.inner(x).sum() * float(draw())  # noqa: B023 - used in this round
+
+        with pytest.raises(CaptureError, match=r"draws from the generator of Python or NumPy\. .* by torch's own"):
+            capture(Scaled(), BATCH)
 
 
 def test_side_effects_are_refused() -> None:
