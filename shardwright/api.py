@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +25,11 @@ from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Precision
 from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
-from shardwright.reports.facts import memory_verdict
-from shardwright.reports.wording import infeasible
+from shardwright.reports.facts import fits, memory_verdict
+from shardwright.reports.wording import SEARCHED, infeasible
 from shardwright.search.check import check_plan
 from shardwright.search.pins import RecomputeMode
-from shardwright.search.plan import Plan
+from shardwright.search.plan import Alternative, Plan
 from shardwright.search.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
 
@@ -69,7 +70,7 @@ def plan(
     roles: Roles | None = None,
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
-    precision: Precision | None = None,
+    precision: Precision | Sequence[Precision] | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -92,7 +93,7 @@ def plan(
         precision: "amp_bf16" and "amp_fp16": what `torch.autocast` runs in 16 bits, with weights, their gradients and
             optimizer states in float32. "tf32": matrix products in tf32. "fp8" can be costed, not run. "fp32", "bf16"
             and "fp16" check that the model is in that dtype. By default the model's own dtypes; a `torch.autocast` in
-            the model is kept in any case.
+            the model is kept in any case. Of several, the search chooses the fastest one that fits.
         strict: an operator without a row in the op table is an error; otherwise it runs replicated.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
             that it holds. Rules that this machine has not proven yet are proven now, or left out, which `progress` is
@@ -107,8 +108,8 @@ def plan(
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
     certified = certified_by(rules, progress)
-    captured = _capture(model, args, kwargs, strict, progress, precision)
-    return _plan(model, cluster, captured, certified, Guide(mesh, roles, microbatches, recompute), progress)
+    guide = Guide(mesh, roles, microbatches, recompute)
+    return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress)[0]
 
 
 def compile(
@@ -122,7 +123,7 @@ def compile(
     roles: Roles | None = None,
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
-    precision: Precision | None = None,
+    precision: Precision | Sequence[Precision] | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -175,19 +176,20 @@ def compile(
         raise PlanError(
             f"plan= was given together with {' and '.join(named)}, which guide the search; give one or the other"
         )
-    if given is not None and precision not in (None, given.precision):
+    if given is not None and given.precision not in (_several(precision) if precision else [given.precision]):
         raise PlanError(f"precision={precision!r} was given with a plan for {given.precision!r}; leave it out")
-    own = given.precision if given is not None else precision
     target = _target(cluster, given)
     check_world(target.num_devices)
 
     def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
         def planned() -> tuple[Plan, dict[str, Tensor]]:
             certified = certified_by(rules, progress)
-            captured = _capture(model, args, kwargs, strict, progress, own)
-            if given is not None:
+            if given is None:
+                found, captured = _searched(model, target, args, kwargs, certified, guide, strict, precision, progress)
+                _check_feasible(found)
+            else:
+                found, captured = given, _capture(model, args, kwargs, strict, progress, given.precision)
                 check_plan(given, captured.graph, certified, certified.by_name())
-            found = given or _feasible(_plan(model, target, captured, certified, guide, progress))
             return found, {name: value.cpu() for name, value in captured.constants.items()}
 
         same_on_all_ranks(lambda: model_facts(model, args, kwargs))
@@ -242,11 +244,43 @@ def _plan(
     return found
 
 
-def _feasible(found: Plan) -> Plan:
-    """The plan, if it is not larger than the devices."""
+def _searched(
+    model: nn.Module,
+    cluster: Cluster,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    certified: Certified,
+    guide: Guide,
+    strict: bool,
+    precision: Precision | Sequence[Precision] | None,
+    progress: Progress | None,
+) -> tuple[Plan, Captured]:
+    """The best plan of all precisions, the others among its alternatives, and the capture that it is for."""
+    found: list[tuple[Plan, Captured]] = []
+    for own in _several(precision):
+        captured = _capture(model, args, kwargs, strict, progress, own)
+        found.append((_plan(model, cluster, captured, certified, guide, progress), captured))
+    best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
+    others = tuple(
+        Alternative(f"{SEARCHED}{p.mesh}, {p.precision}", p.mesh, p.prediction, fits(p))
+        for p, _ in found
+        if p is not best
+    )
+    return replace(best, alternatives=(*best.alternatives, *others)), captured
+
+
+def _several(precision: Precision | Sequence[Precision] | None) -> list[Precision | None]:
+    if precision is None or isinstance(precision, str):
+        return [precision]
+    if not precision:
+        raise PlanError("precision=() names none; leave it out for the model's own")
+    return list(dict.fromkeys(precision))
+
+
+def _check_feasible(found: Plan) -> None:
+    """Raise an `InfeasibleError` where the plan is larger than the devices."""
     if memory_verdict(found) == "does not fit":
         raise InfeasibleError(infeasible(found), found)
-    return found
 
 
 def _role_list(mesh: Mesh | None, roles: Roles | None) -> Sequence[str] | None:

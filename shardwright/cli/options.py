@@ -115,8 +115,12 @@ def writable(context: click.Context, parameter: click.Parameter, path: Path | No
 def precision_option(command: Command) -> Command:
     """`--precision`"""
     choice = click.Choice(PRECISIONS)
-    text = "What is computed in which dtype, such as amp_bf16, as torch.autocast has it; by default the model's own."
-    return click.option("--precision", type=choice, help=text)(command)
+    text = (
+        "What is computed in which dtype, such as amp_bf16, as torch.autocast has it; by default the model's own. "
+        "Given several times, the search chooses."
+    )
+    none = lambda context, parameter, given: given or None  # noqa: E731
+    return click.option("--precision", type=choice, multiple=True, callback=none, help=text)(command)
 
 
 def parse_recompute(text: str) -> RecomputeMode:
