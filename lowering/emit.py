@@ -174,7 +174,8 @@ class _Emitter:
         return {key: f"draw + {self.seeds[key] - start}" for key in keys}
 
     def _base(self, module: str) -> str:
-        return re.sub(r"\W", "_", ".".join(module.split(".")[-2:]))
+        name = re.sub(r"\W", "_", ".".join(module.split(".")[-2:]))
+        return name if name.isidentifier() else f"block_{name}"
 
     def _local_names(self, module: str, operands: Sequence[str], made: Iterable[str]) -> dict[str, str]:
         """What is called how in a function: the same in all functions of equal blocks."""

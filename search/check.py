@@ -41,7 +41,7 @@ def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None
     if found:
         raise PlanError(f"plan for {plan.model!r}: its graph is not the captured one: {found}; make the plan again")
     try:
-        check_time(plan.graph)
+        check_time(plan.graph, plan.execution)
         made_again(plan.graph, plan.execution)
     except PlanError as error:
         raise PlanError(f"plan for {plan.model!r}: {error}") from error

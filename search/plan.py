@@ -83,8 +83,9 @@ class Plan:
     graph          the parallel graph; its erasure is the captured graph up to the certified `report.rewrites`
     fingerprint    of the captured serial graph, so that a plan is never run for another model
     alternatives   the baselines, and the best plan of every other mesh
-    execution      how a step is run: the precision that the model is captured under (`pcg.precision`), and what is made
-                   again in backward. How many microbatches there are is the mesh's axis of time
+    execution      how a step is run: the precision that the model is captured under (`pcg.precision`), what is made
+                   again in backward, and whose statistics are those of each microbatch. How many microbatches there
+                   are is the mesh's axis of time
     """
 
     graph: Graph
@@ -190,7 +191,7 @@ class Plan:
 
 def _execution(data: Mapping[str, Any]) -> Execution:
     """Of a plan. Raises `ValueError` for what can be costed only: a program would not do it."""
-    only_costed = data.keys() & {f.name for f in fields(Execution)} - {"precision", "recompute"}
+    only_costed = data.keys() & {f.name for f in fields(Execution)} - {"precision", "recompute", "per_microbatch"}
     if only_costed:
         raise ValueError(f"execution: {min(only_costed)!r} can be costed, but is not part of a plan; leave it out")
     return Execution.from_json(data)

@@ -13,7 +13,7 @@ from shardwright.pcg.analysis import is_whole
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.inference import offered
+from shardwright.pcg.inference import following
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.optable import ROWS
 from shardwright.search.problem import Restrict
@@ -38,15 +38,11 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
     for node in graph.nodes:
         if node.is_leaf or node.op == OPAQUE:
             continue
-        blocks = sorted({where[i].blocks for i in node.inputs if i in where})
-        ways = offered(ROWS[node.op], graph.signature(node), lambda size, blocks=blocks: blocks)
-        for choice, operands, result in ways:
-            carried = [name for name, x in zip(node.inputs, operands, strict=True) if where.get(name) == x]
-            if carried:
-                found[node.name] = choice
-                if result.is_shard:
-                    where[node.name] = result
-                break
+        way = following(node, graph.signature(node), where, ROWS[node.op])
+        if way is not None:
+            found[node.name] = way[0]
+            if way[1].is_shard:
+                where[node.name] = way[1]
     return found
 
 
