@@ -70,6 +70,19 @@ def _chosen(b: GraphBuilder, x: str, score: str, dim: int, keepdim: bool) -> tup
     return reshape(b, value, shape), reshape(b, index, shape)
 
 
+@handles("logsumexp")
+def _logsumexp(b: GraphBuilder, x: str, dims: Ints, keepdim: bool = False) -> str:
+    """The largest taken out before and added after; one that is infinite stays, as torch has it."""
+    x, dims = wide(b, b.wide(x)), reduced(b, x, dims)
+    require(is_float(b.types[x].dtype))
+    largest = b.op("detach", b.op("amax", x, dims=dims, keepdim=True))
+    finite = b.op("lt", b.op("abs", largest), math.inf)
+    largest = b.op("where", finite, largest, b.scalar(0, b.types[x].dtype))
+    logs = b.op("add", b.op("log", total(b, b.op("exp", b.op("sub", x, largest)), dims, True)), largest)
+    kept = tuple(n for d, n in enumerate(b.shape(x)) if d not in dims)
+    return logs if keepdim else reshape(b, logs, kept)
+
+
 def _logical(row: str) -> Handler:
     def handler(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False) -> str:
         x = cast(b, x, "bool")

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.graph import Graph, Node, Source, make_attrs
-from shardwright.pcg.layout import R
+from shardwright.pcg.layout import P, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.parallel import PARTITION, REDUCE
 
@@ -48,6 +48,7 @@ def _next(graph: Graph) -> Graph | None:
     """
     results = [result for _, result in graph.outputs]
     pending = [name for key, name in graph.outputs if key == LOSS]
+    shared: Graph | None = None  # only where no other step is left
     while pending:
         name = pending.pop()
         while graph.by_name[name].op == REDUCE:
@@ -58,10 +59,9 @@ def _next(graph: Graph) -> Graph | None:
         for operands in node.row.linear_in:
             if (axis := _summed(graph, node, operands, results)) is not None:
                 return _swap(graph, node, axis, operands)
-            if (found := _with_shares(graph, node, operands, results)) is not None:
-                return found
+            shared = shared or _with_shares(graph, node, operands, results)
         pending += [i for i in node.inputs if graph.types[i].num_elements == 1]
-    return None
+    return shared
 
 
 def _summed(graph: Graph, node: Node, operands: tuple[int, ...], results: Sequence[str]) -> str | None:
@@ -100,7 +100,8 @@ def _chain(graph: Graph, name: str, results: Sequence[str]) -> list[Node]:
 
 
 def _is_whole(graph: Graph, name: str) -> bool:
-    return all(layout == R for layout in graph.types[name].layouts)
+    time, *others = graph.types[name].layouts
+    return time == R and all(layout in (R, P) for layout in others)
 
 
 def _outermost(graph: Graph, chain: Sequence[Node], last: Node) -> Graph:
@@ -122,16 +123,16 @@ def _shared(graph: Graph, node: Node, name: str) -> Graph:
 def sum_of_shares(graph: Graph, name: str, prefix: str, source: Source) -> tuple[Node, ...]:
     """The nodes whose last one is the sum over n microbatches of a whole value divided by n."""
     mesh, kind = graph.mesh, graph.types[name]
-    many, whole = mesh.num_microbatches, ("R",) * len(mesh)
+    many, others = mesh.num_microbatches, tuple("P0" if layout == P else "R" for layout in kind.layouts[1:])
 
     def of(suffix: str, op: str, inputs: tuple[str, ...], split: tuple[str, ...] = (), **attrs: Attr) -> Node:
         return Node(f"{prefix}.{suffix}_{name}", op, inputs, make_attrs(**attrs), split, source)
 
-    times = of("times", "expand", (name,), whole, shape=(many, *kind.shape))
+    times = of("times", "expand", (name,), ("R", *others), shape=(many, *kind.shape))
     own = of("own", PARTITION, (times.name,), axis=TIME, dim=0, blocks=1)
-    summand = of("summand", "sum", (own.name,), ("d0", *whole[1:]), dims=(0,), keepdim=False)
-    part = of("part", "full", (), whole, shape=(), value=1.0 / many, dtype=kind.dtype)
-    share = of("share", "mul", (summand.name, part.name), ("P0", *whole[1:]))
+    summand = of("summand", "sum", (own.name,), ("d0", *others), dims=(0,), keepdim=False)
+    part = of("part", "full", (), ("R",) * len(mesh), shape=(), value=1.0 / many, dtype=kind.dtype)
+    share = of("share", "mul", (summand.name, part.name), ("P0", *others))
     return times, own, summand, part, share, of("total", REDUCE, (share.name,), axis=TIME)
 
 
