@@ -16,13 +16,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from examples.zoo import ZOO
 from shardwright.lowering.launch import run_ranks
@@ -105,13 +109,29 @@ class Errors:
         )
 
 
+class _NothingNarrower(TorchFunctionMode):
+    """What a model computes in fp32 by itself, as norms and the loss in transformers, is computed in fp64."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        if func is Tensor.float:
+            func = Tensor.double
+        wide, named = tree_map(lambda x: torch.float64 if x is torch.float32 else x, (args, dict(kwargs or {})))
+        return func(*wide, **named)
+
+
 @lru_cache(maxsize=16)
 def prepare(name: str, *, double: bool = False, trained: float = 1.0, num_steps: int = 0) -> Prepared:
     """A model of the zoo with its reference. The step runs in a fork, so that this process can fork again.
 
     Args:
         name: of the zoo.
-        double: in fp64.
+        double: in fp64, all of it.
         trained: the share of parameters that is trained; the others are frozen, as under LoRA.
         num_steps: how many steps of AdamW are taken, for their weights.
     """
@@ -123,8 +143,9 @@ def prepare(name: str, *, double: bool = False, trained: float = 1.0, num_steps:
     draw = random.Random(MODEL_SEED)
     for parameter in model.parameters():
         parameter.requires_grad_(draw.random() < trained)
-    captured = capture(model, batch)
-    (reference,) = run_ranks(_single_steps, 1, args=(model, batch, num_steps))
+    with _NothingNarrower() if double else nullcontext():
+        captured = capture(model, batch)
+        (reference,) = run_ranks(_single_steps, 1, args=(model, batch, num_steps))
     return Prepared(name, model, batch, captured, reference, num_steps)
 
 

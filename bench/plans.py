@@ -70,7 +70,7 @@ class Case:
         if self.zero is not None:
             leaves = plan.graph.leaves("parameter")
             plan = replace(plan, graph=with_lifetimes(plan.graph, {leaf.name: self.zero for leaf in leaves}))
-        check_plan(plan, graph)
+        check_plan(plan, graph, CERTIFIED)
         return plan
 
 

@@ -119,7 +119,7 @@ def measure(task: Task) -> Timing:
     certificates_s = lap()
     plan = Planner(task.cluster(), certified).plan(graph, task.name)
     plan_s = lap()
-    check_plan(plan, graph)
+    check_plan(plan, graph, certified)
     check_s, cpu_s = lap(), time.process_time() - start_cpu
     gap = plan.prediction.serial_s / plan.report.bound_s - 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

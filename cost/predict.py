@@ -19,8 +19,9 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, read_again, written
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import fused_moves, source_of
-from shardwright.pcg.parallel import COMBINE
+from shardwright.pcg.parallel import COMBINE, REDUCE
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero
@@ -102,7 +103,7 @@ def node_costs(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -
         summed = graph.types[leaf.name].dtype if stored else ""
         tensor = TensorClass(
             kind.shape, kind.dtype, kind.grad, stored, again=leaf.name in again, summed=summed,
-            zero=_zero(graph, start, node), twice=node.name in twice,
+            zero=_zero(graph, start, node), twice=node.name in twice, late=_is_late(graph, start),
         )  # fmt: skip
         forward, backward = move.collectives()
         num_bytes = kind.local_bytes(graph.mesh) * (graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
@@ -113,12 +114,20 @@ def node_costs(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -
         )
         free = node.name in constants
         seconds = (
-            costs.collective_s("slice", move.axis, num_bytes) * costs.times(kind.layouts)
+            costs.collective_s("slice", move.axis, num_bytes) * costs.times(tensor, kind.layouts)
             if free
             else costs.move_s(tensor, kind.layouts, move)
         )
         table[node.name] = NodeCosts(node.name, 0.0, seconds, sent, (forward, backward if kind.grad else ""))
     return table
+
+
+def _is_late(graph: Graph, name: str) -> bool:
+    """Whether a value is a sum over the microbatches, as the loss is."""
+    node = graph.by_name[name]
+    while node.op == REDUCE and node.attr("axis") != TIME:
+        node = graph.by_name[node.inputs[0]]
+    return node.op == REDUCE
 
 
 def _zero(graph: Graph, start: str, last: Node) -> Zero:
@@ -150,8 +159,7 @@ def _compute_part(
         split = node.split or ("R",) * len(graph.mesh)
         known[key] = cost.passes_s(split, tuple(t.layouts for t in operands), kind.layouts)
     forward_s, backward_s = known[key]
-    times = 1 if is_timeless(graph, node.name) else graph.mesh.num_microbatches
-    return NodeCosts(node.name, times * (forward_s * (1 + twice) + backward_s))
+    return NodeCosts(node.name, graph.mesh.num_microbatches * (forward_s * (1 + twice) + backward_s))
 
 
 def predict(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shardwright.lowering.launch import Ranks
 
-_CHUNK = 1 << 20  # numbers that are mixed at a time
+_CHUNKS = {"cpu": 1 << 15, "cuda": 1 << 22}  # numbers that are mixed at a time: what a cache holds, few kernels
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -22,6 +22,7 @@ def share_values(values: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
     """Overwrite, in place, what differs between ranks by what rank 0 has, as DDP does; the names of what differed."""
     if not has_others(ranks) or not values:
         return []
+    values = dict(sorted(values.items()))  # a model may have been built in another order on every rank
     own = torch.stack([digest(value).to(ranks.device) for value in values.values()])
     extremes = torch.stack([own, ~own])  # of all ranks, the largest and the complement of the smallest
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
@@ -59,8 +60,9 @@ def digest(value: Tensor) -> Tensor:
         flat = flat.clone()
     numbers = flat.view(torch.int64 if flat.nbytes % 8 == 0 and flat.nbytes else _INTEGERS[size])
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for number, chunk in enumerate(numbers.split(_CHUNK)):
-        start = 1 + number * _CHUNK
+    size = _CHUNKS.get(flat.device.type, 1 << 15)
+    for number, chunk in enumerate(numbers.split(size)):
+        start = 1 + number * size
         places = torch.arange(start, start + chunk.numel(), device=flat.device)
         total += _mixed(chunk.long() ^ _mixed(places)).sum()
     return total

@@ -134,11 +134,12 @@ class BatchCheck:
             raise BatchError(f"batch: {key!r} has dtype {value.dtype}, expected {dtype}; cast it with .to({dtype})")
         if value.shape in (kind.shape, own_shape):
             return value
-        own = f", or this rank's shard {list(own_shape)} ({format_layouts(self.layouts[key], mesh)})"
+        own = " on every rank, as this plan shards no part of it"
+        if own_shape != kind.shape:
+            own = f", or this rank's shard {list(own_shape)} ({format_layouts(self.layouts[key], mesh)})"
         raise BatchError(
             f"batch: {key!r} has shape {list(value.shape)}, expected the global shape {list(kind.shape)}"
-            + (own if own_shape != kind.shape else "")
-            + "; shapes are baked into the program, so pad or drop the last batch, or compile again for this shape"
+            f"{own}; shapes are baked into the program, so pad or drop the last batch, or compile again for this shape"
         )
 
     def _part(self, key: str, value: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Ranks that are seeded alike draw from their default generator, as one process does. Where they are found to differ in
 one of the first steps, as with a seed for each rank, the program has a stream of its own from then on, which starts in
 the state of rank 0's generator; the default ones are the user's, for data of each rank's own. Where they begin to
-differ later, a step has been made with different masks: an error.
+differ later, steps have been made with different masks: an error, at most `WATCH_EVERY` steps later.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 
 NUM_STATES = 3
+WATCH_EVERY = 16
+"""Steps from one comparison to the next, once the first steps are over."""
 
 
 class Drawing:
@@ -36,6 +38,7 @@ class Drawing:
         self._from_torch = any(node.may_draw and not node.is_random for node in graph.nodes)
         self._first: Tensor | None = None  # the state before the first microbatch
         self._begun: _Comparison | None = None
+        self._history = self._num_watched = 0
 
     @property
     def generator(self) -> torch.Generator:
@@ -62,13 +65,18 @@ class Drawing:
         self.own = sent.cpu()
 
     def watch(self) -> None:
-        """Compare states during the step that begins; raise where they were found to differ in the one before."""
+        """Before a step that compares nothing else: now and then, compare the states of all steps since the first.
+
+        Raises on all ranks where they have differed, at most `WATCH_EVERY` steps after the first that did.
+        """
         if not self.draws:
             return
         begun, self._begun = self._begun, None
-        if begun is not None and (wrong := begun.differing()):
-            raise ShardwrightError(_EXACT if min(wrong) < 2 else _TORCH)
-        self._begun = _Comparison(self.state(), self.ranks)
+        if begun is not None and not begun.is_same():
+            raise ShardwrightError(_LATE)
+        self._history, self._num_watched = hash((self._history, *self.state())), self._num_watched + 1
+        if self._num_watched % WATCH_EVERY == 0:
+            self._begun = _Comparison(self._history, self.ranks)
 
     @contextmanager
     def microbatch(self, *, first: bool, last: bool) -> Generator[None]:
@@ -93,45 +101,44 @@ class Drawing:
 
 
 class _Comparison:
-    """Whether numbers are the same on all ranks, found out while the step runs."""
+    """Whether a number is the same on all ranks, found out while a step runs."""
 
-    def __init__(self, own: Sequence[int], ranks: Ranks) -> None:
-        self.num, self.ranks = len(own), ranks
-        cuda = ranks.device.type == "cuda"
-        # Their maximum over the ranks, and the complement of their minimum.
-        self.found = torch.tensor([*own, *(~number for number in own)], pin_memory=cuda)
+    def __init__(self, own: int, ranks: Ranks) -> None:
+        self.ranks, cuda = ranks, ranks.device.type == "cuda"
+        self.extremes = torch.tensor([own, ~own], pin_memory=cuda)  # the largest, the complement of the smallest
         self.work: dist.Work | None = None
         self.event: torch.cuda.Event | None = None
         if not cuda:
-            self.work = dist.all_reduce(self.found, dist.ReduceOp.MAX, async_op=True)
+            self.work = dist.all_reduce(self.extremes, dist.ReduceOp.MAX, async_op=True)
             return
         with torch.cuda.stream(private.side_stream(ranks.device)):
-            sent = self.found.to(ranks.device, non_blocking=True)
+            sent = self.extremes.to(ranks.device, non_blocking=True)
             dist.all_reduce(sent, dist.ReduceOp.MAX)
-            self.found.copy_(sent, non_blocking=True)
+            self.extremes.copy_(sent, non_blocking=True)
             self.event = torch.cuda.Event()
             self.event.record()
 
-    def differing(self) -> list[int]:
-        """The places of those that are not; waits for the ranks to have begun the step."""
+    def is_same(self) -> bool:
+        """Waits until all ranks have begun it."""
         if self.work is not None:
             self.work.wait(timedelta(seconds=self.ranks.timeout_s))
         if self.event is not None:
             self.event.synchronize()
-        high, low = self.found.tolist()[: self.num], self.found.tolist()[self.num :]
-        return [place for place, (a, b) in enumerate(zip(high, low, strict=True)) if a != ~b]
+        high, low = self.extremes.tolist()
+        return high == ~low
 
 
 def _digest(state: Tensor) -> int:
-    return int.from_bytes(hashlib.blake2b(state.numpy(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest(), "little", signed=True)
 
 
 _EXACT = (
     "shardwright.seed_exactly has another seed or counter on some ranks, or was called on some alone; "
     "call it with the same seed on every rank"
 )
-_TORCH = (
-    "torch's generators were in the same state on all ranks and are not any more, so the masks of the last step do not "
-    "fit together; go back to a checkpoint, and draw what only some ranks need (data, samples) from a torch.Generator "
-    "of its own, or call shardwright.seed_exactly with one seed on all ranks"
+_LATE = (
+    "ranks drew alike in the first steps, and in one of the last "
+    f"{WATCH_EVERY + 1} they did not, so their masks did not fit together; go back to a checkpoint, and draw what only "
+    "some ranks need (data, samples) from a torch.Generator of its own, or call shardwright.seed_exactly with one seed "
+    "on all ranks"
 )

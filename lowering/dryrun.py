@@ -32,6 +32,7 @@ from shardwright.lowering.values import checked
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.late import check_backward
 from shardwright.pcg.step.messages import Message
 
 GROUP_SIZE = 32
@@ -63,8 +64,10 @@ class DryRun:
 def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT) -> DryRun:
     """Run a rank's program of a validated parallel graph; no model is needed. `execution`: as `lower` takes it.
 
-    Raises `PlanError` for a rank that the mesh does not have, `DistributedError` where there is a process group.
+    Raises `PlanError` for a rank that the mesh does not have and a model that does not train, `DistributedError` where
+    there is a process group.
     """
+    check_backward(graph)
     start, size = time.perf_counter(), graph.mesh.num_devices
     if not 0 <= rank < size:
         raise PlanError(f"rank {rank}: the mesh {graph.mesh} has ranks 0 to {size - 1}; choose one of them")

@@ -10,16 +10,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from shardwright.lowering.expressions import Expressions, draw_key, mask_key
 from shardwright.lowering.functions import Function, FunctionCall, Functions, block_key, leaf_key
 from shardwright.lowering.lines import Item, Lines, Scope
 from shardwright.lowering.outside import Outside, find_outside
-from shardwright.lowering.pieces import identifiers, local_identifiers
+from shardwright.lowering.pieces import identifiers, identifiers_of, local_identifiers
 from shardwright.lowering.statements import Part, Statement, drawn_ahead, flat, statements
 from shardwright.pcg.attrs import integer
+from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.mesh import TIME
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import MOVES
 from shardwright.pcg.step.late import LOSS
 
@@ -57,6 +59,9 @@ _RESERVED = frozenset({
     "float", "step", *_FUNCTIONS,
 })  # fmt: skip
 
+_KEYS = ("block ", "leaf ", "mask ", "draw ")
+"""What the names of things begin with that are no nodes, beside those of nodes."""
+
 INLINE = 4
 """A block of fewer statements is no function, unless it is made again."""
 
@@ -70,12 +75,28 @@ def emit(graph: Graph, outside: Outside | None = None) -> str:
     Where there are several microbatches, `step(forward, backward, microbatches, mb)` runs them. `outside` says what the
     runtime does.
     """
-    return _Emitter(graph, outside or find_outside(graph)).source()
+    outside = outside or find_outside(graph)
+    return _Emitter(_with_axes_of_its_own(graph), outside).source()
+
+
+def _with_axes_of_its_own(graph: Graph) -> Graph:
+    """The same graph, where axes are not called as what the program calls otherwise, such as `batch`."""
+    mesh = graph.mesh
+    names = identifiers(list(mesh.names), _RESERVED)
+    if tuple(names.values()) == mesh.names:
+        return graph
+    nodes = [
+        replace(n, attrs=tuple((k, names[str(v)] if k == "axis" else v) for k, v in n.attrs)) if n.is_parallel else n
+        for n in graph.nodes
+    ]
+    return replace(graph, nodes=tuple(nodes), mesh=Mesh(tuple(names.values()), mesh.sizes))
 
 
 class _Emitter:
     def __init__(self, graph: Graph, outside: Outside) -> None:
         self.graph, self.outside = graph, outside
+        if taken := next((n for n in graph.nodes if n.name.startswith(_KEYS)), None):
+            raise GraphError(f"{taken}: no node has a name of two words that begins with {', '.join(_KEYS)}; rename it")
         gathered = [p.result for p in outside.operations.parameters.values() if p.slices is not None]
         regions = {operation.name: operation.again for operation in outside.operations.listed}
         self.code = Expressions(graph, outside.aliases, [*gathered, *outside.loss_sums], regions)
@@ -174,8 +195,7 @@ class _Emitter:
         return {key: f"draw + {self.seeds[key] - start}" for key in keys}
 
     def _base(self, module: str) -> str:
-        name = re.sub(r"\W", "_", ".".join(module.split(".")[-2:]))
-        return name if name.isidentifier() else f"block_{name}"
+        return identifiers_of([".".join(module.split(".")[-2:])])[0]
 
     def _local_names(self, module: str, operands: Sequence[str], made: Iterable[str]) -> dict[str, str]:
         """What is called how in a function: the same in all functions of equal blocks."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shardwright.lowering.pieces import words
 from shardwright.pcg.step.operation import Again
 
 
@@ -23,7 +24,7 @@ class Function:
         """Its source."""
         blocks = list(dict.fromkeys(self.modules))
         told = ", ".join(blocks) if len(blocks) < 4 else f"{blocks[0]} … {blocks[-1]}, {len(blocks)} equal blocks"
-        return f'def {self.name}({", ".join(self.parameters)}):\n    """{told or "Of no block."}"""\n{self.body}'
+        return f'def {self.name}({", ".join(self.parameters)}):\n    """{words(told) or "Of no block."}"""\n{self.body}'
 
 
 class FunctionCall(NamedTuple):

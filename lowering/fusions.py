@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shardwright.lowering.pieces import attribute
 from shardwright.pcg.analysis import cut_with, summed_in_place
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import Graph, Node
@@ -100,10 +101,9 @@ def conv2d_bias(c: GraphView, node: Node) -> Fused | None:
     product = found[0]
     attrs = dict(product.attrs)
     weight, x = (c.graph.types[i].local_shape(c.graph.mesh) for i in product.inputs[::-1])
-    options = f"{attrs['stride']}, {attrs['padding']}, {attrs['dilation']}, {x[1] // weight[1]}"
-    return Fused(
-        f"F.conv2d({{0}}, {{1}}, {{2}}, {options})", (*product.inputs, *wide.inputs), (product.name, wide.name)
-    )
+    options = [*(attribute(attrs[key]) for key in ("stride", "padding", "dilation")), x[1] // weight[1]]
+    text = f"F.conv2d({{0}}, {{1}}, {{2}}, {', '.join(map(str, options))})"
+    return Fused(text, (*product.inputs, *wide.inputs), (product.name, wide.name))
 
 
 def move(c: GraphView, node: Node) -> Fused | None:

@@ -56,12 +56,7 @@ class Inputs:
 
     def _compare(self, values: Mapping[str, Tensor] | None) -> None:
         """By one collective: whether a rank has failed, how it draws, and which shards it passes, with digests."""
-        own = [torch.tensor([values is None, *self.drawing.state()])]
-        for key in self.batch.inputs if values is not None else ():
-            own += [torch.tensor([self._shard(key, values[key])]), digest(values[key])[None]]
-        if values is None:
-            own.append(torch.zeros(2 * len(self.batch.inputs), dtype=torch.int64))
-        rows = gathered(torch.cat([numbers.to(self.ranks.device) for numbers in own]), self.ranks)
+        rows = gathered(self._row(values), self.ranks)
         if failed := [rank for rank, row in enumerate(rows) if row[0]]:
             if values is None:
                 return
@@ -72,6 +67,16 @@ class Inputs:
         for number, key in enumerate(self.batch.inputs):
             self._check(key, [(row[2 * number], row[2 * number + 1]) for row in passed])
         self.drawing.agree(states)
+
+    def _row(self, values: Mapping[str, Tensor] | None) -> Tensor:
+        """This rank's numbers, on its device."""
+        row = [torch.tensor([values is None, *self.drawing.state()])]
+        if values is None:
+            row.append(torch.zeros(2 * len(self.batch.inputs), dtype=torch.int64))
+        else:
+            for key in self.batch.inputs:
+                row += [torch.tensor([self._shard(key, values[key])]), digest(values[key])[None]]
+        return torch.cat([numbers.to(self.ranks.device) for numbers in row])
 
     def _shard(self, key: str, value: Tensor) -> int:
         """The number of the shard that this rank holds of an input, or that it passes the whole of it."""

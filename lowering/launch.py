@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.lowering import private
 from shardwright.lowering.movement import Axis, MeshAxis, Time
-from shardwright.pcg.errors import DistributedError
+from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.mesh import TIME, Mesh
 
 TIMEOUT_S = 600.0
@@ -221,6 +221,8 @@ def _run_child(
         )
         result = pickle.dumps((True, fn(*args)))
         dist.destroy_process_group()
+    except ShardwrightError as error:  # a message for people, which a traceback would bury
+        return pickle.dumps((False, str(error)))
     except BaseException:  # noqa: BLE001 - the parent raises it
         return pickle.dumps((False, traceback.format_exc()))
     return result
@@ -246,9 +248,14 @@ def _collect(ranks: list[_Rank], timeout_s: float, grace_s: float) -> list[Any]:
     return [results[number] for number in range(len(ranks))]
 
 
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {list(numbers)}"
+
+
 def _explain(num_ranks: int, results: dict[int, Any], failures: dict[int, str], timeout_s: float) -> str:
     silent = [n for n in range(num_ranks) if n not in results and n not in failures]
-    lines = [f"rank {n} of {num_ranks} failed:\n{text}" for n, text in sorted(failures.items())]
+    alike = {text: [n for n in sorted(failures) if failures[n] == text] for _, text in sorted(failures.items())}
+    lines = [f"{_ranks(numbers)} of {num_ranks} failed:\n{text}" for text, numbers in alike.items()]
     if silent and failures:
         lines.append(f"ranks {silent} were still running and have been ended")
     elif silent:

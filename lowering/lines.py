@@ -10,7 +10,7 @@ from typing import NamedTuple
 from shardwright.lowering.expressions import Expressions, draw_key, mask_key
 from shardwright.lowering.functions import FunctionCall, block_key
 from shardwright.lowering.outside import Outside
-from shardwright.lowering.pieces import indexed
+from shardwright.lowering.pieces import attribute, indexed, words
 from shardwright.lowering.statements import Statement
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import format_layouts
@@ -26,7 +26,7 @@ class Line(NamedTuple):
     comment: str = ""
 
     def __str__(self) -> str:
-        return f"    {self.code}  # {self.comment}\n" if self.comment else f"    {self.code}\n"
+        return f"    {self.code}  # {words(self.comment)}\n" if self.comment else f"    {self.code}\n"
 
 
 class Scope(NamedTuple):
@@ -139,8 +139,8 @@ class Lines:
         node = self.graph.by_name[str(item.name)]
         if item.kind == "draw":
             kind, text = self.graph.types[node.name], scope.names[mask_key(node)]
-            what = f"{kind.shape}, {node.attr('p')}, {scope.names[draw_key(node)]}, torch.{kind.dtype}, device"
-            yield Line(f"{text} = rt.ahead({what})")
+            what = f"{kind.shape}, {attribute(node.attr('p'))}, {scope.names[draw_key(node)]}"
+            yield Line(f"{text} = rt.ahead({what}, torch.{kind.dtype}, device)")
         elif item.kind == "start":
             operand = self.code.operand(node.inputs[0], scope.names)
             yield Line(f"{scope.names[node.name]} = start_sum({operand}, {node.attr('axis')})")

@@ -27,15 +27,16 @@ from shardwright.lowering.precision import check_device
 from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
-from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter
+from shardwright.lowering.storage import Held, by_block, check_model, hold_buffer, hold_parameter
 from shardwright.lowering.training import Training
+from shardwright.pcg.analysis import buffers_in_backward
 from shardwright.pcg.capture import names_by_first, tied_names
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
-from shardwright.pcg.step.parameters import Parameter, module_block
+from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.time import as_run
 
 
@@ -119,7 +120,8 @@ class ParallelModule(Training):
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
         self._saved = Saved(self._blocks, self._leaves.values(), ranks.device)
         self._remakes = bool(self._blocks.items) or any(o.again for o in outside.operations.listed)
-        self._parts = _by_block(self._leaves)
+        self._parts = by_block(self._leaves)
+        self._updated = buffers_in_backward(graph)
         self._runtime: tuple[Any, ...] = (self._blocks.items, self._saved)
         self._constants: dict[str, Tensor] | None = None
         self._drawing = Drawing(ranks, graph)
@@ -221,15 +223,6 @@ class ParallelModule(Training):
             left_to_python(self._blocks.items, "gather", "free"),
             *left_to_python([self._saved], "checkpoint", "remade"),
         )
-
-
-def _by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
-    """All by name, and those of each repeated block of the model by their names in it."""
-    found: dict[str, Any] = dict(leaves)
-    for name, value in leaves.items():
-        if block := module_block(name):
-            found.setdefault(block, {})[name.removeprefix(f"{block}.")] = value
-    return found
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ class Fixed(nn.Module):
     _baked: frozenset[str] = frozenset()
     """Attributes that the model had, whose values are in the program."""
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
         kept = (self.__dict__.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules"))
         held = isinstance(value, (nn.Parameter, nn.Module)) or any(name in names for names in kept)
         if held or self._is_baked(name):
@@ -91,10 +91,10 @@ class Part(Fixed):
 
     def __init__(self, path: str, *, training: bool) -> None:
         nn.Module.__init__(self)
-        self.__dict__.update(_path=path, training=training)
+        self.__dict__.update(path=path, training=training)
 
     def _where(self) -> str:
-        return self._path
+        return str(self.__dict__["path"])
 
     def _is_baked(self, name: str) -> bool:
         return not name.startswith("_")
@@ -102,16 +102,17 @@ class Part(Fixed):
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
         """An error."""
         raise ShardwrightError(
-            f"{self._path}: only the whole compiled model can be called; call the model's own module in its place"
+            f"{self._where()}: only the whole compiled model can be called; call the module of the model itself"
         )
 
 
 def _no_hooks(kind: str) -> Callable[..., NoReturn]:
     def register(self: Part, *args: Any, **kwargs: Any) -> NoReturn:
+        what = f"a {kind.replace('_', ' ')} hook"
         raise ShardwrightError(
-            f"{self._path}: a {kind.replace('_', ' ')} hook would never be called, as the program does not run module "
-            "by module; hooks on parameters are called, and those on the compiled model by `parallel(**batch)`; return "
-            "from the model's forward what is to be seen, or put what the hook computes there"
+            f"{self._where()}: {what} would never be called, as the program does not run module by module; hooks on "
+            "parameters are called, and those on the compiled model by `parallel(**batch)`; return from the model's "
+            "forward what is to be seen, or put what the hook computes there"
         )
 
     return register

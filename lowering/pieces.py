@@ -1,4 +1,7 @@
-"""Pieces of the emitted text: identifiers, numbers, attributes, operators without a row."""
+"""Pieces of the emitted text: identifiers, comments, numbers, attributes, operators without a row.
+
+Whatever a plan file says reaches the program's text through one of these, and none of them lets it become code.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,21 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from shardwright.pcg.attrs import integer
+from shardwright.pcg.errors import GraphError, printable
 from shardwright.pcg.graph import Node
 from shardwright.pcg.optable import Attr
+
+_WORD = re.compile(r"[a-z_]\w*", re.ASCII | re.IGNORECASE)
+_OPERATOR = re.compile(r"\w+\.\w+\.\w+", re.ASCII)
+_OF_TORCH = re.compile(r"torch\.\w+", re.ASCII)
 
 
 def identifiers(names: list[str], reserved: Collection[str]) -> dict[str, str]:
     """A Python identifier for every node, readable and unique."""
     taken, found = set(reserved), {}
     for name, text in zip(names, identifiers_of(names), strict=True):
-        while text in taken or keyword.iskeyword(text):
+        while text in taken:
             text += "_"
         taken.add(text)
         found[name] = text
@@ -24,9 +33,10 @@ def identifiers(names: list[str], reserved: Collection[str]) -> dict[str, str]:
 
 
 def identifiers_of(names: Iterable[str]) -> list[str]:
-    """Each name as an identifier, which others may have too."""
-    texts = [re.sub(r"\W", "_", name) for name in names]
-    return [text if text.isidentifier() else f"t_{text}" for text in texts]
+    """Each name as an identifier, which others may have too. Of ASCII: Python takes some other letters for equal."""
+    texts = [re.sub(r"\W", "_", name, flags=re.ASCII) for name in names]
+    texts = [text if text.isidentifier() else f"t_{text}" for text in texts]
+    return [f"{text}_" if keyword.iskeyword(text) else text for text in texts]
 
 
 def local_identifiers(wanted: Mapping[str, str], reserved: Collection[str]) -> dict[str, str]:
@@ -38,7 +48,7 @@ def local_identifiers(wanted: Mapping[str, str], reserved: Collection[str]) -> d
     taken, found = set(reserved), dict[str, str]()
     for name, base in zip(wanted, identifiers_of(bases.values()), strict=True):
         text, number = base, 1
-        while text in taken or keyword.iskeyword(text):
+        while text in taken:
             text, number = f"{base}_{number}", number + 1
         taken.add(text)
         found[name] = text
@@ -58,30 +68,78 @@ def literal(value: object) -> str:
     return repr(value)
 
 
+def words(text: str) -> str:
+    """Text for a comment or a docstring: on one line, with nothing that ends the docstring or begins an escape."""
+    return printable(text.replace("\\", "\\\\").replace('"', "'"), "")
+
+
 def attribute(value: Attr) -> Attr:
-    """An attribute as `str.format` may print it: infinities would come out as names."""
+    """An attribute as `str.format` may print it: infinities would come out as names, and text could be any code.
+
+    Raises `GraphError` for text that is no plain word, such as a dtype.
+    """
+    if isinstance(value, str):
+        return _word(value, _WORD)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(literal, value))}{',' * (len(value) == 1)})"
     return literal(value) if isinstance(value, float) else value
 
 
 def opaque_call(node: Node, operands: list[str]) -> str:
-    """An operator without a row, called as it was captured."""
+    """An operator without a row, called as it was captured; a `GraphError` for what capture would not have written."""
     import torch
 
-    attrs = dict(node.attrs)
-    path = str(attrs["target"])
-    op: Any = torch.ops
-    for part in path.split("."):
-        op = getattr(op, part)
-
-    def text(value: Attr) -> str:
-        if isinstance(value, tuple) and len(value) == 2 and value[0] == "$":
-            return operands[value[1]]
-        if isinstance(value, tuple) and len(value) == 2 and value[0] == "torch":
-            return str(value[1]) if str(value[1]).startswith("torch.") else "device"
-        if isinstance(value, tuple):
-            return "[" + ", ".join(map(text, value)) + "]"
-        return literal(value)
-
-    args = [text(v) for v in attrs["args"]] + [f"{k}={text(v)}" for k, v in attrs["kwargs"]]  # type: ignore[union-attr,misc]
+    try:
+        path, result = str(node.attr("target")), integer(dict(node.attrs), "result")
+        returns = _operator(path)._schema.returns
+        args = [_argument(value, operands) for value in _entries(node.attr("args"))]
+        for pair in _entries(node.attr("kwargs")):
+            name, value = _entries(pair)
+            args.append(f"{_word(name, _WORD)}={_argument(value, operands)}")
+        is_list = bool(returns) and isinstance(returns[0].type, torch.ListType)
+        if result < 0 or (result >= len(returns) and not is_list):
+            raise GraphError(f"attribute 'result' is {result}, and {path} gives {len(returns)} values")
+    except (GraphError, ValueError) as error:
+        raise GraphError(f"{node}: {error}; make the plan again") from error
     call = f"torch.ops.{path}({', '.join(args)})"
-    return f"{call}[{attrs['result']}]" if len(op._schema.returns) > 1 else call
+    return f"{call}[{result}]" if len(returns) > 1 or is_list else call
+
+
+def _operator(path: str) -> Any:  # noqa: ANN401 - torch's own type
+    import torch
+
+    from shardwright.lowering import private
+
+    op: Any = torch.ops
+    for part in _word(path, _OPERATOR).split("."):
+        op = getattr(op, part, None)
+    if not isinstance(op, private.OpOverload):
+        raise GraphError(f"torch has no operator {path!r} here; import what registers it, as the model does")
+    return op
+
+
+def _argument(value: Attr, operands: list[str]) -> str:
+    """An argument of a template, see `pcg.aten.lift`: an operand, a dtype or device of torch's, a number or text."""
+    match value:
+        case ("$", int(position)) if 0 <= position < len(operands):
+            return operands[position]
+        case ("$", _):
+            raise GraphError(f"an argument is operand {value[1]!r} of {len(operands)}")
+        case ("torch", str(text)):
+            return _word(text, _OF_TORCH) if text.startswith("torch.") else "device"
+        case tuple():
+            return "[" + ", ".join(_argument(item, operands) for item in value) + "]"
+        case _:
+            return literal(value)
+
+
+def _entries(value: Attr) -> tuple[Attr, ...]:
+    if not isinstance(value, tuple):
+        raise GraphError(f"expected a tuple of arguments, got {value!r}")
+    return value
+
+
+def _word(text: Attr, pattern: re.Pattern[str]) -> str:
+    if not isinstance(text, str) or not pattern.fullmatch(text):
+        raise GraphError(f"{text!r} is no name that torch has")
+    return text

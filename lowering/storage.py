@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from shardwright.lowering.movement import MeshAxis, take
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.layout import Layouts, local_blocks, shard_order
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.parameters import module_block
 
 
 def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:
@@ -176,3 +178,12 @@ def check_model(shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Tens
             raise PlanError(
                 f"{name}: the plan has shape {list(shape)}, the model {list(values[name].shape)}; plan for this model"
             )
+
+
+def by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
+    """All by name, and those of each repeated block of the model by their names in it."""
+    found: dict[str, Any] = dict(leaves)
+    for name, value in leaves.items():
+        if block := module_block(name):
+            found.setdefault(block, {})[name.removeprefix(f"{block}.")] = value
+    return found

@@ -23,14 +23,16 @@ from shardwright.lowering.precision import tf32
 from shardwright.lowering.program import Program
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
-from shardwright.lowering.storage import Held, local_part, refuse_thawed
+from shardwright.lowering.storage import Held, by_block, local_part, refuse_thawed
 from shardwright.pcg.errors import DistributedError
-from shardwright.pcg.step.late import LOSS
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.late import LOSS, check_backward
 
 
 class Training(Fixed):
     """What runs the steps of a lowered module, which gives it all that it needs."""
 
+    graph: Graph
     program: Program
     ranks: Ranks
     scaler: torch.amp.GradScaler | None
@@ -41,7 +43,9 @@ class Training(Fixed):
     _runtime: tuple[Any, ...]
     _held: dict[str, Held]
     _frozen: Sequence[Held]
+    _leaves: dict[str, Tensor]
     _parts: Mapping[str, Any]
+    _updated: frozenset[str]  # the buffers that backward reads after the step has written them
     _constants: dict[str, Tensor] | None
     _loss_axis: Axis | None
     _in_tf32: bool
@@ -82,6 +86,7 @@ class Training(Fixed):
 
     def _forward_backward(self, local: Sequence[Mapping[str, Tensor]], scaler: torch.amp.GradScaler | None) -> Tensor:
         """The loss of this rank's parts of the microbatches."""
+        check_backward(self.graph)
         work: dist.Work | None = None
 
         def backward(summand: Tensor, loss: Tensor) -> None:
@@ -135,7 +140,10 @@ class Training(Fixed):
                 constants = self.program.constants(device, *axes)
                 self._constants = {name: _by_itself(value) for name, value in constants.items()}
         runtime = (*self._runtime, device, *axes)
-        return self.program.forward(self._parts, local, self._constants, *runtime, draw=draw)
+        parts = self._parts
+        if self._updated:
+            parts = by_block({**self._leaves, **{name: self._leaves[name].clone() for name in self._updated}})
+        return self.program.forward(parts, local, self._constants, *runtime, draw=draw)
 
     def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
         with torch.no_grad():

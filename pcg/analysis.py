@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
+from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.layout import R
+from shardwright.pcg.inference import offered
+from shardwright.pcg.layout import Layout, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import source_of
 from shardwright.pcg.parallel import REPLICATE
+from shardwright.pcg.row import Row
 
 CONSTANT_BYTES = 64 << 20
 """Larger constants are computed anew in each step."""
 Written = Literal["", "copy", "fused", "part"]
 """What a node is besides its row, in the code that is run for it; see `written`."""
+
+
+def following(node: Node, signature: Signature, where: Mapping[str, Layout], row: Row) -> tuple[str, Layout] | None:
+    """How an operator is split along a dimension that its operands carry as `where` says, and where its result has it.
+
+    None where it cannot be, or none of them carries it. A result that is `P` has it summed away.
+    """
+    blocks = sorted({where[i].blocks for i in node.inputs if i in where})
+    for choice, operands, result in offered(row, signature, lambda size: blocks) if blocks else ():
+        if any(where.get(name) == x for name, x in zip(node.inputs, operands, strict=True)):
+            return choice, result
+    return None
 
 
 def constant_nodes(graph: Graph) -> frozenset[str]:
@@ -40,6 +55,22 @@ def computed_once(graph: Graph) -> frozenset[str]:
         if all(i in found for i in node.inputs) and graph.types[node.name].local_bytes(graph.mesh) <= CONSTANT_BYTES:
             found.add(node.name)
     return frozenset(found)
+
+
+def buffers_in_backward(graph: Graph) -> frozenset[str]:
+    """The targets of buffers that the graph updates, and whose value before that backward may read.
+
+    So it is for each that reaches an operator with a gradient by others without one, which may give views of it.
+    """
+    updated = {key for key, _ in graph.outputs}
+    before: dict[str, frozenset[str]] = {}
+    found = frozenset[str]()
+    for node in graph.nodes:
+        target = str(node.attr("target")) if node.op == "buffer" else ""
+        before[node.name] = frozenset({target} & updated).union(*(before[name] for name in node.inputs))
+        if graph.types[node.name].grad:
+            found, before[node.name] = found | before[node.name], frozenset()
+    return found
 
 
 def is_timeless(graph: Graph, name: str) -> bool:
@@ -139,9 +170,13 @@ def _readers(graph: Graph, node: Node) -> Iterator[Node]:
     Parallel operators but replication make new memory; an operator on each element gives its result the order of its
     operand. A product that is moved in front of another, as a scale, saves no copy.
     """
-    for name in graph.users[node.name]:
-        reader = graph.by_name[name]
-        yield from _readers(graph, reader) if reader.op == REPLICATE or _keeps_order(graph, reader) else (reader,)
+    pending = [*graph.users[node.name]]
+    while pending:
+        reader = graph.by_name[pending.pop(0)]
+        if reader.op == REPLICATE or _keeps_order(graph, reader):
+            pending += graph.users[reader.name]
+        else:
+            yield reader
 
 
 def _keeps_order(graph: Graph, node: Node) -> bool:

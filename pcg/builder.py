@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from shardwright.pcg.analysis import following
 from shardwright.pcg.factors import Shape
 from shardwright.pcg.graph import OPAQUE, Graph, Node, Source, infer, leaf, make_attrs
-from shardwright.pcg.inference import following
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, Attr
@@ -54,7 +54,8 @@ class GraphBuilder:
 
     def scalar(self, value: float, dtype: str) -> str:
         """A zero-dimensional constant."""
-        return self.op("full", shape=(), value=float(value) if is_float(dtype) else int(value), dtype=dtype)
+        kind = float if is_float(dtype) else bool if dtype == "bool" else int
+        return self.op("full", shape=(), value=kind(value), dtype=dtype)
 
     def op(self, op: str, *operands: Operand, **attrs: Attr) -> str:
         """Append one operator, or return the node that already computes the same."""

@@ -8,6 +8,7 @@ buffers that the model mutates are outputs of the graph. Models on fake tensors 
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import operator
 import re
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.amp.autocast_mode import autocast
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only
 
@@ -117,6 +118,19 @@ def bind_arguments(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
     return flat
 
 
+def split_batch(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A batch by argument name: what holds tensors, and the options, which are baked in."""
+    bound = bind_arguments(model, args, kwargs)
+    tensors = {k: v for k, v in bound.items() if any(isinstance(x, torch.Tensor) for x in tree_leaves(v))}
+    if not tensors:
+        raise CaptureError(
+            f"{type(model).__name__}: the batch holds no tensor; pass example inputs, e.g. kwargs=dict(input_ids=...)"
+        )
+    return tensors, {k: v for k, v in bound.items() if k not in tensors}
+
+
 def capture(
     model: nn.Module,
     batch: Mapping[str, Any],
@@ -139,23 +153,16 @@ def capture(
     """
     check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
     execution = _checked_modules(model, per_microbatch)
-    bound = bind_arguments(model, args, batch)
-    options = {
-        k: v for k, v in bound.items() if not any(isinstance(x, torch.Tensor) for _, x in tree_flatten_with_path(v)[0])
-    }
-    tensors = {k: v for k, v in bound.items() if k not in options}
-    if not tensors:
-        raise CaptureError(
-            f"{type(model).__name__}: the batch holds no tensor; pass example inputs, e.g. kwargs=dict(input_ids=...)"
-        )
+    tensors, options = split_batch(model, args, batch)
     tensors = _told_apart(tensors)
     mode = _fake_mode(model)
     if mode is not None:
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
     marker = Marker(next((p.device.type for p in model.parameters()), "cpu"))
-    with captured_hooks(model):
-        exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
-    graph, constants = _Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch).run()
+    with unset_fake_temporarily():  # the caller may still be in the mode that the model was built in
+        with captured_hooks(model):
+            exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
+        graph, constants = _Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch).run()
     if strict:
         _refuse_opaque(graph)
     return Captured(graph, tied_names(model), constants, options, precision, execution.per_microbatch)
@@ -217,11 +224,24 @@ def _refuse_opaque(graph: Graph) -> None:
             )
 
 
+def _constant_name(target: str, value: torch.Tensor) -> str:
+    """Export numbers the tensors that forward makes, as it comes upon them; they are named by their elements here."""
+    if re.fullmatch(r"lifted_tensor_\d+", target) is None or isinstance(value, FakeTensor):
+        return target
+    digest = hashlib.sha256(f"{value.dtype}{list(value.shape)}".encode())
+    digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f"constant_{digest.hexdigest()[:16]}"
+
+
 def _source(node: torch.fx.Node) -> Source:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     module = stack[-1][0].removeprefix("L['self']").lstrip(".").removeprefix("model").lstrip(".") if stack else ""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [(f, n) for f, n in frames if not is_library(f) and f not in (__file__, exporting.__file__)]
+    own = [
+        (f, n)
+        for f, n in frames
+        if not (is_library(f) or f.startswith("<")) and f not in (__file__, exporting.__file__)
+    ]
     return Source(module, f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "")
 
 
@@ -273,6 +293,7 @@ class _Importer:
         for node in self.exported.graph.nodes:
             if node.op != "placeholder":
                 continue
+            _refuse_unseen(node, kinds[node.name].kind)
             target = (kinds[node.name].target or "").removeprefix("model.")
             value, grad = node.meta["val"], False
             if not isinstance(value, torch.Tensor):  # beside tensors in a nest: baked in
@@ -289,6 +310,7 @@ class _Importer:
                 kind, constant = "constant", self.exported.constants[kinds[node.name].target or ""]
                 if not isinstance(constant, torch.Tensor):
                     raise CaptureError(f"the model reads {target!r}, a {type(constant).__name__}; expected tensors")
+                target = _constant_name(target, constant)
                 self.constants[target] = constant
             if (kind, target) not in made:
                 name = re.sub(r"\W", "_", target)
@@ -349,6 +371,28 @@ class _Importer:
                 raise CaptureError(f"the model mutates its {what} {target!r} in place; clone it first")
 
 
+def _refuse_unseen(node: torch.fx.Node, kind: torch.export.graph_signature.InputKind) -> None:
+    """What a program reads that is no tensor: a generator, another object, or the order of side effects."""
+    kinds = torch.export.graph_signature.InputKind
+    if kind not in (kinds.CUSTOM_OBJ, kinds.TOKEN):
+        return
+    reader = next(iter(node.users), node)
+    source, name = _source(reader), _operator_name(reader)
+    if kind is kinds.TOKEN:
+        effect = next((a for a in reader.args if isinstance(a, torch._ops.OpOverload)), name)
+        raise CaptureError(
+            f"{source}: {effect} has a side effect, and capture keeps only what is computed; do it outside of forward"
+        )
+    given = str(getattr(node.meta["val"], "class_fqn", type(node.meta["val"]).__name__)).removeprefix("torch._C.")
+    remedy = (
+        "ranks would not draw from it alike; draw from torch's own generator, which torch.manual_seed seeds, or draw "
+        "outside of forward and pass the tensor in the batch"
+        if given == "Generator"
+        else "pass tensors instead"
+    )
+    raise CaptureError(f"{source}: {name} reads a {given}, which capture cannot keep: {remedy}")
+
+
 def _order_of_draws(node: torch.fx.Node) -> tuple[int, ...] | None:
     """The order in which dropout draws for the dimensions of its operand, that of its memory; None where it is theirs.
 
@@ -373,6 +417,12 @@ def _result_type(value: Any) -> tuple[tuple[int, ...], str] | None:
         raise GraphError(
             f"it gives the number {value}, which depends on data; keep it a tensor (x.index_select(0, i.reshape(1)) "
             "instead of x[i] for a tensor i of no dimensions)"
+        )
+    if value.layout is not torch.strided:
+        raise GraphError(f"it gives a tensor of layout {value.layout}; compute with dense ones (torch.strided)")
+    if any(not isinstance(size, int) for size in value.shape):
+        raise GraphError(
+            "it gives a tensor whose shape depends on data; choose elements with torch.where, which keeps the shape"
         )
     return tuple(value.shape), dtype_name(value.dtype)
 

@@ -7,8 +7,18 @@ expected against what was found, and what to do about it.
 from __future__ import annotations
 
 
+def printable(text: str, kept: str = "\n") -> str:
+    """Text for people: what does not print (a control character, a mark that turns text around) is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
+
+
 class ShardwrightError(Exception):
-    """Base of every error that Shardwright raises on purpose."""
+    """Base of every error that Shardwright raises on purpose. What files say stands in messages as text that prints."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class CaptureError(ShardwrightError):

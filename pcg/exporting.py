@@ -8,10 +8,12 @@ tensor) is not exported at all: such a model is refused.
 
 from __future__ import annotations
 
+import io
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,21 @@ from shardwright.pcg.aten import find_handler
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.regions import Marker, enter_regions
 
-# Decomposed, a recurrent layer would be a copy of its cell for every position of the sequence.
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+# What is kept whole. Decomposed, a recurrent layer would be a copy of its cell for every position of the sequence, and
+# of what factorises matrices a part would remain that computes nothing and only raises errors.
+_WHOLE = frozenset({
+    "lstm", "gru", "rnn_tanh", "rnn_relu",
+    "linalg_cholesky", "linalg_inv", "linalg_ldl_factor", "linalg_lu_factor", "linalg_solve", "linalg_tensorinv",
+})  # fmt: skip
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 class LostGradientError(Exception):
     """A backward that `torch.export` does not see."""
+
+
+class LostSeedError(Exception):
+    """A seed that `torch.export` does not see."""
 
 
 def export(
@@ -54,10 +64,10 @@ def export(
             "torch._subclasses.FakeTensorMode() on device 'cpu' instead"
         )
     try:
-        with warnings.catch_warnings(), _own_backwards_refused():
+        with warnings.catch_warnings(), _unseen_refused():
             warnings.simplefilter("ignore")
             marker = marker or Marker("cpu")
-            with marker.watching():
+            with marker.watching(), _no_graph_printed():
                 exported = torch.export.export(wrapper, (), dict(tensors), strict=False)
             _cut_gradients(exported.graph_module)
             enter_regions(exported.graph_module, marker.device)
@@ -78,8 +88,23 @@ def _decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
         if isinstance(op, torch._ops.OpOverload)
         and op._can_decompose()
         and find_handler(str(op)) is None
-        and op._opname not in _RECURRENT
+        and op._opname not in _WHOLE
     }
+
+
+@contextmanager
+def _no_graph_printed() -> Generator[None]:
+    """What is written to stderr, but for the graph that `torch.export` prints there before it raises some errors."""
+    said, dumped = io.StringIO(), ""
+    try:
+        with redirect_stderr(said):
+            yield
+    except Exception as error:
+        dumped = str(getattr(error, "partial_fx_graph", ""))
+        raise
+    finally:
+        kept = said.getvalue().replace(f"{dumped}\n", "") if dumped else said.getvalue()
+        sys.stderr.write(kept)
 
 
 # ---- gradients ----
@@ -116,8 +141,8 @@ def _enables(node: fx.Node) -> bool:
 
 
 @contextmanager
-def _own_backwards_refused() -> Generator[None]:
-    """An `autograd.Function` that is not torch's own, or a hook on a gradient, is an error."""
+def _unseen_refused() -> Generator[None]:
+    """An `autograd.Function` that is not torch's own, a hook on a gradient, or a new seed is an error."""
     apply = Function.__dict__["apply"].__func__
 
     def checked(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
@@ -128,8 +153,12 @@ def _own_backwards_refused() -> Generator[None]:
     def refused(tensor: torch.Tensor, hook: object) -> Any:
         raise LostGradientError("a hook is registered on the gradient of a tensor")
 
+    def reseeded(*args: Any, **kwargs: Any) -> Any:
+        raise LostSeedError("forward seeds torch's generator")
+
     backward = mock.patch.object(Function, "apply", classmethod(checked))
-    with backward, mock.patch.object(torch.Tensor, "register_hook", refused):
+    hook = mock.patch.object(torch.Tensor, "register_hook", refused)
+    with backward, hook, mock.patch.object(torch, "manual_seed", reseeded), mock.patch.object(torch, "seed", reseeded):
         yield
 
 
@@ -159,6 +188,14 @@ def _remedy(error: BaseException) -> str:
         return (
             "Capture would lose it: write it in differentiable operators (x + (f(x) - x).detach() passes gradients "
             "straight through), or make it an operator with torch.library.custom_op and register_autograd"
+        )
+    if isinstance(error, LostSeedError):
+        return (
+            "Capture would lose it: seed before the step, or draw outside of forward and pass the tensor in the batch"
+        )
+    if type(error).__name__ == "DynamicOutputShapeException":
+        return (
+            "torch itself does not know the shapes of what this operator gives before it runs, so it cannot export it"
         )
     if "DataDependent" in type(error).__name__ or "data-dependent" in str(error):
         return (

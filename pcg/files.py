@@ -1,12 +1,41 @@
-"""Writing files: whole or not at all."""
+"""Files that we write: whole or not at all, and the folder of those that belong to the machine."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
+from errno import EISDIR
 from pathlib import Path
 
 from shardwright.pcg.errors import ShardwrightError
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where this machine keeps what it measured and proved; it may be deleted at any time."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    folder = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    return folder / "shardwright"
+
+
+def require_writable(path: Path, what: str, error: type[ShardwrightError]) -> None:
+    """Raise what `write_whole` would raise there; nothing is left behind."""
+    partial = _partial(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, "Is a directory")
+        partial.touch()
+        partial.unlink()
+    except OSError as problem:
+        raise _unwritable(path, what, error, problem) from problem
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def _unwritable(path: Path, what: str, error: type[ShardwrightError], problem: OSError) -> ShardwrightError:
+    return error(f"{path}: cannot write {what}: {problem.strerror or problem}; choose a writable path")
 
 
 def write_whole(path: Path, text: str, what: str, error: type[ShardwrightError], *, make_folder: bool = False) -> None:
@@ -14,7 +43,7 @@ def write_whole(path: Path, text: str, what: str, error: type[ShardwrightError],
 
     Raises `error`, which says that `what` cannot be written there, and why.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = _partial(path)
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,5 +52,4 @@ def write_whole(path: Path, text: str, what: str, error: type[ShardwrightError],
     except OSError as problem:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-        reason = problem.strerror or problem
-        raise error(f"{path}: cannot write {what}: {reason}; choose a writable path") from problem
+        raise _unwritable(path, what, error, problem) from problem

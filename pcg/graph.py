@@ -64,6 +64,18 @@ class Graph:
                 users[name].append(node.name)
         return {name: tuple(names) for name, names in users.items()}
 
+    @property
+    def loss(self) -> str:
+        """The node that gives the loss. Raises a `GraphError` where there is none."""
+        self.check_loss()
+        return dict(self.outputs)["loss"]
+
+    def check_loss(self) -> None:
+        """Raise a `GraphError` where no output is called "loss"."""
+        outputs = dict(self.outputs)
+        if "loss" not in outputs:
+            raise GraphError(f"the graph has no output 'loss', only {sorted(outputs)}; a graph to plan gives a loss")
+
     def leaves(self, op: str) -> Iterator[Node]:
         return (node for node in self.nodes if node.op == op)
 

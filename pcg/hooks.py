@@ -1,13 +1,15 @@
 """Hooks that a model has when it is captured: what no program would call is refused.
 
-Forward hooks run once, in the capture. What they return, or torch's own set (`weight_norm`, pruning), is part of the
-graph; what else they do happens then and never again.
+Forward hooks run once, in the capture. What they return is part of the graph, and so is what those of a library set or
+collect (`torch.nn.utils.weight_norm`, the router logits of transformers); what else they do happens then and never
+again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -15,6 +17,7 @@ from torch import nn
 from shardwright.pcg.errors import CaptureError
 
 Hook = Callable[..., Any]
+_INSTALLED = {"site-packages", "dist-packages"}
 _ON_PARAMETERS = {
     "_backward_hooks": "register_hook",
     "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook",
@@ -34,7 +37,7 @@ def captured_hooks(model: nn.Module) -> Generator[None]:
             hooks: dict[int, Hook] = getattr(module, attribute)
             kept.append((hooks, dict(hooks)))
             for key, hook in hooks.items():
-                if not _is_torchs(hook):
+                if not _is_librarys(hook):
                     hooks[key] = _reporting(hook, f"{kind} `{_name(hook)}` of {_where(path, model)}", silent)
     try:
         yield
@@ -78,8 +81,10 @@ def _reporting(hook: Hook, what: str, silent: list[str]) -> Hook:
     return call
 
 
-def _is_torchs(hook: Hook) -> bool:
-    return str(getattr(hook, "__module__", "")).split(".")[0] == "torch"
+def _is_librarys(hook: Hook) -> bool:
+    function = getattr(hook, "func", hook)  # of a functools.partial
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return code is not None and not _INSTALLED.isdisjoint(Path(code.co_filename).parts)
 
 
 def _name(hook: object) -> str:

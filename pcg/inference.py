@@ -54,18 +54,6 @@ def offered(
             yield choice, *required_layouts(signature, choice, len(signature.operands), row)
 
 
-def following(node: Node, signature: Signature, where: Mapping[str, Layout], row: Row) -> tuple[str, Layout] | None:
-    """How an operator is split along a dimension that its operands carry as `where` says, and where its result has it.
-
-    None where it cannot be, or none of them carries it. A result that is `P` has it summed away.
-    """
-    blocks = sorted({where[i].blocks for i in node.inputs if i in where})
-    for choice, operands, result in offered(row, signature, lambda size: blocks) if blocks else ():
-        if any(where.get(name) == x for name, x in zip(node.inputs, operands, strict=True)):
-            return choice, result
-    return None
-
-
 def infer(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
     """The type of a node's result from its operands' types: the only place where types are decided."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from keyword import iskeyword
 from math import prod
 
 from shardwright.pcg.errors import GraphError
@@ -29,7 +30,7 @@ class Mesh:
         if len(set(self.names)) != len(self.names):
             raise GraphError(f"mesh: axis names {list(self.names)} repeat; give every axis its own name")
         for name, size in zip(self.names, self.sizes, strict=True):
-            if not name.isidentifier():
+            if not (name.isidentifier() and name.isascii()) or iskeyword(name):
                 raise GraphError(f"mesh: axis name {name!r} is not an identifier; use letters, digits and '_'")
             if size < 1:
                 raise GraphError(f"mesh: axis {name!r} has size {size}; expected a positive integer")

@@ -82,7 +82,7 @@ def _comments(graph: Graph) -> Iterator[str]:
 
 
 def _name(text: str, bare: re.Pattern[str] = NAME) -> str:
-    return text if bare.fullmatch(text) else repr(text)
+    return text if bare.fullmatch(text) and text.isprintable() else repr(text)
 
 
 def _print_value(value: Attr, node: Node, key: str) -> str:
@@ -207,7 +207,11 @@ def _split(cursor: Cursor, mesh: Mesh) -> tuple[str, ...]:
 def _attribute(cursor: Cursor) -> tuple[str, Attr]:
     key = cursor.name("the name of an attribute")
     cursor.expect("=")
-    return key, _value(cursor)
+    at = cursor.at
+    try:
+        return key, _value(cursor)
+    except RecursionError:
+        raise cursor.expected("a value that is not nested so deeply", at) from None
 
 
 def _value(cursor: Cursor) -> Attr:

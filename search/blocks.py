@@ -9,11 +9,12 @@ divide the work of some contraction. No operator is named here: blocks come from
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout
+from shardwright.pcg.order import postorder
 
 MAX_BLOCKED = 3
 """Blocked choices per operator, the most wanted first."""
@@ -75,35 +76,51 @@ def _is_blocked(layout: Layout) -> bool:
     return layout.is_shard and layout.blocks > 1
 
 
+_Value = tuple[str, Layout]
+"""A node's result in a layout."""
+
+
 class _Useful:
     """Whether a result in some layout goes on to divide the work of a contraction, its own or a later one's."""
 
     def __init__(self, graph: Graph, signatures: Mapping[str, Signature]) -> None:
         self.graph, self.signatures = graph, signatures
-        self._known: dict[tuple[str, Layout], bool] = {}
+        self._known: dict[_Value, bool] = {}
+        self._further: dict[_Value, list[_Value]] = {}
 
     def __call__(self, node: Node, result: Layout) -> bool:
-        return (node.row is not None and node.row.contraction) or result.kind == "P" or self._later(node.name, result)
+        return self._at_once(node, result) or self._later((node.name, result))
 
-    def _later(self, name: str, layout: Layout) -> bool:
-        key = (name, layout)
-        if key not in self._known:
-            self._known[key] = False
-            self._known[key] = any(self._in_reader(name, reader, layout) for reader in self.graph.users[name])
-        return self._known[key]
+    def _at_once(self, node: Node, result: Layout) -> bool:
+        return (node.row is not None and node.row.contraction) or result.kind == "P"
 
-    def _in_reader(self, name: str, reader: str, layout: Layout) -> bool:
+    def _later(self, value: _Value) -> bool:
+        for each in postorder([value], lambda v: () if v in self._known else self._follow(v)):
+            if each not in self._known:
+                self._known[each] = any(self._known[further] for further in self._follow(each))
+        return self._known[value]
+
+    def _follow(self, value: _Value) -> list[_Value]:
+        """The results of readers that the value decides by; none where it is known."""
+        if value not in self._further:
+            readers = dict.fromkeys(self.graph.users[value[0]])
+            found = [result for reader in readers for result in self._held(reader, *value)]
+            if any(self._at_once(self.graph.by_name[name], layout) for name, layout in found):
+                self._known[value], found = True, []
+            self._further[value] = found
+        return self._further[value]
+
+    def _held(self, reader: str, name: str, layout: Layout) -> Iterator[_Value]:
+        """What a reader that holds the layout makes of it."""
         if reader not in self.signatures:
-            return False
+            return
         signature, node = self.signatures[reader], self.graph.by_name[reader]
         found: dict[tuple[int, int], None] = {}
         dims = [d for n, d in zip(node.inputs, signature.operands, strict=True) if n == name]
         _refine(signature, dims, {layout}, found)
         for operands, result in _all_splits(signature, found):
-            held = any(n == name and x == layout for n, x in zip(node.inputs, operands, strict=True))
-            if held and self(node, result):
-                return True
-        return False
+            if any(n == name and x == layout for n, x in zip(node.inputs, operands, strict=True)):
+                yield reader, result
 
 
 def _all_splits(signature: Signature, found: Mapping[tuple[int, int], None]) -> list[tuple[tuple[Layout, ...], Layout]]:

@@ -14,17 +14,20 @@ from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.time import check_time
+from shardwright.search.domain import CertifiedSplits
 from shardwright.search.leaves import replay
 from shardwright.search.plan import Plan, attributes, fingerprint, structure
 from shardwright.substitutions.equations import Equation
 
 
-def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None = None) -> None:
+def check_plan(
+    plan: Plan, captured: Graph, certified: CertifiedSplits, rules: Mapping[str, Equation] | None = None
+) -> None:
     """Raise a `PlanError` unless `plan` is a well-typed parallel form of the captured serial graph.
 
-    The plan's rewrites are replayed on the captured graph first, with certified `rules` only. The message names the
-    first operator that differs, with the module and source line on both sides. What the plan asks of a run,
-    microbatches and values made again, has to be there.
+    Every operator is split as a `certified` choice says. The plan's rewrites are replayed on the captured graph first,
+    with certified `rules` only. The message names the first operator that differs, with the module and source line on
+    both sides. What the plan asks of a run, microbatches and values made again, has to be there.
     """
     try:
         plan.graph.validate()
@@ -32,19 +35,40 @@ def check_plan(plan: Plan, captured: Graph, rules: Mapping[str, Equation] | None
     except GraphError as error:
         raise PlanError(f"plan for {plan.model!r}: its graph is ill-typed: {error}; make the plan again") from error
     digest = fingerprint(captured)
-    if plan.fingerprint != digest and (found := difference(erased, captured)):
+    try:
+        serial = replay(captured, plan.report.rewrites, rules or {}, plan.mesh)
+    except PlanError:
+        if plan.fingerprint == digest:
+            raise
+        serial = captured
+    found = difference(erased, serial)
+    if found and plan.fingerprint != digest:
         raise PlanError(
             f"plan for {plan.model!r} has fingerprint {plan.fingerprint}, the captured model {digest}: {found}; "
             "plan for this model, batch shape and train mode, or use the model that the plan was made for"
         )
-    found = difference(erased, replay(captured, plan.report.rewrites, rules or {}, plan.mesh))
     if found:
         raise PlanError(f"plan for {plan.model!r}: its graph is not the captured one: {found}; make the plan again")
+    if found := uncertified(plan.graph, certified):
+        raise PlanError(f"plan for {plan.model!r}: {found}; make the plan again, or compile it with its rule file")
     try:
         check_time(plan.graph, plan.execution)
         made_again(plan.graph, plan.execution)
     except PlanError as error:
         raise PlanError(f"plan for {plan.model!r}: {error}") from error
+
+
+def uncertified(graph: Graph, certified: CertifiedSplits) -> str | None:
+    """The first operator that is split as no certificate says, if there is one."""
+    for node in graph.nodes:
+        if node.is_leaf or node.is_parallel:
+            continue
+        blocked = [choice for choice in node.split if "/" in choice]
+        known = certified(node, [graph.types[name] for name in node.inputs], blocked)
+        for axis, choice in zip(graph.mesh.names, node.split, strict=False):
+            if choice not in known:
+                return f"{_describe(node)}: the split {choice!r} on axis {axis!r} is not certified"
+    return None
 
 
 def difference(planned: Graph, captured: Graph) -> str | None:

@@ -20,7 +20,7 @@ from shardwright.pcg.analysis import Written
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts
 from shardwright.pcg.layout import Layout, Layouts, R, S
-from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.types import ITEM_BYTES, TensorType
@@ -82,7 +82,7 @@ def node_domain(
     """The choices of one operator, of those that are `certified` per axis.
 
     `kept` lists what backward keeps and nobody else is charged for; `written` says how it is written in code; `twice`,
-    whether its forward runs again in backward. What differs from microbatch to microbatch is computed in each.
+    whether its forward runs again in backward. All microbatches compute it.
     """
     sizes = mesh.sizes
     if node.op == OPAQUE:
@@ -95,12 +95,10 @@ def node_domain(
             per_axis = [[o for o in axis if o[0] != "C"] for axis in per_axis]
         options = _combine(per_axis, signature, operands, result.shape, sizes)
     cost = NodeCost(node, operands, result, sizes, compute, kept, written)
-    time = mesh.names.index(TIME) if TIME in mesh.names else None
 
     def time_s(split: tuple[str, ...], needs: tuple[Layouts, ...], made: Layouts) -> float:
         forward_s, backward_s = cost.passes_s(split, needs, made)
-        times = 1 if time is None or made[time] == R else mesh.num_microbatches
-        return times * (forward_s * (1 + twice) + backward_s)
+        return mesh.num_microbatches * (forward_s * (1 + twice) + backward_s)
 
     return Domain(
         tuple(o[0] for o in options),

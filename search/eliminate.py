@@ -1,33 +1,49 @@
-"""Exact minimization of a pairwise model by variable elimination (Bertele and Brioschi, 1972).
+"""Minimization of a pairwise model by variable elimination (Bertele and Brioschi, 1972), within bounded memory.
 
 Eliminating a variable replaces it by a table over its neighbours that holds the cost of its best choice. In a series-
 parallel graph no table ever spans more than two variables: eliminating along a chain is the dynamic program over cut
 layouts, eliminating parallel branches is the parallel split. Every table is interned by how it was made, so repeated
-blocks are eliminated once.
+blocks are eliminated once. That is exact.
+
+Where tables would be larger (recurrent cells that share weights, dense blocks, meshes of many axes), only what has two
+neighbours at most is eliminated that way. Bounds on the rest (`search.pruning`) drop choices; often one solution is
+left. Else what is left is eliminated, if all tables together stay under `MOST_ENTRIES`. Beyond, the solution is the
+best one that was found, and `Solution.bound` says how far it can be from the optimum.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
-from shardwright.search.interning import Interned, Interner
+from shardwright.search.conditioning import improved
+from shardwright.search.interning import Forgetful, Interned, Interner
+from shardwright.search.model import Model
 from shardwright.search.problem import Costs, Order, Problem
-from shardwright.search.pruning import lower_bounds, undominated
+from shardwright.search.pruning import relax
+
+LARGE_TABLE = 2**20
+"""Entries from which a table is worth dropping choices by bounds first; below, equal blocks sharing tables wins."""
+LARGE_RESULT = 2**14
+"""The same of what is left of a table: shared results stay in memory as long as the solver."""
+MOST_ENTRIES = 2**23
+"""Of all tables of one elimination together, where they are not shared: 64 MiB."""
+_ROUNDS = 1
+_FEWER = 0.9
+"""So many of the choices have to be gone that another round is worth its time."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The choice of every variable, and the objective's value."""
+    """The choice of every variable and the objective's value. `bound`: none is lower; that value, where it is exact."""
 
     choices: tuple[int, ...]
     objective: float
+    bound: float
 
 
 @dataclass(frozen=True)
@@ -43,14 +59,6 @@ class _Eliminated:
     best: np.ndarray
 
 
-LARGE_TABLE = 2**20
-"""Entries from which a table is worth dropping choices by bounds first; below, equal blocks sharing tables wins."""
-_ROUNDS = 3
-_BEAM = 4
-_TOLERANCE = 1e-9
-"""Relative to the costs that bounds are made of: far above their rounding, far below what matters."""
-
-
 class Eliminator:
     """Solves problems that share interned tables. Problems must come from builders that use the same interner."""
 
@@ -58,156 +66,91 @@ class Eliminator:
         self.interner = interner
 
     def solve(self, problem: Problem, price_per_byte: float = 0.0) -> Solution:
-        """The exact minimum of time + price · kept bytes."""
-        model = _Model.of(problem, price_per_byte, self.interner)
+        """The minimum of time + price · kept bytes; of large models a solution near it, and a bound."""
+        model = Model.of(problem, price_per_byte, self.interner)
         if model.drop_dominated():
             model.drop_dominated()
-        if problem.order is None:
-            problem.order = model.min_fill()
-        if problem.order.largest_table < LARGE_TABLE:
-            return _Elimination(model).run(problem.order.variables)
-        model = _within_bounds(model)
-        return _Elimination(model).run(model.min_fill().variables)
+        order = problem.order
+        if order is None or any(now > then for now, then in zip(model.sizes, order.sizes, strict=True)):
+            order = problem.order = model.min_fill()
+        return _solve(model, order, _ROUNDS)
 
 
-class _Model:
-    """Own costs and edge tables; `kept[v]` are the choices that are left of a variable."""
-
-    def __init__(
-        self,
-        interner: Interner,
-        unary: list[Costs],
-        edges: dict[tuple[int, int], Costs],
-        kept: list[Interned[np.ndarray]],
-    ) -> None:
-        self.interner, self.unary, self.edges, self.kept = interner, unary, edges, kept
-        self.neighbours: list[set[int]] = [set() for _ in unary]
-        for i, j in edges:
-            self.neighbours[i].add(j)
-            self.neighbours[j].add(i)
-
-    @classmethod
-    def of(cls, problem: Problem, price: float, interner: Interner) -> _Model:
-        pairs = zip(problem.time_s, problem.kept_bytes, strict=True)
-        unary = [t if price == 0.0 else interner.call(_priced, t, b, price) for t, b in pairs]
-        kept = [interner.call(np.arange, len(u.value)) for u in unary]
-        return cls(interner, unary, dict(problem.edges), kept)
-
-    def drop_dominated(self) -> bool:
-        """Drop choices that another choice of the same variable beats whatever the neighbours do; whether any did."""
-        before = list(self.unary)
-        for v in range(len(self.unary)):
-            around = sorted(self.neighbours[v])
-            tables = [self.edges[min(v, n), max(v, n)] for n in around]
-            first = tuple(v < n for n in around)
-            self.keep(v, self.interner.call(_undominated, self.unary[v], first, *tables))
-        return any(now is not then for now, then in zip(self.unary, before, strict=True))
-
-    def keep(self, v: int, choices: Interned[np.ndarray]) -> None:
-        """Keep only these of a variable's choices."""
-        if len(choices.value) == len(self.unary[v].value):
-            return
-        cut = partial(self.interner.call, _cut)
-        self.unary[v], self.kept[v] = cut(self.unary[v], choices, 0), cut(self.kept[v], choices, 0)
-        for n in self.neighbours[v]:
-            edge = (min(v, n), max(v, n))
-            self.edges[edge] = cut(self.edges[edge], choices, 0 if v < n else 1)
-
-    def left_with(self, keep: Sequence[np.ndarray]) -> _Model:
-        """This model with fewer choices."""
-        model = _Model(self.interner, list(self.unary), dict(self.edges), list(self.kept))
-        for v, choices in enumerate(keep):
-            model.keep(v, self.interner.call(np.array, tuple(choices.tolist())))
-        return model
-
-    def min_fill(self) -> Order:
-        """The order in which next is always the variable whose table spans the fewest others."""
-        around = [set(n) for n in self.neighbours]
-        heap = [(self._fill(around[v], v), v) for v in range(len(around))]
-        heapq.heapify(heap)
-        order: list[int] = []
-        largest = 0
-        done: set[int] = set()
-        while heap:
-            fill, v = heapq.heappop(heap)
-            if v in done:
-                continue
-            if fill != (now := self._fill(around[v], v)):
-                heapq.heappush(heap, (now, v))
-                continue
-            done.add(v)
-            order.append(v)
-            largest = max(largest, fill[1])
-            for n in around[v]:
-                around[n] |= around[v]
-                around[n] -= {v, n}
-                heapq.heappush(heap, (self._fill(around[n], n), n))
-        return Order(tuple(order), largest)
-
-    def _fill(self, around: set[int], v: int) -> tuple[int, int]:
-        return (len(around), prod(len(self.unary[n].value) for n in (v, *around)))
-
-    def bounds(self, clip: float) -> list[np.ndarray]:
-        """Of every choice of every variable, a lower bound of all solutions that hold it: see `lower_bounds`."""
-        edges = {scope: table.value for scope, table in self.edges.items()}
-        return lower_bounds([u.value for u in self.unary], edges, clip)
+def _solve(model: Model, order: Order, rounds: int) -> Solution:
+    """By elimination if its tables are small; else only of what is in series or parallel, the rest within bounds."""
+    elimination = _Elimination(model)
+    if order.largest_table < LARGE_TABLE and order.largest_result <= LARGE_RESULT:
+        return elimination.run(order.variables)
+    for v in order.variables:
+        if elimination.is_series(v):
+            elimination.eliminate(v)
+    return elimination.with_rest(_within_bounds(elimination.rest(), rounds))
 
 
-def _priced(time_s: np.ndarray, kept_bytes: np.ndarray, price: float) -> np.ndarray:
-    return time_s + price * kept_bytes
+def _within_bounds(model: Model, rounds: int) -> Solution:
+    """Without the choices whose lower bound exceeds the cost of a solution."""
+    found = relax([u.value for u in model.unary], {scope: table.value for scope, table in model.edges.items()})
+    first = Solution(found.choices, found.objective, min(found.bound, found.objective))
+    if found.is_tight:
+        return first
+    left = model.left_with([np.flatnonzero(bounds <= found.objective + found.slack) for bounds in found.bounds])
+    left.drop_dominated()
+    if (exact := _eliminated(left)) is not None:
+        return exact
+    if rounds and sum(left.sizes) < _FEWER * sum(model.sizes):
+        best = min(_solve(left, left.min_fill(), rounds - 1), first, key=lambda s: s.objective)
+    else:
+        choices = improved(model, found.choices, lambda part: s.choices if (s := _eliminated(part)) else None)
+        best = replace(first, choices=choices, objective=model.cost(choices))
+    return replace(best, bound=min(max(first.bound, best.bound), best.objective))
 
 
-def _undominated(unary: np.ndarray, first: Sequence[bool], *tables: np.ndarray) -> np.ndarray:
-    """`undominated`, of tables in which the variable comes first or second."""
-    return undominated(unary, [t if f else t.T for f, t in zip(first, tables, strict=True)])
-
-
-def _cut(table: np.ndarray, keep: np.ndarray, axis: int) -> np.ndarray:
-    return np.ascontiguousarray(np.take(table, keep, axis))
-
-
-def _within_bounds(model: _Model) -> _Model:
-    """The model without the choices whose lower bound exceeds the cost of a solution.
-
-    That solution is the best one that holds the few choices of lowest bound at every variable.
-    """
-    best = float("inf")
-    clip = _some_scale(model)
-    for round_ in range(_ROUNDS):
-        bounds = model.bounds(clip)
-        beam = _BEAM << round_
-        few = model.left_with([np.sort(np.argsort(b, kind="stable")[:beam]) for b in bounds])
-        best = min(best, _Elimination(few).run(few.min_fill().variables).objective)
-        if not np.isfinite(best):
-            continue
-        model = model.left_with([np.flatnonzero(b <= best + _TOLERANCE * max(best, clip)) for b in bounds])
-        if model.min_fill().largest_table < LARGE_TABLE:
-            break
-        clip = 1.5 * best
-    return model
-
-
-def _some_scale(model: _Model) -> float:
-    """A cost of about the size of a solution's, where none is known yet."""
-    least = sum(float(u.value.min()) for u in model.unary)
-    tables = (t.value for t in model.edges.values())
-    largest = max((float(t.max(where=np.isfinite(t), initial=0.0)) for t in tables), default=0.0)
-    return 2 * least + largest
+def _eliminated(model: Model) -> Solution | None:
+    """The optimum, if all tables on the way together are not too large. They are not kept."""
+    order = model.min_fill()
+    return None if order.entries > MOST_ENTRIES else _Elimination(model, Forgetful()).run(order.variables)
 
 
 class _Elimination:
-    def __init__(self, model: _Model) -> None:
-        self.interner, self.kept = model.interner, model.kept
+    def __init__(self, model: Model, interner: Interner | None = None) -> None:
+        self.interner, self.kept = interner or model.interner, model.kept
         self.unary = list(model.unary)
         self.factors: dict[int, _Factor] = {}
         self.touching: dict[int, set[int]] = defaultdict(set)
         self.num_factors = 0
         self.constant = 0.0
+        self.steps: list[_Eliminated] = []
         for scope, table in model.edges.items():
             self._add_factor(_Factor(scope, table))
 
     def run(self, order: Sequence[int]) -> Solution:
-        return self._decode([self._eliminate(v) for v in order])
+        """The optimum, by eliminating all variables."""
+        for v in order:
+            self.eliminate(v)
+        return self._decode({}, 0.0, 0.0)
+
+    def rest(self) -> Model:
+        """What has not been eliminated, if no table spans more than two variables."""
+        at = {v: i for i, v in enumerate(self._left())}
+        edges = {(at[f.scope[0]], at[f.scope[1]]): f.table for f in self.factors.values()}
+        return Model(self.interner, [self.unary[v] for v in at], edges)
+
+    def with_rest(self, rest: Solution) -> Solution:
+        """The solution of all, from that of `rest`."""
+        return self._decode(dict(zip(self._left(), rest.choices, strict=True)), rest.objective, rest.bound)
+
+    def _left(self) -> list[int]:
+        gone = {step.variable for step in self.steps}
+        return [v for v in range(len(self.unary)) if v not in gone]
+
+    def is_series(self, v: int) -> bool:
+        """Whether eliminating a variable leaves a small table over two others at most."""
+        scope = self._around(v)
+        result = prod(len(self.unary[n].value) for n in scope)
+        return len(scope) <= 2 and result <= LARGE_RESULT and result * len(self.unary[v].value) < LARGE_TABLE
+
+    def _around(self, v: int) -> list[int]:
+        return sorted({n for f in self.touching[v] for n in self.factors[f].scope} - {v})
 
     def _add_factor(self, factor: _Factor) -> None:
         key, self.num_factors = self.num_factors, self.num_factors + 1
@@ -215,8 +158,9 @@ class _Elimination:
         for v in factor.scope:
             self.touching[v].add(key)
 
-    def _eliminate(self, v: int) -> _Eliminated:
-        scope = sorted({n for f in self.touching[v] for n in self.factors[f].scope} - {v})
+    def eliminate(self, v: int) -> None:
+        """Replace a variable by a table over its neighbours."""
+        scope = self._around(v)
         positions = {n: i for i, n in enumerate(scope)} | {v: len(scope)}
         used = sorted(self.touching[v], key=lambda f: ([positions[n] for n in self.factors[f].scope], f))
         factors = [self.factors[f] for f in used]
@@ -231,7 +175,7 @@ class _Elimination:
             self.unary[scope[0]] = self.interner.call(np.add, self.unary[scope[0]], table)
         else:
             self._merge(tuple(scope), table)
-        return _Eliminated(v, tuple(scope), best)
+        self.steps.append(_Eliminated(v, tuple(scope), best))
 
     def _merge(self, scope: tuple[int, ...], table: Costs) -> None:
         """Add a table to a factor that spans the same variables, if there is one."""
@@ -241,12 +185,11 @@ class _Elimination:
                 return
         self._add_factor(_Factor(scope, table))
 
-    def _decode(self, order: Sequence[_Eliminated]) -> Solution:
-        chosen: dict[int, int] = {}
-        for step in reversed(order):
+    def _decode(self, chosen: dict[int, int], cost: float, bound: float) -> Solution:
+        for step in reversed(self.steps):
             chosen[step.variable] = int(step.best[tuple(chosen[n] for n in step.scope)])
         choices = tuple(int(self.kept[v].value[chosen[v]]) for v in range(len(self.unary)))
-        return Solution(choices, self.constant)
+        return Solution(choices, self.constant + cost, self.constant + bound)
 
 
 def minimize_last(
@@ -264,4 +207,5 @@ def minimize_last(
         total = total + np.transpose(table, np.argsort(at)).reshape(wide)
     total = np.broadcast_to(total, shape)
     best = total.argmin(axis=-1)
-    return Interned(np.take_along_axis(total, best[..., None], -1)[..., 0]), best
+    least = np.take_along_axis(total, best[..., None], -1)[..., 0]
+    return Interned(least), best.astype(np.min_scalar_type(shape[-1]))

@@ -45,3 +45,13 @@ class Interner:
             plain = (a.value if isinstance(a, Interned) else a for a in args)
             found = self._made[key] = Interned(function(*plain))
         return found
+
+
+class Forgetful(Interner):
+    """Keeps nothing: for what is large and not made twice."""
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        return make()
+
+    def call(self, function: Callable[..., T], *args: Hashable) -> Interned[T]:
+        return Interned(function(*(a.value if isinstance(a, Interned) else a for a in args)))

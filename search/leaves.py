@@ -15,9 +15,10 @@ from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
+from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.plan import Rewrite
-from shardwright.search.problem import Problem, ProblemBuilder, Restrict, Way
+from shardwright.search.problem import Problem, Restrict, Way
 from shardwright.search.reshard import replicated
 from shardwright.search.splits import Leaf, extract, leaves, transplant
 from shardwright.substitutions.apply import apply
@@ -117,7 +118,7 @@ class LeafSearch:
         return rewrites
 
     def _cost(self, graph: Graph, boundary: Mapping[str, Layouts], end: Layouts, price: float) -> float:
-        held = {**boundary, dict(graph.outputs)["loss"]: end}
+        held = {**boundary, graph.loss: end}
         problem = self.builder.build(graph, self.restriction(graph), held, way=self.way(graph))
         return self.eliminator.solve(problem, price).objective
 

@@ -14,6 +14,7 @@ from shardwright.pcg.graph import OPAQUE, Graph, Node, infer
 from shardwright.pcg.layout import C, Layouts, R, innermost
 from shardwright.pcg.moves import Move, Operator, steps_of
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.order import postorder
 from shardwright.pcg.types import TensorType
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Solution
@@ -111,25 +112,42 @@ class _Materializer:
 
     def _constant(self, name: str, need: Layouts) -> str:
         """A node that no parameter reaches, in layouts made of R and S."""
-        if (name, need) in self.made:
-            return self.made[name, need]
-        node = self.graph.by_name[name]
-        if not (node.is_leaf or node.op == OPAQUE or node.is_random):
-            made = self._split_constant(node, need)
-        elif need != self.whole:
-            made = self._sliced(self._constant(name, self.whole), self.whole, need)
-        elif node.is_leaf:
-            made = self._append(_with_layouts(node, ()))
-        else:
-            inputs = tuple(self._constant(i, self.whole) for i in node.inputs)
-            made = self._append(
-                replace(node, inputs=inputs, split=() if node.op == OPAQUE else ("R",) * len(self.mesh))
-            )
-        self.made[name, need] = made
-        return made
+        for value in postorder([(name, need)], lambda value: () if value in self.made else self._operands(*value)):
+            if value not in self.made:
+                self.made[value] = self._make_constant(*value)
+        return self.made[name, need]
 
-    def _split_constant(self, node: Node, need: Layouts) -> str:
-        """Split the operator itself on every axis where a certified factor gives the needed shard; slice the rest."""
+    def _operands(self, name: str, need: Layouts) -> list[tuple[str, Layouts]]:
+        """What a constant in these layouts is made of."""
+        node = self.graph.by_name[name]
+        if self._may_split(node):
+            _, got, wanted = self._splits(node, need)
+            return [] if (name, got) in self.made else list(zip(node.inputs, wanted, strict=True))
+        return [(name, self.whole)] if need != self.whole else [(i, self.whole) for i in node.inputs]
+
+    def _make_constant(self, name: str, need: Layouts) -> str:
+        node = self.graph.by_name[name]
+        if self._may_split(node):
+            split, got, wanted = self._splits(node, need)
+            if (name, got) not in self.made:
+                inputs = tuple(self.made[i, w] for i, w in zip(node.inputs, wanted, strict=True))
+                self.made[name, got] = self._append(replace(node, inputs=inputs, split=split))
+            return self._sliced(self.made[name, got], got, need)
+        if need != self.whole:
+            return self._sliced(self.made[name, self.whole], self.whole, need)
+        if node.is_leaf:
+            return self._append(_with_layouts(node, ()))
+        inputs = tuple(self.made[i, self.whole] for i in node.inputs)
+        return self._append(replace(node, inputs=inputs, split=() if node.op == OPAQUE else ("R",) * len(self.mesh)))
+
+    def _may_split(self, node: Node) -> bool:
+        return not (node.is_leaf or node.op == OPAQUE or node.is_random)
+
+    def _splits(self, node: Node, need: Layouts) -> tuple[tuple[str, ...], Layouts, list[Layouts]]:
+        """How the operator itself is split: on every axis where a certified factor gives the needed shard.
+
+        Returns the split, the result's layouts and those of the operands; the rest is sliced afterwards.
+        """
         shapes = [self.graph.types[i].shape for i in node.inputs]
         signature = ROWS[node.op].signature(shapes, dict(node.attrs))
         certified = self.certified(node, [self.graph.types[i] for i in node.inputs])
@@ -145,13 +163,8 @@ class _Materializer:
         wanted, got = [tuple(x) for x in operands], tuple(reached)
         held = all(can_hold(s, w, self.mesh.sizes) for s, w in zip(shapes, wanted, strict=True))
         if not held or signature.indivisible(splits, self.mesh.sizes) is not None or not _can_slice(got, need):
-            splits, got, wanted = ["R"] * len(need), self.whole, [self.whole] * len(node.inputs)
-        if (node.name, got) in self.made:
-            return self._sliced(self.made[node.name, got], got, need)
-        inputs = tuple(self._constant(i, w) for i, w in zip(node.inputs, wanted, strict=True))
-        made = self._append(replace(node, inputs=inputs, split=tuple(splits)))
-        self.made[node.name, got] = made
-        return self._sliced(made, got, need)
+            return ("R",) * len(need), self.whole, [self.whole] * len(node.inputs)
+        return tuple(splits), got, wanted
 
     def _sliced(self, operand: str, have: Layouts, need: Layouts) -> str:
         """Take slices along the axes that are still whole, outermost shard first."""

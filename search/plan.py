@@ -1,7 +1,8 @@
 """Plans: a parallel graph with where it came from, what it should cost, and what it was compared with.
 
 A plan is saved as versioned JSON. The graph is in its text form, so that every other view (explain, the page, the
-lowered program) is derived from the file alone.
+lowered program) is derived from the file alone. A file is data, from anyone: `plan.schema.json` says what it may hold,
+and what it says twice must agree.
 """
 
 from __future__ import annotations
@@ -10,22 +11,25 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
-from shardwright.pcg.errors import ClusterError, GraphError, PlanError
+from shardwright.pcg.errors import PlanError, ShardwrightError, printable
 from shardwright.pcg.files import write_whole
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.schema import load_schema, problem
 from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
 from shardwright.pcg.text import parse_graph, print_graph
+from shardwright.search.admission import admit
 
 VERSION = 3
 """2: predictions by the timeline, with exposed communication and the moment of the memory's peak. 3: how it is run."""
 READABLE = (2, 3)
+EDITED = "the file may have been edited or cut, make the plan again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class SearchReport:
     remedies: tuple[Remedy, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """How to train one model on one cluster.
 
@@ -96,6 +100,15 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     report: SearchReport
     execution: Execution = DEFAULT
+
+    def __repr__(self) -> str:
+        """Two lines: of what and for what it is, and what it costs."""
+        own, cluster = self.prediction, self.cluster
+        return printable(
+            f"Plan({self.model} on {cluster.name}, {cluster.num_devices} devices, mesh {self.mesh}:\n"
+            f"     step {own.step_s:.4g} s, {own.memory.total_bytes / 2**30:.4g} of "
+            f"{cluster.device.memory_bytes / 2**30:.4g} GiB on each device)"
+        )
 
     @property
     def precision(self) -> Precision | None:
@@ -125,50 +138,46 @@ class Plan:
                 }
                 for a in self.alternatives
             ],
-            "report": asdict(self.report),
+            "report": json.loads(json.dumps(asdict(self.report))),  # arrays, as a file has them
             "graph": print_graph(self.graph).splitlines(),
         }
 
     @classmethod
     def from_json(cls, data: object, source: str = "plan") -> Plan:
         """Read what `to_json` gave. Raises `PlanError` naming the file and field."""
-        if not isinstance(data, Mapping) or data.get("format") != "shardwright-plan":
+        if not isinstance(data, dict) or data.get("format") != "shardwright-plan":
             raise PlanError(f"{source}: this is not a plan; expected a JSON object with format 'shardwright-plan'")
-        if data.get("version") not in READABLE:
+        if data.get("version") not in READABLE or isinstance(data["version"], bool):
             raise PlanError(
                 f"{source}: plan version {data.get('version')!r} is not supported, this Shardwright reads versions "
                 f"{' and '.join(map(str, READABLE))}; make the plan again"
             )
+        if wrong := problem(data, load_schema("shardwright.search", "plan.schema.json")):
+            raise PlanError(f"{source}: {wrong}; {EDITED}")
+        told: dict[str, Any] = data
+        execution = told.get("execution", {}) if told["version"] > 2 else {"precision": told.get("precision")}
+        report: dict[str, Any] = {
+            **told["report"],
+            "rewrites": tuple(_rewrite(rewrite) for rewrite in told["report"]["rewrites"]),
+            "remedies": tuple(Remedy(**remedy) for remedy in told["report"].get("remedies", ())),
+        }
         try:
-            rewrites = tuple(_rewrite(r) for r in data["report"]["rewrites"])
-            remedies = tuple(Remedy(str(r["what"]), float(r["step_s"])) for r in data["report"].get("remedies", ()))
-            report: dict[str, Any] = {**data["report"], "rewrites": rewrites, "remedies": remedies}
             plan = cls(
-                parse_graph("\n".join(data["graph"])).validate(),
-                Cluster.from_json(data["cluster"], f"{source}: cluster"),
-                str(data["model"]),
-                str(data["fingerprint"]),
-                Prediction.from_json(data["prediction"]),
+                parse_graph("\n".join(told["graph"])).validate(),
+                Cluster.from_json(told["cluster"], "cluster"),
+                told["model"],
+                told["fingerprint"],
+                Prediction.from_json(told["prediction"]),
                 tuple(
-                    Alternative(a["name"], Mesh.of(**a["mesh"]), Prediction.from_json(a["prediction"]), bool(a["fits"]))
-                    for a in data["alternatives"]
+                    Alternative(a["name"], Mesh.of(**a["mesh"]), Prediction.from_json(a["prediction"]), a["fits"])
+                    for a in told["alternatives"]
                 ),
                 SearchReport(**report),
-                _execution(data["execution"]) if data["version"] > 2 else Execution(data.get("precision")),
+                Execution.from_json(execution),
             )
-        except (GraphError, ClusterError) as error:
-            raise PlanError(f"{source}: {error}") from error
-        except KeyError as error:
-            raise PlanError(
-                f"{source}: field {error} is missing; the file may have been edited or cut, make the plan again"
-            ) from error
-        except (TypeError, ValueError, AttributeError) as error:
-            raise PlanError(f"{source}: {error}; the file may have been edited, make the plan again") from error
-        if plan.mesh.num_devices != plan.cluster.num_devices:
-            raise PlanError(
-                f"{source}: mesh {plan.mesh} has {plan.mesh.num_devices} devices, its cluster "
-                f"{plan.cluster.num_devices}"
-            )
+            admit(plan.graph, plan.cluster, told)
+        except ShardwrightError as error:
+            raise PlanError(f"{source}: {error}; {EDITED}") from error
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -179,28 +188,18 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan file. Raises `PlanError` for a missing, truncated or unsupported file."""
         try:
-            data = json.loads(Path(path).read_text())
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise PlanError(f"{path}: cannot read the plan: {error.strerror or error}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError(
                 f"{path}: not a complete JSON file ({error}); it may have been cut, make the plan again"
             ) from error
         return cls.from_json(data, str(path))
 
 
-def _execution(data: Mapping[str, Any]) -> Execution:
-    """Of a plan. Raises `ValueError` for what can be costed only: a program would not do it."""
-    only_costed = data.keys() & {f.name for f in fields(Execution)} - {"precision", "recompute", "per_microbatch"}
-    if only_costed:
-        raise ValueError(f"execution: {min(only_costed)!r} can be costed, but is not part of a plan; leave it out")
-    return Execution.from_json(data)
-
-
 def _rewrite(data: Mapping[str, Any]) -> Rewrite:
-    return Rewrite(
-        str(data["start"]), str(data["end"]), tuple((str(rule), int(number)) for rule, number in data["steps"])
-    )
+    return Rewrite(data["start"], data["end"], tuple((rule, number) for rule, number in data["steps"]))
 
 
 def fingerprint(graph: Graph) -> str:

@@ -1,7 +1,9 @@
-"""The search: every mesh, the exact optimum on each, memory as a hard limit, baselines on the same terms.
+"""The search: every mesh, the best layouts on each, memory as a hard limit, baselines on the same terms.
 
-On a mesh the sum of compute and communication is minimized, to which bounds and cut-offs refer. The timeline, in which
-they overlap, then judges what was found: plans of all meshes and baselines alike.
+Exact on one mesh, run in one way, is the sum of compute and communication, to which bounds refer. Not exact is what is
+around it: microbatches, recomputation and lifetimes are tuned one after the other (`search.tuning`), and the timeline,
+in which compute and communication overlap, judges what was found: plans of all meshes and baselines alike. Plans with
+recomputation by block have no bound.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from shardwright.search.solving import Candidate, Solver, different, rank, restr
 from shardwright.search.tuning import Progress, Tuner, named
 from shardwright.substitutions.equations import Equation
 
-_MOST_WHOLE = 4
+_Way = tuple[str, Mesh, Execution]
 _FEWEST_BLOCKS = 4
 _SHARES = 32
 _ABOUT = 1e-3
@@ -130,14 +132,17 @@ class Planner:
 
         Raises:
             PlanError: what is given does not fit the cluster or the model, or does not go together.
+            GraphError: the graph gives no loss.
         """
         start = time.perf_counter()
+        graph.check_loss()
         pins = Pins.of(graph, self.cluster, mesh, roles, microbatches, recompute)
         tuner = Tuner(self.solver, graph, self.execution, pins, self.progress)
         alternatives = list(tuner.baselines()) if compared and self.cluster.num_devices > 1 else []
         found = list(tuner.searched(alternatives))
         pool = found if pins.guided else [*found, *alternatives]
-        best = self._whole(graph, sorted(pool, key=rank))
+        whole = self._whole(graph, sorted(pool, key=rank))
+        best = min(whole.values(), key=rank)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         plain = best
@@ -156,25 +161,24 @@ class Planner:
             tuner.obstacle,
             () if best.fits else remedies(graph, best, tuner),
         )
-        pursued = [c for c in found if c.fits or c.bound_s < best.prediction.serial_s]
-        others = tuple(
-            Alternative(named(c), c.mesh, c.prediction, c.fits)
-            for c in [*alternatives, *pursued] if _way(c) != _way(best)
-        )  # fmt: skip
+        shown = (whole.get(_way(c), c) for c in [*alternatives, *found] if _way(c) != _way(best))
+        others = tuple(Alternative(named(c), c.mesh, c.prediction, c.fits) for c in shown)
         digest = fingerprint(graph)
         return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, best.execution)
 
-    def _whole(self, graph: Graph, ranked: Sequence[Candidate]) -> Candidate:
-        """The best candidate, of the whole graph: those of folded graphs are estimates, to which that is near."""
-        best: Candidate | None = None
-        for candidate in ranked[:_MOST_WHOLE]:
-            if best is not None and _about(best) <= rank(candidate):
+    def _whole(self, graph: Graph, ranked: Sequence[Candidate]) -> dict[_Way, Candidate]:
+        """The best candidates, of the whole graph: those of folded graphs are estimates, to which that is near.
+
+        None is left out that is estimated faster than the best of these.
+        """
+        found: dict[_Way, Candidate] = {}
+        for candidate in ranked:
+            if found and _about(min(found.values(), key=rank)) <= rank(candidate):
                 break
-            found = self.solver.again_whole(graph, candidate) if candidate.folded else candidate
-            self.progress(f"{named(found)}, all blocks: {found.prediction.step_s * 1e3:.1f} ms")
-            best = found if best is None else min(best, found, key=rank)
-        assert best is not None
-        return best
+            new = self.solver.again_whole(graph, candidate) if candidate.folded else candidate
+            self.progress(f"{named(new)}, all blocks: {new.prediction.step_s * 1e3:.1f} ms")
+            found[_way(new)] = new
+        return found
 
     def _by_block(self, best: Candidate) -> Candidate:
         """With as few blocks made again as memory asks for: the last ones, which backward needs first, are kept."""
@@ -220,14 +224,12 @@ class Planner:
         if eliminator.solve(problem, price).objective >= solution.objective:
             return best, ()
         zeros = (best.zero,)
-        rewritten = self.solver.solve(
-            Folded(new), mesh, roles, best.name, best.execution, zeros, best.priced, best.prediction.serial_s
-        )
+        rewritten = self.solver.solve(Folded(new), mesh, roles, best.name, best.execution, zeros, best.priced)
         self.progress(f"after {len(rewrites)} rewrites: {rewritten.prediction.step_s * 1e3:.1f} ms")
         return (rewritten, rewrites) if rank(rewritten) < rank(best) else (best, ())
 
 
-def _way(candidate: Candidate) -> tuple[str, Mesh, Execution]:
+def _way(candidate: Candidate) -> _Way:
     return candidate.name, candidate.mesh, candidate.execution
 
 

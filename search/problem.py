@@ -7,42 +7,29 @@ resharding that they share is paid once. The sum of own costs and of edge costs 
 where several readers want the same layout and it is not the hub's, the model pays for it once each, the plan once in
 all. Nodes that no parameter reaches (masks, positions) are not variables: they are computed in whatever layout their
 readers want.
-
-Everything is interned by what it depends on, so equal blocks share their tables, and work done on one is done for all.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.collectives.moves import MoveCosts, TensorClass
-from shardwright.cost.compute.compute import Compute
-from shardwright.pcg.analysis import Written, constant_nodes, is_whole, read_again, saved_by, written
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.layout import Layout, Layouts, R, S
+from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.moves import source_of
 from shardwright.pcg.step.again import NOTHING, MadeAgain
 from shardwright.pcg.step.lifetimes import Zero
-from shardwright.pcg.types import TensorType
-from shardwright.search.blocks import blocked_choices
-from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
-from shardwright.search.folding import Folded
-from shardwright.search.interning import Interned, Interner
-from shardwright.search.reshard import Closure, close, replicated, valid_states
+from shardwright.search.domain import Domain
+from shardwright.search.interning import Interned
+from shardwright.search.reshard import Closure
 
 Restrict = Callable[[Node, int, str], bool]
 """Whether a node may take a choice on an axis; used for baselines and forced layouts."""
 Costs = Interned[np.ndarray]
 """Seconds or bytes: per choice of a variable, or per pair of choices of two."""
-PerAxis = tuple[tuple[Layout, ...], ...]
 
 
 class Way(NamedTuple):
@@ -56,32 +43,20 @@ class Way(NamedTuple):
     zero: Zero = "zero-3"
 
 
-class Moved(NamedTuple):
-    """What else decides about the price of a tensor's moves: the further fields of `TensorClass`."""
-
-    stored: bool
-    view: bool
-    again: bool
-    summed: str
-    zero: Zero
-    twice: bool
-
-
-class TensorUse(NamedTuple):
-    """A variable that reads a tensor: its choices, as which operand it reads, and how often it occurs."""
-
-    variable: int
-    domain: Domain
-    position: int
-    times: int = 1
-
-
 @dataclass(frozen=True)
 class Order:
-    """The order in which variables are eliminated, and the entries of the largest table on the way."""
+    """The order in which variables are eliminated, where they have so many choices.
+
+    Attributes:
+        largest_table: entries of the largest table on the way; `largest_result`: of what is left of one.
+        entries: of all tables together.
+    """
 
     variables: tuple[int, ...]
+    sizes: tuple[int, ...]
     largest_table: int
+    largest_result: int
+    entries: int
 
 
 @dataclass
@@ -110,346 +85,3 @@ class Problem:
         """The layouts that these choices give a tensor; None where it has no such variable."""
         variable = self.index.get((kind, name))
         return None if variable is None else self.states[variable][choices[variable]]
-
-
-class ProblemBuilder:
-    """Builds problems for one cluster; tables are shared among all graphs and restrictions of one mesh."""
-
-    def __init__(
-        self, cluster: Cluster, mesh: Mesh, certified: CertifiedSplits, *, by_microbatch: bool = False
-    ) -> None:
-        self.mesh, self.certified = mesh, certified
-        self.costs = MoveCosts(cluster, mesh, by_microbatch=by_microbatch)
-        self.compute = Compute(cluster.device)
-        self.interner = Interner()
-
-    def build(
-        self,
-        graph: Graph | Folded,
-        restrict: Restrict | None = None,
-        boundary: Mapping[str, Layouts] | None = None,
-        blocked: Mapping[str, tuple[str, ...]] | None = None,
-        way: Way | None = None,
-    ) -> Problem:
-        """The problem of a serial graph. What cannot be split stays whole.
-
-        For a part of a graph, `boundary` gives the layouts in which it reads its inputs and hands on its result.
-        `blocked` is what `blocked_choices` says of the graph, where that is known already.
-        """
-        folded = graph if isinstance(graph, Folded) else Folded(graph)
-        if blocked is None:
-            blocked = blocked_choices(folded.graph, constant_nodes(folded.graph))
-        return _Build(self, folded, restrict, boundary or {}, blocked, way or Way()).run()
-
-    def close(self, kind: TensorType, moved: Moved, per_axis: PerAxis) -> Closure:
-        """The closure of a tensor of this type that is laid out in these ways along each axis."""
-        tensor = TensorClass(kind.shape, kind.dtype, kind.grad, *moved)
-        return close(tensor, valid_states(kind.shape, per_axis, self.mesh.sizes), self.costs)
-
-
-class _Build:
-    def __init__(
-        self,
-        builder: ProblemBuilder,
-        folded: Folded,
-        restrict: Restrict | None,
-        boundary: Mapping[str, Layouts],
-        blocked: Mapping[str, tuple[str, ...]],
-        way: Way,
-    ) -> None:
-        self.b, self.restrict, self.boundary, self.blocked = builder, restrict, boundary, blocked
-        self.folded, self.way, self.graph = folded, way, folded.graph
-        graph, self.carried = folded.graph, dict(pair for r in folded.repeated for pair in r.carried)
-        self.sizes = builder.mesh.sizes
-        self.types = graph.types
-        self.interner = builder.interner
-        self.kinds = {name: self.interner.of(kind) for name, kind in self.types.items()}
-        self.constants, self.again = constant_nodes(graph), read_again(graph)
-        self.problem = Problem(graph, builder.mesh)
-        self.first_read = {after: before for before, after in self.carried.items()}
-        self.results = dict.fromkeys(name for _, name in graph.outputs)
-        self.closures: dict[str, Interned[Closure]] = {}
-        self.charged: set[str] = set()
-        self.roots: dict[str, str] = {}
-
-    def run(self) -> Problem:
-        readers: dict[str, list[TensorUse]] = defaultdict(list)
-        for node in self.graph.nodes:
-            if node.name in self.constants or node.is_leaf:
-                self.roots[node.name] = node.name
-                continue
-            domain = self._domain(node)
-            variable = self._choose("node", node.name, domain)
-            for position, name in enumerate(node.inputs):
-                if name not in self.constants:
-                    readers[name].append(TensorUse(variable, domain, position, self.folded.times(node.name)))
-        outputs = self.results
-        for name in outputs:
-            if name not in self.constants:
-                readers.setdefault(name, [])
-        for node in (*self.graph.leaves("parameter"), *self.graph.leaves("input")):
-            if node.name in readers:
-                held = self._storage(node, readers[node.name]) if node.op == "parameter" else self._held(node)
-                self._choose("storage", node.name, held)
-        for name, uses in readers.items():
-            self._connect(name, uses, name in outputs, readers.get(self.first_read.get(name, ""), ()))
-        for repeated in self.folded.repeated:
-            for before, after in repeated.carried:
-                self._tie(before, after, repeated.times - 1)
-        return self.problem
-
-    def _choose(self, kind: str, name: str, domain: Domain) -> int:
-        """A variable that has this domain."""
-        self.problem.domains[name] = domain
-        times = self.folded.times(name)
-        costs = (self._many(self.interner.call(cost, domain), times) for cost in (_TIME_S, _KEPT_BYTES))
-        return self._variable(kind, name, domain.result, *costs)
-
-    def _many(self, costs: Costs, times: int) -> Costs:
-        return costs if times == 1 else self.interner.call(np.multiply, costs, times)
-
-    def _variable(self, kind: str, name: str, states: tuple[Layouts, ...], time_s: Costs, kept_bytes: Costs) -> int:
-        p = self.problem
-        number = p.index[kind, name] = len(p.states)
-        p.states.append(states)
-        p.time_s.append(time_s)
-        p.kept_bytes.append(kept_bytes)
-        return number
-
-    def _domain(self, node: Node) -> Domain:
-        operands = [self.types[i] for i in node.inputs]
-        row, how = node.row, written(self.graph, node)
-        view = row is not None and row.view and how != "copy"
-        self.roots[node.name] = self.roots[node.inputs[0]] if view else node.name
-        saved = saved_by(node, [t.grad for t in operands]) if self.types[node.name].grad else ()
-        if node.name in self.way.again.regions:
-            saved = (*saved, *(i for i in range(len(node.inputs)) if i not in saved))
-        kept = tuple(self._charges(node, saved)) or (("result",) if source_of(self.graph, node.name).is_leaf else ())
-        kind = self._kind(node)
-        allowed, twice = self._allowed(node, operands, kind), node.name in self.way.again.twice
-        key = ("domain", kind, kept, how, allowed, twice)
-        return self.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, how, twice))
-
-    def _make_domain(
-        self,
-        node: Node,
-        operands: Sequence[TensorType],
-        allowed: tuple[frozenset[str], ...],
-        kept: tuple[int | str, ...],
-        how: Written,
-        twice: bool,
-    ) -> Domain:
-        everything = tuple(own | {"R"} for own in allowed)
-        result, mesh = self.types[node.name], self.b.mesh
-        domain = node_domain(node, operands, result, mesh, everything, self.b.compute, kept, how, twice)
-        return _restricted(domain, allowed)
-
-    def _allowed(self, node: Node, operands: Sequence[TensorType], kind: Hashable) -> tuple[frozenset[str], ...]:
-        """Per axis, the certified choices that the restriction leaves."""
-        if node.row is None:
-            return (frozenset({"R"}),) * len(self.sizes)
-        blocked, constant = self.blocked.get(node.name, ()), tuple(i in self.constants for i in node.inputs)
-        certified = self.interner.get(
-            ("certified", kind, blocked, constant), lambda: self._certified(node, operands, blocked)
-        )
-        if self.restrict is None:
-            return (certified,) * len(self.sizes)
-        left = (frozenset(c for c in certified if self.restrict(node, a, c)) for a in range(len(self.sizes)))
-        return tuple(choices or certified & {"R"} for choices in left)
-
-    def _certified(self, node: Node, operands: Sequence[TensorType], blocked: tuple[str, ...]) -> frozenset[str]:
-        found = self.b.certified(node, operands, blocked)
-        return frozenset(c for c in found if not self._sums_constants(node, c))
-
-    def _kind(self, node: Node) -> Hashable:
-        """Names an operator and its operands' types; equal for equal nodes of repeated blocks."""
-        attrs = tuple(a for a in node.attrs if a[0] != "seed")
-        return (node.op, attrs, *(self.kinds[i] for i in node.inputs))
-
-    def _sums_constants(self, node: Node, choice: str) -> bool:
-        """Whether a choice asks for partial sums of what no parameter reaches: nothing makes them."""
-        partial = map(int, choice[1:].split(",")) if is_whole(choice) and choice[0] == "P" else ()
-        return any(node.inputs[i] in self.constants for i in partial)
-
-    def _charges(self, node: Node, saves: Sequence[int | str]) -> list[int | str]:
-        """What this node is the first to keep for backward: views share storage with what they look at.
-
-        What a region that is made again reads is kept, and of what it makes only what others need.
-        """
-        charged: list[int | str] = []
-        for item in saves:
-            name = (
-                self.roots.get(node.inputs[item], "")
-                if isinstance(item, int)
-                else f"{node.name}{'.mask' * (item == 'mask')}"
-            )
-            maker = node.name if item == "mask" else name
-            stays = bool(name) and name not in self.constants and self.way.again.keeps(maker, node.name)
-            if stays and name not in self.charged and not self._is_stored(name):
-                self.charged.add(name)
-                charged.append(item)
-        return charged
-
-    def _is_stored(self, name: str) -> bool:
-        """Whether a value is a leaf, or a parameter that was cast: the cast is charged for that, as it is laid out."""
-        found = name in self.graph.by_name and source_of(self.graph, name)
-        return bool(found) and found.is_leaf
-
-    def _storage(self, node: Node, uses: Sequence[TensorUse]) -> Domain:
-        kind = self.types[node.name]
-        per_axis = self.interner.get(
-            ("used", *(use[1:3] for use in uses)), lambda: self.interner.of(_by_axis(_wanted(uses), len(self.sizes)))
-        )
-        allowed = tuple(
-            frozenset(
-                str(x)
-                for x in _storable(kind.shape, per_axis.value[a], size)
-                if self.restrict is None or self.restrict(node, a, str(x))
-            )
-            for a, size in enumerate(self.sizes)
-        )
-        return self.interner.get(
-            ("storage", self.kinds[node.name], per_axis, allowed),
-            lambda: _restricted(storage_domain(kind, per_axis.value, self.sizes, self.b.compute), allowed),
-        )
-
-    def _connect(self, name: str, uses: Sequence[TensorUse], is_output: bool, next_uses: Sequence[TensorUse]) -> None:
-        """Edges from a tensor's producer to its readers, through a hub where there are several.
-
-        `next_uses`: who reads it in the next occurrence of its block.
-        """
-        node = self.graph.by_name[name]
-        producer = self.problem.index["storage" if node.is_leaf else "node", name]
-        closure = self.closures[name] = self._closure(name, [*uses, *next_uses])
-        self.problem.closures[name] = closure.value
-        source, rows, times = producer, self._rows(closure, self.problem.domains[name]), self.folded.times(name)
-        if len(uses) + is_output > 1 or name in self.carried or name in self.first_read:
-            states = closure.value.states
-            free, every = (self.interner.call(make, len(states)) for make in (np.zeros, np.arange))
-            source = self._variable("hub", name, states, free, free)
-            self._edge(producer, source, self._between(closure, rows, every), times)
-            rows = every
-        for use in uses:
-            table = self._between(closure, rows, self._rows(closure, use.domain, use.position))
-            self._edge(source, use.variable, table, use.times)
-        if is_output:
-            column = closure.value.index[self._handed_on(name)]
-            extra = self.interner.call(_last_step, closure, rows, column)
-            self.problem.time_s[source] = self.interner.call(np.add, self.problem.time_s[source], extra)
-
-    def _tie(self, before: str, after: str, times: int) -> None:
-        """What one occurrence of a block gives is laid out for the next one as what the first one reads."""
-        if times == 0 or before in self.constants or after in self.constants:
-            return
-        i, j = (self.problem.index["hub", name] for name in (before, after))
-        states = self.interner.of(self.problem.states[i])
-        self._edge(i, j, self.interner.call(_back_to, self.closures[after], states), times)
-
-    def _held(self, node: Node) -> Domain:
-        """The one choice of a tensor that comes from outside in given layouts."""
-        layouts = self.boundary[node.name]
-        zero = np.zeros(1)
-        return self.interner.get(
-            ("held", layouts), lambda: Domain((tuple(map(str, layouts)),), ((),), (layouts,), zero, zero)
-        )
-
-    def _handed_on(self, name: str) -> Layouts:
-        return self.boundary.get(name, replicated(len(self.sizes)))
-
-    def _rows(self, closure: Interned[Closure], domain: Domain, position: int | None = None) -> Interned[np.ndarray]:
-        return self.interner.call(_states, closure, domain, position)
-
-    def _between(self, closure: Interned[Closure], rows: Interned[np.ndarray], columns: Interned[np.ndarray]) -> Costs:
-        return self.interner.call(_between, closure, rows, columns)
-
-    def _edge(self, i: int, j: int, table: Costs, times: int) -> None:
-        """Add costs between two variables that are paid for so many times."""
-        table = self._many(table, times)
-        if i > j:
-            table = self.interner.call(_flipped, table)
-            i, j = j, i
-        known = self.problem.edges.get((i, j))
-        self.problem.edges[i, j] = table if known is None else self.interner.call(np.add, known, table)
-
-    def _closure(self, name: str, uses: Sequence[TensorUse]) -> Interned[Closure]:
-        made, handed_on, whole = self.problem.domains[name], self._handed_on(name), replicated(len(self.sizes))
-        if self.b.costs.time is not None and name not in self.results:
-            handed_on = whole = _but_for(self.b.costs.time, whole, made.result[0])
-        per_axis = self.interner.get(
-            ("layouts", made, handed_on, *(use[1:3] for use in uses)),
-            lambda: self.interner.of(_by_axis([*made.result, *_wanted(uses), handed_on, whole], len(whole))),
-        )
-        source = source_of(self.graph, self.roots[name])
-        of_parameter, is_view = source.op == "parameter", self.roots[name] != name
-        stored, view = of_parameter and not is_view, of_parameter and is_view
-        summed, again = self.types[source.name].dtype if stored else "", source.name in self.again
-        moved = Moved(stored, view, again, summed, self.way.zero, name in self.way.again.twice)
-        return self.interner.call(self.b.close, self.kinds[name], moved, per_axis)
-
-
-_TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
-
-
-def _wanted(uses: Sequence[TensorUse]) -> list[Layouts]:
-    """The layouts in which readers want a tensor."""
-    return [needs[use.position] for use in uses for needs in use.domain.operands]
-
-
-def _but_for(axis: int, state: Layouts, other: Layouts) -> Layouts:
-    """A state with another's layout on one axis."""
-    return (*state[:axis], other[axis], *state[axis + 1 :])
-
-
-def _by_axis(states: Sequence[Layouts], num_axes: int) -> PerAxis:
-    """Per axis, the layouts that occur in these states."""
-    return tuple(tuple(sorted({state[axis] for state in states})) for axis in range(num_axes))
-
-
-def _states(closure: Closure, domain: Domain, position: int | None) -> np.ndarray:
-    """Which state of the closure each choice of a domain has the tensor in: as its result, or as that operand."""
-    layouts = domain.result if position is None else [needs[position] for needs in domain.operands]
-    return np.array([closure.index[x] for x in layouts], dtype=np.intp)
-
-
-def _between(closure: Closure, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(closure.cost[np.ix_(rows, columns)])
-
-
-def _back_to(closure: Closure, states: tuple[Layouts, ...]) -> np.ndarray:
-    """Costs from each state of the closure to each of these states, which may be others; those first."""
-    known = [closure.index.get(state, -1) for state in states]
-    columns = closure.cost[:, known].T
-    return np.where(np.array(known)[:, None] < 0, np.inf, columns)
-
-
-def _flipped(table: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(table.T)
-
-
-def _last_step(closure: Closure, rows: np.ndarray, column: int) -> np.ndarray:
-    """What it costs to hand a result on in its last state."""
-    return closure.cost[rows, column]
-
-
-def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list[Layout]:
-    return [R, *(x for x in used if x.is_shard), *(S(d) for d, extent in enumerate(shape) if extent % size == 0)]
-
-
-def _restricted(domain: Domain, allowed: Sequence[frozenset[str]]) -> Domain:
-    """The choices that every axis allows. Where they do not divide the sizes together, the last axes stay whole."""
-    for num_axes in range(len(allowed), -1, -1):
-        axes = [*allowed[:num_axes], *([frozenset({"R"})] * (len(allowed) - num_axes))]
-        keep = [i for i, split in enumerate(domain.splits) if all(c in a for c, a in zip(split, axes, strict=True))]
-        if keep:
-            return domain if len(keep) == len(domain) else _subset(domain, keep)
-    raise AssertionError("an operator can always run whole, and a parameter be stored whole")
-
-
-def _subset(domain: Domain, keep: Sequence[int]) -> Domain:
-    return Domain(
-        tuple(domain.splits[i] for i in keep),
-        tuple(domain.operands[i] for i in keep),
-        tuple(domain.result[i] for i in keep),
-        domain.time_s[list(keep)],
-        domain.kept_bytes[list(keep)],
-    )

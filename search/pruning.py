@@ -1,20 +1,34 @@
-"""Choices that no optimum needs: dropped before elimination, which then spans small tables. Exact.
+"""Choices that no optimum needs, a bound of the optimum, and a solution near it, without a table of three variables.
 
 A choice is *dominated* where another one of the same variable costs no more whatever the neighbours do. Beyond that, a
 choice is dropped where a lower bound of every solution that holds it exceeds the cost of a solution that is known.
 The bounds come from sequential reparametrization (Kolmogorov, "Convergent tree-reweighted message passing", 2006):
 cost is moved between a variable and its edges such that no solution's sum changes, and
 
-    bound(v, x) = constant + what is left at choice x of v,        all other parts being at least 0.
+    bound        = constant                                         all other parts being at least 0
+    bound(v, x)  = constant + what is left at choice x of v
+
+A solution is read off by choosing one variable after the other: what is left, with edges to chosen neighbours at their
+choice and to others at their least. Where the bound is tight and has no ties, that is the optimum.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
 
 import numpy as np
 
 Edges = Mapping[tuple[int, int], np.ndarray]
+_CLIPS = 4
+_SWEEPS = 24
+_STALLED = 3
+_RISES = 1e-4
+"""The bound has to rise by so much of itself, or a better solution be found, for more sweeps to be worth their time."""
+TOLERANCE = 1e-9
+"""Relative to the costs that bounds are made of: far above their rounding, far below what matters."""
 
 
 def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
@@ -32,34 +46,83 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
     return np.array(sorted(winners), dtype=np.intp)
 
 
-def lower_bounds(unary: Sequence[np.ndarray], edges: Edges, clip: float, num_sweeps: int = 4) -> list[np.ndarray]:
-    """For every choice of every variable, a lower bound of the cost of all solutions that hold it.
+@dataclass(frozen=True)
+class Relaxed:
+    """A solution and its cost, a lower bound of all, and for every choice one of all solutions that hold it.
+
+    `slack`: by how much rounding may have made the bounds too high.
+    """
+
+    choices: tuple[int, ...]
+    objective: float
+    bound: float
+    bounds: list[np.ndarray]
+    slack: float
+
+    @property
+    def is_tight(self) -> bool:
+        return self.objective <= self.bound + self.slack
+
+
+def relax(unary: Sequence[np.ndarray], edges: Edges) -> Relaxed:
+    """Sweeps until the bound meets the cost of a solution, or rises no more. Costs are not negative."""
+    best, bound, bounds = ((0,) * len(unary), inf), 0.0, [np.zeros(len(table)) for table in unary]
+    clip = _some_scale(unary, edges)
+    for _ in range(_CLIPS):
+        model, stalled = Reparametrization(unary, edges, clip), 0
+        orders = (range(len(unary)), model.growing())
+        for _ in range(_SWEEPS):
+            before, known = model.constant, best[1]
+            model.sweep(forward=True)
+            model.sweep(forward=False)
+            found = (model.read_off(order) for order in orders)
+            best = min((best, *((x, _cost(unary, edges, x)) for x in found)), key=lambda pair: pair[1])
+            bound = max(bound, model.constant)
+            rises = model.constant > before + _RISES * model.constant or best[1] < known
+            stalled = 0 if rises else stalled + 1
+            if best[1] <= bound + TOLERANCE * clip or stalled == _STALLED:
+                break
+        bounds = [np.maximum(old, new) for old, new in zip(bounds, model.bounds, strict=True)]
+        if best[1] <= clip <= 3 * best[1]:
+            break
+        clip = 1.5 * best[1] if isfinite(best[1]) else 10 * clip
+    return Relaxed(*best, bound, bounds, TOLERANCE * clip)
+
+
+def _some_scale(unary: Sequence[np.ndarray], edges: Edges) -> float:
+    """A cost of about the size of a solution's, where none is known yet."""
+    least = sum(float(table.min()) for table in unary)
+    return 2 * least + max((float(t.max(where=np.isfinite(t), initial=0.0)) for t in edges.values()), default=0.0)
+
+
+def _cost(unary: Sequence[np.ndarray], edges: Edges, choices: Sequence[int]) -> float:
+    own = sum(float(table[c]) for table, c in zip(unary, choices, strict=True))
+    return own + sum(float(table[choices[i], choices[j]]) for (i, j), table in edges.items())
+
+
+class Reparametrization:
+    """Costs that are moved about; `constant` is a lower bound of all solutions, `bounds` has those of every choice.
 
     Costs above `clip` count as `clip`: infinities cannot be moved, and lower costs only make lower bounds. Choose a
-    little more than the cost of a known solution. Costs are not negative.
+    little more than the cost of a known solution.
     """
-    return _Reparametrization(unary, edges, clip).bounds(num_sweeps)
 
-
-class _Reparametrization:
     def __init__(self, unary: Sequence[np.ndarray], edges: Edges, clip: float) -> None:
         self.unary = [np.minimum(table, clip) for table in unary]
         self.edges = [np.minimum(table, clip) for table in edges.values()]
         self.constant = 0.0
+        self.bounds = [np.zeros(len(table)) for table in unary]
         self.around: list[list[tuple[int, int]]] = [[] for _ in unary]  # of each variable: (neighbour, edge)
         for e, (i, j) in enumerate(edges):
             self.around[i].append((j, e))
             self.around[j].append((i, e))
 
-    def bounds(self, num_sweeps: int) -> list[np.ndarray]:
-        best = [np.zeros(len(table)) for table in self.unary]
-        for sweep in range(num_sweeps):
-            forward = sweep % 2 == 0
-            for v in range(len(best)) if forward else reversed(range(len(best))):
-                self._pull(v)
-                best[v] = np.maximum(best[v], self.constant + self.unary[v])
-                self._push(v, [(n, e) for n, e in self.around[v] if (n > v) == forward])
-        return best
+    def sweep(self, *, forward: bool) -> None:
+        """Move costs along the order of the variables, or against it."""
+        for v in range(len(self.unary)) if forward else reversed(range(len(self.unary))):
+            self._pull(v)
+            self.bounds[v] = np.maximum(self.bounds[v], self.constant + self.unary[v])
+            self._push(v, [(n, e) for n, e in self.around[v] if (n > v) == forward])
 
     def _pull(self, v: int) -> None:
         """Move into a variable what its edges cost at least at each choice, and into the constant what it does."""
@@ -80,3 +143,29 @@ class _Reparametrization:
         for n, e in later:
             self.edges[e] += share[:, None] if v < n else share
         self.unary[v] = share * (most - len(later))
+
+    def growing(self) -> list[int]:
+        """An order in which next is a variable that has the most neighbours before it."""
+        before, order, seen = [0] * len(self.unary), list[int](), set[int]()
+        heap = [(0, v) for v in range(len(self.unary))]
+        while heap:
+            num, v = heapq.heappop(heap)
+            if v in seen or -num != before[v]:
+                continue
+            seen.add(v)
+            order.append(v)
+            for n, _ in self.around[v]:
+                before[n] += 1
+                heapq.heappush(heap, (-before[n], n))
+        return order
+
+    def read_off(self, order: Sequence[int]) -> tuple[int, ...]:
+        """Choices that are made in this order."""
+        chosen = [-1] * len(self.unary)
+        for v in order:
+            total = self.unary[v]
+            for n, e in self.around[v]:
+                table = self.edges[e] if v < n else self.edges[e].T
+                total = total + (table.min(axis=1) if chosen[n] < 0 else table[:, chosen[n]])
+            chosen[v] = int(total.argmin())
+        return tuple(chosen)

@@ -1,4 +1,8 @@
-"""What would make a model fit that does not: each way costed by the same model, the cheapest first."""
+"""What would make a model fit that does not, the fastest way first.
+
+More devices, a smaller batch and offload are costed by the same model; pipeline stages are estimated by a formula over
+what one stage takes, with no search over their layouts.
+"""
 
 from __future__ import annotations
 
@@ -89,6 +93,6 @@ def _stages(tuner: Tuner) -> Iterator[Remedy]:
             rest = memory.total_bytes - memory.activations_bytes - constant
             if constant + (rest + in_flight) / stages <= solver.limit_bytes:
                 step_s = found.prediction.step_s / stages * (1 + (stages - 1) / count)
-                what = f"{stages} pipeline stages of {n // stages} devices with {count} microbatches (costed, not run)"
-                yield Remedy(what, step_s)
+                how = f"devices of each: {n // stages}, microbatches: {count}; estimated, not run"
+                yield Remedy(f"{stages} pipeline stages ({how})", step_s)
                 return

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardwright.pcg.analysis import constant_nodes, is_whole
+from shardwright.pcg.analysis import constant_nodes, following, is_whole
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.inference import following
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.optable import ROWS
 from shardwright.search.problem import Restrict

@@ -23,11 +23,12 @@ from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.search.blocks import blocked_choices
+from shardwright.search.building import ProblemBuilder
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.folding import Folded
 from shardwright.search.materialize import materialize
-from shardwright.search.problem import Problem, ProblemBuilder, Restrict, Way
+from shardwright.search.problem import Problem, Restrict, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction
 
 _HULL_STEPS = 8
@@ -35,8 +36,6 @@ _HULL_TOLERANCE = 1e-4
 _HIGHEST_PRICE = 1e6
 _MEMORY_TRIES = 3
 _NEARLY = 1.5
-SHARED: tuple[Zero, ...] = ("zero-1", "zero-2", "zero-3")
-"""Lifetimes of gathered parameters, the longest first: the fewer bytes are sent, the more are kept."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class Solver:
         limit: float = self.limit_bytes - self.cluster.device.context_bytes
         fastest = eliminator.solve(problem)
         if limit < kept_bytes(problem, fastest) <= _NEARLY * limit:  # not all of that is there at once
-            draft = _Draft(name, fastest.objective, (problem, fastest, 0.0), tuple(roles), execution, priced)
+            draft = _Draft(name, fastest.bound, (problem, fastest, 0.0), tuple(roles), execution, priced)
             found = self._finish(draft, folded, different(zeros, mesh))
             if found.fits:
                 return found
@@ -164,7 +163,7 @@ class Solver:
         assert best is not None
         return best
 
-    def again_whole(self, graph: Graph, candidate: Candidate, cutoff_s: float = inf) -> Candidate:
+    def again_whole(self, graph: Graph, candidate: Candidate) -> Candidate:
         """The same for the whole graph, of which a candidate has only a few blocks: at its price of a byte, if it fits.
 
         Else it is solved as if nothing were known.
@@ -173,12 +172,12 @@ class Solver:
         problem, eliminator = self.problem(whole, c.mesh, c.roles, c.execution, c.priced)
         price = c.solved[2] * (1 + _HULL_TOLERANCE)  # at the edge of the hull that crosses the limit: its smaller end
         solution = eliminator.solve(problem, price)
-        bound_s = solution.objective - price * (self.limit_bytes - self.cluster.device.context_bytes)
+        bound_s = solution.bound - price * (self.limit_bytes - self.cluster.device.context_bytes)
         made = _Draft(c.name, bound_s, (problem, solution, price), c.roles, c.execution, c.priced)
         found = self._finish(made, whole, (c.zero,))
         if found.fits or not c.fits:
             return found
-        return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.zero, "zero-3"), c.priced, cutoff_s)
+        return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.zero, "zero-3"), c.priced)
 
     def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Zero]) -> Candidate:
         """With the first lifetime that fits or with the last one, whichever is better."""
@@ -238,25 +237,27 @@ def within_memory(
 ) -> tuple[Solution, float, bool, float]:
     """The fastest solution found within `limit` bytes, a lower bound of any, whether there is one, its price of a byte.
 
-    Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and objective - price * limit
+    Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and its bound - price * limit
     bounds every solution within the limit from below. The price walks along the lower hull of (bytes, seconds) to the
     edge that crosses the limit. The walk ends early where the bound reaches `cutoff_s`, the time of a plan that is
     known already. A limit of nothing or less only leaves the smallest.
     """
     over = eliminator.solve(problem)
-    bound_s = over.objective
+    bound_s = over.bound
     if kept_bytes(problem, over) <= limit or bound_s >= cutoff_s:
         return over, bound_s, kept_bytes(problem, over) <= limit, 0.0
     price = _HIGHEST_PRICE * over.objective / max(limit, 1.0)
     best = eliminator.solve(problem, price)
-    bound_s = max(bound_s, best.objective - price * limit)
+    bound_s = max(bound_s, best.bound - price * limit)
     if kept_bytes(problem, best) > limit:
         return best, bound_s, False, price
     for _ in range(_HULL_STEPS):
         (over_s, over_bytes), (best_s, best_bytes) = (_time_and_bytes(problem, s) for s in (over, best))
+        if best_s <= over_s:  # of solutions that are no optima
+            break
         price = (best_s - over_s) / (over_bytes - best_bytes)
         found = eliminator.solve(problem, price)
-        bound_s = max(bound_s, found.objective - price * limit)
+        bound_s = max(bound_s, found.bound - price * limit)
         if found.objective >= over_s + price * over_bytes - _HULL_TOLERANCE * over_s or bound_s >= cutoff_s:
             break
         if kept_bytes(problem, found) <= limit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
@@ -29,10 +29,7 @@ class Space(NamedTuple):
     @property
     def data_degree(self) -> int:
         """Among how many devices the batch has to be divisible."""
-        degree = 1
-        for role, size in zip(self.roles, self.mesh.sizes, strict=True):
-            degree *= size if role in (DATA, ZERO) else 1
-        return degree
+        return prod(size for role, size in zip(self.roles, self.mesh.sizes, strict=True) if role in (DATA, ZERO))
 
 
 def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:

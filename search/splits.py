@@ -54,7 +54,7 @@ def batch_nodes(graph: Graph) -> frozenset[str]:
 def cuts(graph: Graph) -> list[str]:
     """The nodes that every path from the batch to the loss passes, in order; the loss is the last."""
     stream = batch_nodes(graph)
-    loss = dict(graph.outputs)["loss"]
+    loss = graph.loss
     if loss not in stream:
         return []
     backwards = nx.DiGraph()
@@ -140,7 +140,7 @@ def _inside(graph: Graph, needed: set[str]) -> list[Node]:
 def transplant(graph: Graph, old: Leaf, new: Graph) -> Graph:
     """The graph with a leaf's nodes replaced by another graph of the same inputs and result. It is not validated."""
     removed = {n.name for n in old.graph.nodes if not n.is_leaf}
-    result = dict(new.outputs)["loss"]
+    result = new.loss
     taken = {n.name for n in graph.nodes if n.name not in removed}
     names = {n.name: n.name for n in new.nodes if n.is_leaf}
     fresh: list[Node] = []

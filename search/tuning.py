@@ -26,7 +26,7 @@ from shardwright.search.spaces import Space, baselines, divided, free_spaces, mi
 
 Progress = Callable[[str], None]
 _NEAR = 1.1
-"""What is this much slower than the best plan of hand is not searched for on every mesh."""
+"""Where a plan is this much slower than the best one by now, layouts for the other lifetime are not tried."""
 _MODES: dict[Recompute, str] = {
     "none": "", "selective": ", selective recomputation", "full": ", full recomputation",
 }  # fmt: skip
@@ -99,11 +99,9 @@ class Tuner:
         found: list[tuple[Candidate, Space, Sequence[RecomputeMode]]] = []
         for space in free_spaces(self.solver.cluster.num_devices):
             modes = self.modes
-            cutoff_s = inf
             if best is not None and best.fits:
                 modes = list[RecomputeMode]((best.execution.recompute,))
-                cutoff_s = _NEAR * best.prediction.serial_s
-            own = min(self.ways(space, modes, cutoff_s), key=rank)
+            own = min(self.ways(space, modes), key=rank)
             best = own if best is None else min(best, own, key=rank)
             found.append((own, space, modes))
             yield self._told(own)
@@ -118,30 +116,28 @@ class Tuner:
         self.progress(f"{named(candidate)} on {candidate.mesh}: {p.step_s * 1e3:.1f} ms{unfit}")
         return candidate
 
-    def ways(
-        self, space: Space, modes: Sequence[RecomputeMode] | None = None, cutoff_s: float = inf
-    ) -> Iterator[Candidate]:
+    def ways(self, space: Space, modes: Sequence[RecomputeMode] | None = None) -> Iterator[Candidate]:
         """For each kind of recomputation that could be the best, the best number of microbatches."""
         fastest_s = inf
         for mode in modes or self.modes:
             if fastest_s < inf and self.ideal_s(mode) >= fastest_s:
                 continue
-            found = min(self._microbatches(space, mode, cutoff_s), key=rank)
+            found = min(self._microbatches(space, mode), key=rank)
             fastest_s = min(fastest_s, found.prediction.step_s if found.fits else inf)
             yield found
 
-    def _microbatches(self, space: Space, mode: RecomputeMode, cutoff_s: float) -> Iterator[Candidate]:
+    def _microbatches(self, space: Space, mode: RecomputeMode) -> Iterator[Candidate]:
         """From where the space before it fitted, to the fewest that fit, and on while that is faster."""
         counts = divided(space, self.counts, self.pins.size)
         number, too_few = min(self._start.get(mode, 0), len(counts) - 1), -1
-        found = self._try(space, mode, counts[number], cutoff_s)
+        found = self._try(space, mode, counts[number])
         yield found
         while not found.fits and number + 1 < len(counts):
             too_few, number = number, self._next(found, counts, number)
-            found = self._try(space, mode, counts[number], cutoff_s)
+            found = self._try(space, mode, counts[number])
             yield found
         while found.fits and number - 1 > too_few:
-            less = self._try(space, mode, counts[number - 1], cutoff_s)
+            less = self._try(space, mode, counts[number - 1])
             yield less
             if rank(less) >= rank(found):
                 break
@@ -149,7 +145,7 @@ class Tuner:
         self._start[mode] = number
         while found.fits and found.is_tight and number + 1 < len(counts):
             number += 1
-            more = self._try(space, mode, counts[number], cutoff_s)
+            more = self._try(space, mode, counts[number])
             yield more
             if rank(more) >= rank(found):
                 break
@@ -164,14 +160,12 @@ class Tuner:
         enough = (n for n in range(number + 1, len(counts)) if counts[n] >= 0.8 * factor * counts[number])
         return next(enough, len(counts) - 1)
 
-    def _try(self, space: Space, mode: RecomputeMode, count: int, cutoff_s: float) -> Candidate:
+    def _try(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
         """With layouts for gathers of the likeliest lifetime; where that comes near the best plan, of the other too."""
         execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
         best: Candidate | None = None
         for priced in _priced(space.zeros, mesh):
-            found = self.solver.solve(
-                self.folded, mesh, space.roles, space.name, execution, space.zeros, priced, cutoff_s
-            )  # fmt: skip
+            found = self.solver.solve(self.folded, mesh, space.roles, space.name, execution, space.zeros, priced)
             best = found if best is None else min(best, found, key=rank)
             if not best.fits or best.prediction.step_s > _NEAR * self.fastest_s:
                 break

@@ -7,27 +7,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.judging import jury
 from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule, lower
-from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.capture import Captured, capture, split_batch
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Precision
-from shardwright.ranks import agree, check_world, on_all_ranks
-from shardwright.reports.facts import memory_verdict
-from shardwright.reports.wording import infeasible
+from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
+from shardwright.reports.facts import fits, memory_verdict
+from shardwright.reports.wording import SEARCHED, infeasible
 from shardwright.search.check import check_plan
 from shardwright.search.pins import RecomputeMode
-from shardwright.search.plan import Plan
+from shardwright.search.plan import Alternative, Plan
 from shardwright.search.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
 
@@ -75,11 +77,12 @@ def certified_choices() -> Certified:
     return Certified()
 
 
-def _certified(rules: str | os.PathLike[str] | None, progress: Progress | None) -> Certified:
+def certified_by(rules: str | os.PathLike[str] | None, progress: Progress | None) -> Certified:
     """What a rule file allows, or the shipped catalogue."""
     if rules is None:
         return certified_choices()
-    return Certified.of_file(Path(rules), progress or (lambda message: None))
+    tell = progress or (lambda message: None)
+    return Certified.of_file(Path(rules), tell, jury(tell))
 
 
 def plan(
@@ -93,7 +96,7 @@ def plan(
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
     per_microbatch: PerMicrobatch | None = None,
-    precision: Precision | None = None,
+    precision: Precision | Sequence[Precision] | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -120,10 +123,11 @@ def plan(
         precision: "amp_bf16" and "amp_fp16": what `torch.autocast` runs in 16 bits, with weights, their gradients and
             optimizer states in float32. "tf32": matrix products in tf32. "fp8" can be costed, not run. "fp32", "bf16"
             and "fp16" check that the model is in that dtype. By default the model's own dtypes; a `torch.autocast` in
-            the model is kept in any case.
+            the model is kept in any case. Of several, the search chooses the fastest one that fits.
         strict: an operator without a row in the op table is an error; otherwise it runs replicated.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
-            that it holds. Rules in it that are not certified are proven, or left out, which `progress` is told.
+            that it holds. Rules that this machine has not proven yet are proven now, or left out, which `progress` is
+            told; proofs are kept in the cache folder.
         progress: called with a line of text now and then.
 
     Raises:
@@ -133,10 +137,9 @@ def plan(
             `fits(plan)` of `shardwright.reports.facts` is False, and `shardwright plan` ends with status 3.
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
-    certified = _certified(rules, progress)
+    certified = certified_by(rules, progress)
     guide = Guide(mesh, roles, microbatches, recompute, per_microbatch)
-    captured = _capture(model, args, kwargs, strict, progress, precision, guide.statistics)
-    return _plan(model, cluster, captured, certified, guide, progress)
+    return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress)[0]
 
 
 def compile(
@@ -151,7 +154,7 @@ def compile(
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
     per_microbatch: PerMicrobatch | None = None,
-    precision: Precision | None = None,
+    precision: Precision | Sequence[Precision] | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -161,7 +164,8 @@ def compile(
     """This rank's program for training `model`, as a module whose parameters are DTensors under the model's own names.
 
     Call it on every rank of a run that `torchrun` (or `shardwright run`) started, with the same model and arguments.
-    Rank 0 plans and every rank gets its plan. Without example inputs the module captures and plans at its first call.
+    Rank 0 captures and plans, and every rank gets its plan: ranks may trace the model in different orders, as where it
+    loops over a `set`. Without example inputs the module captures and plans at its first call.
 
     A step takes one global batch, of the captured shapes and the same on every rank, and each rank uses its part of it.
     Where `input_layouts` shards a tensor, a rank may pass its own shard alone. A batch of its own per rank in the
@@ -181,7 +185,7 @@ def compile(
         per_microbatch: as in `plan`; a given plan has its own.
         precision: as in `plan`; a given plan has its own.
         strict: as in `plan`.
-        rules: as in `plan`; every rank reads the file. A plan that rewrites the model by rules of a file needs it too.
+        rules: as in `plan`; rank 0 reads the file. A plan that rewrites the model by rules of a file needs it too.
         progress: as in `plan`; called on rank 0 only.
         timeout_s: after this long a collective that waits for another rank is an error.
         check_inputs: when to compare across ranks what they pass, by a digest: in the "first" three steps, "always"
@@ -192,7 +196,8 @@ def compile(
         PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device.
         InfeasibleError: no plan is predicted to fit the devices; its `plan` is the smallest, in case you know better.
         RuleError: the rule file cannot be read, or no rule of it can be used.
-        DistributedError: as many ranks are running as the plan is not for, or another rank failed.
+        DistributedError: as many ranks are running as the plan is not for, another rank failed, or this one has another
+            model or a batch of other shapes than rank 0.
     """
     from shardwright.lazy import LazyParallelModule
 
@@ -203,23 +208,30 @@ def compile(
         raise PlanError(
             f"plan= was given together with {' and '.join(named)}, which guide the search; give one or the other"
         )
-    if given is not None and precision not in (None, given.precision):
+    if given is not None and given.precision not in (_several(precision) if precision else [given.precision]):
         raise PlanError(f"precision={precision!r} was given with a plan for {given.precision!r}; leave it out")
-    own = given.precision if given is not None else precision
-    statistics = guide.statistics if given is None else statistics_of(given)
     target = _target(cluster, given)
     check_world(target.num_devices)
 
     def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
-        captured = _capture(model, args, kwargs, strict, progress, own, statistics)
-        certified = on_all_ranks(lambda: _certified(rules, progress))
-        agreed = agree(lambda: given or _feasible(_plan(model, target, captured, certified, guide, progress)))
-        on_all_ranks(lambda: check_plan(agreed, captured.graph, certified.by_name()))
+        def planned() -> tuple[Plan, dict[str, Tensor]]:
+            certified = certified_by(rules, progress)
+            if given is None:
+                found, captured = _searched(model, target, args, kwargs, certified, guide, strict, precision, progress)
+                _check_feasible(found)
+            else:
+                own = given.precision, statistics_of(given)
+                found, captured = given, _capture(model, args, kwargs, strict, progress, *own)
+                check_plan(given, captured.graph, certified, certified.by_name())
+            return found, {name: value.cpu() for name, value in captured.constants.items()}
+
+        same_on_all_ranks(lambda: model_facts(model, args, kwargs))
+        agreed, constants = from_rank_0(planned, "the plan")
         return lower(
             agreed.graph,
             model,
-            constants=captured.constants,
-            options=captured.options,
+            constants=constants,
+            options=split_batch(model, args, kwargs)[1],
             precision=agreed.precision,
             timeout_s=timeout_s,
             execution=agreed.execution,
@@ -269,7 +281,7 @@ def _plan(
         captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, guide.roles),
         microbatches=guide.microbatches, recompute=guide.recompute,
     )  # fmt: skip
-    check_plan(found, captured.graph, rules)
+    check_plan(found, captured.graph, certified, rules)
     return found
 
 
@@ -277,11 +289,43 @@ def _grid(mesh: MeshLike | None) -> Mesh | None:
     return mesh if isinstance(mesh, Mesh) or mesh is None else Mesh.of(**mesh)
 
 
-def _feasible(found: Plan) -> Plan:
-    """The plan, if it is not larger than the devices."""
+def _searched(
+    model: nn.Module,
+    cluster: Cluster,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    certified: Certified,
+    guide: Guide,
+    strict: bool,
+    precision: Precision | Sequence[Precision] | None,
+    progress: Progress | None,
+) -> tuple[Plan, Captured]:
+    """The best plan of all precisions, the others among its alternatives, and the capture that it is for."""
+    found: list[tuple[Plan, Captured]] = []
+    for own in _several(precision):
+        captured = _capture(model, args, kwargs, strict, progress, own, guide.statistics)
+        found.append((_plan(model, cluster, captured, certified, guide, progress), captured))
+    best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
+    others = tuple(
+        Alternative(f"{SEARCHED}{p.mesh}, {p.precision}", p.mesh, p.prediction, fits(p))
+        for p, _ in found
+        if p is not best
+    )
+    return replace(best, alternatives=(*best.alternatives, *others)), captured
+
+
+def _several(precision: Precision | Sequence[Precision] | None) -> list[Precision | None]:
+    if precision is None or isinstance(precision, str):
+        return [precision]
+    if not precision:
+        raise PlanError("precision=() names none; leave it out for the model's own")
+    return list(dict.fromkeys(precision))
+
+
+def _check_feasible(found: Plan) -> None:
+    """Raise an `InfeasibleError` where the plan is larger than the devices."""
     if memory_verdict(found) == "does not fit":
         raise InfeasibleError(infeasible(found), found)
-    return found
 
 
 def _role_list(mesh: Mesh | None, roles: Roles | None) -> Sequence[str] | None:

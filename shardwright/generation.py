@@ -27,8 +27,10 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.reduction import implications
 from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.verifier.catalogue import Catalogue, Note
+from shardwright.verifier.certificates import RuleVerdict
 from shardwright.verifier.choices import Certified
-from shardwright.verifier.judge import LIMIT_S, RuleVerdict
+from shardwright.verifier.judge import LIMIT_S
+from shardwright.verifier.store import Verdicts
 from shardwright.workers import TELL_EVERY_S, Call, CallEvent, Workers, workers
 
 if TYPE_CHECKING:
@@ -135,6 +137,7 @@ class GenerationRun:
     settings: Settings
     kept: Unfinished
     progress: Progress
+    proven: Verdicts = field(default_factory=Verdicts.here)
     finished: dict[str, Found] = field(default_factory=dict)
     _open: dict[str, list[Equation]] = field(default_factory=dict)
     _counts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -173,11 +176,10 @@ class GenerationRun:
         else:
             rules = list({rule.hash: rule for rule in event.value}.values())
             new = [rule for rule in rules if rule.hash not in self._asked]
-            keys = [rule.hash for rule in new]
-            self._asked.update(keys)
+            self._asked.update(rule.hash for rule in new)
             self._open[source.name] = rules
             self.pool.submit(
-                judging_calls(keys, new, self.settings.limit_s, self.pool.num_jobs, explain=False), first=True
+                judging_calls(new, new, self.settings.limit_s, self.pool.num_jobs, explain=False), first=True
             )
             self._close()
 
@@ -191,8 +193,9 @@ class GenerationRun:
         self.pool.submit([self._generating(source)])
 
     def _judged(self, event: CallEvent) -> None:
-        for key, verdict in verdicts_of(event, self.pool):
-            self._verdicts[key] = verdict
+        judged = list(verdicts_of(event, self.pool))
+        self.proven.keep(judged)
+        self._verdicts.update({rule.hash: verdict for rule, verdict in judged})
         self._close()
 
     def _close(self) -> None:
@@ -266,9 +269,7 @@ def _catalogue(
     implied = implications(list(certified.values()))
     catalogue = Catalogue()
     for key, rule in certified.items():
-        note = Note(implied_by=implied[rule.name])
-        certificate = judged[key][1].certificate
-        catalogue.add(rule, certificate and replace(certificate, name=rule.name), note)
+        catalogue.add(rule, judged[key][1].certificate, Note(implied_by=implied[rule.name]))
     counts["minimal"] = sum(not catalogue.note(key).implied_by for key in catalogue)
     if settings.whole:
         counts.update(_add_shipped(catalogue))
@@ -288,7 +289,7 @@ def _add_shipped(catalogue: Catalogue) -> dict[str, int]:
     known, shipped = {catalogue.rule(key).name for key in catalogue}, Certified()
     missing = [rule for rule in shipped.equations() if rule.name not in known]
     for rule in missing:
-        catalogue.add(rule, shipped.store.certificates[rule.hash])
+        catalogue.add(rule)
     num_equations = len(catalogue)
     catalogue.merge(shipped.store, {"row", "steps"})
     return dict(zip(SHIPPED_COUNTS, (len(missing), len(catalogue) - num_equations), strict=True))

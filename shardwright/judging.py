@@ -1,7 +1,11 @@
-"""Judging rules on all cores: what `shardwright rules verify` and the end of `rules generate` do."""
+"""Judging rules on all cores: what `shardwright rules verify`, the end of `rules generate` and new rule files ask for.
+
+What comes out is kept on this machine (`verifier.store`).
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 from shardwright.reports.report import Paragraph, Report
 from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.verifier.catalogue import SHIPPED
-from shardwright.verifier.certificates import PROOFS
-from shardwright.verifier.judge import LIMIT_S, RuleVerdict, judge
+from shardwright.verifier.certificates import PROOFS, RuleVerdict
+from shardwright.verifier.judge import LIMIT_S, Jury, judge, one_by_one
 from shardwright.verifier.rulefile import Entry, RuleFile, read_rules
-from shardwright.workers import Call, CallEvent, Workers, workers
+from shardwright.verifier.store import Verdicts
+from shardwright.workers import TELL_EVERY_S, Call, CallEvent, Workers, num_cpus, workers
 
 if TYPE_CHECKING:
     from shardwright.search.planner import Progress
 
 OUTCOMES = ("certified", "refuted", "unknown", "malformed")
 _CHUNK = 16
+_FEW = 64
+"""So many rules are judged sooner than workers start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,7 @@ def verify(
         if base:
             pool.submit([Call("shardwright.judging:prove_lemmas", (), "lemmas")])
         verdicts, lemmas = _judged(pool, rules, progress, limit_s)
+    Verdicts.here().keep(zip(rules, verdicts, strict=True))
     by_place = dict(zip([e.position for e in entries], verdicts, strict=False))
     judged = tuple(Judged(entry, by_place.get(entry.position)) for entry in file.entries)
     rest = tuple(Judged(e, v) for e, v in zip(foundations, verdicts[len(entries) :], strict=True))
@@ -170,6 +178,28 @@ def _judged(
         else:
             found.update(verdicts_of(event, pool))
     return [found[number] for number in range(len(rules))], lemmas
+
+
+def jury(progress: Progress) -> Jury:
+    """Judges on all cores, but for ranks other than the first of a machine, which have one each."""
+
+    def judged(rules: Sequence[Rule]) -> Iterator[tuple[Rule, RuleVerdict]]:
+        num_jobs, told = num_cpus() if os.environ.get("LOCAL_RANK", "0") == "0" else 1, time.monotonic()
+        few = num_jobs < 2 or len(rules) < _FEW
+        for done, found in enumerate(one_by_one(rules) if few else _by_workers(rules, num_jobs), 1):
+            if time.monotonic() - told > TELL_EVERY_S:
+                told = time.monotonic()
+                progress(f"{done} of {len(rules)} rules")
+            yield found
+
+    return judged
+
+
+def _by_workers(rules: Sequence[Rule], num_jobs: int) -> Iterator[tuple[Rule, RuleVerdict]]:
+    with workers(num_jobs) as pool:
+        pool.submit(judging_calls(rules, rules, LIMIT_S, num_jobs, explain=False))
+        for event in pool.events():
+            yield from verdicts_of(event, pool)
 
 
 def outcomes(counts: Mapping[str, int]) -> str:
@@ -199,7 +229,7 @@ def verdicts_of(event: CallEvent, pool: Workers) -> Iterator[tuple[Any, RuleVerd
     if event.kind == "done":
         yield from zip(labels, event.value, strict=True)
     elif event.kind == "died" and len(labels) == 1:
-        yield labels[0], RuleVerdict("unknown", None, f"the prover's process died ({event.value})")
+        yield labels[0], RuleVerdict("unknown", None, f"the prover's process died ({event.value})", final=False)
     elif event.kind == "died":
         alone = [_judge_call([label], [rule], limit_s, explain) for label, rule in zip(labels, rules, strict=True)]
         pool.submit(alone, first=True)

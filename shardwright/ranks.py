@@ -1,16 +1,17 @@
-"""What the ranks of one run agree on: how many they are, one plan for all, and that an error on one ends all."""
+"""What ranks of one run agree on: how many they are, what rank 0 makes for all, and that an error on one ends all."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
-from typing import TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from shardwright.pcg.capture import flat_batch, names_by_first, split_batch
 from shardwright.pcg.errors import DistributedError, ShardwrightError
-from shardwright.search.plan import Plan
 
 T = TypeVar("T")
 
@@ -33,23 +34,69 @@ def check_world(num_devices: int) -> None:
         )
 
 
-def agree(make: Callable[[], Plan]) -> Plan:
-    """Rank 0's plan, on every rank; where rank 0 fails, every rank raises."""
+def from_rank_0(make: Callable[[], T], what: str) -> T:
+    """What rank 0 makes, on every rank (pickled); where rank 0 fails to make `what`, every rank raises."""
     if world_size() == 1:
         return make()
-    message: list[str | None] = [None, None]
+    message: list[Any] = [None, None]
     failure: Exception | None = None
     if dist.get_rank() == 0:
         try:
-            message[0] = json.dumps(make().to_json())
+            message[0] = make()
         except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know
             failure, message[1] = error, f"{type(error).__name__}: {error}"
     dist.broadcast_object_list(message, src=0)
     if failure is not None:
         raise failure
-    if message[0] is None:
-        raise DistributedError(f"rank 0 could not make the plan: {message[1]}")
-    return Plan.from_json(json.loads(message[0]), "the plan of rank 0")
+    if message[1] is not None:
+        raise DistributedError(f"rank 0 could not make {what}: {message[1]}")
+    return message[0]
+
+
+def model_facts(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """What must be the same on all ranks of a model and its batch, in words, by what it is of.
+
+    Raises `CaptureError` where the model does not take the batch.
+    """
+    facts = {"the model": type(model).__name__}
+    for name, module in model.named_modules(remove_duplicate=False):
+        facts[f"module {name!r}"] = "in train mode" if module.training else "in eval mode"
+    values = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    for names in names_by_first(values).values():
+        for name in names:
+            kind = "trained" if values[name].requires_grad else "not trained"
+            facts[f"tensor {name!r}"] = ", ".join([_type(values[name]), kind, *sorted(n for n in names if n != name)])
+    tensors, options = split_batch(model, args, kwargs)
+    for name, value in {**flat_batch(tensors), **options}.items():
+        facts[f"batch: {name!r}"] = _type(value)
+    return facts
+
+
+def _type(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    plain = all(x is None or isinstance(x, (bool, int, float, str)) for x in tree_leaves(value))
+    return repr(value) if plain else type(value).__name__  # where an object lies in memory differs
+
+
+def same_on_all_ranks(tell: Callable[[], Mapping[str, str]]) -> None:
+    """Raise a `DistributedError` on every rank where facts, by what they are of, are not those of rank 0.
+
+    `tell` runs on every rank; where it fails on one, every rank raises.
+    """
+    facts = on_all_ranks(tell)
+    first = from_rank_0(lambda: facts, "the facts")
+    on_all_ranks(lambda: _compare(facts, first))
+
+
+def _compare(facts: Mapping[str, str], first: Mapping[str, str]) -> None:
+    for name in sorted(facts.keys() | first.keys()):
+        mine, other = facts.get(name, "missing"), first.get(name, "missing")
+        if mine != other:
+            raise DistributedError(
+                f"{name} is {mine} on rank {dist.get_rank()} and {other} on rank 0; build the same model, and pass a "
+                "batch of the same shapes and options, on every rank"
+            )
 
 
 def on_all_ranks(check: Callable[[], T]) -> T:

@@ -1,8 +1,9 @@
 """What is kept of an unfinished run of the generator, so that the same command goes on where it stopped.
 
 Beside the file that is being written stands a folder, `FILE.partial`: `run.json` says of which arguments and code it
-is, `lock` is locked while a run writes there, and every finished context is a file of candidates and verdicts. A folder
-of other arguments or code is emptied.
+is, `lock` is locked while a run writes there, and every finished context is a file of candidates and verdicts. These
+decide what the file proposes; a search believes the proofs of this machine (`verifier.store`). A folder of other
+arguments or code is emptied.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import shutil
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ from shardwright.pcg.errors import RuleError
 from shardwright.pcg.files import write_whole
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.wellformed import equation_from_json
-from shardwright.verifier.certificates import Certificate
-from shardwright.verifier.judge import RuleVerdict
+from shardwright.verifier.certificates import RuleVerdict
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Unfinished:
 
     def save(self, name: str, found: Found) -> None:
         """Keep a finished context."""
-        rules = [{**asdict(verdict), "rule": rule.to_json()} for rule, verdict in found.rules]
+        rules = [{**asdict(replace(v, certificate=None)), "rule": rule.to_json()} for rule, v in found.rules]
         _write(self._file(name), {"counts": found.counts, "rules": rules})
 
     def _file(self, name: str) -> Path:
@@ -108,8 +108,4 @@ def _write(path: Path, data: object) -> None:
 
 
 def _verdict(data: Mapping[str, Any]) -> RuleVerdict:
-    kept = data["certificate"]
-    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in (kept or {}).items()}
-    return RuleVerdict(
-        data["outcome"], Certificate(**fields) if kept else None, data["reason"], data["hint"], data["time_s"]
-    )
+    return RuleVerdict(data["outcome"], None, data["reason"], data["hint"], data["time_s"], data["final"])

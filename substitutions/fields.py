@@ -93,9 +93,12 @@ def texts_map(data: Mapping[str, Any], key: str, read: Callable[[str], T]) -> di
 
 
 def digest(data: Mapping[str, Any]) -> str:
-    """Names a rule: SHA-256 over its JSON form, as we write it, without its name."""
+    """Names a rule: SHA-256 over its JSON form, as we write it, without its name.
+
+    Proofs are kept under it, so it is not shortened: two rules of one short hash can be made, one of them true.
+    """
     named = {key: value for key, value in data.items() if key != "name"}
-    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
 
 def flag(data: Mapping[str, Any], key: str, default: bool = False) -> bool:

@@ -24,6 +24,17 @@ def kind_of(rule: Rule) -> str:
     return "row" if isinstance(rule, RowRule) else "steps"
 
 
+def json_kind(data: Mapping[str, Any]) -> str:
+    """What `kind_of` says of the rule, from its JSON form."""
+    form = str(data["form"])
+    return form if form != "equation" else "placement" if data.get("axes") else "serial"
+
+
+def json_name(data: Mapping[str, Any]) -> str:
+    """The name of a rule from its JSON form; row rules have no such field."""
+    return str(data.get("name") or f"{data['row']} [{data['pattern']}] by {data['choice']}")
+
+
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Rule]] = {
     "row": RowRule.from_json,
     "steps": StepRule.from_json,

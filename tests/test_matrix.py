@@ -16,6 +16,8 @@ from bench.matrix import Cell, page, run_cell
 from bench.plans import CASES, TRAINING, Case, fast_links
 from bench.replicated import describe
 from shardwright.pcg.mesh import Mesh
+from shardwright.search.restrict import TENSOR
+from tests.each import each
 from tests.models import zoo
 
 SPLITTING = [case for case in CASES if case.name != "searched"]
@@ -41,6 +43,16 @@ def test_two_ranks_equal_one(name: str, case: Case) -> None:
 @pytest.mark.parametrize("name", zoo())
 def test_four_ranks_equal_one(name: str, case: Case) -> None:
     assert_equals_single_process(name, case)
+
+
+@each("name", ["gpt2", "llama"])
+def test_what_a_model_computes_in_fp32_by_itself_is_compared_in_fp64(name: str) -> None:
+    """The loss of transformers' models, and llama's norms."""
+    prepared = prepare(name, double=True)
+    assert not [t for t in prepared.captured.graph.types.values() if t.dtype == "float32"]
+    case = next(c for c in TRAINING if c.roles == (TENSOR,) and c.recompute == "none")
+    cell = run_cell(prepared, case)
+    assert cell.good, cell.failure or cell.errors
 
 
 # ---- the judge itself ----

@@ -85,7 +85,7 @@ def test_its_splits_are_proven_planned_and_priced(case: Case) -> None:
     plan, node = planned(case)
     assert Certified().of(case.captured.graph, next(case.captured.graph.leaves(ROW.name))) == {"R", "C", "_0", "_1"}
     assert node.split == ("_1",)
-    check_plan(plan, case.captured.graph)
+    check_plan(plan, case.captured.graph, Certified())
     assert predict(plan.graph, plan.cluster).step_s == plan.prediction.step_s
 
 

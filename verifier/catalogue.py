@@ -1,12 +1,12 @@
-"""The catalogue: the file of rules, with the certificates they earned (docs/rules.md).
+"""The catalogue: the file of rules (docs/rules.md), and the certificates that they earned, which no such file holds.
 
-    {"version": 1, "prover": {…}, "generator": {…}, "rules": [
-    {"form": "equation", "name": "linear_of_sum", …, "certificate": {"axioms": […]}},
+    {"version": 1, "generator": {…}, "rules": [
+    {"form": "equation", "name": "linear_of_sum", …},
     …]}
 
-One is shipped (`rules.json`, everything the model zoo needs); what it lacks is proven on demand, in milliseconds, and
-kept for the process. A catalogue names the prover that its certificates are from; after a change to the prover or to
-the semantics of a row, they are ignored as a whole and everything is proven anew.
+One is shipped (`rules.json`, everything the model zoo needs), with its proofs beside it (`store`), by rule hash; what
+it lacks is proven on demand, in milliseconds, and kept for the process. After a change to the prover or to the
+semantics of a row, the proofs are ignored as a whole and everything is proven anew.
 
 This reader is for files that we wrote: it hashes every rule and parses one when it is asked for. `rulefile` reads files
 of any origin, and says of each rule what is wrong with it.
@@ -24,13 +24,14 @@ from shardwright.pcg.errors import RuleError
 from shardwright.pcg.files import write_whole
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.fields import digest, shown
-from shardwright.substitutions.rules import Rule, rule_from_json
-from shardwright.verifier.certificates import PROOFS, SCOPE, Certificate, prover_digest
+from shardwright.substitutions.rules import Rule, json_kind, json_name, rule_from_json
+from shardwright.verifier.certificates import Certificate
+from shardwright.verifier.store import Verdicts
 
 VERSION = 1
 SHIPPED = Path(__file__).with_name("rules.json")
 NOTES = ("certificate", "implied_by", "search")
-"""What an entry of a catalogue says about its rule."""
+"""What an entry of a file says about its rule. Nobody reads a certificate there: older versions wrote one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,12 @@ class Catalogue:
 
     def add(self, rule: Rule, certificate: Certificate | None = None, note: Note = PLAIN) -> None:
         """Keep a rule, with its certificate if it has one."""
-        key = rule.hash
-        self._rules[key], self._data[key] = rule, rule.to_json()
+        self._rules[rule.hash] = rule
+        self.take(rule.hash, rule.to_json(), certificate, note)
+
+    def take(self, key: str, data: Mapping[str, Any], certificate: Certificate | None, note: Note = PLAIN) -> None:
+        """Keep a rule of this hash and JSON form, which is parsed when it is asked for."""
+        self._data[key] = data
         if certificate is not None:
             self.certificates[key] = certificate
         if note != PLAIN:
@@ -105,7 +110,7 @@ class Catalogue:
     def searched(self) -> tuple[Equation, ...]:
         """The certified serial equations that a search profits from: neither implied by others nor steps of proofs."""
         proven = (key for key in self if key in self.certificates and self.note(key) == PLAIN)
-        wanted = (self.rule(key) for key in proven if _kind(self.json(key)) == "serial")
+        wanted = (self.rule(key) for key in proven if json_kind(self.json(key)) == "serial")
         return tuple(rule for rule in wanted if isinstance(rule, Equation))
 
     def forms(self) -> frozenset[str]:
@@ -117,11 +122,9 @@ class Catalogue:
         return self._data[key]
 
     def save(self, path: Path) -> None:
-        """Write the catalogue, one rule a line."""
-        solvers = {c.solver for c in self.certificates.values()}
-        prover = {"digest": prover_digest(), "solver": ", ".join(sorted(solvers)), "scope": SCOPE, "proofs": PROOFS}
-        lines = [json.dumps(self._entry(key, prover), ensure_ascii=False) for key in self.sorted()]
-        head = {"version": VERSION, "prover": prover, "generator": self.generator}
+        """Write the rules, one a line."""
+        lines = [json.dumps(self._entry(key), ensure_ascii=False) for key in self.sorted()]
+        head = {"version": VERSION, "generator": self.generator}
         text = json.dumps(head, ensure_ascii=False)[:-1] + ', "rules": [\n' + ",\n".join(lines) + "\n]}\n"
         write_whole(path, text, "the rules", RuleError, make_folder=True)
 
@@ -131,19 +134,12 @@ class Catalogue:
 
         def place(key: str) -> tuple[int, str, str]:
             data = self.json(key)
-            return order[str(data["form"])], _name(data), key
+            return order[str(data["form"])], json_name(data), key
 
         return sorted(self, key=place)
 
-    def _entry(self, key: str, prover: Mapping[str, object]) -> dict[str, Any]:
+    def _entry(self, key: str) -> dict[str, Any]:
         entry, note = dict(self.json(key)), self.note(key)
-        found = self.certificates.get(key)
-        if found is not None:
-            odd = {"solver": found.solver, "scope": found.scope}
-            told: dict[str, Any] = {name: value for name, value in odd.items() if value != prover[name]}
-            if found.guard != tuple(entry.get("guard", ())):
-                told["guard"] = list(found.guard)
-            entry["certificate"] = {"axioms": list(found.axioms), **told}
         if note.implied_by:
             entry["implied_by"] = list(note.implied_by)
         if not note.search:
@@ -152,45 +148,25 @@ class Catalogue:
 
     @classmethod
     def load(cls, path: Path = SHIPPED) -> Catalogue:
-        """Read a catalogue that we wrote. It comes back empty where another prover made it, or where there is none.
+        """Read a catalogue that we wrote; an empty one where there is none. Certificates are those of the package.
 
         Raises `RuleError` for a file that is not a catalogue, or of another version.
         """
         if not path.exists():
             return cls()
-        data = read_head(path)
-        prover = data.get("prover") or {}
-        if prover.get("digest") != prover_digest():
-            return cls()
+        data, proven = read_head(path), Verdicts.shipped()
         found = cls(generator=data.get("generator") or {})
         for entry in data["rules"]:
-            key = found._take(entry)
-            if "certificate" in entry:
-                told = {**prover, **entry["certificate"]}
-                axioms, guard = tuple(told["axioms"]), tuple(told.get("guard", entry.get("guard", ())))
-                solver, scope = str(told.get("solver")), str(told.get("scope"))
-                proofs = PROOFS[_kind(entry)]
-                found.certificates[key] = Certificate(key, _name(entry), axioms, guard, solver, proofs, scope)
+            key, rule = plain(entry)
+            note = Note(tuple(entry.get("implied_by", ())), entry.get("search", True))
+            found.take(key, rule, proven.certificate(key, rule), note)
         return found
 
-    def _take(self, entry: Mapping[str, Any]) -> str:
-        data = {name: value for name, value in entry.items() if name not in NOTES}
-        key = digest(data)
-        self._data[key] = data
-        if "implied_by" in entry or "search" in entry:
-            self.notes[key] = Note(tuple(entry.get("implied_by", ())), entry.get("search", True))
-        return key
 
-
-def _name(data: Mapping[str, Any]) -> str:
-    """The name of a rule from its JSON form; row rules have no such field."""
-    return str(data.get("name") or f"{data['row']} [{data['pattern']}] by {data['choice']}")
-
-
-def _kind(data: Mapping[str, Any]) -> str:
-    """What `kind_of` says of the rule, from its JSON form."""
-    form = str(data["form"])
-    return form if form != "equation" else "placement" if data.get("axes") else "serial"
+def plain(entry: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The hash and the JSON form of an entry's rule, without what else is said of it."""
+    data = {name: value for name, value in entry.items() if name not in NOTES}
+    return digest(data), data
 
 
 MAX_BYTES = 1 << 28

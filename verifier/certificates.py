@@ -1,7 +1,7 @@
 """Certificates: which rules are proven, from what, and with what. The search asks here and nowhere else.
 
 Equations have two proofs that share no algebra (docs/proofs.md). A certificate takes both: what only one of them proves
-is unknown. Certificates are kept in a `Catalogue`, in memory and in files.
+is unknown. `store` keeps certificates by the hash of their rule; a file of rules cannot claim one.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Literal
 
 from shardwright.pcg.optable import ROWS, keep_attrs
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.rules import Rule, kind_of
+from shardwright.substitutions.rules import Rule, json_kind, json_name, kind_of
+from shardwright.verifier.limits import Late
 from shardwright.verifier.proof import Failure, Proof
 
 PROOFS: Mapping[str, tuple[str, ...]] = {
@@ -48,8 +50,36 @@ class Certificate:
 
         return cls(rule.hash, rule.name, axioms, rule_guard(rule), version(), PROOFS[kind_of(rule)])
 
+    @classmethod
+    def of_json(
+        cls, key: str, data: Mapping[str, Any], axioms: tuple[str, ...], guard: tuple[str, ...], solver: str
+    ) -> Certificate:
+        """The certificate of a rule that was proven before, from its hash and its JSON form."""
+        return cls(key, json_name(data), axioms, guard, solver, PROOFS[json_kind(data)])
 
-_PROVER = ("rows", "algebra", "reals", "placement", "certificates.py", "fit.py", "lemmas.py", "proof.py", "solver.py")
+
+Outcome = Literal["certified", "refuted", "unknown", "malformed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleVerdict:
+    """What became of a rule.
+
+    reason    what broke, where it is not certified: a counterexample as small tensors where one was found
+    hint      a guard under which a refuted rule is true, if one was found
+    final     whether the same prover says the same again: not where time or the process ended first
+    """
+
+    outcome: Outcome
+    certificate: Certificate | None = None
+    reason: str = ""
+    hint: str = ""
+    time_s: float = 0.0
+    final: bool = True
+
+
+_PROVER = ("rows", "algebra", "reals", "placement", "falsifiers", "certificates.py", "fit.py", "judge.py", "lemmas.py",
+           "limits.py", "logic.py", "proof.py", "solver.py")  # fmt: skip
 _TYPES = ("factors", "inference", "layout", "moves", "parallel")
 _FORMS = ("attributes", "equations", "expressions", "pattern", "placement", "primes", "rowrules", "steps", "terms")
 
@@ -79,7 +109,10 @@ def certify(rule: Rule) -> Certificate | str:
     certificate is about operators of that pattern, if there are any. The search derives patterns from operators, and
     `judge` calls those unknown that were not seen in one.
     """
-    proof = prove(rule)
+    try:
+        proof = prove(rule)
+    except Late:
+        return "no proof in time"
     return str(proof.failure) if proof.failure else Certificate.of(rule, proof.axioms)
 
 

@@ -24,7 +24,9 @@ from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES, StepRule
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.certificates import Certificate, certify
+from shardwright.verifier.judge import Jury, one_by_one
 from shardwright.verifier.rulefile import read_rules
+from shardwright.verifier.store import Verdicts
 
 Key = tuple[str, tuple[object, ...], tuple[tuple[tuple[int, ...], str], ...]]
 _RuleKey = tuple[str, Pattern, str]
@@ -94,25 +96,30 @@ class Certified:
         return tuple(rule for rule in STEP_RULES.values() if isinstance(self._prove(rule), Certificate))
 
     @classmethod
-    def of_file(cls, path: Path, note: Callable[[str], None] = lambda text: None) -> Certified:
+    def of_file(
+        cls, path: Path, note: Callable[[str], None] = lambda text: None, judged: Jury = one_by_one
+    ) -> Certified:
         """What a rule file allows. It is the only source of the forms of rules that it holds.
 
-        Rules without a certificate of this prover are proven now; `note` is told of those that are left out.
+        The file only proposes: rules that this machine has not judged yet are `judged` now, and what comes of them is
+        kept. `note` is told of those that are left out.
 
         Raises `RuleError` where the file cannot be read, or no rule of it can be used.
         """
-        file = read_rules(path)
-        for entry in file.malformed:
-            note(f"{path}: left out: {entry.where}: {entry.problem}")
-        store, missing = Catalogue(generator=file.generator), [e for e, _ in file.good if e.certificate is None]
-        if missing:
-            note(f"{path}: proving {len(missing)} rules that have no certificate of this prover")
-        for entry, rule in file.good:
-            found = entry.certificate or certify(rule)
-            if isinstance(found, Certificate):
-                store.add(rule, found, entry.note)
+        verdicts = Verdicts.here()
+        file = read_rules(path, verdicts)
+        new = [e.rule for e in file.entries if not e.problem and e.key not in verdicts]
+        if new:
+            note(f"{path}: judging {len(new)} rules that this machine has not judged yet")
+            verdicts.keep(judged([rule for rule in new if rule is not None]))
+        store = Catalogue(generator=file.generator)
+        for entry in file.entries:
+            found = None if entry.problem else verdicts.certificate(entry.key, entry.data)
+            if found is not None:
+                store.take(entry.key, entry.data, found, entry.note)
             else:
-                note(f"{path}: left out: {entry.where}: {found}")
+                why = entry.problem or verdicts.failure(entry.key).partition("\n")[0]
+                note(f"{path}: left out: {entry.where}: {why}")
         if not len(store):
             raise RuleError(f"{path}: no rule of it can be used; `shardwright rules verify {path}` says why")
         only = store.forms()

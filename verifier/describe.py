@@ -12,6 +12,7 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.terms import Term, Variable, erase
 from shardwright.verifier.algebra.elements import Dim, Evaluator, extent, spliced
 from shardwright.verifier.algebra.shapes import evaluator, known
+from shardwright.verifier.limits import Late
 from shardwright.verifier.placement.typing import Typing
 from shardwright.verifier.proof import BEYOND
 
@@ -64,7 +65,7 @@ def _reached(find: Callable[[], T]) -> T | None:
     """What the verifier finds; None where it cannot."""
     try:
         return find()
-    except (ShardwrightError, *BEYOND):
+    except (ShardwrightError, Late, *BEYOND):
         return None
 
 

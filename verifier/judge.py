@@ -6,10 +6,10 @@ Whatever a rule looks like, judging it ends: with a verdict, within a time limit
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.equations import Equation
@@ -17,7 +17,7 @@ from shardwright.substitutions.rowrules import RowRule
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import StepRule
 from shardwright.verifier.catalogue import SHIPPED, read_head
-from shardwright.verifier.certificates import Certificate, prove
+from shardwright.verifier.certificates import Certificate, RuleVerdict, prove
 from shardwright.verifier.falsifiers.exactness import inexact, reduces
 from shardwright.verifier.falsifiers.falsify import falsify_row
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
@@ -26,24 +26,16 @@ from shardwright.verifier.limits import Late, limit
 
 T = TypeVar("T")
 LIMIT_S = 20.0
-"""Seconds for one rule; what takes longer is unknown."""
+"""Seconds of this process for one rule; what takes longer is unknown."""
 _HINT_S = 3.0
-Outcome = Literal["certified", "refuted", "unknown", "malformed"]
+Jury = Callable[[Sequence[Rule]], Iterator[tuple[Rule, RuleVerdict]]]
+"""Judges many rules, in any order."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuleVerdict:
-    """What became of a rule.
-
-    reason    what broke, where it is not certified: a counterexample as small tensors where one was found
-    hint      a guard under which a refuted rule is true, if one was found
-    """
-
-    outcome: Outcome
-    certificate: Certificate | None = None
-    reason: str = ""
-    hint: str = ""
-    time_s: float = 0.0
+def one_by_one(rules: Sequence[Rule]) -> Iterator[tuple[Rule, RuleVerdict]]:
+    """The jury of one."""
+    for rule in rules:
+        yield rule, judge(rule, explain=False)
 
 
 def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> RuleVerdict:
@@ -89,9 +81,9 @@ def _prove(rule: Rule, limit_s: float) -> RuleVerdict:
         with limit(limit_s):
             axioms, failure = prove(rule)
     except Late:
-        return RuleVerdict("unknown", None, f"no proof within {limit_s:g} s")
+        return RuleVerdict("unknown", None, f"no proof within {limit_s:g} s", final=False)
     except Exception as error:  # noqa: BLE001 - a rule that the prover stumbles over is not proven
-        return RuleVerdict("unknown", None, f"the prover failed: {type(error).__name__}: {error}")
+        return RuleVerdict("unknown", None, f"the prover failed: {type(error).__name__}: {error}", final=False)
     if failure is None:
         return RuleVerdict("certified", Certificate.of(rule, axioms))
     if failure.malformed:

@@ -1,4 +1,7 @@
-"""Time limits: what is proven or refuted here may take for ever."""
+"""Time limits: what is proven or refuted here may take for ever.
+
+Time is what this process works, not what passes: beside other processes a proof is not given up earlier.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ class Late(Exception):  # noqa: N818 - a signal, caught by who set the limit
 
 @contextmanager
 def limit(seconds: float) -> Generator[None]:
-    """Raise `Late` when the time is up; only the main thread can be interrupted."""
+    """Raise `Late` after so many seconds of this process's work; only the main thread can be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -23,10 +26,10 @@ def limit(seconds: float) -> Generator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Late
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

@@ -13,3 +13,4 @@ z3: Any = _z3
 Formula = Any
 Number = Any
 Solver = Any
+Answer = Any

@@ -1,11 +1,13 @@
 """Reads rule files of any origin: what is wrong with one rule is said of that rule, and the others are still judged.
 
+A file says what may be true. What is proven, `store` knows.
+
 rules.json: rules[3] 'fuse': field 'left[0]': term 'linea(x, w)': operator 'linea' has no row in the op table
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
@@ -14,26 +16,32 @@ from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions import fields
-from shardwright.substitutions.rules import Rule, kind_of, rule_from_json
-from shardwright.verifier.catalogue import NOTES, Catalogue, Note, read_head
-from shardwright.verifier.certificates import PROOFS, SCOPE, Certificate, prover_digest, rule_guard
+from shardwright.substitutions.rules import Rule, json_name, rule_from_json
+from shardwright.verifier.catalogue import Note, plain, read_head
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One rule of a file: the rule, or the problem that it has.
 
-    position      its place in the list, from 0
-    name          as the file gives it; "?" where it gives none
-    certificate   as the file gives it, if this prover made it
+    position   its place in the list, from 0
+    name       as the file gives it; "?" where it gives none
+    key        the rule's hash
+    data       its JSON form, without notes
     """
 
     position: int
     name: str
-    rule: Rule | None = None
     problem: str = ""
-    certificate: Certificate | None = None
     note: Note = field(default_factory=Note)
+    key: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    _rule: Rule | None = None
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule; one that was judged before is parsed when it is asked for."""
+        return None if self.problem else self._rule or rule_from_json(self.data)
 
     @property
     def where(self) -> str:
@@ -52,19 +60,12 @@ class RuleFile:
     @property
     def good(self) -> Iterator[tuple[Entry, Rule]]:
         """The entries that hold a rule."""
-        return ((entry, entry.rule) for entry in self.entries if entry.rule is not None)
+        return ((entry, rule) for entry in self.entries if (rule := entry.rule) is not None)
 
     @property
     def malformed(self) -> tuple[Entry, ...]:
         """The entries that hold none."""
-        return tuple(entry for entry in self.entries if entry.rule is None)
-
-    def catalogue(self) -> Catalogue:
-        """Its good rules, with the certificates that hold here."""
-        found = Catalogue(generator=self.generator)
-        for entry, rule in self.good:
-            found.add(rule, entry.certificate, entry.note)
-        return found
+        return tuple(entry for entry in self.entries if entry.problem)
 
     def named(self, name: str) -> Entry:
         """The rule of this name; a `RuleError` lists close ones where there is none."""
@@ -84,51 +85,47 @@ def find(name: str, entries: Iterable[Entry], where: str) -> Entry:
     raise RuleError(f"{where}: {len(close)} rules have {name!r} in their names; say which: {shown}")
 
 
-def read_rules(path: Path) -> RuleFile:
-    """Read a rule file; a `RuleError` only where the file as a whole is none. Problems of rules are in `entries`."""
+def read_rules(path: Path, known: Container[str] = ()) -> RuleFile:
+    """Read a rule file; a `RuleError` only where the file as a whole is none. Problems of rules are in `entries`.
+
+    Rules whose hash is `known` were read before, word for word: they are not parsed again.
+    """
     data = read_head(path)
-    prover = data.get("prover") or {}
-    entries = tuple(_entry(position, item, prover) for position, item in enumerate(data["rules"]))
+    entries = tuple(_entry(position, item, known) for position, item in enumerate(data["rules"]))
     return RuleFile(path, data.get("generator") or {}, tuple(_related(_distinct(entries))))
 
 
-def _entry(position: int, item: object, prover: Mapping[str, Any]) -> Entry:
+def _entry(position: int, item: object, known: Container[str]) -> Entry:
     name = fields.name_of(item)
     try:
         if not isinstance(item, dict):
             raise RuleError(f"expected an object, got {fields.shown(item)}")
-        rule = rule_from_json({key: value for key, value in item.items() if key not in NOTES})
-        with fields.located(f"rule {rule.name!r}"):
+        key, data, rule = *plain(item), None
+        if key not in known or not _well_named(data):
+            rule = rule_from_json(data)
+            key, data = rule.hash, rule.to_json()
+        name = json_name(data)
+        with fields.located(f"rule {name!r}"):
             note = Note(fields.texts(item, "implied_by"), fields.flag(item, "search", default=True))
-            certificate = _certificate(rule, item.get("certificate"), prover)
     except RuleError as error:
-        return Entry(position, name, None, str(error))
-    return Entry(position, rule.name, rule, "", certificate, note)
+        return Entry(position, name, str(error))
+    except RecursionError:
+        return Entry(position, name, f"rule {name!r}: expected a rule, got JSON nested too deeply")
+    return Entry(position, name, "", note, key, data, rule)
 
 
-def _certificate(rule: Rule, data: object, prover: Mapping[str, Any]) -> Certificate | None:
-    """The certificate of an entry, checked; None where there is none, or another prover made it."""
-    if data is None:
-        return None
-    with fields.located("field 'certificate'"):
-        given = fields.record(data, ("axioms",), ("guard", "solver", "scope", "prover"))
-        axioms = fields.texts(given, "axioms")
-        told = {"digest": "", "solver": "", "scope": SCOPE, **prover}
-        digest = fields.text(given, "prover") if "prover" in given else told["digest"]
-        solver, scope = (fields.text(given, key) if key in given else told[key] for key in ("solver", "scope"))
-        guard = fields.texts(given, "guard") if "guard" in given else rule_guard(rule)
-    if digest != prover_digest() or guard != rule_guard(rule):
-        return None
-    return Certificate(rule.hash, rule.name, axioms, guard, str(solver), PROOFS[kind_of(rule)], str(scope))
+def _well_named(data: Mapping[str, Any]) -> bool:
+    """Whether the name, which is not in the hash, is as the form of the rule has it."""
+    return "name" not in data if data["form"] == "row" else bool(fields.name_of(data).strip(" ?"))
 
 
 def _distinct(entries: Iterable[Entry]) -> Iterator[Entry]:
     """The first rule of a name keeps it."""
     first: dict[str, int] = {}
     for entry in entries:
-        if entry.rule is not None and first.setdefault(entry.name, entry.position) != entry.position:
+        if not entry.problem and first.setdefault(entry.name, entry.position) != entry.position:
             problem = f"field 'name': {entry.name!r} is the name of rules[{first[entry.name]}] already"
-            entry = replace(entry, rule=None, problem=problem)
+            entry = replace(entry, problem=problem)
         yield entry
 
 
@@ -136,14 +133,14 @@ def _related(entries: Iterable[Entry]) -> Iterator[Entry]:
     """`implied_by` names rules of the file, and no rule follows from itself."""
     found = list(entries)
     names = {entry.name for entry in found}
-    grounded = _grounded({entry.name: entry.note.implied_by for entry in found if entry.rule is not None})
+    grounded = _grounded({entry.name: entry.note.implied_by for entry in found if not entry.problem})
     for entry in found:
         strange = [name for name in entry.note.implied_by if name not in names]
-        if entry.rule is None or (not strange and entry.name in grounded):
+        if entry.problem or (not strange and entry.name in grounded):
             yield entry
         else:
             wrong = f"the file has no rule {strange[0]!r}" if strange else "it is implied by itself, in a circle"
-            yield replace(entry, rule=None, problem=f"rule {entry.name!r}: field 'implied_by': {wrong}")
+            yield replace(entry, problem=f"rule {entry.name!r}: field 'implied_by': {wrong}")
 
 
 def _grounded(implied_by: Mapping[str, tuple[str, ...]]) -> set[str]:

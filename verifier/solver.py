@@ -3,19 +3,26 @@
 Formulas are first brought to sums of monomials, so that polynomial identities, the bulk of index arithmetic, are
 decided by rewriting. What is left goes to one shared solver, with push and pop: fresh solvers take ten times as long.
 An answer `unknown` is never taken for a proof.
+
+Z3 gives up after so many steps of its own, so that an answer does not depend on what else the machine does. Some steps
+of its nonlinear arithmetic are long: a clock, set far beyond what steps take, ends these, and says so by `Late`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from shardwright.verifier.logic import Formula, Number, Solver, z3
+from shardwright.verifier.limits import Late
+from shardwright.verifier.logic import Answer, Formula, Number, Solver, z3
 from shardwright.verifier.proof import Failure
 
-TIMEOUT_MS = 3000
+STEPS = 10_000_000
+"""Z3's `rlimit` for one question: seconds of work. Proofs of generated rules take at most 4,000."""
+STUCK_S = 60.0
 SMALL = (2, 3, 5, 7, 4, 6, 8, 9, 10, 11)
 
 
@@ -24,13 +31,28 @@ def _shared() -> Solver:
     return new_solver()
 
 
-def new_solver(timeout_ms: int = TIMEOUT_MS) -> Solver:
+def new_solver() -> Solver:
     """Quantifiers are instantiated by their triggers only: without models of quantifiers, an answer comes at once."""
-    solver = z3.SimpleSolver()
-    solver.set("timeout", timeout_ms)
+    solver = limited(z3.SimpleSolver(), STEPS)
     solver.set("smt.mbqi", False)
     solver.set("auto_config", False)
     return solver
+
+
+def limited(solver: Solver, steps: int) -> Solver:
+    """The solver, which gives up after so many steps."""
+    solver.set("rlimit", steps)
+    solver.set("timeout", round(STUCK_S * 1e3))
+    return solver
+
+
+def answer(solver: Solver) -> Answer:
+    """Z3's answer; `Late` where the clock ended it, which says nothing of the question."""
+    start = time.monotonic()
+    found = solver.check()
+    if found == z3.unknown and time.monotonic() - start >= STUCK_S:
+        raise Late
+    return found
 
 
 def version() -> str:
@@ -59,16 +81,16 @@ class Premises:
             return True
         with scope(self._told()) as solver:
             solver.add(z3.Not(goal))
-            found = solver.check()
+            found = answer(solver)
         if found == z3.unknown:  # what a solver was asked before can lead it astray
             alone = new_solver()
             alone.add(*[z3.simplify(h, som=True) for h in self.given], z3.Not(goal))
-            found = alone.check()
+            found = answer(alone)
         return found == z3.unsat
 
     def hold(self) -> bool:
         """Whether they may hold together; True also where Z3 does not know."""
-        return self._told().check() != z3.unsat
+        return answer(self._told()) != z3.unsat
 
     def _told(self) -> Solver:
         """The solver, which holds all that is given."""
@@ -110,7 +132,7 @@ def refute(claim: str, formula: Formula, given: Iterable[Formula], sizes: Iterab
         concrete = [(size, z3.IntVal(small[i % len(small)])) for i, size in enumerate(sizes)]
         solver = new_solver()
         solver.add(*[z3.substitute(h, *concrete) for h in given], z3.Not(z3.substitute(formula, *concrete)))
-        if solver.check() == z3.sat:
+        if answer(solver) == z3.sat:
             model = solver.model()
             values = {str(size): str(value) for size, value in concrete}
             values |= {str(d): str(model[d]) for d in model.decls() if d.arity() == 0}

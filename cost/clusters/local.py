@@ -12,6 +12,7 @@ from shardwright.cost.clusters.cluster import Cluster, Collective, CollectiveLin
 from shardwright.cost.clusters.device import Device
 from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.files import cache_folder
 
 DEFAULT = "default"
 
@@ -34,9 +35,7 @@ _LINES: tuple[tuple[Collective, float, float], ...] = (
 
 def cache_path(num_ranks: int, environ: Mapping[str, str] = os.environ, *, kind: str = "cpu") -> Path:
     """Where the calibration of this machine for `num_ranks` ranks on its CPU, or of kind "cuda", is kept."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    folder = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return folder / "shardwright" / ("local-" + ("" if kind == "cpu" else f"{kind}-") + f"{num_ranks}.json")
+    return cache_folder(environ) / ("local-" + ("" if kind == "cpu" else f"{kind}-") + f"{num_ranks}.json")
 
 
 def device_name() -> str:

@@ -9,7 +9,7 @@ from typing import cast
 
 from shardwright.cost.clusters.cluster import Cluster, Collective
 from shardwright.cost.collectives.communication import Communication
-from shardwright.pcg.layout import Layouts, R
+from shardwright.pcg.layout import C, Layouts, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
 from shardwright.pcg.step.lifetimes import Zero
@@ -27,7 +27,8 @@ class TensorClass:
     A `stored` parameter is gathered for each use, and `again` where backward reads it: the gathered weight is not kept.
     A `view` of one is not gathered itself: the parameter is, before the view is taken. `summed`: the dtype of the
     gradient where it is another, as of a parameter that was cast. `zero`: how long a gathered parameter that is trained
-    stays. An activation that moves `twice` does so again in backward.
+    stays. An activation that moves `twice` does so again in backward. What is `late` is summed over the microbatches
+    first, and moves once.
     """
 
     shape: tuple[int, ...]
@@ -39,6 +40,7 @@ class TensorClass:
     summed: str = ""
     zero: Zero = "zero-3"
     twice: bool = False
+    late: bool = False
 
 
 class MoveCosts:
@@ -69,16 +71,24 @@ class MoveCosts:
         return self._times[key]
 
     def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
-        """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run."""
+        """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run.
+
+        A parameter that is to be gathered in each microbatch is gathered once a step where a reader needs what is the
+        same for all of them, and only there: that costs more than all that it would spare.
+        """
         if move.axis == self.time:
             waits = len(move.kind.operators) > 1 and not (self.by_microbatch and not move.after.is_shard)
             return AFTER_THE_LOOP_S if move.before.is_shard or waits else 0.0
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf
-        is_once = tensor.zero == "zero-1"
-        if self.time is not None and tensor.grad and _is_gather(tensor, move) and is_once != (state[self.time] == R):
-            return inf
+        if self.time is not None and tensor.grad and _is_gather(tensor, move):
+            once = state[self.time] == R
+            if tensor.zero == "zero-1" and not once:
+                return inf
+            if once and tensor.zero != "zero-1":
+                often = (*state[: self.time], C, *state[self.time + 1 :])
+                return 2 * self.num_microbatches * self.move_s(tensor, often, move)
         sent = self.sent_bytes(tensor, state, move, prod(tensor.shape) / others)
         return sum(self.collective_s(name, move.axis, num_bytes) for name, num_bytes in sent)
 
@@ -104,7 +114,7 @@ class MoveCosts:
         A parameter that backward reads is gathered again for it, unless it is kept or that is done once for all
         microbatches.
         """
-        times = self.times(state)
+        times = self.times(tensor, state)
         num_forward = num_backward = times
         if _is_gather(tensor, move):
             if tensor.zero == "zero-2":
@@ -115,9 +125,10 @@ class MoveCosts:
             num_forward = 2 * times
         return num_forward, num_backward * tensor.grad
 
-    def times(self, state: Layouts) -> int:
-        """How often a step has a tensor in this state: once, or in each microbatch."""
-        return 1 if self.time is None or state[self.time] == R else self.num_microbatches
+    def times(self, tensor: TensorClass, state: Layouts) -> int:
+        """How often a tensor in this state moves in a step: once, or in each microbatch."""
+        once = self.time is None or (state[self.time] == R and (tensor.stored or tensor.late))
+        return 1 if once else self.num_microbatches
 
 
 def _is_gather(tensor: TensorClass, move: Move) -> bool:

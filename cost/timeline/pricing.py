@@ -13,6 +13,7 @@ Sources: lowering/reducer.py, lowering/blocks.py; Qi et al., "Zero Bubble Pipeli
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from shardwright.cost.timeline.pool import is_direct
 from shardwright.cost.timeline.steps import Steps
@@ -157,6 +158,15 @@ class _Forward(_Pass):
             self.recorder.take(category, memory.num_bytes, task, freed)
 
 
+class _Sum(NamedTuple):
+    """A sum of gradients over devices, made so many times."""
+
+    name: str
+    axes: tuple[str, ...]
+    num_bytes: float
+    times: int = 1
+
+
 class _Backward(_Pass):
     """`recorder` makes the first part, `later` the second, or the same one."""
 
@@ -171,6 +181,7 @@ class _Backward(_Pass):
         self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
         self.scattered: list[tuple[str, float, int | None, int, Microbatch]] = []  # whole gradients: bytes, by whom
         self.task = -1  # in `later`, the last that gave gradients to parameters
+        self.sums: list[_Sum] = []  # that nothing is to run beside: the stage before has its gradients first
 
     def run(self) -> None:
         starts: dict[int, tuple[int, int]] = {}
@@ -187,6 +198,8 @@ class _Backward(_Pass):
                 self.recorder.folds.append(Fold(begin[0], end[0], span.more))
                 if self.later is not self.recorder:
                     self.later.folds.append(Fold(begin[1], end[1], span.more))
+        for each in self.sums:
+            self._sum(each)
         self._memory()
 
     def act(self, action: Action) -> None:
@@ -282,13 +295,20 @@ class _Backward(_Pass):
                 if p.slices is None or not p.slices.summed:
                     total_bytes = (1 + use.more) * p.gradient_bytes
                     self.later.take("gradients", total_bytes, None, (max(made, end),), "closing")
+        if self.steps.execution.overlap:
+            self._sum(_Sum(name, first.sums, total))
+        else:  # behind the folds
+            self.sums.append(_Sum(name, first.sums, total, 1 if is_bucketed(first) else 1 + uses[0].more))
+
+    def _sum(self, what: _Sum) -> None:
         collective = "reduce_scatter" if self.steps.execution.shard_optimizer else "all_reduce"
-        sent = self.steps.messages(collective, first.sums, total)  # one, timed as if it were one along each axis
+        sent = self.steps.messages(collective, what.axes, what.num_bytes)  # one, timed as if one along each axis
         tasks: list[int] = []
-        for axis in first.sums:
-            seconds = self.steps.collective_s(collective, axis, total)
+        for axis in what.axes:
+            seconds = what.times * self.steps.collective_s(collective, axis, what.num_bytes)
+            messages = () if tasks else sent * what.times
             task = self.later.launch(
-                name, axis, seconds, blocks=False, after=tasks[-1:], microbatch="last", messages=() if tasks else sent
+                what.name, axis, seconds, blocks=False, after=tasks[-1:], microbatch="last", messages=messages
             )
             tasks.append(task)
 

@@ -142,7 +142,7 @@ def _place(
     num_virtual = num_stages * program.execution.chunks_per_stage
     arrived: dict[tuple[int, int, str], float] = {}
     clocks, starts = [0.0] * num_stages, [list[float]() for _ in schedules]
-    sums = [0.0] * num_stages  # until when each stage's gradients are summed over devices
+    sums = [0.0] * num_stages  # when each stage has summed its gradients; without overlap, how long it does
     waiting = set(range(num_stages))
     while waiting:
         before = sum(map(len, starts))
@@ -161,13 +161,13 @@ def _place(
                 start = max(clocks[stage], ready)
                 timeline = durations[len(own)]
                 end = start + timeline.ready_s
-                sums[stage] = max(sums[stage], end) + timeline.seconds - timeline.ready_s
+                sums[stage] = (max(sums[stage], end) if overlap else sums[stage]) + timeline.seconds - timeline.ready_s
                 own.append(start)
                 clocks[stage] = end + _send(
                     item, virtual, num_virtual, end, program.hops_s, arrived, blocks=not overlap
                 )
             if len(own) == len(items):
-                own.append(max(clocks[stage], sums[stage]))
+                own.append(max(clocks[stage], sums[stage]) if overlap else clocks[stage] + sums[stage])
                 waiting.discard(stage)
         if sum(map(len, starts)) == before:
             stuck = schedules[min(waiting)][len(starts[min(waiting)])]

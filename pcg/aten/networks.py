@@ -9,6 +9,7 @@ from shardwright.pcg.aten.reductions import mean
 from shardwright.pcg.aten.registry import HANDLERS, Ints, cast, handles, pair, require
 from shardwright.pcg.aten.structure import reshape
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.node import OPAQUE
 from shardwright.pcg.types import is_float
 
 _EPSILON, _EPSILON_DOUBLE = 2.0**-23, 2.0**-52  # of float32, in which halves are normalized too, and of float64
@@ -132,3 +133,15 @@ def _adaptive(b: GraphBuilder, x: str, size: Ints) -> str:
         return mean(b, x, (-2, -1), True)
     require(len(b.shape(x)) == 4)
     return b.op("adaptive_avg_pool2d", x, size=pair(size))
+
+
+@handles("rrelu_with_noise_functional")
+def _random_leaky_relu(
+    b: GraphBuilder, x: str, noise: str, low: float = 1 / 8, high: float = 1 / 3, train: bool = False, _: None = None
+) -> tuple[str, None]:
+    """As the operator that draws its noise itself; the derivative of this one reads the noise before it is drawn."""
+    if not train:
+        return HANDLERS["leaky_relu"](b, x, (low + high) / 2), None
+    kind = {"shape": b.shape(x), "dtype": b.types[x].dtype}
+    args = (("$", 0), low, high, True)
+    return b.op(OPAQUE, x, target="aten.rrelu.default", args=args, kwargs=(), result=0, **kind), None

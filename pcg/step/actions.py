@@ -113,14 +113,25 @@ def _made_again(chunk: Chunk) -> dict[int, list[Occurrence]]:
 
 def _again(memory: Allocation, reader: Region | None, rebuilt: set[Region]) -> Iterator[Occurrence]:
     """What makes this again for who reads it, with what that needs made again; nothing where it is there."""
-    region = memory.region
-    if region is None or region in rebuilt or (memory.kept and region is not reader):
-        return
-    rebuilt.add(region)
-    for occurrence in region.needed():
-        for read in occurrence.reads:
-            yield from _again(read, region, rebuilt)
-        yield occurrence
+
+    def steps(memory: Allocation, reader: Region | None) -> Iterator[Occurrence | tuple[Allocation, Region]]:
+        region = memory.region
+        if region is None or region in rebuilt or (memory.kept and region is not reader):
+            return
+        rebuilt.add(region)
+        for occurrence in region.needed():
+            yield from ((read, region) for read in occurrence.reads)
+            yield occurrence
+
+    stack = [steps(memory, reader)]
+    while stack:
+        step = next(stack[-1], None)
+        if step is None:
+            stack.pop()
+        elif isinstance(step, Occurrence):
+            yield step
+        else:
+            stack.append(steps(*step))
 
 
 def _read_again(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> dict[int, int]:

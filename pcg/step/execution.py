@@ -50,7 +50,10 @@ DTYPES: Mapping[Precision, Dtypes] = {
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """A run of a plan. The defaults are what the lowering does today.
+    """A run of a plan: what its layouts and its mesh do not say.
+
+    A plan has a precision and a recomputation; its microbatches are its mesh's axis of time. Programs do both. The
+    other fields are for costing alone (`shardwright timeline`), and their defaults are what programs do.
 
     Attributes:
         precision: None: the graph's own dtypes. "fp32", "bf16" and "fp16": every float in that dtype, optimizer
@@ -192,4 +195,4 @@ def _canonical(recompute: object, owner: str) -> Recompute | RecomputeByBlock:
 
 
 DEFAULT = Execution()
-"""What the search plans for."""
+"""The graph's own dtypes, everything kept for backward: what the search begins with."""

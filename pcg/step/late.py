@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.pcg.attrs import Attr
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node, Source, make_attrs
 from shardwright.pcg.layout import P, R
 from shardwright.pcg.mesh import TIME
@@ -31,14 +32,22 @@ def sink_reductions(graph: Graph) -> Graph:
 
 def summand_of_loss(graph: Graph) -> tuple[str, list[Node]]:
     """The node that the reductions at the very end sum up to the loss, and those reductions."""
-    outputs = dict(graph.outputs)
-    others = {node for key, node in outputs.items() if key != LOSS}
-    name, reader, sums = outputs[LOSS], (), list[Node]()
+    others = {node for key, node in graph.outputs if key != LOSS}
+    name, reader, sums = graph.loss, (), list[Node]()
     while (node := graph.by_name[name]).op == REDUCE and graph.users[name] == reader and name not in others:
         sums.append(node)
         name, reader = node.inputs[0], (name,)
     alone = graph.users[name] == reader and name not in others
-    return (name, sums) if alone else (outputs[LOSS], [])
+    return (name, sums) if alone else (graph.loss, [])
+
+
+def check_backward(graph: Graph) -> None:
+    """Raise a `PlanError` where no parameter that is trained reaches the loss: there is no backward then."""
+    if not graph.types[graph.loss].grad:
+        raise PlanError(
+            f"%{graph.loss}, the loss, depends on no parameter that is trained, so that a step has no backward; check "
+            "requires_grad, detach() and torch.no_grad() in the model, or call it for its loss alone"
+        )
 
 
 def _next(graph: Graph) -> Graph | None:

@@ -11,6 +11,7 @@ from itertools import groupby
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.order import postorder
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operation import Again, Operation
 
@@ -188,16 +189,16 @@ def _ways(
     graph: Graph, start: Iterable[str], follow: Callable[[Node], Iterable[str]], ends: Callable[[Node], bool]
 ) -> set[str]:
     """The nodes on ways from `start` to an end, through what passes elements on."""
-    known: dict[str, bool] = {}
+    found: set[str] = set()
 
-    def leads(name: str) -> bool:
-        if name not in known:
-            node = graph.by_name[name]
-            further = [leads(n) for n in follow(node)] if _passes_on(node) and not ends(node) else []
-            known[name] = ends(node) or any(further)
-        return known[name]
+    def further(name: str) -> Iterable[str]:
+        node = graph.by_name[name]
+        return follow(node) if _passes_on(node) and not ends(node) else ()
 
-    return {name for name in start if leads(name)} | {name for name, found in known.items() if found}
+    for name in postorder(start, further):
+        if ends(graph.by_name[name]) or any(n in found for n in further(name)):
+            found.add(name)
+    return found
 
 
 def _own_views(graph: Graph, members: Collection[str]) -> set[str]:

@@ -20,10 +20,10 @@ from shardwright.cli.options import examples, format_option, output_option
 def calibrate(
     num_ranks: int, output: Path | None, device: str, thorough: bool, timeout: float | None, form: str
 ) -> None:
-    """Measure NUM_RANKS ranks on this machine.
+    """Measure NUM_RANKS ranks on this machine. About a minute, five with --thorough, if nothing else runs.
 
-    Dispatch of every operator, kernels by shape, memory and collectives, all ranks at once, in several passes: about a
-    minute. The result is kept: --cluster local:NUM_RANKS, or detect where it is of GPUs, use it from then on.
+    Dispatch of every operator, kernels by shape, memory and collectives, all ranks at once, in several passes. The
+    result is kept: --cluster local:NUM_RANKS, or detect where it is of GPUs, use it from then on.
     What is interrupted goes on when the same command is given again on the same day.
     """
     from shardwright.cost.calibration.calibrate import calibrate as measure

@@ -37,11 +37,12 @@ def coverage(file: Path | None, specs: tuple[str, ...], clusters: tuple[str, ...
     Every model is planned for every cluster, with the rules of the file; nothing is run.
     """
     places = list(map(parse_cluster, clusters))
+    from shardwright.judging import jury
     from shardwright.reports.coverage import Coverage, CoverageReport
     from shardwright.verifier.choices import Certified
 
     with terminal.progress("coverage") as progress:
-        certified = Certified.of_file(file, progress) if file else Certified()
+        certified = Certified.of_file(file, progress, jury(progress)) if file else Certified()
         rules = certified.by_name()
         found = Coverage.of(certified)
         for name, graph in _graphs(specs, progress):

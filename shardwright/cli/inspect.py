@@ -1,4 +1,7 @@
-"""`shardwright explain`, `compare` and `view`: look at plans. None of them needs torch or the model."""
+"""`shardwright explain`, `compare` and `view`: look at plans. None of them needs torch or the model.
+
+They end with status 3 where a plan does not fit.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import PATH, examples, format_option, output_option, plan_argument
+from shardwright.cli.planfiles import status_of
 
 
 @click.command(epilog=examples("explain plan.json --depth 2", "explain plan.json --find h.3.mlp.c_fc.weight"))
@@ -16,7 +20,7 @@ from shardwright.cli.options import PATH, examples, format_option, output_option
 @click.option("--depth", type=click.IntRange(1), help="Levels of modules to show; by default what fits a page.")
 @click.option("--find", "name", metavar="NAME", help="What becomes of one parameter, operator or module of the model.")
 @format_option
-def explain(plan_file: Path, depth: int | None, name: str | None, form: str) -> None:
+def explain(plan_file: Path, depth: int | None, name: str | None, form: str) -> int:
     """Say in words and tables what a plan does.
 
     What each mesh axis splits, how weights are stored, what is communicated, memory by category, the comparison with
@@ -29,12 +33,13 @@ def explain(plan_file: Path, depth: int | None, name: str | None, form: str) -> 
 
     plan = Plan.load(plan_file)
     terminal.show(FoundReport(plan, name) if name else PlanReport(plan, depth), form)
+    return status_of(plan)
 
 
 @click.command(epilog=examples("compare plan.json other-plan.json"))
 @click.argument("plan_files", metavar="PLAN.json...", nargs=-1, required=True, type=PATH)
 @format_option
-def compare(plan_files: tuple[Path, ...], form: str) -> None:
+def compare(plan_files: tuple[Path, ...], form: str) -> int:
     """Show plans beside each other.
 
     One plan: beside the baselines and the best plans of other meshes. Several: beside each other.
@@ -42,14 +47,16 @@ def compare(plan_files: tuple[Path, ...], form: str) -> None:
     from shardwright.reports.comparison import ComparisonReport
     from shardwright.search.plan import Plan
 
-    terminal.show(ComparisonReport({str(path): Plan.load(path) for path in plan_files}), form)
+    plans = {str(path): Plan.load(path) for path in plan_files}
+    terminal.show(ComparisonReport(plans), form)
+    return status_of(*plans.values())
 
 
 @click.command(epilog=examples("view plan.json --output plan.html --open"))
 @plan_argument
 @output_option("Write the page here; by default beside the plan.")
 @click.option("--open", "open_it", is_flag=True, help="Open it in the browser.")
-def view(plan_file: Path, output: Path | None, open_it: bool) -> None:
+def view(plan_file: Path, output: Path | None, open_it: bool) -> int:
     """Write a plan as a page for the browser.
 
     One HTML file that needs no network: the folded tree of modules with layouts, times, communication and bytes.
@@ -58,7 +65,9 @@ def view(plan_file: Path, output: Path | None, open_it: bool) -> None:
     from shardwright.view.page import write_page
 
     target = output or plan_file.with_suffix(".html")
-    write_page(Plan.load(plan_file), target)
+    plan = Plan.load(plan_file)
+    write_page(plan, target)
     click.echo(target)
     if open_it:
         webbrowser.open(target.resolve().as_uri())
+    return status_of(plan)

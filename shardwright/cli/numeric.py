@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from shardwright.api import certified_choices
 from shardwright.cli.models import Loaded
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
@@ -31,6 +30,7 @@ from shardwright.pcg.precision import low_dtype
 from shardwright.reports.report import Paragraph, Report
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
+from shardwright.verifier.choices import Certified
 
 SMALL = 1e-5
 """A gradient below this share of the whole gradient's norm is compared relative to that share."""
@@ -117,14 +117,14 @@ def _mark(good: bool) -> str:
     return "ok" if good else "OFF"
 
 
-def measure(plan: Plan, loaded: Loaded, timeout_s: float) -> Errors:
+def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) -> Errors:
     """Run one step both ways, each in processes of their own; `DistributedError` where a rank fails or hangs."""
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     captured = capture(
         loaded.model, batch, precision=plan.precision, num_microbatches=plan.mesh.num_microbatches,
         per_microbatch=plan.execution.per_microbatch,
     )  # fmt: skip
-    check_plan(plan, captured.graph, certified_choices().by_name())
+    check_plan(plan, captured.graph, certified, certified.by_name())
     if plan.execution.per_microbatch and any(node.is_random for node in plan.graph.nodes):
         raise PlanError(
             "--numeric: the plan has statistics of each microbatch by itself, but draws dropout for the whole batch, "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.files import require_writable
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import PRECISIONS
 
@@ -101,14 +102,25 @@ def format_option(command: Command) -> Command:
 
 def output_option(text: str) -> Callable[[Command], Command]:
     """`--output`; `text` says what is written."""
-    return click.option("--output", "-o", type=FILE_PATH, help=text)
+    return click.option("--output", "-o", type=FILE_PATH, callback=writable, help=text)
+
+
+def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """What a file can be written to, which is told before the work and not after it. Raises `ShardwrightError`."""
+    if path is not None:
+        require_writable(path, "the result", ShardwrightError)
+    return path
 
 
 def precision_option(command: Command) -> Command:
     """`--precision`"""
     choice = click.Choice(PRECISIONS)
-    text = "What is computed in which dtype, such as amp_bf16, as torch.autocast has it; by default the model's own."
-    return click.option("--precision", type=choice, help=text)(command)
+    text = (
+        "What is computed in which dtype, such as amp_bf16, as torch.autocast has it; by default the model's own. "
+        "Given several times, the search chooses."
+    )
+    none = lambda context, parameter, given: given or None  # noqa: E731
+    return click.option("--precision", type=choice, multiple=True, callback=none, help=text)(command)
 
 
 def parse_recompute(text: str) -> RecomputeMode:

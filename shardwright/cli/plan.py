@@ -10,7 +10,6 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import (
-    INFEASIBLE,
     cluster_option,
     examples,
     format_option,
@@ -18,6 +17,7 @@ from shardwright.cli.options import (
     output_option,
     search_options,
 )
+from shardwright.cli.planfiles import status_of
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -57,15 +57,10 @@ def plan(model: Mapping[str, Any], cluster: Cluster, search: Mapping[str, Any], 
         terminal.note(
             f"saved {output}; look at it with: shardwright view {output} --output {output.with_suffix('.html')}"
         )
-    from shardwright.reports.facts import fits
     from shardwright.reports.plan import PlanReport
-    from shardwright.reports.wording import infeasible
 
     if form == "json":
         terminal.show_json(found.to_json())
     else:
         terminal.show(PlanReport(found))
-    if fits(found):
-        return 0
-    terminal.note(f"error: {infeasible(found)}")
-    return INFEASIBLE
+    return status_of(found)

@@ -10,7 +10,7 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.coverage import coverage
-from shardwright.cli.options import FILE_PATH, examples, format_option, rules_argument
+from shardwright.cli.options import FILE_PATH, examples, format_option, rules_argument, writable
 
 if TYPE_CHECKING:
     from shardwright.verifier.rulefile import RuleFile
@@ -52,7 +52,7 @@ jobs_option = click.option(
 )
 @click.option("--max-ops", type=click.IntRange(1, 8), default=3, show_default=True, metavar="N",
               help="Operators on each side of a rule, at most.")  # fmt: skip
-@click.option("--output", "-o", required=True, type=FILE_PATH,
+@click.option("--output", "-o", required=True, type=FILE_PATH, callback=writable,
               help="Write the certified rules here; unfinished work is kept in FILE.partial.")  # fmt: skip
 @click.option("--operators", default="", metavar="OPS", help="Only these rows, such as linear,permute; by default all.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the data of fingerprints.")
@@ -61,10 +61,10 @@ jobs_option = click.option(
 def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, form: str) -> None:
     """Generate rules: enumerate graphs, compare fingerprints, prove what agrees.
 
-    Only certified rules are written, with their certificates; rules that smaller ones imply are marked. Without
-    --operators, what the search needs besides is written along: hand-named equations, and the shipped rules that split
-    operators and move tensors. After Ctrl-C the same command goes on where it stopped. The same arguments give the same
-    file, whatever the number of jobs.
+    Only certified rules are written, and their proofs kept on this machine; rules that smaller ones imply are marked.
+    Without --operators, what the search needs besides is written along: hand-named equations, and the shipped rules
+    that split operators and move tensors. After Ctrl-C the same command goes on where it stopped. The same arguments
+    give the same file, whatever the number of jobs.
     """
     from shardwright.generation import Settings
     from shardwright.generation import generate as run
@@ -87,14 +87,14 @@ def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, f
 @click.option("--base/--no-base", default=True, show_default=True,
               help="Prove the shipped rules and the lemmas anew as well, on which proofs rest.")  # fmt: skip
 @click.option("--limit", type=click.FloatRange(0, min_open=True), default=20.0, show_default=True, metavar="SECONDS",
-              help="For one rule; what takes longer is unknown.")  # fmt: skip
+              help="Of work for one rule; what takes longer is unknown.")  # fmt: skip
 @jobs_option
 @format_option
 def verify(file: Path | None, base: bool, limit: float, jobs: int, form: str) -> int:
     """Judge every rule of a file: certified, refuted with a counterexample, unknown, or malformed.
 
-    Certificates in the file are not believed: everything is proven anew. Ends with status 1 where a rule is refuted or
-    malformed. Unknown alone is no failure, but the search does not use such a rule.
+    Nothing that was proven before is believed: everything is proven anew, and kept for the search. Ends with status 1
+    where a rule is refuted or malformed. Unknown alone is no failure, but the search does not use such a rule.
     """
     from shardwright.judging import verify as run
 
@@ -123,6 +123,7 @@ def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minim
     """List the rules of a file, one a line."""
     from shardwright.reports.rules import RuleListReport, operators
     from shardwright.substitutions.rules import kind_of
+    from shardwright.verifier.store import Verdicts
 
     found = _read(file)
     _note_malformed(found)
@@ -134,7 +135,7 @@ def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minim
         and not (minimal and entry.note.implied_by)
         and text.lower() in f"{rule.name} {rule.equation}".lower()
     ]
-    terminal.show(RuleListReport(found, chosen), form)
+    terminal.show(RuleListReport(found, chosen, Verdicts.here()), form)
 
 
 @rules.command(
@@ -154,12 +155,13 @@ def show(name: str, file: Path | None, form: str) -> None:
     """
     from shardwright.pcg.errors import RuleError
     from shardwright.reports.rules import RuleReport
+    from shardwright.verifier.store import Verdicts
 
     found = _read(file)
     entry = found.named(name)
     if entry.rule is None:
         raise RuleError(f"{found.path}: {entry.where}: {entry.problem}")
-    terminal.show(RuleReport(entry, entry.rule), form)
+    terminal.show(RuleReport(entry, entry.rule, Verdicts.here()), form)
 
 
 def _read(file: Path | None) -> RuleFile:

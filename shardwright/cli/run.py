@@ -24,11 +24,15 @@ from shardwright.cli.options import (
     precision_option,
     recompute_option,
 )
+from shardwright.cli.planfiles import load_with_its_cluster, status_of
 from shardwright.pcg.errors import ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
     from shardwright.search.pins import RecomputeMode
+
+FAILURES = "failed-*.json"
+"""The files beside the settings in which ranks say why they ended."""
 
 
 @click.command(
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="SCRIPT.py|FILE.py:FUNCTION")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @cluster_option
-@click.option("--plan", "plan_file", type=PATH, help="Run this plan; its cluster counts.")
+@click.option("--plan", "plan_file", type=PATH, help="Run this plan, which has a cluster of its own.")
 @click.option("--rules", "rule_file", type=PATH, metavar="FILE",
               help="A rule file in place of the shipped catalogue, with FILE.py:FUNCTION.")  # fmt: skip
 @microbatches_option
@@ -73,10 +77,12 @@ def run(
     as for `plan`; it is trained on that one batch, and the time of a step is shown beside the predicted one.
     """
     if plan_file is not None:
-        from shardwright.search.plan import Plan
-
-        cluster = Plan.load(plan_file).cluster
+        plan = load_with_its_cluster(plan_file, cluster)
+        if plan.prediction.memory.total_bytes > plan.cluster.device.memory_bytes:
+            return status_of(plan)
+        cluster = plan.cluster
     _refuse_remote(cluster)
+    _refuse_missing(cluster)
     with tempfile.TemporaryDirectory(prefix="shardwright-run-") as folder:
         if ":" in target:
             settings = Path(folder) / "settings.json"
@@ -88,7 +94,7 @@ def run(
                       "per_microbatch": per_microbatch, "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
             settings.write_text(json.dumps(values), encoding="utf-8")
             status = launch(["-m", "shardwright.cli.train", str(settings)], cluster.num_devices)
-            return INFEASIBLE if settings.with_name("no-plan-fits").exists() else status
+            return _told(Path(folder)) or status
         if not Path(target).is_file():
             raise ShardwrightError(f"run: there is no file {target}; give a script, or a model as FILE.py:FUNCTION")
         if plan_file is not None:
@@ -106,11 +112,20 @@ def run(
 
 def launch(command: list[str], num_ranks: int) -> int:
     """Run a script (or `-m` module) on this many local ranks by torchrun; returns its exit status."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    torchrun = [sys.executable, "-m", "shardwright.cli.elastic", "--standalone", "--nproc-per-node", str(num_ranks)]
     status = subprocess.run([*torchrun, *command], env=environment(num_ranks), check=False).returncode
-    if status:
-        terminal.note(f"error: a rank failed, see above (torchrun ended with status {status})")
     return 1 if status else 0
+
+
+def _told(folder: Path) -> int:
+    """Print what ranks ended with, each message once; the exit status, 0 where no rank left a message."""
+    failures = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(FAILURES))]
+    told = list[str]()
+    for failure in failures:
+        if not any(text in failure["message"] for text in told):
+            told.append(failure["message"])
+            terminal.note(f"error: {failure['message']}")
+    return max((INFEASIBLE if failure["infeasible"] else 2 for failure in failures), default=0)
 
 
 def environment(num_ranks: int) -> dict[str, str]:
@@ -123,6 +138,21 @@ def environment(num_ranks: int) -> dict[str, str]:
         found["GLOO_SOCKET_IFNAME"] = "lo"
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), root]))
     return {**found, **os.environ, "PYTHONPATH": path}
+
+
+def _refuse_missing(cluster: Cluster) -> None:
+    """The ranks of a cluster of GPUs need as many GPUs: on CPUs, predicted times would mean nothing."""
+    if cluster.device.kind == "cpu":
+        return
+    import torch
+
+    found, wanted = torch.cuda.device_count() if torch.cuda.is_available() else 0, cluster.num_devices
+    if found < wanted:
+        what = f"{cluster.name} has {wanted} ({cluster.device.name})"
+        raise ShardwrightError(
+            f"run starts ranks on this machine, which has {found} GPUs, and {what}; plan for it with "
+            f"`shardwright plan`, or run on CPU ranks with --cluster local:{min(wanted, 4)}"
+        )
 
 
 def _refuse_remote(cluster: Cluster) -> None:

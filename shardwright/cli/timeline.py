@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import CLUSTER_FORMS, PATH, examples, format_option, parse_cluster, plan_argument
+from shardwright.cli.options import CLUSTER_FORMS, PATH, examples, format_option, parse_cluster, plan_argument, writable
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.files import write_whole
 from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, RECOMPUTES, SCHEDULES
@@ -31,7 +31,7 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chu
     )
 )
 @plan_argument
-@click.option("--trace", "trace_file", type=PATH,
+@click.option("--trace", "trace_file", type=PATH, callback=writable,
               help="Write the tasks here, for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
 @click.option("--cluster", type=parse_cluster, metavar="CLUSTER",
               help=f"Where it runs, by default on the plan's own cluster: {CLUSTER_FORMS}")  # fmt: skip

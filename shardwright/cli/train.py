@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,6 @@ from shardwright.pcg.capture import bind_arguments
 from shardwright.pcg.errors import InfeasibleError, ShardwrightError
 from shardwright.reports.units import seconds
 from shardwright.search.plan import Plan
-
-NO_PLAN_FITS = "no-plan-fits"
-"""The file beside the settings that says why a rank ended."""
 
 
 def train(settings: dict[str, Any]) -> None:
@@ -59,13 +58,15 @@ def train(settings: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Read the settings file that `shardwright run` wrote."""
+    """Read the settings file that `shardwright run` wrote; an error goes to a file beside it (`run.FAILURES`)."""
     try:
         train(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except ShardwrightError as error:
-        if isinstance(error, InfeasibleError):
-            Path(sys.argv[1]).with_name(NO_PLAN_FITS).touch()
-        click.echo(f"error: {error}", err=True)
+        failure = {"message": str(error), "infeasible": isinstance(error, InfeasibleError)}
+        file = Path(sys.argv[1]).with_name(f"failed-{int(os.environ.get('RANK', '0')):06}.json")
+        file.write_text(json.dumps(failure), encoding="utf-8")
+        if os.environ.get("SHARDWRIGHT_DEBUG", "0") not in ("", "0"):
+            traceback.print_exc()
         sys.exit(1)
     finally:
         if dist.is_initialized():

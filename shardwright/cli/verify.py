@@ -10,6 +10,7 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import PATH, cluster_option, examples, format_option, model_options, search_options
+from shardwright.cli.planfiles import load_with_its_cluster, status_of
 from shardwright.pcg.errors import PlanError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 )
 @model_options
 @cluster_option
-@click.option("--plan", "plan_file", type=PATH, help="Check this plan; --cluster is not used then.")
+@click.option("--plan", "plan_file", type=PATH, help="Check this plan, which has a cluster of its own.")
 @search_options
 @click.option("--loss-tolerance", type=float, show_default="1e-5, in 16 bits 1e-2", help="Relative error of the loss.")
 @click.option(
@@ -59,7 +60,7 @@ def verify(
     that are not there. The types of all values, every collective with its bytes, and memory at its peak (to 5 %) are
     compared with what the plan says.
 
-    Ends with status 1 where something is off.
+    Ends with status 1 where something is off, and with 3 where all is right but the plan does not fit the memory.
     """
     if dry_run:
         return _dry_run(model, plan_file, search, rank, form)
@@ -68,28 +69,28 @@ def verify(
     with terminal.progress("verify") as progress:
         progress("loading torch and the model")
         loaded = load(Request(**model))
+        from shardwright.api import certified_by
         from shardwright.api import plan as best
         from shardwright.cli.numeric import NumericCheck, measure
         from shardwright.pcg.precision import low_dtype
-        from shardwright.search.plan import Plan
 
         if plan_file is None:
             plan = best(loaded.model, cluster, loaded.args, loaded.kwargs, **search, progress=progress)
         elif not (
             given := [f"--{name}" for name, value in search.items() if value and name not in ("strict", "rules")]
         ):
-            plan = Plan.load(plan_file)
+            plan = load_with_its_cluster(plan_file, cluster)
         else:
             what = " and ".join(given)
             raise PlanError(f"--plan was given together with {what}, which guide the search; give one or the other")
         progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
-        errors = measure(plan, loaded, timeout)
+        errors = measure(plan, loaded, certified_by(search["rules"], progress), timeout)
     usual = (1e-2, 1e-1) if low_dtype(plan.precision) else (1e-5, 1e-4)
     given = (loss_tolerance, gradient_tolerance)
     tolerances = [own if chosen is None else chosen for chosen, own in zip(given, usual, strict=True)]
     check = NumericCheck(f"{plan.model} on mesh {plan.mesh}", errors, *tolerances)
     terminal.show(check, form)
-    return 0 if check.passed else 1
+    return status_of(plan) if check.passed else 1
 
 
 def _dry_run(model: Mapping[str, Any], plan_file: Path | None, search: Mapping[str, Any], rank: int, form: str) -> int:
@@ -111,4 +112,4 @@ def _dry_run(model: Mapping[str, Any], plan_file: Path | None, search: Mapping[s
 
         report = DryRunReport(plan, dry_run(plan.graph, rank, plan.execution))
     terminal.show(report, form)
-    return 0 if report.passed else 1
+    return status_of(plan) if report.passed else 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.cost.predict import NodeCosts, Prediction, node_costs
-from shardwright.cost.timeline.memory import MemoryVerdict, verdict
+from shardwright.cost.timeline.memory import MemoryVerdict, safe_bytes, verdict
 from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.moves import Move, fused_moves, source_of
@@ -87,6 +87,11 @@ def memory_verdict(plan: Plan, other: Alternative | None = None) -> MemoryVerdic
 def fits(plan: Plan) -> bool:
     """Whether the plan is said to fit."""
     return memory_verdict(plan) == "fits"
+
+
+def usable_bytes(plan: Plan) -> int:
+    """What the plan may use of a device's memory and still be said to fit."""
+    return min(plan.report.limit_bytes, safe_bytes(plan.cluster.device.memory_bytes))
 
 
 def ranked_alternatives(plan: Plan) -> list[Alternative]:

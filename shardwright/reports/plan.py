@@ -20,8 +20,9 @@ from shardwright.reports.facts import (
     serial_parts,
     step_parts,
 )
-from shardwright.reports.modules import Module, ModuleRow, Totals, module_tree, own_by_use
+from shardwright.reports.modules import module_tree
 from shardwright.reports.report import Paragraph, Report
+from shardwright.reports.tree import Module, ModuleRow, Totals, own_by_use
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.reports.wording import (
     axis_name,
@@ -219,7 +220,7 @@ def _modules(facts: PlanFacts, root: Module, depth: int | None) -> Paragraph:
         while depth < 12 and sum(d <= depth + 1 for d, _, _ in tree) <= _MAX_MODULE_LINES:
             depth += 1
     shown = [(d, times, m) for d, times, m in tree if d <= depth]
-    notes = [f"{m.label} differs from its like: {m.differs}" for _, _, m in shown if m.differs]
+    notes = [f"{m.label} differs {m.differs}" for _, _, m in shown if m.differs]
     if hidden := len(tree) - len(shown):
         more = f"{plural(hidden, 'module')} further inside: --depth {depth + 1} or the page of `shardwright view`"
         notes = [more, *notes]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from shardwright.pcg.errors import printable
 from shardwright.reports.setting import table, wrapped
 
 Style = Literal["title", "text", "columns", "own"]
@@ -27,6 +28,13 @@ class Paragraph:
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Names in a plan file may hold anything; none of it steers a terminal."""
+        object.__setattr__(self, "title", printable(self.title))
+        for name in ("lines", "notes"):
+            object.__setattr__(self, name, tuple(map(printable, getattr(self, name))))
+        object.__setattr__(self, "rows", tuple(tuple(printable(x, "") for x in row) for row in self.rows))
 
     def __str__(self) -> str:
         return "\n".join(line for _, line in self.set())

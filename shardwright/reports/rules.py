@@ -13,7 +13,9 @@ from shardwright.substitutions.rules import Rule, kind_of
 from shardwright.substitutions.steps import StepRule, SymbolicStep
 from shardwright.substitutions.terms import Apply, Term, Variable, applied
 from shardwright.verifier.catalogue import SHIPPED
+from shardwright.verifier.certificates import Certificate
 from shardwright.verifier.rulefile import Entry, RuleFile, read_rules
+from shardwright.verifier.store import Verdicts
 
 if TYPE_CHECKING:
     from shardwright.verifier.describe import TermTypes
@@ -34,38 +36,58 @@ class RuleListReport(Report):
 
     file: RuleFile
     chosen: Sequence[tuple[Entry, Rule]]
+    verdicts: Verdicts
 
     def paragraphs(self) -> list[Paragraph]:
-        rows = [(rule.name, kind_of(rule), _mark(entry), rule.equation) for entry, rule in self.chosen]
+        rows = [(rule.name, kind_of(rule), self._mark(entry), rule.equation) for entry, rule in self.chosen]
         title = f"{self.file.path}: {len(rows)} of {len(self.file.entries)} rules"
         return [Paragraph(title, [], ("name", "form", "proof", "equation"), rows)]
 
     def data(self) -> list[dict[str, Any]]:
-        return [RuleReport(entry, rule).data() for entry, rule in self.chosen]
+        return [RuleReport(entry, rule, self.verdicts).data() for entry, rule in self.chosen]
 
-
-def _mark(entry: Entry) -> str:
-    if entry.note.implied_by:
-        return "implied"
-    return "certified" if entry.certificate else "-"
+    def _mark(self, entry: Entry) -> str:
+        if entry.note.implied_by:
+            return "implied"
+        return "certified" if self.verdicts.certificate(entry.key, entry.data) else "-"
 
 
 @dataclass(frozen=True)
 class RuleReport(Report):
-    """Everything there is to say of a rule."""
+    """Everything there is to say of a rule, with what this machine knows of its proof."""
 
     entry: Entry
     rule: Rule
+    verdicts: Verdicts
+
+    @property
+    def certificate(self) -> Certificate | None:
+        return self.verdicts.certificate(self.entry.key, self.entry.data)
 
     def paragraphs(self) -> list[Paragraph]:
         rule = self.rule
         facts = [f"equation  {rule.equation}", f"guard     {', '.join(map(str, rule.guard)) or 'none'}"]
         facts += [f"{key:<9} {value}" for key, value in _facts(rule).items()]
         head = Paragraph(f"{rule.name}: {_KINDS[kind_of(rule)]}", facts)
-        return [head, *_sides(rule), Paragraph("proof", list(_proof(self.entry)))]
+        return [head, *_sides(rule), Paragraph("proof", list(self._proof()))]
+
+    def _proof(self) -> Iterator[str]:
+        found, note = self.certificate, self.entry.note
+        if found is not None:
+            yield f"certified by {found.solver}, {found.scope}"
+            yield f"proven by {' and, independently, by '.join(found.proofs)}"
+            yield from _axioms(found.axioms)
+        elif failure := self.verdicts.failure(self.entry.key):
+            yield from ["judged on this machine, and not certified:", *failure.splitlines()]
+        else:
+            yield "not judged on this machine yet; `shardwright rules verify` does it now"
+        if note.implied_by:
+            yield f"implied by {', '.join(note.implied_by)}"
+        if not note.search:
+            yield "not tried by the search: a step of proofs"
 
     def data(self) -> dict[str, Any]:
-        entry, rule, certificate = self.entry, self.rule, self.entry.certificate
+        entry, rule, certificate = self.entry, self.rule, self.certificate
         return {
             **rule.to_json(),
             "name": rule.name,
@@ -114,20 +136,6 @@ def _statements(axioms: Sequence[str]) -> Mapping[str, str]:
     from shardwright.verifier.lemmas import statement
 
     return {axiom: said for axiom in axioms if (said := statement(axiom))}
-
-
-def _proof(entry: Entry) -> Iterator[str]:
-    found = entry.certificate
-    if found is None:
-        yield "no certificate of this prover in the file; `shardwright rules verify` judges the rule now"
-    else:
-        yield f"certified by {found.solver}, {found.scope}"
-        yield f"proven by {' and, independently, by '.join(found.proofs)}"
-        yield from _axioms(found.axioms)
-    if entry.note.implied_by:
-        yield f"implied by {', '.join(entry.note.implied_by)}"
-    if not entry.note.search:
-        yield "not tried by the search: a step of proofs"
 
 
 def _axioms(axioms: Sequence[str]) -> Iterator[str]:

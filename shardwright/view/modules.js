@@ -118,7 +118,7 @@ function moduleRow(list, module, level) {
     element("span.name", { style: `padding-left:${18 * level}px` }, element("span.twist", {}, module.open || query ? "▾" : "▸"),
       element("b", {}, module.label), " ", repeated),
     ...axes.map((_, axis) => usesBar(module.uses[axis])), element("span.faint", {}, plural(module.times * module.num_operators, "operator"),
-      module.differs ? element("div.differs", {}, `differs: ${module.differs}`) : ""),
+      module.differs ? element("div.differs", {}, `differs ${module.differs}`) : ""),
     timed(module), sent(module), element("span.right.soft", {}, weights(module)));
   if (query && matches(module)) row.classList.add("hit");
   return row;

@@ -1,10 +1,16 @@
-"""What operators cost and keep, from parallel graphs written by hand."""
+"""What operators cost and keep, from parallel graphs written by hand; what is paid for in all against the timeline."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
-from shardwright.cost.predict import node_costs, predict
+from bench.accuracy import prepare
+from bench.plans import CERTIFIED
+from shardwright.cost.clusters.local import default_cluster
+from shardwright.cost.predict import collective_bytes, node_costs, predict
+from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
@@ -12,6 +18,8 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.text import parse_graph
 from shardwright.search.planner import Planner
+from shardwright.search.restrict import DATA, TENSOR, ZERO
+from tests.each import each
 from tests.search.graphs import cluster, every_choice
 
 
@@ -86,3 +94,15 @@ def test_what_is_computed_once_takes_no_time_of_a_step_and_stays() -> None:
     steps = Steps(graph, cluster(2), Execution())
     assert not {operation.name for operation in steps.listed} & set(once)
     assert predict(graph, cluster(2)).memory.buffers_bytes == 2 * (4 * 4 * 4)  # this rank's batch, and its part
+
+
+@each("name", ["gpt", "t5"])
+def test_what_the_search_pays_for_is_what_a_step_sends(name: str) -> None:
+    """In all microbatches, what is the same for all of them too: positions and the biases of attention."""
+    captured, local = prepare(name).captured.graph, default_cluster(2)
+    for role, many in product((DATA, ZERO, TENSOR), (1, 4)):
+        plan = Planner(local, CERTIFIED).plan(captured, mesh=Mesh.of(mb=many, x=2), roles=(role,), compared=False)
+        paid = sum(cost.communication_bytes for cost in node_costs(plan.graph, local, plan.execution).values())
+        messages = program(plan.graph, local, plan.execution).messages()
+        sent = sum(collective_bytes(kind.collective, kind.num_bytes, 2) * n for kind, n in messages.items())
+        assert paid == pytest.approx(sent, rel=0.05), (role, many)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import shardwright as sw
+from shardwright.lowering.drawing import WATCH_EVERY
 from shardwright.lowering.inputs import NUM_FIRST
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
@@ -93,19 +94,20 @@ def test_ranks_that_stop_to_be_alike_in_the_first_steps_go_on_as_rank_0(net: Cas
         assert torch.equal(own, others)
 
 
-def test_ranks_that_stop_to_be_alike_later_all_raise_in_the_step_after(net: Case) -> None:
+def test_ranks_that_stop_to_be_alike_later_all_raise(net: Case) -> None:
     def body(parallel: ParallelModule) -> None:
         torch.manual_seed(5)
-        for step in range(2 * NUM_FIRST + 3):
-            torch.rand(1)  # what all draw is no harm
-            if step == 2 * NUM_FIRST and dist.get_rank() == 1:
-                torch.rand(1)
-            if step <= 2 * NUM_FIRST:
-                parallel.forward_backward(**net.batch)
-                continue
-            with pytest.raises(ShardwrightError, match=r"draw what only some ranks need .* from a torch.Generator of"):
-                parallel.forward_backward(**net.batch)
-            break
+        for _ in range(2 * WATCH_EVERY + NUM_FIRST):  # what all draw is no harm
+            torch.rand(1)
+            parallel.forward_backward(**net.batch)
+        torch.rand(dist.get_rank())
+        for _ in range(WATCH_EVERY):
+            torch.rand(1)
+            parallel.forward_backward(**net.batch)
+        with pytest.raises(
+            ShardwrightError, match=r"some ranks need \(data, samples\) from a torch.Generator of its own"
+        ):
+            parallel.forward_backward(**net.batch)
 
     net.on_ranks(net.graph(TWO, {}), body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import traceback
@@ -18,6 +19,7 @@ from shardwright.lowering.emit import emit
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.program import Program, compile_source
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node, Source, topological
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
@@ -151,6 +153,78 @@ def test_names_that_python_or_the_program_use_are_changed() -> None:
     text = text_of(graph)
     for line in ("lambda_ = ", "torch_ = ", "x_y = ", "t_0 = ", "dp_ = "):
         assert f"    {line}leaf[" in text
+
+
+HOSTILE = 'a"""\n    raise SystemExit  # \x1b[2J\u2028\u202e\\'
+
+
+def test_no_text_of_a_graph_becomes_code() -> None:
+    """Sources, names of nodes and outputs, and targets hold anything; what is run of the program stays the same."""
+    b = GraphBuilder()
+    x = b.leaf(f"x {HOSTILE}", "parameter", (4, 4), "float32", HOSTILE, True)
+    for layer in range(4):
+        w = b.leaf(f"w{layer}", "parameter", (4, 4), "float32", f"{HOSTILE}.{layer}.w", True)
+        b.at(HOSTILE, Source(f"{HOSTILE}.{layer}", HOSTILE))
+        for _ in range(4):
+            x = b.op("tanh", b.op("linear", x, w))
+    source = emit(b.graph([("loss", b.op("sum", x, dims=(0, 1), keepdim=False)), (HOSTILE, x)]))
+    assert "def a________raise_SystemExit" in source
+    assert all(c.isprintable() or c == "\n" for c in source)
+    assert not [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Raise, ast.Expr)) and not
+                isinstance(getattr(node, "value", None), ast.Constant)]  # fmt: skip
+
+
+@each(
+    ("target", "more", "message"),
+    [
+        ("aten.triu.default", {"args": (("$", 1),)}, "an argument is operand 1 of 1"),
+        ("aten.triu.default", {"args": 3}, "expected a tuple of arguments, got 3"),
+        (
+            "aten.triu.default",
+            {"args": (("torch", "torch.load('x')"),)},
+            "\"torch.load('x')\" is no name that torch has",
+        ),
+        ("aten.triu.default", {"kwargs": (("a=exit(),b", 1),)}, "'a=exit(),b' is no name that torch has"),
+        ("aten.triu.default", {"result": 1}, "attribute 'result' is 1, and aten.triu.default gives 1 values"),
+        ("aten.save.default", {}, "attribute 'result' is 0, and aten.save.default gives 0 values"),
+        ("aten.triu", {}, "'aten.triu' is no name that torch has"),
+        ("load_library", {}, "'load_library' is no name that torch has"),
+        ("aten.no.such", {}, "torch has no operator 'aten.no.such' here; import what registers it"),
+    ],
+)
+def test_calls_that_capture_would_not_write_are_refused(target: str, more: dict[str, Any], message: str) -> None:
+    b = builder(x=(4, 4))
+    attrs: dict[str, Any] = {"args": (("$", 0),), "kwargs": (), "result": 0, "shape": (4, 4), "dtype": "float32"} | more
+    graph = b.graph([("loss", b.op("opaque", "x", target=target, **attrs))])
+    with pytest.raises(GraphError) as error:
+        emit(graph)
+    assert message in str(error.value)
+
+
+def test_an_attribute_of_text_is_a_word() -> None:
+    b = builder(x=(4, 4))
+    graph = b.graph([("loss", b.op("gelu", "x", approximate="none', exit()"))])
+    with pytest.raises(GraphError, match="is no name that torch has"):
+        emit(graph)
+
+
+def test_names_that_the_program_keeps_are_refused() -> None:
+    b = builder(**{"block 0": (4,)})
+    with pytest.raises(
+        GraphError, match="no node has a name of two words that begins with block , leaf , mask , draw "
+    ):
+        emit(b.graph([("loss", b.op("exp", "block 0"))]))
+
+
+def test_axes_may_be_called_as_what_the_program_uses_and_names_differ_as_python_sees_them() -> None:
+    b = builder(**dict.fromkeys(("H", "ℌ"), (4,)))  # Python takes both for H
+    parallel = parallelize(b.graph([("loss", b.op("sub", "H", "ℌ"))]), Mesh.of(batch=1, torch=1), lambda *_: "R")
+    source = emit(parallel)
+    assert "def forward(leaf, batch, constant, blocks, saved, device, batch_, torch_, draw=rt.Draw()):" in source
+    program = compile_source(source)
+    leaves = {"H": torch.ones(4), "ℌ": torch.zeros(4)}
+    found = program.forward(leaves, leaves, {}, [], None, torch.device("cpu"), None, None)["loss"]
+    assert torch.equal(found, torch.ones(4))
 
 
 def test_comments_tell_source_layout_and_local_type(net: Case) -> None:

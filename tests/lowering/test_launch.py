@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.lowering.launch import connect, run_ranks
-from shardwright.pcg.errors import DistributedError
+from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
 
 
@@ -36,6 +36,15 @@ def test_a_failing_rank_ends_all_with_its_traceback() -> None:
     with pytest.raises(DistributedError, match=r"(?s)rank 1 of 2 failed.*the answer is wrong.*ranks \[0\] were still"):
         run_ranks(rank, 2, 30)
     assert time.monotonic() - start < 10
+
+
+def test_a_message_for_people_comes_once_and_without_a_traceback() -> None:
+    def rank() -> None:
+        raise PlanError("plan for another model; make one for this")
+
+    with pytest.raises(DistributedError) as error:
+        run_ranks(rank, 2, 30)
+    assert str(error.value) == "ranks [0, 1] of 2 failed:\nplan for another model; make one for this"
 
 
 def test_a_silent_death_is_reported() -> None:

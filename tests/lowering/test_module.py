@@ -21,10 +21,12 @@ from torch.distributed.tensor import DTensor
 from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
+from shardwright.pcg.analysis import buffers_in_backward
 from shardwright.pcg.errors import BatchError, DistributedError, PlanError, ShardwrightError
 from shardwright.pcg.layout import Layouts, R, S
 from shardwright.pcg.mesh import Mesh
-from tests.lowering.runs import Case, assert_trains_as_serial, whole
+from shardwright.pcg.step.execution import Execution
+from tests.lowering.runs import Case, assert_same_step, assert_trains_as_serial, parallel_step, serial_step, whole
 from tests.lowering.test_training import DATA, FUSED, GRID, MEGATRON, TWO, VOCAB_SPLIT, ZERO3, Convolutions, Net, both
 
 TENSOR = MEGATRON | FUSED | VOCAB_SPLIT
@@ -54,6 +56,26 @@ def test_models_of_different_seeds_become_rank_0s(net: Case) -> None:
             assert torch.equal(model.state_dict()[name], value), name
 
     run_ranks(body, 2, 30)
+
+
+def test_tensors_that_are_no_parameters_become_rank_0s_too() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.shift = nn.Linear(4, 4), torch.randn(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.linear(x) + self.shift).square().mean()
+
+    def body() -> list[float]:
+        torch.manual_seed(dist.get_rank())
+        found = Case(Shifted(), {"x": torch.ones(8, 4)})
+        parallel = found.lower(found.graph(TWO, {}))
+        return [parallel.forward_backward(**found.batch).item(), Shifted.forward(found.model, **found.batch).item()]  # type: ignore[arg-type]
+
+    (one, eager), (other, also_eager) = run_ranks(body, 2, 30)
+    assert one == other == pytest.approx(eager, rel=1e-6)
+    assert eager == pytest.approx(also_eager, rel=1e-6)
 
 
 def test_names_shapes_and_ties_are_the_models(net: Case) -> None:
@@ -317,6 +339,47 @@ def test_buffers_are_written_back_and_frozen_parameters_stay() -> None:
         assert not parallel.get_parameter("first.weight").requires_grad
 
     case.on_ranks(case.graph(TWO, {"images": (S(0),)}, data_axes=(0,)), body)
+
+
+class Averaging(nn.Module):
+    """Blocks that scale by an average, and only then update it."""
+
+    class Block(nn.Module):
+        average: Tensor
+        count: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+            self.register_buffer("average", torch.rand(4))
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.tanh(x * self.weight) * self.average.clone()
+            self.average.mul_(0.9).add_(0.1 * x.detach().mean(0))
+            self.count.add_(1)
+            return y * self.weight
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList([self.Block(), self.Block()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.h:
+            x = block(x)
+        return x.pow(2).sum()
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_backward_reads_buffers_as_forward_did(recompute: Any) -> None:
+    """They are written between the two: what backward keeps or makes again is of the values before."""
+    torch.manual_seed(0)
+    case = Case(Averaging().double(), {"x": torch.randn(8, 4, dtype=torch.float64)})
+    graph = case.graph(TWO, {"x": (S(0),)})
+    assert buffers_in_backward(graph) == {"h.0.average", "h.1.average"}
+    execution = Execution(recompute=recompute)
+    for step in case.on_ranks(graph, lambda parallel: parallel_step(parallel, case.batch), execution):
+        assert_same_step(step, serial_step(case), 1e-11)
 
 
 def test_a_rank_may_pass_its_own_shard(net: Case) -> None:

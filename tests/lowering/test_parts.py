@@ -48,6 +48,7 @@ def test_parameters_may_be_frozen_afterwards_and_not_thawed(net: Case) -> None:
                 if name.startswith(("up.", "tok.", "head.")):
                     assert p.grad is None, name
                 else:
+                    assert p.grad is not None
                     torch.testing.assert_close(whole(p.grad), expected[name])
         torch.optim.AdamW(parallel.parameters()).step()
         assert torch.equal(whole(parallel.get_parameter("up.bias")), before["up.bias"])
@@ -98,6 +99,7 @@ def test_hooks_on_parameters_are_called_with_what_one_process_gives_them(net: Ca
         for half in (slice(0, len(found) // 2), slice(len(found) // 2, None)):
             torch.testing.assert_close(dict(found[half]), dict(expected[half]))
         for name, p in parallel.named_parameters():
+            assert p.grad is not None
             torch.testing.assert_close(whole(p.grad), gradients[name])
 
     for storage in (DATA, DATA | ZERO3, MEGATRON | FUSED):
@@ -180,7 +182,7 @@ def test_what_would_do_nothing_is_refused(net: Case) -> None:
             lambda: parallel.add_module("x", buffered): r"add_module\('x'\)",
             lambda: up.register_module("x", buffered): r"up: register_module\('x'\)",
             lambda: parallel.apply(print): r"apply\(...\) would do nothing.*go through named_parameters",
-            lambda: nn.utils.parametrizations.weight_norm(up): "up: ",  # pyright: ignore[reportArgumentType]
+            lambda: nn.utils.parametrizations.weight_norm(up): "up: ",
         }
         for root in (parallel, up):
             for kind in ("pre", "post"):
@@ -190,10 +192,10 @@ def test_what_would_do_nothing_is_refused(net: Case) -> None:
             with pytest.raises(ShardwrightError, match=message):
                 call()
         parallel.note = "the user's own"
-        up._note = "as libraries do"
+        setattr(up, "_note", "as libraries do")  # noqa: B010
 
     tempered = copy.deepcopy(net.model)
-    tempered.temperature = 2.0
+    setattr(tempered, "temperature", 2.0)  # noqa: B010
     known = Case(tempered, net.batch, net.captured)
     known.on_ranks(graph, body)
 

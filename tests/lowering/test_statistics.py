@@ -140,7 +140,7 @@ def test_a_plan_says_what_is_not_exact(tmp_path: Path) -> None:
     assert "not exact" in told
     assert "(sum at 1" in told
     assert "not exact" not in str(PlanReport(plan(model, Cluster.local(2), kwargs=batch)))
-    assert measure(again, Loaded(model, (), batch), 60).loss_error < 1e-5
+    assert measure(again, Loaded(model, (), batch), certified_choices(), 60).loss_error < 1e-5
     with pytest.raises(PlanError, match=r"per_microbatch=True without microbatches=: what a step computes depends"):
         plan(model, Cluster.local(2), kwargs=batch, per_microbatch=True)
     with pytest.raises(PlanError, match=r"per_microbatch='norm' names no module of Sequential; .* such as '0', '1'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from torch.fx import GraphModule
 from torch.nn import functional as F
 
 from examples.zoo import GPT
+from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
-from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layouts, R, S
 from shardwright.pcg.mesh import Mesh
@@ -224,3 +226,41 @@ def test_programs_that_gather_blocks_compile() -> None:
         return numbers
 
     assert run_ranks(body, 2, 120) == [[2, 6]] * 2
+
+
+class Untrained(nn.Module):
+    """A loss that no trained parameter reaches, or that is a leaf of the graph."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.w = kind, nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = {"input": x, "constant": torch.tensor(2.0), "detached": self.w.detach() * x, "parameter": self.w}
+        return found[self.kind]
+
+
+def test_a_loss_without_operators_is_planned_and_one_without_backward_is_told() -> None:
+    batch = {"x": torch.tensor(5.0)}
+    expected = {"input": 5.0, "constant": 2.0, "detached": 15.0, "parameter": 3.0}
+    cases = {kind: Case(Untrained(kind), batch) for kind in expected}
+
+    def steps() -> list[tuple[float, str]]:
+        found = []
+        for case in cases.values():
+            parallel = case.lower(replace(case.captured.graph, mesh=Mesh()))
+            try:
+                told = str(parallel.forward_backward(**batch).item())
+            except PlanError as error:
+                told = str(error)
+            found.append((parallel(**batch).item(), told))
+        return found
+
+    for (kind, value), (loss, told) in zip(expected.items(), run_ranks(steps, 1)[0], strict=True):
+        assert loss == value
+        assert told == "3.0" if kind == "parameter" else "depends on no parameter that is trained" in told
+        if kind != "parameter":
+            with pytest.raises(
+                PlanError, match="the loss, depends on no parameter that is trained, so that a step has"
+            ):
+                dry_run(cases[kind].captured.graph)

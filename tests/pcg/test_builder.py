@@ -41,6 +41,7 @@ def test_a_scalar_takes_the_dtype_that_torch_gives_it(beside: str, value: float,
     b = GraphBuilder()
     name = b.operands(leaf(b, beside), value)[1]
     assert (b.types[name].dtype, b.nodes[name].op, b.nodes[name].attr("value")) == (dtype, "full", value)
+    assert type(b.nodes[name].attr("value")).__name__ in dtype  # True where programs read it as a number, not 1
 
 
 def test_reals_decide_before_integers() -> None:

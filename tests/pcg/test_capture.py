@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -169,6 +170,24 @@ def test_models_on_fake_tensors_are_captured_without_data() -> None:
         model = Small()
     graph = capture(model, BATCH).graph
     assert {n.op for n in graph.nodes} >= {"linear", "parameter", "sum"}
+
+
+def test_the_mode_of_fake_tensors_may_still_be_on() -> None:
+    """Capture looks at tensors of export's own mode, as for the order in which dropout draws."""
+
+    class Dropped(Small):
+        def forward(self, x: Any) -> Any:
+            return F.dropout(self.inner(x).transpose(0, 1), 0.1).sum()
+
+    expected = capture(Dropped(), BATCH).graph
+    with FakeTensorMode() as mode:
+        model, batch = Dropped(), {"x": torch.ones(BATCH["x"].shape)}
+        assert capture(model, batch).graph == expected
+    with mode:
+        assert capture(model, {"x": torch.ones(BATCH["x"].shape)}).graph == expected
+    with FakeTensorMode():
+        assert capture(Dropped(), {"x": torch.ones(BATCH["x"].shape)}).graph == expected
+        assert capture(model, batch).graph == expected
 
 
 def test_sources_name_module_and_line() -> None:
@@ -412,9 +431,12 @@ def test_a_model_without_a_loss_is_told_what_to_return() -> None:
     )
 
 
-def test_data_dependent_control_flow_names_module_line_and_remedy() -> None:
+def test_data_dependent_control_flow_names_module_line_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    """And torch's print of the whole graph does not bury the message."""
+
     class Branch(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
+            print("of the model's own", file=sys.stderr)
             return x if x.sum() > 0 else -x
 
     class Outer(Small):
@@ -430,6 +452,7 @@ def test_data_dependent_control_flow_names_module_line_and_remedy() -> None:
     message = str(error.value)
     assert message.startswith("Outer could not be captured: in module 'branch' (test_capture.py:")
     assert "use torch.where instead of `if` on tensor values" in message
+    assert capsys.readouterr().err == "of the model's own\n"
 
 
 def test_an_error_in_forward_names_where() -> None:
@@ -535,6 +558,71 @@ def test_complex_numbers_are_refused() -> None:
 
     with pytest.raises(CaptureError, match=r"fft.* could not be lifted: a result is complex64; expected one of bool"):
         capture(Rotated(), BATCH)
+
+
+class Drawing(Small):
+    """Draws from a generator of its own."""
+
+    def forward(self, x: Tensor) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        return (self.inner(x) * torch.rand(3, generator=generator)).sum()
+
+
+class DrawingFromKept(Small):
+    """Draws from one that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def forward(self, x: Tensor) -> Any:
+        return (self.inner(x) * torch.bernoulli(x[:, :3] * 0 + 0.5, generator=self.generator)).sum()
+
+
+@each("model", [Drawing, DrawingFromKept])
+def test_generators_are_refused(model: type[Small]) -> None:
+    with pytest.raises(CaptureError) as error:
+        capture(model(), BATCH)
+    assert str(error.value).startswith("model (test_capture.py:")
+    assert "reads a Generator, which capture cannot keep" in str(error.value)
+    assert "draw outside of forward and pass the tensor in the batch" in str(error.value)
+
+
+def test_seeds_in_forward_are_refused() -> None:
+    class Seeded(Small):
+        def forward(self, x: Tensor) -> Any:
+            torch.manual_seed(0)
+            return F.dropout(self.inner(x)).sum()
+
+    with pytest.raises(CaptureError, match=r"forward seeds torch's generator\. Capture would lose it: seed before"):
+        capture(Seeded(), BATCH)
+    torch.manual_seed(0)  # works again
+
+
+def test_side_effects_are_refused() -> None:
+    class Checked(Small):
+        def forward(self, x: Tensor) -> Any:
+            inverse, info = torch.linalg.inv_ex(self.inner(x)[:, :2])
+            torch.ops.aten._linalg_check_errors(info, "inv", is_matrix=True)
+            return inverse.sum()
+
+    with pytest.raises(CaptureError, match=r"aten\._linalg_check_errors\.default has a side effect"):
+        capture(Checked(), BATCH)
+
+
+def test_shapes_that_depend_on_data_and_sparse_tensors_are_refused() -> None:
+    class Selected(Small):
+        def forward(self, x: Tensor) -> Any:
+            return self.inner(x).masked_select(x[:, :3] > 1).sum()
+
+    class Sparse(Small):
+        def forward(self, x: Tensor) -> Any:
+            return torch.sparse.sum(self.inner(x).to_sparse())
+
+    with pytest.raises(CaptureError, match="gives a tensor whose shape depends on data; choose elements with"):
+        capture(Selected(), BATCH)
+    with pytest.raises(CaptureError, match=r"gives a tensor of layout torch.sparse_coo; compute with dense ones"):
+        capture(Sparse(), BATCH)
 
 
 class Unknown(Small):

@@ -119,7 +119,7 @@ def test_round_trip_of_anything(
 ) -> None:
     nodes = [Node(names[0], "full", (), tuple(attrs), (), source)]
     nodes += [Node(name, "neg", (names[0],), (), tuple(split), source) for name in names[1:]]
-    same(Graph(tuple(nodes), tuple((key, names[-1]) for key in outputs), Mesh.of(dp=2, _é=3)))
+    same(Graph(tuple(nodes), tuple((key, names[-1]) for key in outputs), Mesh.of(dp=2, _e=3)))
 
 
 @each("value", [[1], {"a": 1}, 1j, (1, [2]), b"x"])

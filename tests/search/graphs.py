@@ -67,3 +67,27 @@ def blocks(batch: int = 8, width: int = 16, layers: int = 3, seq: int = 4) -> Gr
 def num_made(interner: Interner, kind: Hashable) -> int:
     """How many objects of a kind were made: by `call` of this function, or for keys that begin with it."""
     return sum(key[0] == kind for key in interner._made if isinstance(key, tuple))
+
+
+def recurrent(steps: int = 8, batch: int = 16, width: int = 16) -> Graph:
+    """A cell that reads its own state: every step shares the weights, so each weight has a neighbour in all of them."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (batch, width), "float32", "x")
+    weights = [b.leaf(f"w{i}", "parameter", (width, width), "float32", f"w{i}", grad=True) for i in range(4)]
+    h = c = x
+    for _ in range(steps):
+        forget, add, out = (b.op("add", b.op("linear", x, weights[i]), b.op("linear", h, weights[3])) for i in range(3))
+        c = b.op("add", b.op("mul", c, b.op("sigmoid", forget)), b.op("tanh", add))
+        h = b.op("mul", b.op("sigmoid", out), b.op("tanh", c))
+    return b.graph([("loss", b.op("sum", b.op("mul", h, h), dims=(0, 1), keepdim=False))])
+
+
+def dense(layers: int = 14, batch: int = 16, width: int = 16) -> Graph:
+    """A dense block: every layer reads the results of all before it."""
+    b = GraphBuilder()
+    results = [b.leaf("x", "input", (batch, width), "float32", "x")]
+    for i in range(layers):
+        w = b.leaf(f"w{i}", "parameter", (width, width * len(results)), "float32", f"w{i}", grad=True)
+        read = b.op("concat", *results, dim=1) if len(results) > 1 else results[0]
+        results.append(b.op("relu", b.op("linear", read, w)))
+    return b.graph([("loss", b.op("sum", b.op("concat", *results, dim=1), dims=(0, 1), keepdim=False))])

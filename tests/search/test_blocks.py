@@ -17,6 +17,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.pcg.types import TensorType
 from shardwright.search.blocks import blocked_choices
+from shardwright.search.check import uncertified
 from shardwright.search.planner import Planner
 from shardwright.verifier.choices import Certified
 from tests.search.graphs import cluster
@@ -64,6 +65,11 @@ def test_it_computes_what_one_device_computes(mesh: Mesh) -> None:
     graph = Planner(cluster(mesh.num_devices), Certified()).solve(attention(), mesh, roles, "tp").graph
     rng = np.random.default_rng(0)
     leaves = {n.name: rng.normal(size=graph.types[n.name].shape) for n in graph.nodes if n.is_leaf}
+    certified = Certified()
+    assert uncertified(graph, certified) is None
+    assert "the split 'o/3' on axis 'tp' is not certified" in str(
+        uncertified(graph, lambda n, t, b=(): certified(n, t))
+    )
     loss = dict(graph.outputs)["loss"]
     parallel = denote(run_devices(graph, leaves)[loss], graph.types[loss], mesh)
     assert float(parallel) == pytest.approx(float(run_serial(graph, leaves)[loss]), rel=1e-10)

@@ -13,6 +13,7 @@ from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.check import check_plan, difference
+from shardwright.search.domain import CertifiedSplits
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner
 from tests.each import each
@@ -48,7 +49,7 @@ def corrupted(plan: Plan, change: Callable[[Node], Node]) -> Plan:
 @each("graph", [mlp(), mlp(layers=3, residual=True), with_dropout()])
 @each("axes", [{"dp": 1}, {"dp": 2}, {"dp": 2, "tp": 2}])
 def test_plans_pass(graph: Graph, axes: dict[str, int]) -> None:
-    check_plan(planned(graph, **axes), graph)
+    check_plan(planned(graph, **axes), graph, every_choice)
 
 
 def test_nodes_computed_twice_are_one() -> None:
@@ -70,7 +71,7 @@ def test_names_and_order_do_not_matter() -> None:
 def test_another_models_plan_names_both_fingerprints_and_the_difference() -> None:
     plan, other = planned(mlp()), mlp(hidden=64)
     with pytest.raises(PlanError) as error:
-        check_plan(plan, other)
+        check_plan(plan, other, every_choice)
     message = "is float32[32, 16] in the plan, float32[64, 16] in the model"
     for part in (plan.fingerprint, fingerprint(other), "'test'", message, "plan for this model"):
         assert part in str(error.value)
@@ -82,10 +83,10 @@ def test_the_same_computation_under_other_names_is_the_same_model() -> None:
     renamed = tuple(replace(n, name=f"n.{n.name}", inputs=tuple(f"n.{i}" for i in n.inputs)) for n in graph.nodes)
     moved = Graph((*renamed[1:3], renamed[0], *renamed[3:]), (("loss", f"n.{graph.outputs[0][1]}"),))
     assert fingerprint(moved) == fingerprint(graph)
-    check_plan(planned(graph), moved)
+    check_plan(planned(graph), moved, every_choice)
     swapped = replace(with_dropout(), nodes=with_dropout(swapped=True).nodes)
     assert fingerprint(swapped) != fingerprint(with_dropout())
-    check_plan(replace(planned(graph), fingerprint="of another version"), graph)
+    check_plan(replace(planned(graph), fingerprint="of another version"), graph, every_choice)
 
 
 def test_a_parameter_frozen_since_is_told() -> None:
@@ -105,21 +106,21 @@ def test_a_changed_attribute_is_found_where_it_is() -> None:
     with pytest.raises(
         PlanError, match=r"not the captured one: .*dropout\(p=0.2.*at block \(model.py:7\), the model .*p=0.1"
     ):
-        check_plan(plan, graph)
+        check_plan(plan, graph, every_choice)
 
 
 def test_swapped_operands_are_found() -> None:
     graph = with_dropout()
     plan = corrupted(planned(graph), lambda n: replace(n, inputs=n.inputs[::-1]) if n.op == "sub" else n)
     with pytest.raises(PlanError, match="not the captured one"):
-        check_plan(plan, graph)
+        check_plan(plan, graph, every_choice)
 
 
 def test_another_operator_is_found() -> None:
     graph = mlp()
     plan = corrupted(planned(graph), lambda n: replace(n, op="neg") if n.op == "relu" else n)
     with pytest.raises(PlanError, match=r"the plan has .*neg\(\).*the model .*relu\(\)"):
-        check_plan(plan, graph)
+        check_plan(plan, graph, every_choice)
 
 
 def test_an_ill_typed_graph_is_refused() -> None:
@@ -128,14 +129,32 @@ def test_an_ill_typed_graph_is_refused() -> None:
     steps = [n for n in plan.graph.nodes if n.is_parallel]
     broken = corrupted(plan, lambda n: replace(n, inputs=(steps[0].inputs[0],)) if steps[0].name in n.inputs else n)
     with pytest.raises(PlanError, match=r"ill-typed: .*make the plan again"):
-        check_plan(broken, graph)
+        check_plan(broken, graph, every_choice)
+
+
+def test_a_split_without_a_certificate_is_refused() -> None:
+    """Well-typed by the factor strings alone; it is the certificates that judge, of a graph that was searched too."""
+    graph = mlp()
+    plan = planned(graph, dp=2, tp=2)
+
+    def without(op: str, choice: str) -> CertifiedSplits:
+        return lambda node, operands, blocked=(): (
+            every_choice(node, operands, blocked) - ({choice} if node.op == op else set())
+        )
+
+    used = {(node.op, choice) for node in plan.graph.nodes for choice in node.split}
+    assert len(used) > 3
+    for op, choice in used:
+        with pytest.raises(PlanError, match=rf"= {op}\(.*: the split '{choice}' on axis '\wp' is not certified; make"):
+            check_plan(plan, graph, without(op, choice))
+    check_plan(plan, graph, without("relu", "z"))
 
 
 def test_what_a_run_asks_for_has_to_be_there() -> None:
     plan = planned(mlp())
     asking = replace(plan, execution=Execution(recompute={"nope.*": "full"}))
     with pytest.raises(PlanError, match=r"plan for 'test': .*nope"):
-        check_plan(asking, mlp())
+        check_plan(asking, mlp(), every_choice)
 
 
 def test_draws_in_another_order_are_refused() -> None:

@@ -12,10 +12,11 @@ from scipy.sparse import lil_matrix
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import eliminate
+from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator, Solution, minimize_last
 from shardwright.search.interning import Interned, Interner
-from shardwright.search.problem import Problem, ProblemBuilder
-from shardwright.search.pruning import lower_bounds
+from shardwright.search.problem import Problem
+from shardwright.search.pruning import Reparametrization
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp, num_made
 
@@ -107,10 +108,9 @@ def random_problem(rng: np.random.Generator, sizes: list[int], density: float) -
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("seed", range(30))
 def test_random_models_are_solved_as_by_brute_force(seed: int, bounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By elimination alone, and after dropping choices by bounds, from beams of one choice on."""
+    """By elimination alone, and after dropping choices by bounds."""
     if bounded:
         monkeypatch.setattr(eliminate, "LARGE_TABLE", 1)
-        monkeypatch.setattr(eliminate, "_BEAM", 1)
     rng = np.random.default_rng(seed)
     sizes = list(rng.integers(2, 4, size=7))
     problem = random_problem(rng, [int(s) for s in sizes], rng.choice([0.2, 0.5, 0.9]))
@@ -121,15 +121,23 @@ def test_random_models_are_solved_as_by_brute_force(seed: int, bounded: bool, mo
     assert objective(problem, solution.choices, price) == pytest.approx(best)
 
 
+def reparametrized(problem: Problem, clip: float) -> Reparametrization:
+    model = Reparametrization([t.value for t in problem.time_s], tables(problem), clip)
+    for sweep in range(4):
+        model.sweep(forward=sweep % 2 == 0)
+    return model
+
+
 @each("clip", [1.5, 4.0, 100.0])
 @each("seed", range(10))
 def test_bounds_are_below_every_solution(seed: int, clip: float) -> None:
     rng = np.random.default_rng(seed)
     problem = random_problem(rng, [3] * 6, 0.6)
-    bounds = lower_bounds([t.value for t in problem.time_s], tables(problem), clip)
+    model = reparametrized(problem, clip)
     for choices in product(range(3), repeat=6):
         value = objective(problem, choices)
-        assert all(bounds[v][c] <= value + 1e-12 for v, c in enumerate(choices))
+        assert model.constant <= value + 1e-12
+        assert all(model.bounds[v][c] <= value + 1e-12 for v, c in enumerate(choices))
 
 
 def test_bounds_are_tight_on_a_chain() -> None:
@@ -137,7 +145,7 @@ def test_bounds_are_tight_on_a_chain() -> None:
     rng = np.random.default_rng(0)
     problem = random_problem(rng, [4] * 5, 0.0)
     problem.edges = {(v, v + 1): Interned(rng.random((4, 4))) for v in range(4)}
-    bounds = lower_bounds([t.value for t in problem.time_s], tables(problem), 100.0)
+    bounds = reparametrized(problem, 100.0).bounds
     every = [(objective(problem, c), c) for c in product(range(4), repeat=5)]
     for v in range(5):
         through = [min(value for value, c in every if c[v] == x) for x in range(4)]

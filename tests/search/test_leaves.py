@@ -87,7 +87,7 @@ def test_the_search_finds_the_cheaper_form_in_every_block_and_the_plan_proves_it
     assert plan.prediction.step_s < plain.prediction.step_s
     assert sum(n.op == "linear" for n in plan.graph.nodes) == 1 + 3
     assert len(plan.report.rewrites) == 3
-    check_plan(plan, graph, CATALOGUE)
+    check_plan(plan, graph, every_choice, CATALOGUE)
     assert Plan.from_json(plan.to_json()) == plan
     assert loss(plan.graph.erased()) == pytest.approx(loss(graph), rel=1e-9)
 
@@ -96,7 +96,7 @@ def test_a_plan_whose_rule_is_not_certified_is_refused() -> None:
     graph = stack(2)
     plan = plan_of(graph)
     with pytest.raises(PlanError, match="is not certified here; make the plan again"):
-        check_plan(plan, graph, {})
+        check_plan(plan, graph, every_choice, {})
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_plan_with_a_parameter_is_replayed_from_its_mesh(mesh: Mesh) -> None:
     steps = [step[0] for rewrite in plan.report.rewrites for step in rewrite.steps]
     assert steps[0] == "cross_entropy_in_parts"
     assert set(steps[1:]) <= {"maximum_in_blocks"}  # one stage more for the second axis
-    check_plan(Plan.from_json(plan.to_json()), graph, CATALOGUE)
+    check_plan(Plan.from_json(plan.to_json()), graph, every_choice, CATALOGUE)
     numbers = {
         "x": np.ones((16, 4)),
         "w": np.arange(256.0).reshape(64, 4) % 7,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,12 @@ def test_a_plan_keeps_its_precision_and_old_files_may_have_one(plan: Plan) -> No
     assert Plan.from_json({**old, "precision": "amp_bf16"}) == mixed
 
 
+def test_a_plan_shows_itself_in_two_lines(plan: Plan) -> None:
+    assert repr(plan) == (
+        "Plan(Mlp on test, 4 devices, mesh [x=4]:\n     step 0.0005357 s, 0.0002899 of 16 GiB on each device)"
+    )
+
+
 def test_the_fingerprint_sees_sizes_and_wiring_only() -> None:
     assert fingerprint(mlp()) == fingerprint(mlp())
     assert fingerprint(mlp()) != fingerprint(mlp(hidden=64))
@@ -55,11 +63,18 @@ def edit(plan: Plan, **fields: object) -> dict[str, object]:
         ),
         ({"format": "other"}, "this is not a plan; expected a JSON object with format 'shardwright-plan'"),
         ({"graph": ["mesh [x=4]", "%x = inputt()", "outputs loss=%x"]}, "inputt"),
+        ({"graph": ["mesh [x=4]", "outputs"]}, "outputs: expected the loss and buffers, each once, got []"),
         ({"prediction": {}}, "is missing; the file may have been edited or cut, make the plan again"),
-        ({"report": 3}, "the file may have been edited, make the plan again"),
+        ({"report": 3}, "report: expected an object, got 3; the file may have been edited or cut, make the plan again"),
         ({"cluster": {}}, "cluster"),
-        ({"execution": {"num_microbatches": 4}}, "'num_microbatches' can be costed, but is not part of a plan"),
-        ({"version": 2, "precision": "half"}, "Execution.precision: expected"),
+        ({"execution": {"num_microbatches": 4}}, "execution: field 'num_microbatches' is not known"),
+        ({"graph": ["mesh [x=4]", "outputs loss=%x"]}, "%x is not defined above"),
+        ({"mesh": {"names": ["x"], "sizes": [2]}}, "mesh: expected [x=4], as the graph has it, got [x=2]"),
+        ({"model": "a\x1b[2J"}, "model: expected text of at least one letter, without control characters, got 'a\\x1b"),
+        ({"fingerprint": "x"}, "fingerprint: expected a digest of 16 hexadecimal digits, got 'x'"),
+        ({"more": 1}, "the file: field 'more' is not known"),
+        ({"version": True}, "plan version True is not supported"),
+        ({"version": 2, "precision": "half"}, "precision: expected one of None, 'fp32',"),
     ],
 )
 def test_wrong_plans_are_refused(plan: Plan, fields: dict[str, object], message: str) -> None:
@@ -94,3 +109,43 @@ def test_a_plan_of_another_cluster_size_is_refused(plan: Plan) -> None:
     smaller = edit(plan, cluster=cluster(2).to_json())
     with pytest.raises(PlanError, match="has 4 devices, its cluster 2"):
         Plan.from_json(smaller, "plan.json")
+
+
+@each(
+    ("path", "value", "message"),
+    [
+        (("prediction", "step_s"), math.nan, "prediction.step_s: expected a number, got nan"),
+        (("prediction", "step_s"), -1, "prediction.step_s: expected at least 0, got -1"),
+        (("prediction", "step_s"), "fast", "prediction.step_s: expected a number, got 'fast'"),
+        (("prediction", "serial_s"), 1.0, "its parts together, got 1.0"),
+        (("prediction", "memory", "slack_bytes"), None, "memory.slack_bytes: expected an integer, got None"),
+        (("alternatives", 0, "mesh"), {"dp": 2}, "alternatives[0].mesh: [dp=2] has 2 devices, the cluster 4"),
+        (("alternatives", 0, "mesh"), {"class": 4}, "axis name 'class' is not an identifier"),
+        (("cluster", "device"), 3, "cluster: device: expected an object"),
+        (("report", "limit_bytes"), True, "report.limit_bytes: expected an integer, got True"),
+        (("graph", -2), lambda line: line.replace("=False", "=3"), "'keepdim': expected True or False, got 3"),
+        (("graph", -2), lambda line: line.replace("keepdim=False", "keep=0"), "attribute 'keepdim' is missing"),
+        (("graph", 1), lambda line: line.replace("(64, 64)", "(64, -64)"), "size -64"),
+        (("graph", 1), lambda line: line.replace("'x'", "'x..y'"), "expected the name of a tensor, got 'x..y'"),
+        (("graph", -1), "outputs x=%t_7x", "outputs: expected the loss and buffers, each once, got ['x']"),
+        (("graph", -1), "outputs loss=%t_6x", "outputs: the loss is float32[64, 64]{R}, expected one number"),
+        (("graph", 3), lambda line: line.replace("layers.0.down", "layers.0.up"), "parameter 'layers.0.up' is there 2"),
+    ],
+)  # fmt: skip
+def test_values_that_contradict_each_other_are_refused(
+    plan: Plan, path: tuple[str | int, ...], value: object, message: str
+) -> None:
+    data: Any = edit(plan)
+    inner = data
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value(inner[path[-1]]) if callable(value) else value
+    with pytest.raises(PlanError) as error:
+        Plan.from_json(data, "plan.json")
+    assert message in str(error.value)
+    assert str(error.value).endswith("the file may have been edited or cut, make the plan again")
+
+
+def test_the_documentation_names_every_field(plan: Plan) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    assert not [name for name in plan.to_json() if f"`{name}`" not in page]

@@ -11,7 +11,7 @@ from shardwright.cost.predict import node_costs, predict
 from shardwright.cost.timeline.memory import SAFE_SHARE
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.errors import PlanError
+from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports.facts import fits
@@ -184,7 +184,7 @@ def test_axes_that_do_not_divide_a_size_together_leave_it_to_the_first(
 ) -> None:
     graph = mlp(*sizes)
     plan = planner(4).plan(graph, mesh=Mesh.of(x=2, y=2), roles=roles)
-    check_plan(plan, graph)
+    check_plan(plan, graph, every_choice)
     if roles[0] == "data" and sizes[0] == 2:
         assert {n.split for n in plan.graph.nodes if n.op == "linear"} == {("_0", "R")}
 
@@ -199,7 +199,7 @@ def test_a_parameter_may_be_an_output(name: str) -> None:
     graph = b.graph([("loss", loss), ("buffer", {"w": w, "v": v}[name])])
     for roles in ("zero", "tensor", "free"):
         plan = planner(2).plan(graph, mesh=Mesh.of(x=2), roles=(roles,))
-        check_plan(plan, graph)
+        check_plan(plan, graph, every_choice)
 
 
 def test_outputs_without_gradient_leave_whole() -> None:
@@ -210,14 +210,14 @@ def test_outputs_without_gradient_leave_whole() -> None:
     loss = b.op("sum", b.op("mul", b.op("mul", h, mask), still), dims=(0, 1), keepdim=False)
     graph = b.graph([("loss", loss), ("buffer", still), ("mask", mask)])
     for mesh in meshes(4):
-        check_plan(planner(4, link_bytes_per_s=FAST).plan(graph, mesh=mesh), graph)
+        check_plan(planner(4, link_bytes_per_s=FAST).plan(graph, mesh=mesh), graph, every_choice)
 
 
 def test_a_loss_that_no_parameter_reaches_has_a_plan() -> None:
     b = GraphBuilder()
     x, w = b.leaf("x", "input", (8, 4), "float32", "x"), b.leaf("w", "parameter", (4, 4), "float32", "w", grad=True)
     graph = b.graph([("loss", b.op("sum", x, dims=(0, 1), keepdim=False)), ("buffer", b.op("linear", x, w))])
-    check_plan(planner(4, link_bytes_per_s=FAST).plan(graph), graph)
+    check_plan(planner(4, link_bytes_per_s=FAST).plan(graph), graph, every_choice)
 
 
 def test_data_parallel_splits_the_batch_and_reduces_every_gradient() -> None:
@@ -264,3 +264,12 @@ def test_roles_must_match_the_mesh() -> None:
         PlanError, match=r"unknown axis role 'pipeline'; choose one of \['data', 'zero', 'context', 'tensor', 'free'\]"
     ):
         planner(4).plan(mlp(), mesh=Mesh.of(x=4), roles=("pipeline",))
+
+
+def test_a_graph_without_a_loss_is_told() -> None:
+    graph = replace(mlp(), outputs=(("mean", mlp().outputs[0][1]),))
+    for made in (graph, GraphBuilder().graph([])):
+        with pytest.raises(
+            GraphError, match=r"the graph has no output 'loss', only \[.*\]; a graph to plan gives a loss"
+        ):
+            Planner(cluster(2), every_choice).plan(made)

@@ -87,8 +87,6 @@ def test_models_of_shared_tables_are_solved_as_by_brute_force(
 ) -> None:
     """One interner for all, by elimination alone and after dropping choices by bounds, at several prices."""
     monkeypatch.setattr(eliminate, "LARGE_TABLE", large)
-    if large == 1:
-        monkeypatch.setattr(eliminate, "_BEAM", 1)
     rng = np.random.default_rng(size)
     solver = Eliminator(Interner())
     for group in range(8):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ import shardwright as sw
 from shardwright.api import compile, plan
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
-from shardwright.pcg.errors import CaptureError, DistributedError, PlanError
+from shardwright.pcg.errors import BatchError, CaptureError, DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.reports.plan import PlanReport
@@ -51,7 +55,7 @@ class Tied(nn.Module):
         return F.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
 
 
-def example(seed: int = 0, batch: int = 4, seq: int = 6) -> tuple[nn.Module, dict[str, Tensor]]:
+def example(seed: int = 0, batch: int = 4, seq: int = 6) -> tuple[Tied, dict[str, Tensor]]:
     torch.manual_seed(seed)
     ids = torch.randint(16, (batch, seq))
     return Tied(), {"ids": ids, "labels": ids.clone()}
@@ -124,6 +128,21 @@ def test_a_plan_is_for_a_precision() -> None:
         compile(model, plan=found, precision="amp_fp16", kwargs=batch)
     with pytest.raises(PlanError, match="precision 'bf16': expected parameters in bfloat16, got float32; build the"):
         plan(model, sw.Cluster.local(2), kwargs=batch, precision="bf16")
+
+
+def test_the_search_chooses_among_precisions() -> None:
+    model, batch = example()
+    cluster = sw.Cluster.preset("dgx-h100")
+    each: dict[str, Plan] = {p: plan(model, cluster, kwargs=batch, precision=p) for p in ("fp32", "amp_bf16")}
+    found = plan(model, cluster, kwargs=batch, precision=("fp32", "amp_bf16", "fp32"))
+    best = min(each.values(), key=lambda plan: plan.prediction.step_s)
+    (other,) = (plan for plan in each.values() if plan is not best)
+    assert (found.graph, found.precision) == (best.graph, best.precision)
+    added = {a.name: a.prediction for a in found.alternatives if a.name.endswith(str(other.precision))}
+    assert added == {f"search on {other.mesh}, {other.precision}": other.prediction}
+    assert Plan.from_json(found.to_json()).alternatives == found.alternatives
+    with pytest.raises(PlanError, match=r"precision=\(\) names none; leave it out for the model's own"):
+        plan(model, cluster, kwargs=batch, precision=())
 
 
 def test_a_model_without_inputs_is_an_error() -> None:
@@ -248,6 +267,40 @@ def test_a_lazy_module_keeps_its_parameters() -> None:
         assert "Shard" in placements
 
 
+def _done_before_the_first_call() -> list[bool]:
+    model, batch = example()
+    parallel = compile(model, sw.Cluster.local(2), **forced())
+    bias, weight, called = parallel.get_parameter("up.bias"), parallel.get_parameter("up.weight"), list[str]()
+    bias.requires_grad_(False)
+    weight.register_hook(lambda gradient: called.append("gradient"))
+    handle = parallel.register_forward_hook(lambda module, args, loss: called.append("forward"))
+    parallel.note = "kept"
+    parallel(**batch).backward()
+    handle.remove()
+    parallel.forward_backward(**batch)
+    assert called == ["forward", "gradient", "gradient"]
+    return [bias.grad is None, not bias.requires_grad, weight.grad is not None, parallel.note == "kept"]
+
+
+def test_what_is_done_to_a_lazy_module_before_its_first_call_stays() -> None:
+    assert run_ranks(_done_before_the_first_call, 2) == [[True] * 4] * 2
+
+
+def _own_batches() -> str:
+    model, batch = example()
+    parallel = compile(model, sw.Cluster.local(2), check_inputs="always", **forced())
+    for _ in range(5):
+        parallel.forward_backward(**batch)
+    with pytest.raises(BatchError) as caught:
+        parallel.forward_backward(**example(dist.get_rank())[1])
+    return str(caught.value)
+
+
+def test_a_batch_of_each_ranks_own_is_refused_on_request_in_any_step() -> None:
+    for message in run_ranks(_own_batches, 2):
+        assert "'ids' in step 6 differs between ranks 0 and 1" in message
+
+
 def _from_file(path: str) -> float:
     model, batch = example()
     torch.manual_seed(0)
@@ -292,24 +345,118 @@ def _other_batch(made: Plan) -> str:
 def test_a_plan_for_another_batch_is_refused_on_every_rank() -> None:
     model, batch = example()
     made = plan(model, sw.Cluster.local(2), kwargs=batch)
-    for text in run_ranks(_other_batch, 2, args=(made,)):
-        assert text.startswith(f"PlanError: plan for 'Tied' has fingerprint {made.fingerprint}, the captured model ")
-        assert "input 'ids' is int64[4, 6] in the plan, int64[8, 6] in the model" in text
+    zero, one = run_ranks(_other_batch, 2, args=(made,))
+    assert zero.startswith(f"PlanError: plan for 'Tied' has fingerprint {made.fingerprint}, the captured model ")
+    assert "input 'ids' is int64[4, 6] in the plan, int64[8, 6] in the model" in zero
+    assert one == f"DistributedError: rank 0 could not make the plan: {zero}"
 
 
-def _uneven_models() -> str:
-    model, batch = example()
-    if dist.get_rank() == 1:
-        model = nn.Sequential(model)
-        model.forward = model[0].forward
-        model[0].up = nn.Linear(8, 8, bias=False)
-    return _refused(lambda: compile(model, sw.Cluster.local(2), kwargs=batch))
+def _uneven() -> list[str]:
+    """What each rank is told where rank 1 has something else than rank 0."""
+    found: list[str] = []
+    for number in range(5):
+        model, batch = example()
+        if dist.get_rank() == 1:
+            if number == 0:
+                model.up = nn.Linear(8, 8, bias=False)
+            elif number == 1:
+                model.up.weight.requires_grad_(False)
+            elif number == 2:
+                model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+            elif number == 3:
+                model.eval()
+            else:
+                batch = {name: value[:2] for name, value in batch.items()}
+        build = partial(compile, model, sw.Cluster.local(2), kwargs=batch, **forced())
+        found.append(_refused(build))
+    return found
 
 
-def test_ranks_with_different_models_all_end() -> None:
-    zero, one = run_ranks(_uneven_models, 2)
-    assert one.startswith("PlanError: plan for 'Tied' has fingerprint")
-    assert zero.startswith("DistributedError: rank 1: plan for 'Tied' has fingerprint")
+def test_ranks_with_different_models_or_batches_all_end() -> None:
+    expected = [
+        "tensor 'up.bias' is missing on rank 1 and float32[8], trained on rank 0; build the same model",
+        "tensor 'up.weight' is float32[8, 8], not trained on rank 1 and float32[8, 8], trained on rank 0",
+        "tensor 'head.weight' is float32[16, 8], trained on rank 1 and float32[16, 8], trained, table.weight on rank 0",
+        "module '' is in eval mode on rank 1 and in train mode on rank 0",
+        "batch: 'ids' is int64[2, 6] on rank 1 and int64[4, 6] on rank 0; build the same model, and pass a batch of",
+    ]
+    for text, zero, one in zip(expected, *run_ranks(_uneven, 2), strict=True):
+        assert one.startswith(f"DistributedError: {text}"), one
+        assert zero.startswith(f"DistributedError: rank 1: {text}"), zero
+
+
+class Looping(nn.Module):
+    """It makes parameters, constants, buffers and draws in the order of a set."""
+
+    def __init__(self, kinds: Iterable[str], p: float = 0.1) -> None:
+        super().__init__()
+        self.kinds, self.p, self.up = kinds, p, nn.ParameterDict()
+        for kind in kinds:
+            self.up[kind] = nn.Parameter(torch.full((8, 8), 0.01 * len(kind)))
+            self.register_buffer(kind, torch.tensor(float(len(kind))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: dict[str, Tensor] = {}
+        for kind in self.kinds:
+            shift = torch.tensor([0.1 * len(kind), 0.5]).sum()
+            made[kind] = F.dropout(torch.tanh(x @ self.up[kind] * self.get_buffer(kind)) + shift, self.p)
+        return sum(made[kind].square().mean() * len(kind) for kind in sorted(made))  # pyright: ignore[reportReturnType]
+
+
+def looped(kinds: Iterable[str], path: str | None = None) -> list[Any]:
+    """Losses, the names of parameters in the model's order, and the program."""
+    model, batch = Looping(kinds, 0.0 if path else 0.1), {"x": torch.linspace(-1, 1, 32).reshape(4, 8)}
+    torch.manual_seed(3)
+    searched: dict[str, Any] = (
+        {} if path else {"cluster": sw.Cluster.local(dist.get_world_size()), **forced(dist.get_world_size())}
+    )
+    parallel = compile(model, kwargs=batch, plan=path, **searched)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        losses.append(parallel.forward_backward(**batch).item())
+        optimizer.step()
+    parallel.clip_grad_norm_(1.0)
+    return [losses, list(dict(model.named_parameters())), parallel.source]
+
+
+def _looped_by_rank() -> list[Any]:
+    return looped(["aaa", "b", "cc"][:: 1 - 2 * dist.get_rank()])
+
+
+def test_ranks_may_trace_a_model_in_different_orders() -> None:
+    (losses, names, source), (others, other_names, other_source) = run_ranks(_looped_by_rank, 2)
+    assert names == other_names[::-1]
+    assert source == other_source
+    assert losses == others
+    assert losses == pytest.approx(run_ranks(looped, 1, args=(["aaa", "b", "cc"],))[0][0], rel=1e-5)
+
+
+_HASHED = """
+import json, os, sys, torch
+from tests.shardwright.test_api import looped
+kinds = {"aaa", "b", "cc", "dddd"}
+folder, rank = sys.argv[1], os.environ["RANK"]
+losses, _, source = looped(kinds, f"{folder}/plan.json")
+with open(f"{folder}/{rank}.json", "w") as file:
+    json.dump([list(kinds), losses, source], file)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_may_hash_differently(tmp_path: Path) -> None:
+    """Under torchrun: processes of their own, in each of which a set of names has its own order; so has the plan's."""
+    model = Looping(["cc", "aaa", "dddd", "b"], 0.0)
+    plan(model, sw.Cluster.local(2), (torch.randn(4, 8),), **forced()).save(tmp_path / "plan.json")
+    (tmp_path / "train.py").write_text(_HASHED)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    command = f"PYTHONHASHSEED=$RANK exec {sys.executable} {tmp_path}/train.py {tmp_path}"
+    known = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*torchrun, "bash", "-c", command], env=known, check=True, timeout=120, capture_output=True)
+    zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert zero[0] != one[0]
+    assert zero[1:] == one[1:]
 
 
 def _failing_search() -> str:
@@ -332,6 +479,7 @@ def test_a_corrupted_plan_does_not_run() -> None:
     model, batch = example()
     made = plan(model, sw.Cluster.local(2), kwargs=batch, **forced())
     nodes = tuple(replace(n, op="sigmoid") if n.op == "tanh" else n for n in made.graph.nodes)
-    for text in run_ranks(_corrupted, 2, args=(replace(made, graph=replace(made.graph, nodes=nodes)),)):
+    corrupted = replace(made, graph=replace(made.graph, nodes=nodes))
+    for text in run_ranks(_corrupted, 2, args=(corrupted,)):
         assert "its graph is not the captured one" in text
         assert "sigmoid" in text

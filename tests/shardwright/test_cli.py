@@ -105,7 +105,7 @@ def test_plan_explain_compare_view(run: Run) -> None:
     missing = run("timeline", "plan.json", "--trace", "no/such/folder.json")
     assert missing[0] == 2
     assert (
-        "no/such/folder.json: cannot write the trace: No such file or directory; choose a writable path" in missing[2]
+        "no/such/folder.json: cannot write the result: No such file or directory; choose a writable path" in missing[2]
     )
     assert run("compare", "plan.json")[1].startswith("Compared with\n")
     assert run("compare", "plan.json", "./plan.json")[1].startswith("Compared with\n")
@@ -296,6 +296,11 @@ def _fake_calibrate(cluster: Cluster, asked: list[object]) -> Callable[..., Clus
     return calibrate
 
 
+def test_calibrate_says_how_long_it_takes(run: Run) -> None:
+    told = " ".join(run("calibrate", "--help")[1].split())
+    assert "About a minute, five with --thorough, if nothing else runs." in told
+
+
 def test_calibrate_shows_and_saves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, asked = parse_cluster("local:2"), list[object]()
     monkeypatch.setattr("shardwright.cost.calibration.calibrate.calibrate", _fake_calibrate(cluster, asked))
@@ -391,6 +396,69 @@ def test_dry_run_of_what_it_cannot_run(run: Run, arguments: list[str], message: 
     assert_error(run("verify", *arguments, "--dry-run"), message)
 
 
+# ---- what goes together, and what fits ----
+
+
+def test_a_plan_that_does_not_fit_ends_with_status_3_and_says_by_how_much(run: Run) -> None:
+    run("plan", "models.py:net", "--mesh", "dp=2", "--roles", "data", "-o", "plan.json")
+    data = json.loads(Path("plan.json").read_text())
+    used = sum(data["prediction"]["memory"].values())
+    data["report"]["limit_bytes"] = used - 1000
+    data["cluster"]["device"]["memory_bytes"] = used - 500
+    Path("tight.json").write_text(json.dumps(data))
+    for command in (
+        "explain tight.json", "compare plan.json tight.json", "view tight.json", "run models.py:net --plan tight.json",
+        "verify models.py:net --plan tight.json", "verify tight.json --dry-run",
+    ):  # fmt: skip
+        status, _, err = run(*command.split())
+        assert status == 3, (command, err)
+        assert re.search(r"error: no plan fits: .*more than the .* that may be used", err), (command, err)
+
+
+@each("command", ["run", "verify"])
+def test_a_plan_has_its_own_cluster(run: Run, command: str) -> None:
+    if not Path("plan.json").exists():
+        run("plan", "models.py:net", "--mesh", "dp=2", "--roles", "data", "-o", "plan.json")
+    arguments = (command, "models.py:net", "--plan", "plan.json", "--cluster", "local:4")
+    assert_error(run(*arguments), "--plan and --cluster contradict each other: plan.json is for .*2 × .*; leave out")
+
+
+def test_run_refuses_devices_that_are_not_here(run: Run) -> None:
+    for target in ("models.py:net", "train.py"):
+        message = r"run starts ranks on this machine, which has \d GPUs, and dgx-h100 has 8 \(H100"
+        assert_error(run("run", target, "--cluster", "preset:dgx-h100:1"), message)
+
+
+@each(
+    "arguments",
+    [
+        ["plan", "models.py:net", "-o"],
+        ["calibrate", "-o"],
+        ["rules", "generate", "--max-ops", "3", "-o"],
+        ["view", "plan.json", "-o"],
+        ["timeline", "plan.json", "--trace"],
+    ],
+)
+def test_where_nothing_can_be_written_is_told_before_the_work(run: Run, arguments: list[str]) -> None:
+    result = run(*arguments, "no/where.json")
+    assert (
+        result[2]
+        == "error: no/where.json: cannot write the result: No such file or directory; choose a writable path\n"
+    )
+    assert_error(result, "cannot write")
+    assert not list(Path().glob("**/.*partial"))
+
+
+@pytest.mark.slow
+def test_what_ranks_say_is_the_last_word(run: Run) -> None:
+    """Once, and without tracebacks of torchrun."""
+    run("plan", "models.py:scaled", "--cluster", "local:1", "-o", "plan.json")
+    status, _, err = run("run", "models.py:net", "--plan", "plan.json")
+    assert status == 2
+    assert err.startswith("error: plan for 'Net' has fingerprint")
+    assert err.count("\n") == 1
+
+
 def test_ranks_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert environment(2)["OMP_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) // 2))
@@ -424,4 +492,5 @@ def test_run_a_script_and_its_failure(run: Run) -> None:
     assert out.count("loss ") == 2
     status, _, err = run("run", "train.py", "--cluster", "local:2", "--", "bad")
     assert status == 1
-    assert "error: a rank failed, see above" in err
+    assert "AssertionError" in err
+    assert "ChildFailedError" not in err

@@ -17,6 +17,7 @@ from shardwright.substitutions.generator.sources import ContextSource
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import choices, derive
 from shardwright.substitutions.steps import STEP_RULES
+from shardwright.verifier.certificates import prover_digest
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.lemmas import LEMMAS
 from tests.each import each
@@ -111,8 +112,6 @@ def test_what_takes_too_long_is_unknown(run: Run) -> None:
 
 
 def test_certificates_in_the_file_are_not_believed(run: Run) -> None:
-    from shardwright.verifier.certificates import prover_digest
-
     forged = {**FALSE, "certificate": {"axioms": [], "prover": prover_digest()}}
     assert run("rules", "verify", write(forged), "--no-base")[0] == 1
 
@@ -186,7 +185,7 @@ def test_lists_are_filtered(run: Run) -> None:
     assert listed("--search", "COMBINE") == ["placed"]
     text = run("rules", "list", name)[1]
     assert text.splitlines()[0] == "mine.json: 4 of 4 rules"
-    assert "placement  implied  linear(combine(x, axis=a), combine(w, axis=a)) = " in text
+    assert "placement  implied    linear(combine(x, axis=a), combine(w, axis=a)) = " in text
 
 
 def test_a_list_names_malformed_rules_on_stderr(run: Run) -> None:
@@ -227,7 +226,16 @@ def test_a_placement_rule_is_shown_with_its_layouts(run: Run) -> None:
     assert right.startswith("  reduce axis=a  [m o] R\n  └─ linear      [m o] P\n")
     assert "serial    both sides are one serial term" in out
     assert "implied by linear_of_sum" in out
-    assert "no certificate of this prover in the file" in out
+    assert "not judged on this machine yet; `shardwright rules verify` does it now" in out
+    write({**PLACED, "guard": ["i % a == 0"]}, SERIAL)
+    assert run("rules", "verify", "mine.json", "--no-base")[0] == 0
+    assert "certified by z3 " in run("rules", "show", "placed", "mine.json")[1]
+
+
+def test_what_is_false_is_shown_with_what_was_found(run: Run) -> None:
+    assert run("rules", "verify", write(FALSE), "--no-base")[0] == 1
+    out = run("rules", "show", "false", "mine.json")[1]
+    assert "judged on this machine, and not certified:\n  false is false for " in out
 
 
 def test_rows_and_chains_are_shown_with_their_layouts(run: Run) -> None:
@@ -303,7 +311,7 @@ def test_the_search_uses_the_row_rules_of_a_file_and_no_others(run: Run) -> None
     name = write(*whole_rows("linear"))
     status, out, err = run("plan", "models.py:net", "--rules", name, "--mesh", "x=2")
     assert status == 0, err
-    assert f"mine.json: proving {len(whole_rows('linear'))} rules that have no certificate" in err
+    assert "judging" not in err, "these are shipped rules"
     assert out.startswith("Net on local-2")
     certified = Certified.of_file(Path(name))
     tensor = TensorType((4, 8), "float32", (), True)
@@ -340,6 +348,68 @@ def test_a_file_without_a_rule_to_use_is_an_error(run: Run) -> None:
     status, _, err = run("plan", "models.py:net", "--rules", write(FALSE, BROKEN), "--mesh", "x=2")
     assert status == 2
     assert "error: mine.json: no rule of it can be used; `shardwright rules verify mine.json` says why" in err
+
+
+TWICE = """
+import torch
+from torch import nn
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x, y):
+        return (self.up(x) + self.up(y)).square().mean()
+
+def twice():
+    torch.manual_seed(0)
+    return Twice(), {"x": torch.randn(32, 64), "y": torch.randn(32, 64)}
+"""
+
+
+def test_a_plan_that_a_rule_of_a_file_rewrote_verifies_with_it(run: Run) -> None:
+    Path("twice.py").write_text(TWICE)
+    name = write({**CATALOGUE["sum_of_linears"].to_json(), "name": "mine"})
+    alone = ["twice.py:twice", "--cluster", "local:1"]
+    status, _, err = run("plan", *alone, "--rules", name, "-o", "plan.json")
+    assert status == 0, err
+    assert [
+        step[0] for r in json.loads(Path("plan.json").read_text())["report"]["rewrites"] for step in r["steps"]
+    ] == ["mine"]
+    for given in (["--cluster", "local:1"], ["--plan", "plan.json"]):
+        status, out, err = run("verify", "twice.py:twice", *given, "--rules", name)
+        assert status == 0, err
+        assert out.startswith("PASSED: Twice on mesh")
+    status, _, err = run("verify", "twice.py:twice", "--plan", "plan.json")
+    assert status == 2
+    assert "rule 'mine' is not certified here" in err
+
+
+def test_many_rules_are_judged_by_workers_and_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_FEW", 2)
+    monkeypatch.setattr(driver, "num_cpus", lambda: 2)
+    guarded = [{**SERIAL, "name": f"from_{i}", "guard": [f"o > {i}"]} for i in range(3)]
+    told: list[str] = []
+    path = Path(write(*guarded, FALSE))
+    certified = Certified.of_file(path, told.append, driver.jury(told.append))
+    assert set(certified.by_name()) == {"from_0", "from_1", "from_2"}
+    assert told[0] == "mine.json: judging 4 rules that this machine has not judged yet"
+    assert "left out: rules[3] 'false': false is false for " in told[-1]
+    assert set(Certified.of_file(path, judged=lambda rules: pytest.fail("judged again")).by_name()) == set(
+        certified.by_name()
+    )
+
+
+def test_a_false_rule_that_claims_a_certificate_changes_no_model(run: Run) -> None:
+    Path("twice.py").write_text(TWICE)
+    claim = {"axioms": ["index-semantics"], "prover": prover_digest()}
+    wrong = {**CATALOGUE["sum_of_linears"].to_json(), "name": "wrong", "right": ["linear(x, w)"], "certificate": claim}
+    name = write(wrong, {**SERIAL, "certificate": claim})
+    status, _, err = run("plan", "twice.py:twice", "--cluster", "local:1", "--rules", name, "-o", "plan.json")
+    assert status == 0, err
+    assert "left out: rules[0] 'wrong': wrong is false for " in err
+    assert json.loads(Path("plan.json").read_text())["report"]["rewrites"] == []
 
 
 def test_ranks_read_the_rule_file(run: Run) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +108,31 @@ def test_the_table_of_modules_fits_1280_pixels(tmp_path: Path) -> None:
     least = [int(pixels) for pixels in re.findall(r"(\d+)px", columns)]
     assert len(least) == 8
     assert sum(least) + 14 * (len(least) - 1) + 12 <= 1280 - 94
+
+
+def test_nothing_is_clipped_at_1280_pixels(tmp_path: Path) -> None:
+    """In a real browser, where there is one, with every module open: no element is narrower than what it holds."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("no chromium to lay the page out")
+    planner = Planner(Cluster.preset("dgx-h100", 2), every_choice)
+    found = planner.plan(blocks(32, 256, 12, 64), "Net", mesh=Mesh.of(mb=2, dp=4, tp=4), roles=("zero", "tensor"))
+    measure = """<script>
+      [...document.querySelectorAll("button")].find((b) => b.textContent === "open all").click();
+      walk(root, (module) => { module.ownOpen = true; });
+      drawTree(document.getElementById("tree"));
+      const clipped = [...document.querySelectorAll("body *")]
+        .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+        .map((e) => e.className + ":" + e.textContent);
+      document.title = "CLIPPED " + JSON.stringify([innerWidth, ...clipped]);
+    </script>"""
+    target = tmp_path / "plan.html"
+    target.write_text(page(found).replace("</body>", measure + "</body>"), encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,2000", "--dump-dom"]
+    command = [browser, *options, f"--user-data-dir={tmp_path / 'profile'}", target.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    (clipped,) = re.findall(r"<title>CLIPPED (.*?)</title>", done.stdout)
+    assert json.loads(html.unescape(clipped)) == [1280]
 
 
 def test_the_script_runs_for_one_device(tmp_path: Path) -> None:

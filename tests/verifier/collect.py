@@ -1,4 +1,4 @@
-"""Writes the shipped catalogue, `verifier/rules.json`; run it after a change to the prover or to a row.
+"""Writes the shipped catalogue, `verifier/rules.json` and its proofs; run it after a change to the prover or to a row.
 
 The catalogue holds every rule that the model zoo and the op table's samples need, and the hand-named ones:
 
@@ -20,6 +20,7 @@ from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note
 from shardwright.verifier.certificates import Certificate, certify
 from shardwright.verifier.choices import Certified
+from shardwright.verifier.store import SHIPPED_PROOFS, ship
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import cases
 
@@ -70,4 +71,5 @@ if __name__ == "__main__":
     start = time.perf_counter()
     store = collect()
     store.save(SHIPPED)
+    ship((store.certificates[key] for key in store.sorted()), SHIPPED_PROOFS)
     print(f"{len(store)} certificates in {time.perf_counter() - start:.1f} s", file=sys.stderr)

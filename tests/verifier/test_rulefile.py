@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.fields import digest
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.rowrules import derive
 from shardwright.substitutions.rules import rule_from_json
 from shardwright.substitutions.steps import STEP_RULES
-from shardwright.verifier.certificates import prover_digest
+from shardwright.verifier import rulefile
 from shardwright.verifier.rulefile import RuleFile, read_rules
 from tests.each import each
 
@@ -56,7 +57,7 @@ def test_good_rules_are_read(tmp_path: Path) -> None:
     assert not found.malformed
     assert [rule.to_json() for _, rule in found.good] == GOOD
     assert [entry.name for entry in found.entries][1:] == ["all_to_all", "linear_of_sum", "placed"]
-    assert len(found.catalogue()) == 4
+    assert [(entry.key, entry.data) for entry in found.entries] == [(digest(rule), rule) for rule in GOOD]
 
 
 EQUATIONS = [
@@ -123,9 +124,6 @@ EQUATIONS = [
     ({"lhs": []}, "unknown field 'lhs'; expected 'name', 'variables', 'left', 'right', 'form', 'guard'"),
     ({"form": "theorem"}, "field 'form': expected one of 'row', 'steps', 'equation', got 'theorem'"),
     ({"form": ["row"]}, "field 'form': expected one of 'row', 'steps', 'equation', got ['row']"),
-    ({"certificate": 3}, "field 'certificate': expected an object with the fields 'axioms', got 3"),
-    ({"certificate": {}}, "field 'certificate': field 'axioms' is missing"),
-    ({"certificate": {"axioms": [], "by": "me"}}, "field 'certificate': unknown field 'by'"),
     ({"implied_by": ["nobody"]}, "field 'implied_by': the file has no rule 'nobody'"),
     ({"implied_by": ["sum"]}, "field 'implied_by': it is implied by itself, in a circle"),
     ({"search": 1}, "field 'search': expected true or false, got 1"),
@@ -209,17 +207,30 @@ def test_circles_of_implication_are_found(tmp_path: Path) -> None:
     assert [entry.name for entry in found.malformed] == ["a", "b", "e"]
 
 
-def test_certificates_hold_if_this_prover_made_them(tmp_path: Path) -> None:
-    mine = {**SERIAL, "certificate": {"axioms": ["digits"], "solver": "z3 4", "scope": "here"}}
-    own = {**STEPS, "certificate": {"axioms": [], "prover": "another", "guard": ["n*k | d", "m*k | e"]}}
-    found = file_of(tmp_path, mine, own, prover={"digest": prover_digest()})
-    one, two = found.entries
-    assert one.certificate is not None
-    assert (one.certificate.axioms, one.certificate.solver, one.certificate.scope) == (("digits",), "z3 4", "here")
-    assert two.certificate is None
-    assert file_of(tmp_path, mine).entries[0].certificate is None
-    changed = {**mine, "certificate": {"axioms": [], "guard": ["o > 1"]}}
-    assert file_of(tmp_path, changed, prover={"digest": prover_digest()}).entries[0].certificate is None
+def test_what_older_versions_said_of_proofs_is_not_read(tmp_path: Path) -> None:
+    for said in ({"axioms": ["digits"], "solver": "z3 4"}, 3, None, {"by": "me"}):
+        found = file_of(tmp_path, {**SERIAL, "certificate": said}, prover={"digest": "anything"})
+        assert not found.malformed
+        assert found.entries[0].data == SERIAL
+
+
+def test_known_rules_are_not_parsed_again_and_what_is_beside_them_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, known = tmp_path / "rules.json", {digest(rule) for rule in GOOD}
+    odd = [
+        {**ROW, "name": "a row has none"}, {**SERIAL, "name": "line\nbreak"}, {**SERIAL, "name": 7},
+        {k: v for k, v in STEPS.items() if k != "name"}, {**STEPS, "name": " "}, {**STEPS, "name": "x", "search": 1},
+        {**STEPS, "name": "y", "implied_by": ["nobody"]}, {**SERIAL, "moves": 0}, {**SERIAL, "left": ["linear(x, w)"]},
+    ]  # fmt: skip
+    path.write_text(json.dumps({"version": 1, "rules": [*GOOD, *odd]}))
+    fresh, again = read_rules(path), read_rules(path, known)
+    told = [(e.name, e.problem, e.key, e.data, e.rule) for e in fresh.entries]
+    assert told == [(e.name, e.problem, e.key, e.data, e.rule) for e in again.entries]
+    assert [bool(entry.problem) for entry in again.entries] == [False] * len(GOOD) + [True] * len(odd)
+    path.write_text(json.dumps({"version": 1, "rules": GOOD}))
+    monkeypatch.setattr(rulefile, "rule_from_json", lambda data: pytest.fail("parsed"))
+    assert [entry.name for entry in read_rules(path, known).entries] == [entry.name for entry in fresh.entries[:4]]
 
 
 def test_rules_are_found_by_name_or_part_of_it(tmp_path: Path) -> None:

@@ -1,15 +1,24 @@
+"""Questions to Z3: premises that end with their block, and limits that do not depend on the machine."""
+
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from shardwright.pcg.optable import ROWS
+from shardwright.verifier import solver
 from shardwright.verifier.limits import Late
 from shardwright.verifier.logic import z3
+from shardwright.verifier.placement import denotation
+from shardwright.verifier.reals import realproof
 from shardwright.verifier.rows.claims import Encoding
 from shardwright.verifier.solver import is_satisfiable, is_valid, premises
 from tests.verifier.catalogue import cases
 
-X, Y = z3.Ints("x y")
+X, Y, Z = z3.Ints("x y z")
 
 
 def test_what_is_given_may_grow_between_questions() -> None:
@@ -102,3 +111,58 @@ def test_an_encoding_says_once_what_is_given() -> None:
                 assert encoding.within(names).eq(encoding.index(names, local=True))
         texts = [str(z3.simplify(formula)) for formula in encoding.given]
         assert len(texts) == len(set(texts)), rule.name
+
+
+HARD = (X * X * X + Y * Y * Y + Z * Z * Z != 42, [X > 100])
+"""Z3 does not find out in hours."""
+
+
+def test_z3_gives_up_after_so_many_steps_and_not_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast the machine is at the moment, the same steps are taken."""
+    for make, allowed in ((solver.new_solver, solver.STEPS), (realproof._solver.__wrapped__, realproof.STEPS)):
+        used = []
+        for _ in range(2):
+            asked = make()
+            asked.set("rlimit", allowed // 50)
+            asked.add(*HARD[1], z3.Not(HARD[0]))
+            before = num_steps(asked)
+            assert solver.answer(asked) == z3.unknown
+            used.append(num_steps(asked) - before)
+        assert used[0] == pytest.approx(allowed // 50, rel=0.01)
+        assert used[1] == pytest.approx(used[0], rel=0.01)
+    monkeypatch.setattr(solver, "STEPS", 10)
+    solver._shared.cache_clear()
+    assert not is_valid(X * (Y + 1) * Z > X * Y * Z, [X > 0, Z > 0])
+    solver._shared.cache_clear()
+    monkeypatch.undo()
+    assert is_valid(X * (Y + 1) * Z > X * Y * Z, [X > 0, Z > 0])
+
+
+def test_no_solver_asks_the_clock() -> None:
+    """But where Z3 is stuck in one of its steps, far beyond what steps take."""
+    for make in (solver.new_solver, realproof._solver.__wrapped__, denotation._solver.__wrapped__):
+        told = {str(name): value for name, value in made(make)}
+        assert told["rlimit"] in (solver.STEPS, realproof.STEPS)
+        assert told["timeout"] == 60_000
+
+
+def test_what_is_stuck_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solver, "STUCK_S", 0.05)
+    asked = solver.new_solver()
+    asked.add(*HARD[1], z3.Not(HARD[0]))
+    with pytest.raises(Late):
+        solver.answer(asked)
+
+
+def made(make: Callable[[], Any]) -> list[tuple[str, object]]:
+    """What a new solver is set to."""
+    found: list[tuple[str, object]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(z3.Solver, "set", lambda self, name, value: found.append((name, value)))
+        make()
+    return found
+
+
+def num_steps(asked: Any) -> int:
+    statistics = asked.statistics()
+    return statistics.get_key_value("rlimit count") if "rlimit count" in statistics.keys() else 0  # noqa: SIM118

@@ -35,9 +35,8 @@ from shardwright.substitutions.terms import Apply, Term, Variable, erase, free_a
 from shardwright.verifier.logic import Formula, Number, Solver, z3
 from shardwright.verifier.proof import BEYOND
 from shardwright.verifier.reals.realproof import equal_in_reals
-from shardwright.verifier.solver import new_solver, scope
+from shardwright.verifier.solver import answer, new_solver, scope
 
-TIMEOUT_MS = 1000
 _FIRST_PRIME = 211
 _DEGREES = (6, 10)  # products: what half a degree divides need not be a multiple of the degree
 _MAX_INSTANCES, _MAX_DEGREES = 8, 100
@@ -56,7 +55,7 @@ class _Typed:
 @lru_cache(maxsize=1)
 def _solver() -> Solver:
     """One solver for all rules, with push and pop."""
-    return new_solver(TIMEOUT_MS)
+    return new_solver()
 
 
 @lru_cache(maxsize=1)
@@ -111,7 +110,7 @@ def denotes_equal(rule: Equation) -> bool:
     goal = z3.And([encoding.den(a) == encoding.den(b) for a, b in pairs])
     with scope(_solver()) as solver:
         solver.add(*encoding.axioms.values(), *encoding.serial(), z3.Not(goal))
-        return solver.check() == z3.unsat
+        return answer(solver) == z3.unsat
 
 
 def _instances(rule: Equation) -> Iterator[dict[str, Any]]:

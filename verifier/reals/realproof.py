@@ -22,15 +22,14 @@ from shardwright.verifier.reals.numbers import Need, RealNumbers
 from shardwright.verifier.reals.reals import Place, Reals, Segments, pieces
 from shardwright.verifier.reals.reals_moves import MOVES
 from shardwright.verifier.reals.reals_sums import SUMS
+from shardwright.verifier.solver import answer, limited, scope
 
-TIMEOUT_MS = 500
+STEPS = 2_000_000
 
 
 @lru_cache(maxsize=1)
 def _solver() -> Solver:
-    solver = z3.SolverFor("QF_UFNRA")
-    solver.set("timeout", TIMEOUT_MS)
-    return solver
+    return limited(z3.SolverFor("QF_UFNRA"), STEPS)
 
 
 def equal_in_reals(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> bool:
@@ -105,10 +104,6 @@ def _bound(numbers: RealNumbers, number: Number) -> bool:
 
 
 def _follows(goal: Formula, given: Sequence[Formula]) -> bool:
-    solver = _solver()
-    solver.push()
-    try:
+    with scope(_solver()) as solver:
         solver.add(*given, z3.Not(goal))
-        return solver.check() == z3.unsat
-    finally:
-        solver.pop()
+        return answer(solver) == z3.unsat

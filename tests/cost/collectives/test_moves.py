@@ -91,7 +91,7 @@ def test_what_differs_from_microbatch_to_microbatch_moves_in_each(
     costs, move = MoveCosts(CLUSTER, Mesh(("mb", "a", "b"), (4, *SIZES))), Move(1, before, after)
     again = (forward,) if forward == "all_gather" else ()
     stored = replace(TENSOR, stored=True, again=True)
-    assert costs.collectives_of(TENSOR, (R, before, R), move) == (forward, backward)
+    assert costs.collectives_of(TENSOR, (R, before, R), move) == (forward,) * 4 + (backward,) * 4
     assert costs.collectives_of(stored, (R, before, R), move) == (forward, backward)  # kept for all of a step
     counted = {zero: Counter(costs.collectives_of(replace(stored, zero=zero), (C, before, R), move)) for zero in ZEROS}
     assert counted["zero-3"] == Counter((forward, *again, backward) * 4)
@@ -101,11 +101,16 @@ def test_what_differs_from_microbatch_to_microbatch_moves_in_each(
     assert Counter(made_again) == Counter((forward, forward, backward) * 4)
     for zero, time in product(ZEROS, (C, R)):
         priced = costs.move_s(replace(stored, zero=zero), (time, before, R), move)
-        possible = forward != "all_to_all" and (not again or (zero == "zero-1") == (time == R))
+        possible = forward != "all_to_all" and (not again or zero != "zero-1" or time == R)
         assert (priced < inf) == possible
-    once, often = (costs.move_s(TENSOR, (time, before, R), move) for time in (R, C))
-    assert once == COSTS.move_s(TENSOR, (before, R), replace(move, axis=0))
-    assert often == pytest.approx(4 * once)
+        if again and zero != "zero-1" and time == R:
+            often = costs.move_s(replace(stored, zero=zero), (C, before, R), move)
+            assert priced == 8 * often
+    at_once = COSTS.move_s(TENSOR, (before, R), replace(move, axis=0))
+    late = replace(TENSOR, late=True)
+    assert costs.move_s(late, (R, before, R), move) == at_once
+    for tensor, time in ((TENSOR, R), (TENSOR, C), (late, C)):  # what is the same for all microbatches, too
+        assert costs.move_s(tensor, (time, before, R), move) == pytest.approx(4 * at_once)
 
 
 def test_moves_along_time_are_free_or_impossible() -> None:

@@ -16,7 +16,7 @@ from shardwright.cost.predict import predict
 from shardwright.cost.timeline.clock import Sharing
 from shardwright.cost.timeline.pricing import HOST_BYTES_PER_S
 from shardwright.cost.timeline.program import Programs, _hop_s, program
-from shardwright.cost.timeline.tasks import COPY
+from shardwright.cost.timeline.tasks import COPY, Segment
 from shardwright.cost.timeline.timeline import SLACK, Timeline, simulate
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError, ShardwrightError
@@ -26,7 +26,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import TensorType
 from shardwright.search.planner import Planner
-from tests.cost.programs import planned
+from tests.cost.programs import blocks, planned
 from tests.each import each
 from tests.search.graphs import cluster, every_choice
 
@@ -305,6 +305,32 @@ def test_late_gathers_wait_for_the_backward_of_the_block_before() -> None:
     assert slow > fast
     free = Execution(late_gathers=True, overlap=False), Execution(overlap=False)
     assert len({simulated(planned("zero", 6), run).step_s for run in free}) == 1
+
+
+@each("run", [Execution(num_stages=2, num_microbatches=4, schedule=s) for s in ("1f1b", "zero-bubble")])
+def test_stages_sum_gradients_at_once_even_where_nothing_overlaps(run: Execution) -> None:
+    """A stage sends its gradients of activations before it sums those of its parameters over devices."""
+    many, alone = cluster(8), Sharing(1.0, 1.0)
+    serial = blocks(batch=8, width=1024, layers=4, seq=8)
+    graph = Planner(cluster(4, link_bytes_per_s=1e9), every_choice).solve(serial, Mesh.of(x=4), ("data",), "test").graph
+
+    def timeline(execution: Execution) -> Timeline:
+        made = replace(program(graph, many, execution), hops_s=(0.0,))  # a sender that does not overlap is held up
+        return simulate(made, {"cpu": alone, "cuda": alone})
+
+    beside, behind = (timeline(replace(run, overlap=on)) for on in (True, False))
+    assert behind.step_s >= beside.step_s * (1 - 1e-9)
+    for with_sums, without in zip(behind.stages, beside.stages, strict=True):
+        starts = [[place.start_s for place in stage.placed[:-1]] for stage in (with_sums, without)]
+        assert starts[0] == pytest.approx(starts[1])
+    assert [s.messages() for s in _backwards(graph, replace(run, overlap=False))] == [
+        s.messages() for s in _backwards(graph, run)
+    ]
+
+
+def _backwards(graph: Graph, run: Execution) -> list[Segment]:
+    stages = program(graph, cluster(8), run).stages
+    return [segment for stage in stages for piece in stage.pieces for segment in (piece.backward, piece.weights)]
 
 
 def test_zero_1_shards_the_optimizer_and_gathers_the_weights_at_the_end() -> None:

@@ -101,4 +101,8 @@ NETWORKS: dict[str, list[Case]] = {
         attend((2, 4, 5, 8), (2, 2, 6, 8), flags(5, 6).index_fill(-1, tensor(0), True), dropout_p=1.0, enable_gqa=True),
         attend((2, 4, 5, 8), (2, 4, 6, 8), real(5, 6), dropout_p=1.0),
     ],
+    "rrelu_with_noise_functional": [
+        case(lambda x: F.rrelu(x, 0.1, 0.4), real(3, 4)),
+        case(lambda x: F.rrelu_(x.clone()), real(3, 4)),
+    ],
 }

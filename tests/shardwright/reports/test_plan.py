@@ -18,8 +18,9 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.reports import units
 from shardwright.reports.comparison import ComparisonReport
 from shardwright.reports.facts import PlanFacts
-from shardwright.reports.modules import Module, module_tree
+from shardwright.reports.modules import module_tree
 from shardwright.reports.plan import PlanReport
+from shardwright.reports.tree import Module
 from shardwright.reports.wording import faster_or_slower, links, quality
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
@@ -133,6 +134,9 @@ def test_blocks_with_other_layouts_do_not_fold(data: Plan) -> None:
     gathered = Graph(tuple(_gathering(nodes, changed)), data.graph.outputs, data.mesh).validate()
     tree = module_tree(PlanFacts(replace(data, graph=gathered)))
     assert [m.label for m in tree.children] == ["embed", "layers.0, 2", "layers.1", "(constants)"]
+    layouts = "other layouts (norm.weight: S(0), not R, and 1 more)"
+    moves = "other communication (norm.weight: dp: S(0) → C, not dp: R → C, and 1 more)"
+    assert [m.differs for m in tree.children] == ["", "", f"from layers.0, 2: {layouts}; {moves}", ""]
 
 
 def _gathering(nodes: Iterable[Node], changed: set[str]) -> Iterator[Node]:

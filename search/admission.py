@@ -1,0 +1,137 @@
+"""What a plan file may say beyond what `plan.schema.json` sees: attributes that operators take, and nothing twice.
+
+A captured graph has the attributes that the importer wrote, so inference need not doubt them; a file is from anyone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from math import isclose
+from typing import Any
+
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.pcg.attrs import Attr
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.types import ITEM_BYTES, is_float
+
+MOST_BYTES = 2**80
+"""More than any value of a model has."""
+
+
+def admit(graph: Graph, cluster: Cluster, told: Mapping[str, Any]) -> None:
+    """Raise a `PlanError` unless a validated graph, the cluster and the rest of a plan file go together."""
+    _check_meshes(graph.mesh, cluster.num_devices, told)
+    _check_times(told)
+    for node in graph.nodes:
+        if wrong := _wrong_attribute(node) or _wrong_type(node, graph):
+            raise PlanError(f"{node}: {wrong}")
+    _check_outputs(graph)
+
+
+def _check_meshes(mesh: Mesh, devices: int, told: Mapping[str, Any]) -> None:
+    """There is one mesh, of all devices, and every alternative's is of as many."""
+    given = Mesh(tuple(told["mesh"]["names"]), tuple(told["mesh"]["sizes"]))
+    if given != mesh:
+        raise PlanError(f"mesh: expected {mesh}, as the graph has it, got {given}")
+    if mesh.num_devices != devices:
+        raise PlanError(f"mesh {mesh} has {mesh.num_devices} devices, its cluster {devices}")
+    for number, alternative in enumerate(told["alternatives"]):
+        other = Mesh.of(**alternative["mesh"])
+        if other.num_devices != devices:
+            place = f"alternatives[{number}].mesh"
+            raise PlanError(f"{place}: {other} has {other.num_devices} devices, the cluster {devices}")
+
+
+def _check_times(told: Mapping[str, Any]) -> None:
+    places = [("", told), *((f"alternatives[{n}].", other) for n, other in enumerate(told["alternatives"]))]
+    for place, holder in places:
+        own = holder["prediction"]
+        parts = own["compute_s"] + own["communication_s"] + own["optimizer_s"]
+        if not isclose(own.get("serial_s", parts), parts, rel_tol=1e-9):
+            raise PlanError(
+                f"{place}prediction.serial_s: expected {parts!r}, its parts together, got {own['serial_s']!r}"
+            )
+
+
+def _check_outputs(graph: Graph) -> None:
+    """One of them is the loss, and nothing has the name of another."""
+    keys = [key for key, _ in graph.outputs]
+    if keys.count("loss") != 1 or len(set(keys)) < len(keys):
+        raise PlanError(f"outputs: expected the loss and buffers, each once, got {keys}")
+    kind = graph.types[dict(graph.outputs)["loss"]]
+    if kind.shape or not is_float(kind.dtype):
+        raise PlanError(f"outputs: the loss is {kind}, expected one number of floats")
+    [(target, count), *_] = [
+        *Counter(node.attr("target") for node in graph.leaves("parameter")).most_common(1),
+        ("", 1),
+    ]
+    if count > 1:
+        raise PlanError(f"parameter {target!r} is there {count} times; expected it once")
+
+
+# ---- nodes ----
+
+
+def _integer(value: Attr) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**64
+
+
+def _integers(value: Attr) -> bool:
+    return isinstance(value, tuple) and all(map(_integer, value))
+
+
+def _number(value: Attr) -> bool:
+    return isinstance(value, float) or _integer(value)
+
+
+def _share(value: Attr) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+_KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
+    ("an integer", _integer, "bins dim groups ignore_index k normalized_dims offset seed start step stop"),
+    ("a tuple of integers", _integers, "dilation dims kernel pads padding shape size stride"),
+    ("a number", _number, "eps high low"),
+    ("a number from 0 to 1", _share, "label_smoothing p"),
+    ("a number or None", lambda x: x is None or _number(x), "scale"),
+    ("an integer or None", lambda x: x is None or _integer(x), "padding_idx"),
+    ("a number, True or False", lambda x: isinstance(x, bool) or _number(x), "value"),
+    ("True or False", lambda x: isinstance(x, bool), "causal descending grad keepdim"),
+    ("'none' or 'tanh'", lambda x: x in ("none", "tanh"), "approximate"),
+    ("'mean' or 'sum'", lambda x: x in ("mean", "sum"), "mode"),
+    ("a dtype", lambda x: x in ITEM_BYTES, "dtype"),
+    ("the name of a tensor", lambda x: isinstance(x, str) and all(x.split(".")), "target"),
+)
+_KIND_OF = {name: (told, check) for told, check, names in _KINDS for name in names.split()}
+"""Attributes that several operators have mean the same in all. One that is not listed may be any plain value."""
+_MADE = {"*", "*1", "draw", "offset", "shard"}
+"""Of a torch expression: what the emitter fills in."""
+
+
+def _wrong_attribute(node: Node) -> str:
+    attrs = dict(node.attrs)
+    if len(attrs) < len(node.attrs):
+        return "an attribute is given twice"
+    needed = set(re.findall(r"\{([a-z]\w*)", node.row.torch)) - _MADE if node.row else set[str]()
+    needed |= {"seed"} if node.is_random else {"target", "grad"} if node.is_leaf else set()
+    needed |= {"target", "args", "kwargs", "result"} if node.op == OPAQUE else set()
+    if missing := sorted(needed - attrs.keys()):
+        return f"attribute {missing[0]!r} is missing; there are {sorted(attrs)}"
+    for name, value in node.attrs:
+        told, check = _KIND_OF.get(name, ("", lambda _: True))
+        if not check(value):
+            return f"attribute {name!r}: expected {told}, got {value!r}"
+    return ""
+
+
+def _wrong_type(node: Node, graph: Graph) -> str:
+    kind = graph.types[node.name]
+    if kind.dtype not in ITEM_BYTES:
+        return f"dtype {kind.dtype!r} is not one of {sorted(ITEM_BYTES)}"
+    if any(size < 0 for size in kind.shape) or kind.num_elements * ITEM_BYTES[kind.dtype] > MOST_BYTES:
+        return f"no tensor has the shape {list(kind.shape)}"
+    return ""

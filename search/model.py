@@ -1,0 +1,114 @@
+"""A pairwise model as the solver works on it: own costs, tables between two variables, and which choices are left."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from shardwright.search.interning import Interned, Interner
+from shardwright.search.problem import Costs, Order, Problem
+from shardwright.search.pruning import undominated
+
+Edges = dict[tuple[int, int], Costs]
+
+
+class Model:
+    """Own costs and edge tables; `kept[v]` are the choices that are left of a variable."""
+
+    def __init__(
+        self, interner: Interner, unary: list[Costs], edges: Edges, kept: list[Interned[np.ndarray]] | None = None
+    ) -> None:
+        self.interner, self.unary, self.edges = interner, unary, edges
+        self.kept = kept or [interner.call(np.arange, len(u.value)) for u in unary]
+        self.neighbours: list[set[int]] = [set() for _ in unary]
+        for i, j in edges:
+            self.neighbours[i].add(j)
+            self.neighbours[j].add(i)
+
+    @classmethod
+    def of(cls, problem: Problem, price: float, interner: Interner) -> Model:
+        pairs = zip(problem.time_s, problem.kept_bytes, strict=True)
+        unary = [t if price == 0.0 else interner.call(_priced, t, b, price) for t, b in pairs]
+        return cls(interner, unary, dict(problem.edges))
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of choices of every variable."""
+        return [len(u.value) for u in self.unary]
+
+    def cost(self, choices: Sequence[int]) -> float:
+        """The sum of what these choices of its own cost."""
+        own = sum(float(u.value[c]) for u, c in zip(self.unary, choices, strict=True))
+        return own + sum(float(t.value[choices[i], choices[j]]) for (i, j), t in self.edges.items())
+
+    def drop_dominated(self) -> bool:
+        """Drop choices that another choice of the same variable beats whatever the neighbours do; whether any did."""
+        before = list(self.unary)
+        for v in range(len(self.unary)):
+            around = sorted(self.neighbours[v])
+            tables = [self.edges[min(v, n), max(v, n)] for n in around]
+            first = tuple(v < n for n in around)
+            self.keep(v, self.interner.call(_undominated, self.unary[v], first, *tables))
+        return any(now is not then for now, then in zip(self.unary, before, strict=True))
+
+    def keep(self, v: int, choices: Interned[np.ndarray]) -> None:
+        """Keep only these of a variable's choices."""
+        if len(choices.value) == len(self.unary[v].value):
+            return
+        cut = partial(self.interner.call, _cut)
+        self.unary[v], self.kept[v] = cut(self.unary[v], choices, 0), cut(self.kept[v], choices, 0)
+        for n in self.neighbours[v]:
+            edge = (min(v, n), max(v, n))
+            self.edges[edge] = cut(self.edges[edge], choices, 0 if v < n else 1)
+
+    def left_with(self, keep: Sequence[np.ndarray]) -> Model:
+        """A model of its own with fewer choices; what `kept` says of it is in choices of this one."""
+        model = Model(self.interner, list(self.unary), dict(self.edges))
+        for v, choices in enumerate(keep):
+            model.keep(v, self.interner.call(np.array, tuple(choices.tolist())))
+        return model
+
+    def min_fill(self) -> Order:
+        """The order in which next is always the variable whose table spans the fewest others."""
+        around, sizes = [set(n) for n in self.neighbours], self.sizes
+
+        def fill(v: int) -> tuple[int, int]:
+            return len(around[v]), prod(sizes[n] for n in (v, *around[v]))
+
+        heap = [(fill(v), v) for v in range(len(around))]
+        heapq.heapify(heap)
+        order: list[int] = []
+        largest = left = entries = 0
+        done: set[int] = set()
+        while heap:
+            was, v = heapq.heappop(heap)
+            if v in done:
+                continue
+            if was != (now := fill(v)):
+                heapq.heappush(heap, (now, v))
+                continue
+            done.add(v)
+            order.append(v)
+            largest, left, entries = max(largest, now[1]), max(left, now[1] // sizes[v]), entries + now[1]
+            for n in around[v]:
+                around[n] |= around[v]
+                around[n] -= {v, n}
+                heapq.heappush(heap, (fill(n), n))
+        return Order(tuple(order), tuple(sizes), largest, left, entries)
+
+
+def _priced(time_s: np.ndarray, kept_bytes: np.ndarray, price: float) -> np.ndarray:
+    return time_s + price * kept_bytes
+
+
+def _undominated(unary: np.ndarray, first: Sequence[bool], *tables: np.ndarray) -> np.ndarray:
+    """`undominated`, of tables in which the variable comes first or second."""
+    return undominated(unary, [t if f else t.T for f, t in zip(first, tables, strict=True)])
+
+
+def _cut(table: np.ndarray, keep: np.ndarray, axis: int) -> np.ndarray:
+    return np.ascontiguousarray(np.take(table, keep, axis))

@@ -1,0 +1,28 @@
+"""torchrun without a traceback of its own: a rank that fails has said what is wrong, and that stays the last word."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+
+def main() -> None:
+    """Run torchrun with this process's arguments; a rank that failed becomes one line and its status."""
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        run.run(run.parse_args(sys.argv[1:]))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            print(f"rank {rank} was ended by {failure.signal_name()}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+    except (KeyboardInterrupt, SignalException):
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

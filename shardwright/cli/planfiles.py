@@ -1,0 +1,46 @@
+"""What commands that take a plan file share: whose cluster counts, and the status of a plan that does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from shardwright.cli import terminal
+from shardwright.cli.options import INFEASIBLE
+from shardwright.pcg.errors import PlanError
+
+if TYPE_CHECKING:
+    from shardwright.cost.clusters.cluster import Cluster
+    from shardwright.search.plan import Plan
+
+
+def load_with_its_cluster(plan_file: Path, cluster: Cluster) -> Plan:
+    """The plan in a file; a `PlanError` where `--cluster` was given and names another cluster than the plan's."""
+    from shardwright.search.plan import Plan
+
+    plan = Plan.load(plan_file)
+    given = click.get_current_context().get_parameter_source("cluster") not in (None, ParameterSource.DEFAULT)
+    if given and cluster != plan.cluster:
+        raise PlanError(
+            f"--plan and --cluster contradict each other: {plan_file} is for {_told(plan.cluster)}, --cluster is "
+            f"{_told(cluster)}; leave out --cluster, or plan for that one"
+        )
+    return plan
+
+
+def _told(cluster: Cluster) -> str:
+    return f"{cluster.name} ({cluster.num_devices} × {cluster.device.name}, {cluster.provenance})"
+
+
+def status_of(*plans: Plan) -> int:
+    """The exit status of a command that shows plans: not 0 where one does not fit, after saying by how much."""
+    from shardwright.reports.facts import fits
+    from shardwright.reports.wording import infeasible
+
+    too_large = [plan for plan in plans if not fits(plan)]
+    for plan in too_large:
+        terminal.note(f"error: {infeasible(plan)}")
+    return INFEASIBLE if too_large else 0

@@ -1,0 +1,143 @@
+"""Models whose tables would not fit any memory: a good plan, a true bound, and bounded memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import product
+
+import numpy as np
+import pytest
+
+from shardwright.pcg.mesh import Mesh
+from shardwright.search import eliminate
+from shardwright.search.building import ProblemBuilder
+from shardwright.search.conditioning import improved
+from shardwright.search.eliminate import Eliminator
+from shardwright.search.interning import Interned, Interner
+from shardwright.search.model import Model
+from shardwright.search.problem import Problem
+from shardwright.search.pruning import relax
+from tests.search.graphs import cluster, dense, every_choice, recurrent
+from tests.search.test_eliminate import objective, random_problem, tables
+
+IN_LITTLE_MEMORY = """
+import resource
+from itertools import combinations
+import numpy as np
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.eliminate import Eliminator
+from shardwright.search.interning import Interned, Interner
+from shardwright.search.planner import Planner
+from shardwright.search.problem import Problem
+from tests.search.graphs import cluster, dense, every_choice, mlp, recurrent
+
+before = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (before + 400 * 2**20,) * 2)
+for graph, mesh in ((recurrent(8), None), (dense(14), Mesh.of(x=2, y=2))):
+    plan = Planner(cluster(4), every_choice).plan(graph, mesh=mesh, microbatches=1, recompute="none")
+    assert plan.report.bound_s <= plan.prediction.serial_s * (1 + 1e-9)
+    assert plan.prediction.serial_s <= 1.1 * plan.report.bound_s, (plan.prediction.serial_s, plan.report.bound_s)
+    assert all(plan.prediction.step_s <= a.prediction.step_s * (1 + 1e-9) for a in plan.alternatives if a.fits)
+
+rng = np.random.default_rng(0)  # nothing is left out by bounds, and every table would have 12^13 entries
+own = [Interned(rng.random(12)) for _ in range(14)]
+edges = {pair: Interned(rng.random((12, 12))) for pair in combinations(range(14), 2)}
+found = Eliminator(Interner()).solve(Problem(mlp(), Mesh(), time_s=own, kept_bytes=own, edges=edges))
+assert 0 < found.bound < found.objective < float("inf")
+"""
+
+
+def test_planning_takes_little_memory_where_tables_would_be_large() -> None:
+    """400 MiB beside what Python has loaded; tables of gigabytes without bounds."""
+    done = subprocess.run([sys.executable, "-c", IN_LITTLE_MEMORY], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def large(problem: Problem) -> int:
+    """Entries of the largest table, if it were made."""
+    assert problem.order is not None
+    return problem.order.largest_table
+
+
+def test_the_graphs_of_this_file_have_large_tables() -> None:
+    for graph in (recurrent(16), dense(14)):
+        builder = ProblemBuilder(cluster(4), Mesh.of(x=2, y=2), every_choice)
+        Eliminator(builder.interner).solve(problem := builder.build(graph))
+        assert large(problem) > 2**30
+
+
+@pytest.fixture
+def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No table of three variables is made, however small."""
+    monkeypatch.setattr(eliminate, "LARGE_TABLE", 1)
+    monkeypatch.setattr(eliminate, "MOST_ENTRIES", 60)
+
+
+@pytest.mark.usefixtures("small_tables")
+def test_bounds_stay_below_the_optimum_and_solutions_above() -> None:
+    """By brute force on random models, infinities included; better than by descent from a choice."""
+    above, above_by_descent, gaps = list[float](), list[float](), list[float]()
+    for seed in range(80):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, [int(s) for s in rng.integers(2, 4, size=7)], float(rng.choice([0.5, 0.9])))
+        price = float(rng.choice([0.0, 0.7]))
+        best = min(objective(problem, c, price) for c in product(*(range(len(t.value)) for t in problem.time_s)))
+        found = Eliminator(Interner()).solve(problem, price)
+        assert found.bound <= best + 1e-9, seed
+        assert found.objective >= best - 1e-9, seed
+        assert found.objective == pytest.approx(objective(problem, found.choices, price)), seed
+        above.append(found.objective - best)
+        above_by_descent.append(descent(problem, price) - best)
+        gaps.append(found.objective - found.bound)
+    assert sum(above) < 0.5 * sum(above_by_descent)
+    assert sum(gap > 1e-9 for gap in gaps) > 10
+    assert sum(a < 1e-9 for a in above) > 50
+
+
+def descent(problem: Problem, price: float) -> float:
+    """The cost that is reached from choice 0 of all by changing one at a time."""
+    chosen, cost = [0] * len(problem.time_s), objective(problem, (0,) * len(problem.time_s), price)
+    for v in list(range(len(chosen))) * 2:
+        others = [(*chosen[:v], c, *chosen[v + 1 :]) for c in range(len(problem.time_s[v].value))]
+        chosen = list(min(others, key=lambda c: objective(problem, c, price)))
+        cost = objective(problem, tuple(chosen), price)
+    return cost
+
+
+def test_what_sweeps_say_is_true() -> None:
+    """No bound is above a solution, of no choice above one that holds it; and what is tight is the optimum."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, [3] * 6, 0.7)
+        found = relax([t.value for t in problem.time_s], tables(problem))
+        every = [(objective(problem, c), c) for c in product(range(3), repeat=6)]
+        best = min(value for value, _ in every)
+        assert found.bound <= best + 1e-12
+        assert all(found.bounds[v][c] <= value + 1e-12 for value, choices in every for v, c in enumerate(choices))
+        assert not found.is_tight or found.objective == pytest.approx(best)
+
+
+def test_conditioning_improves_what_it_is_given() -> None:
+    """Never worse, often better, and the optimum where a part is the whole."""
+    better = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, [3] * 8, 0.5)
+        model = Model(Interner(), list(problem.time_s), dict(problem.edges))
+        small = improved(model, (0,) * 8, lambda part: exact(part) if len(part.unary) <= 8 else None)
+        assert model.cost(small) == pytest.approx(exact_cost(problem))
+        chain = Model(Interner(), [Interned(t) for t in rng.random((40, 3))],
+                      {(v, v + 1): Interned(rng.random((3, 3))) for v in range(39)})  # fmt: skip
+        found = improved(chain, (0,) * 40, lambda part: exact(part) if len(part.unary) <= 8 else None)
+        assert chain.cost(found) <= chain.cost((0,) * 40)
+        better += chain.cost(found) < chain.cost((0,) * 40)
+    assert better == 20
+
+
+def exact(part: Model) -> tuple[int, ...]:
+    return eliminate._Elimination(part).run(part.min_fill().variables).choices
+
+
+def exact_cost(problem: Problem) -> float:
+    return Eliminator(Interner()).solve(problem).objective

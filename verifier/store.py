@@ -1,0 +1,141 @@
+"""Proofs that are kept: those of the shipped rules with the package, those of other files on this machine.
+
+A file of rules says what may be true, never what is proven: `proofs.jsonl` lies beside `rules.json`, and what is proven
+here stays in the cache folder (`$XDG_CACHE_HOME/shardwright`), in a file for each prover. A line is what came of the
+rule of one hash, and ends with a check over itself:
+
+    {"rule": "9f2c…", "axioms": ["digits", …], "guard": ["k | a"], "solver": "z3 5.4.0", "check": "1b0e…"}
+    {"rule": "41aa…", "failure": "swapped is false for …", "check": "77d1…"}
+
+Runs append whole blocks of lines, one after the other. A line that is cut off or damaged counts for nothing, and the
+rule is judged again. Only what a prover found in this process may be kept (`Verdicts.keep`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardwright.pcg.errors import RuleError
+from shardwright.pcg.files import cache_folder, write_whole
+from shardwright.substitutions.rules import Rule
+from shardwright.verifier.certificates import Certificate, RuleVerdict, prover_digest
+
+SHIPPED_PROOFS = Path(__file__).with_name("proofs.jsonl")
+_CHECK = ', "check": "'
+
+
+@dataclass
+class Verdicts:
+    """By rule hash, what a proof rests on, or why there is none; all by this prover.
+
+    path    where new ones are kept; None: nowhere
+    """
+
+    path: Path | None = None
+    _records: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def shipped(cls) -> Verdicts:
+        """The proofs of the package; none where they are another prover's."""
+        head, *lines = _lines(SHIPPED_PROOFS) or [""]
+        records = _records(lines) if head == _head() else []
+        return cls(None, {str(record["rule"]): record for record in records})
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str] = os.environ) -> Verdicts:
+        """Those of the package and of this machine."""
+        path = cache_folder(environ) / f"proofs-{prover_digest()}.jsonl"
+        own = {str(record["rule"]): record for record in _records(_lines(path))}
+        return cls(path, {**own, **cls.shipped()._records})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._records
+
+    def certificate(self, key: str, data: Mapping[str, Any]) -> Certificate | None:
+        """The certificate of the rule of this hash and JSON form, if it is proven."""
+        record = self._records.get(key)
+        if record is None or "failure" in record:
+            return None
+        return Certificate.of_json(key, data, tuple(record["axioms"]), tuple(record["guard"]), record["solver"])
+
+    def failure(self, key: str) -> str:
+        """Why the rule is not proven, as far as is known; "" where it is, or nobody asked."""
+        return str(self._records.get(key, {}).get("failure", ""))
+
+    def keep(self, judged: Iterable[tuple[Rule, RuleVerdict]]) -> None:
+        """Remember what became of rules just now; beyond this process where it is final.
+
+        A folder that cannot be written is no error: the next process judges again.
+        """
+        new: list[Mapping[str, Any]] = []
+        try:
+            for rule, verdict in judged:
+                record = _record(rule.hash, verdict.certificate or verdict.reason)
+                if self._records.get(rule.hash) != record:
+                    self._records[rule.hash] = record
+                    new += [record] * verdict.final
+        finally:
+            if self.path is not None and new:
+                with suppress(OSError):
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                    _append(self.path, "".join(map(_line, new)))
+
+
+def ship(certificates: Iterable[Certificate], path: Path) -> None:
+    """Write the proofs that the package carries."""
+    lines = (_line(_record(certificate.rule, certificate)) for certificate in certificates)
+    write_whole(path, f"{_head()}\n{''.join(lines)}", "the proofs", RuleError)
+
+
+def _head() -> str:
+    return json.dumps({"prover": prover_digest()})
+
+
+def _record(key: str, outcome: Certificate | str) -> dict[str, Any]:
+    if isinstance(outcome, str):
+        return {"rule": key, "failure": outcome}
+    return {"rule": key, "axioms": list(outcome.axioms), "guard": list(outcome.guard), "solver": outcome.solver}
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    body = json.dumps(record)[:-1]
+    return f'{body}{_CHECK}{_check(body)}"}}\n'
+
+
+def _check(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _records(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    """What whole lines say."""
+    for line in lines:
+        body, _, tail = line.rpartition(_CHECK)
+        if tail == f'{_check(body)}"}}':
+            yield json.loads(body + "}")
+
+
+def _append(path: Path, text: str) -> None:
+    """Add a block of lines, behind an end of line where a run was killed in the middle of one."""
+    with path.open("ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        block = f"\n{text}".encode("ascii")
+        while block:
+            block = block[file.write(block) :]
