@@ -20,8 +20,9 @@ from shardwright.pcg.capture import capture
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports.comparison import Beside
 from shardwright.reports.facts import PlanFacts, memory_verdict, serial_parts, step_parts
-from shardwright.reports.modules import Module, module_tree
+from shardwright.reports.modules import module_tree
 from shardwright.reports.plan import PlanReport
+from shardwright.reports.tree import Module
 from shardwright.reports.units import percent, seconds, size
 from shardwright.reports.wording import faster_or_slower, quality, standing
 from shardwright.search.plan import Alternative, Plan
