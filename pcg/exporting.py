@@ -2,8 +2,8 @@
 
 Composite operators (einsum, concatenate, group_norm, …) are decomposed unless they have a handler, as autograd does it.
 What runs under `torch.no_grad()` is exported as a region of its own, and decomposition forgets that no gradient leaves
-it: the region's operands are detached here first. A backward of the user's own (an `autograd.Function`, a hook on a
-tensor) is not exported at all: such a model is refused.
+it: the region's operands are detached here first. What is not exported at all (a backward of the user's own, a seed) is
+refused by `pcg.unseen`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import Function
 
 from shardwright.pcg.aten import find_handler
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.regions import Marker, enter_regions
+from shardwright.pcg.unseen import UnseenError, unseen_refused
 
 # What is kept whole. Decomposed, a recurrent layer would be a copy of its cell for every position of the sequence, and
 # of what factorises matrices a part would remain that computes nothing and only raises errors.
@@ -35,14 +34,6 @@ _WHOLE = frozenset({
     "linalg_cholesky", "linalg_inv", "linalg_ldl_factor", "linalg_lu_factor", "linalg_solve", "linalg_tensorinv",
 })  # fmt: skip
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
-
-
-class LostGradientError(Exception):
-    """A backward that `torch.export` does not see."""
-
-
-class LostSeedError(Exception):
-    """A seed that `torch.export` does not see."""
 
 
 def export(
@@ -64,7 +55,7 @@ def export(
             "torch._subclasses.FakeTensorMode() on device 'cpu' instead"
         )
     try:
-        with warnings.catch_warnings(), _unseen_refused():
+        with warnings.catch_warnings(), unseen_refused(model):
             warnings.simplefilter("ignore")
             marker = marker or Marker("cpu")
             with marker.watching(), _no_graph_printed():
@@ -140,28 +131,6 @@ def _enables(node: fx.Node) -> bool:
     return node.target is _SET_GRAD and node.args[0] is True
 
 
-@contextmanager
-def _unseen_refused() -> Generator[None]:
-    """An `autograd.Function` that is not torch's own, a hook on a gradient, or a new seed is an error."""
-    apply = Function.__dict__["apply"].__func__
-
-    def checked(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if not cls.__module__.startswith("torch."):
-            raise LostGradientError(f"{cls.__name__} is an autograd.Function with a backward of its own")
-        return apply(cls, *args, **kwargs)
-
-    def refused(tensor: torch.Tensor, hook: object) -> Any:
-        raise LostGradientError("a hook is registered on the gradient of a tensor")
-
-    def reseeded(*args: Any, **kwargs: Any) -> Any:
-        raise LostSeedError("forward seeds torch's generator")
-
-    backward = mock.patch.object(Function, "apply", classmethod(checked))
-    hook = mock.patch.object(torch.Tensor, "register_hook", refused)
-    with backward, hook, mock.patch.object(torch, "manual_seed", reseeded), mock.patch.object(torch, "seed", reseeded):
-        yield
-
-
 # ---- errors ----
 
 
@@ -184,15 +153,8 @@ def _explain(model: nn.Module, error: BaseException) -> str:
 
 
 def _remedy(error: BaseException) -> str:
-    if isinstance(error, LostGradientError):
-        return (
-            "Capture would lose it: write it in differentiable operators (x + (f(x) - x).detach() passes gradients "
-            "straight through), or make it an operator with torch.library.custom_op and register_autograd"
-        )
-    if isinstance(error, LostSeedError):
-        return (
-            "Capture would lose it: seed before the step, or draw outside of forward and pass the tensor in the batch"
-        )
+    if isinstance(error, UnseenError):
+        return error.remedy
     if type(error).__name__ == "DynamicOutputShapeException":
         return (
             "torch itself does not know the shapes of what this operator gives before it runs, so it cannot export it"

@@ -139,6 +139,17 @@ def microbatches_option(command: Command) -> Command:
     return click.option("--microbatches", type=click.IntRange(1), help=text)(command)
 
 
+def per_microbatch_option(command: Command) -> Command:
+    """`--per-microbatch`"""
+    text = (
+        "Modules, by name or pattern ('*': all), whose statistics over the batch (batch norm, balancing losses) are "
+        "taken of each microbatch by itself, which makes it another step; needs --microbatches. May be repeated."
+    )
+    return click.option(
+        "--per-microbatch", multiple=True, metavar="MODULE", help=text, callback=lambda _, __, names: names or None
+    )(command)
+
+
 def recompute_option(command: Command) -> Command:
     """`--recompute`"""
     text = (
@@ -164,6 +175,7 @@ def search_options(command: Command) -> Command:
         ),
         microbatches=microbatches_option,
         recompute=recompute_option,
+        per_microbatch=per_microbatch_option,
         precision=precision_option,
         strict=click.option(
             "--strict", is_flag=True, help="An operator that cannot be split for want of a row is an error."

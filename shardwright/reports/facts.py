@@ -19,6 +19,7 @@ from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.lifetimes import Zero, lifetime_of
 from shardwright.pcg.step.parameters import Parameter, find_parameters
+from shardwright.pcg.step.time import estimated
 from shardwright.pcg.types import is_float
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.restrict import batch_factors
@@ -151,6 +152,12 @@ class PlanFacts:
         """How many operators give real numbers in each dtype, the most frequent first."""
         found = Counter(self.graph.types[n.name].dtype for n in self.operators if n.op != "cast")
         return {dtype: count for dtype, count in found.most_common() if is_float(dtype)}
+
+    @cached_property
+    def estimated(self) -> tuple[str, ...]:
+        """Where sums over the batch are taken of each microbatch by itself."""
+        nodes = estimated(self.graph, self.plan.execution)
+        return tuple(dict.fromkeys(f"{node.op} at {node.source}" for node in nodes))
 
     @cached_property
     def again(self) -> frozenset[str]:

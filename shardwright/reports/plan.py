@@ -38,6 +38,7 @@ from shardwright.reports.wording import (
     rewrites,
     serial,
     standing,
+    statistics,
     step,
     way,
 )
@@ -92,6 +93,7 @@ class PlanReport(Report):
             "rewrites": rewrites(plan),
             "way": way(plan),
             "remedies": remedies(plan),
+            "estimated": list(self.facts.estimated),
             "precision": {"name": plan.precision, "operators": dict(self.facts.dtypes)},
             "fits": fits(plan),
             "memory": memory_verdict(plan),
@@ -177,6 +179,7 @@ def _headline(facts: PlanFacts) -> Paragraph:
             f"quality         {quality(plan)}",
             *([f"rewrites        {rewrites(plan)}"] if plan.report.rewrites else []),
             f"precision       {precision(facts)}",
+            *([f"not exact       {statistics(facts)}"] if facts.estimated else []),
             f"cost figures    {provenance(cluster)}",
             *([] if is_split else ["NOTHING IS SPLIT: for a model this small, sharing work costs more than it saves"]),
         ],

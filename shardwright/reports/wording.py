@@ -34,6 +34,7 @@ SEARCHED = "search on "
 ESTIMATED = "estimated"
 """What the names of plans begin with that nobody makes by hand."""
 THE_SAME = "the same"
+_MOST_NAMED = 3
 
 # ---- axes ----
 
@@ -236,6 +237,15 @@ def precision(facts: PlanFacts) -> str:
     return (
         f"{name}: {operators}; rounded to {low}: what products read and give; kept in float32: weights, what is "
         "summed of their gradients, optimizer states, the loss"
+    )
+
+
+def statistics(facts: PlanFacts) -> str:
+    """Which operators have statistics of each microbatch by itself."""
+    shown = ", ".join(facts.estimated[:_MOST_NAMED]) + (", …" if len(facts.estimated) > _MOST_NAMED else "")
+    return (
+        f"{plural(len(facts.estimated), 'sum')} over the batch of each microbatch by itself ({shown}): the step "
+        "is that of one process which runs the microbatches in turn"
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -597,6 +599,47 @@ def test_seeds_in_forward_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"forward seeds torch's generator\. Capture would lose it: seed before"):
         capture(Seeded(), BATCH)
     torch.manual_seed(0)  # works again
+
+
+class Drawn(Small):
+    """Multiplies by a draw of each kind."""
+
+    def __init__(self, draw: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.draw, self.generator, self.python = draw, np.random.default_rng(0), random.Random(0)
+
+    def forward(self, x: Tensor) -> Any:
+        return (self.inner(x) * float(self.draw(self))).sum()  # type: ignore[arg-type]
+
+
+_uniform = random.uniform
+
+
+@each(
+    "draw, said",
+    [
+        (lambda m: np.random.rand(), "forward draws from NumPy's random"),
+        (lambda m: np.random.choice(3), "forward draws from NumPy's random"),
+        (lambda m: random.random(), "forward draws from Python's random"),
+        (lambda m: (np.random.seed(), np.random.rand())[1], "forward draws from NumPy's random"),
+        (lambda m: _uniform(0, 1), "forward draws from Python's random"),
+        (lambda m: m.generator.random(), "forward draws from generator"),
+        (lambda m: m.python.random(), "forward draws from python"),
+    ],
+)
+def test_draws_outside_torch_are_refused(draw: Callable[[Any], object], said: str) -> None:
+    with pytest.raises(CaptureError) as error:
+        capture(Drawn(draw), BATCH)
+    assert f"{said}. Capture would give every step the same draw: draw with torch" in str(error.value)
+    if "_uniform" not in draw.__code__.co_names and "'s random" in said:
+        assert "(test_capture.py:" in str(error.value)
+
+
+def test_draws_after_a_seed_of_forward_s_own_are_constants() -> None:
+    model = Drawn(lambda m: (np.random.seed(3), np.random.rand())[1])
+    np.random.seed(5)
+    assert numpy_loss(model, BATCH) == pytest.approx(model(**BATCH).item(), rel=1e-6)
+    assert np.random.rand() == np.random.RandomState(3).rand(2)[1]  # draws are what they were again
 
 
 def test_side_effects_are_refused() -> None:

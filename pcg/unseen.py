@@ -1,0 +1,134 @@
+"""What a forward does that `torch.export` does not see, and that would be lost or fixed without a word: refused.
+
+That is a backward of the user's own (an `autograd.Function`, a hook on a tensor), a new seed of torch's generator, and
+a draw from a generator that is not torch's: Python's and NumPy's run at capture only, so that what depends on a draw
+(a mask, a layer that is dropped) would be the same in every step. Draws after a seed that forward itself sets are the
+same in every step anyway.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd import Function
+
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+_STATES = frozenset({"getstate", "setstate", "get_state", "set_state"})
+
+
+class UnseenError(Exception):
+    """What `torch.export` does not see. `remedy`: what to do about it."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+
+def _lost_gradient(what: str) -> UnseenError:
+    return UnseenError(
+        what,
+        "Capture would lose it: write it in differentiable operators (x + (f(x) - x).detach() passes gradients "
+        "straight through), or make it an operator with torch.library.custom_op and register_autograd",
+    )
+
+
+def _fixed_draw(generator: str) -> UnseenError:
+    return UnseenError(
+        f"forward draws from {generator}",
+        "Capture would give every step the same draw: draw with torch (torch.rand, F.dropout), draw outside of forward "
+        "and pass the tensor in the batch, or switch off what draws (transformers: apply_spec_augment=False)",
+    )
+
+
+@contextmanager
+def unseen_refused(model: nn.Module) -> Generator[None]:
+    """Within it, all of these are an `UnseenError`."""
+    with ExitStack() as stack:
+        for patch in (*_gradients(), *_seeds()):
+            stack.enter_context(patch)
+        stack.enter_context(_draws_refused(model))
+        yield
+
+
+def _gradients() -> Iterator[Any]:
+    apply = Function.__dict__["apply"].__func__
+
+    def checked(cls: type[Function], *args: Any, **kwargs: Any) -> object:
+        if not cls.__module__.startswith("torch."):
+            raise _lost_gradient(f"{cls.__name__} is an autograd.Function with a backward of its own")
+        return apply(cls, *args, **kwargs)
+
+    def refused(tensor: torch.Tensor, hook: object) -> object:
+        raise _lost_gradient("a hook is registered on the gradient of a tensor")
+
+    yield mock.patch.object(Function, "apply", classmethod(checked))
+    yield mock.patch.object(torch.Tensor, "register_hook", refused)
+
+
+def _seeds() -> Iterator[Any]:
+    def reseeded(*args: Any, **kwargs: Any) -> object:
+        raise UnseenError(
+            "forward seeds torch's generator",
+            "Capture would lose it: seed before the step, or draw outside of forward and pass the tensor in the batch",
+        )
+
+    yield mock.patch.object(torch, "manual_seed", reseeded)
+    yield mock.patch.object(torch, "seed", reseeded)
+
+
+@contextmanager
+def _draws_refused(model: nn.Module) -> Generator[None]:
+    """Draws by a function of `random` or `numpy.random` where they are; others once forward has ended, by the state."""
+    seeded: set[str] = set()
+    with ExitStack() as stack:
+        for module, name in ((random, "Python's random"), (np.random, "NumPy's random")):
+            for patch in _patches(module, name, seeded):
+                stack.enter_context(patch)
+        before = _states(model)
+        yield
+        after = _states(model)
+    for name, state in after.items():
+        if state != before.get(name, state) and name not in seeded:
+            raise _fixed_draw(name)
+
+
+def _patches(module: ModuleType, name: str, seeded: set[str]) -> Iterator[Any]:
+    """The functions of a module that draw from its one generator, and the one that seeds it."""
+
+    def checked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
+        if name not in seeded:
+            raise _fixed_draw(name)
+        return function(*args, **kwargs)
+
+    def seed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
+        if any(value is not None for value in (*args, *kwargs.values())):
+            seeded.add(name)
+        return function(*args, **kwargs)
+
+    for key, function in vars(module).items():
+        if key == "seed":
+            yield mock.patch.object(module, key, partial(seed, function))
+        elif isinstance(getattr(function, "__self__", None), _GENERATORS) and key not in _STATES:
+            yield mock.patch.object(module, key, partial(checked, function))
+
+
+def _states(model: nn.Module) -> dict[str, bytes]:
+    """Of the generators of Python and NumPy, and of those that modules keep."""
+    kept = {
+        f"{path}.{name}".lstrip("."): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, _GENERATORS)
+    }
+    shared = {"Python's random": random.getstate(), "NumPy's random": np.random.get_state()}
+    return {name: pickle.dumps(value) for name, value in (shared | kept).items()}
