@@ -166,7 +166,10 @@ def _remedy(error: BaseException) -> str:
         )
     if "pytree" in str(error) or "Cache" in str(error):
         return "Capture needs plain tensors going in and out (transformers models: pass use_cache=False)"
-    return "Check that the model runs on this batch outside Shardwright"
+    return (
+        "Check that the model runs on this batch outside Shardwright. If it does, it may take another path while it is "
+        "compiled (torch.compiler.is_compiling()): pass what it then leaves out, e.g. an attention_mask"
+    )
 
 
 def is_library(filename: str) -> bool:

@@ -34,12 +34,16 @@ EDITED = "the file may have been edited or cut, make the plan again"
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Another plan for the same model and cluster, costed by the same model."""
+    """Another plan for the same model and cluster, costed by the same model.
+
+    `estimated`: of one block for all that are equal (`search.folding`), not of the whole graph.
+    """
 
     name: str
     mesh: Mesh
     prediction: Prediction
     fits: bool
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,11 @@ class Remedy:
 class SearchReport:
     """How the plan was found.
 
-    `bound_s` is a proven lower bound of the serial time (`Prediction.serial_s`) of every plan within memory and without
-    rewrites that is run in the same way (microbatches, recomputation) on the meshes that were searched, as the search's
-    model has it (`search.problem`).
+    `bound_s` is a proven lower bound of the sum of compute and communication, as the search's model has it
+    (`search.problem`), of all layouts without rewrites on the `num_meshes` meshes of devices that were searched, run in
+    as many microbatches and with the same recomputation as the plan: whatever memory they take, and however long
+    gathered weights stay; equal blocks are laid out alike. 0 where there is none. No plan of these that the search
+    costed has a smaller serial time (`Prediction.serial_s`).
 
     `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: what would make a plan fit, where none
     does.
@@ -134,6 +140,7 @@ class Plan:
                     "name": a.name,
                     "mesh": dict(zip(a.mesh.names, a.mesh.sizes, strict=True)),
                     "fits": a.fits,
+                    "estimated": a.estimated,
                     "prediction": a.prediction.to_json(),
                 }
                 for a in self.alternatives
@@ -169,7 +176,13 @@ class Plan:
                 told["fingerprint"],
                 Prediction.from_json(told["prediction"]),
                 tuple(
-                    Alternative(a["name"], Mesh.of(**a["mesh"]), Prediction.from_json(a["prediction"]), a["fits"])
+                    Alternative(
+                        a["name"],
+                        Mesh.of(**a["mesh"]),
+                        Prediction.from_json(a["prediction"]),
+                        a["fits"],
+                        a.get("estimated", False),
+                    )
                     for a in told["alternatives"]
                 ),
                 SearchReport(**report),

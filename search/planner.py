@@ -41,6 +41,8 @@ from shardwright.substitutions.equations import Equation
 _Way = tuple[str, Mesh, Execution]
 _FEWEST_BLOCKS = 4
 _SHARES = 32
+_MOST_WHOLE = 4
+"""How many plans are solved on the whole graph, which takes seconds each, because an estimate says they are faster."""
 _ABOUT = 1e-3
 """How far a plan of folded blocks may be from that of the whole graph."""
 
@@ -149,36 +151,54 @@ class Planner:
         best, rewrites = self._rewritten(graph, plain, roles)
         if pins.recompute is None and best.fits:
             best = self._by_block(best)
-        alike = [
-            c for c in found if (c.mesh.num_microbatches, c.execution) == (best.mesh.num_microbatches, best.execution)
-        ]
+        if pins.guided:
+            whole |= self._rivals(graph, best, alternatives)
+        costed = [whole.get(_way(c), c) for c in [*alternatives, *found]]
         report = SearchReport(
             round(time.perf_counter() - start, 3),
-            len({c.mesh for c in found}),
-            min(plain.prediction.serial_s, best.prediction.serial_s, *(c.bound_s for c in alike)) if alike else 0.0,
+            len(tuner.spaces),
+            self._bound_s(tuner, [plain, best, *(found if pins.guided else costed)]),
             self.limit_bytes,
             tuple(rewrites),
             tuner.obstacle,
             () if best.fits else remedies(graph, best, tuner),
         )
-        shown = (whole.get(_way(c), c) for c in [*alternatives, *found] if _way(c) != _way(best))
-        others = tuple(Alternative(named(c), c.mesh, c.prediction, c.fits) for c in shown)
+        shown = (c for c in costed if _way(c) != _way(best))
+        others = tuple(Alternative(named(c), c.mesh, c.prediction, c.fits, c.folded) for c in shown)
         digest = fingerprint(graph)
         return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, best.execution)
 
     def _whole(self, graph: Graph, ranked: Sequence[Candidate]) -> dict[_Way, Candidate]:
         """The best candidates, of the whole graph: those of folded graphs are estimates, to which that is near.
 
-        None is left out that is estimated faster than the best of these.
+        Of those that are estimated faster than the best of these, so many at most are solved once one fits.
         """
         found: dict[_Way, Candidate] = {}
         for candidate in ranked:
-            if found and _about(min(found.values(), key=rank)) <= rank(candidate):
+            best = min(found.values(), key=rank, default=None)
+            if best and (_about(best) <= rank(candidate) or (best.fits and len(found) >= _MOST_WHOLE)):
                 break
             new = self.solver.again_whole(graph, candidate) if candidate.folded else candidate
             self.progress(f"{named(new)}, all blocks: {new.prediction.step_s * 1e3:.1f} ms")
             found[_way(new)] = new
         return found
+
+    def _rivals(self, graph: Graph, best: Candidate, others: Sequence[Candidate]) -> dict[_Way, Candidate]:
+        """Plans beside the one that was asked for, of the whole graph where an estimate says that they are faster."""
+        faster = sorted((c for c in others if c.folded and rank(c) < _about(best)), key=rank)
+        return {_way(c): self.solver.again_whole(graph, c) for c in faster[:_MOST_WHOLE]}
+
+    def _bound_s(self, tuner: Tuner, costed: Sequence[Candidate]) -> float:
+        """What `SearchReport.bound_s` says, for the way in which the second of these is run: the plan.
+
+        Where readers share a resharding, the sum pays for it more than once and a plan may take less: then that counts.
+        """
+        plain, best = costed[:2]
+        if best.execution != plain.execution:
+            return 0.0
+        way = best.mesh.num_microbatches, best.execution
+        serial_s = [c.prediction.serial_s for c in costed if (c.mesh.num_microbatches, c.execution) == way]
+        return min(tuner.bound_s(*way), *serial_s)
 
     def _by_block(self, best: Candidate) -> Candidate:
         """With as few blocks made again as memory asks for: the last ones, which backward needs first, are kept."""

@@ -13,11 +13,12 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Remedy
 from shardwright.search.restrict import ZERO
-from shardwright.search.solving import Candidate, Solver, over_time, rank
+from shardwright.search.solving import Candidate, NoLayoutsError, Solver, over_time, rank
 from shardwright.search.spaces import microbatch_counts
 from shardwright.search.tuning import Tuner
 
@@ -38,7 +39,7 @@ def _more_devices(graph: Graph, solver: Solver, pins: Pins, tuner: Tuner) -> Ite
         if larger is None:
             return
         found = _by_hand(graph, larger, solver.certified, pins, tuner)
-        if found.fits:
+        if found is not None and found.fits:
             yield Remedy(f"{larger.num_devices} devices", found.prediction.step_s)
             return
 
@@ -51,10 +52,10 @@ def _larger(cluster: Cluster, times: int) -> Cluster | None:
     return replace(cluster, levels=(*cluster.levels[:-1], replace(last, size=times * last.size)))
 
 
-def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: Pins, like: Tuner) -> Candidate:
+def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: Pins, like: Tuner) -> Candidate | None:
     """The best of the plans that people choose by hand: they are quickly found."""
     tuner = Tuner(Solver(cluster, certified), graph, like.execution, pins, lambda message: None)
-    return min(tuner.baselines(), key=rank)
+    return min(tuner.baselines(), key=rank, default=None)
 
 
 def _smaller_batch(tuner: Tuner) -> Iterator[Remedy]:
@@ -64,10 +65,20 @@ def _smaller_batch(tuner: Tuner) -> Iterator[Remedy]:
         mesh = over_time(Mesh(("dp",), (n,)), count)
         for mode in tuner.modes:
             execution = replace(tuner.execution, recompute=mode)
-            found = tuner.solver.solve(tuner.folded, mesh, (ZERO,), "a smaller batch", execution)
+            found = _solved(tuner, mesh, execution)
+            if found is None:
+                continue
             if found.prediction.memory.total_bytes <= tuner.solver.limit_bytes and size // count % n == 0:
                 yield Remedy(f"a batch of {size // count} in place of {size}", found.prediction.step_s / count)
                 return
+
+
+def _solved(tuner: Tuner, mesh: Mesh, execution: Execution) -> Candidate | None:
+    """ZeRO-3 on this mesh, if it has layouts."""
+    try:
+        return tuner.solver.solve(tuner.folded, mesh, (ZERO,), "remedy", execution)
+    except NoLayoutsError:
+        return None
 
 
 def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
@@ -86,7 +97,9 @@ def _stages(tuner: Tuner) -> Iterator[Remedy]:
         flat = Mesh(("dp",), (n // stages,))
         for count in tuner.counts:
             mesh = over_time(flat, count)
-            found = solver.solve(tuner.folded, mesh, (ZERO,), "stages", tuner.execution)
+            found = _solved(tuner, mesh, tuner.execution)
+            if found is None:
+                continue
             memory = found.prediction.memory
             in_flight = memory.activations_bytes * min(stages, count) + memory.temporary_bytes
             constant = memory.context_bytes + memory.communication_bytes + memory.temporary_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
+from math import inf, isfinite
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
@@ -17,6 +17,7 @@ from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S
 from shardwright.cost.predict import Prediction, predict
 from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.pcg.analysis import constant_nodes
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again
@@ -40,9 +41,11 @@ _NEARLY = 1.5
 
 @dataclass(frozen=True)
 class Candidate:
-    """A finished plan on one mesh. `bound_s` is a lower bound of the best serial time on that mesh within memory.
+    """A finished plan on one mesh.
 
     Attributes:
+        bound_s: none whose gathered parameters stay as long as is `priced`, and that keeps no more than the memory, has
+            a smaller sum on this mesh. For other lifetimes it says nothing: `Tuner.bound_s` is for all of them.
         graph: of the whole model, or of one whose blocks are `folded`.
         roles: of the axes of devices.
         zero: for how long gathered parameters stay; `priced`: the lifetime that the layouts were chosen for.
@@ -80,6 +83,10 @@ def over_time(mesh: Mesh, num_microbatches: int) -> Mesh:
     if num_microbatches == 1:
         return mesh
     return Mesh((TIME, *mesh.names), (num_microbatches, *mesh.sizes))
+
+
+class NoLayoutsError(PlanError):
+    """No layouts of a graph on a mesh can be run in the way that is asked for."""
 
 
 class _Draft(NamedTuple):
@@ -138,11 +145,12 @@ class Solver:
 
         Layouts are chosen for parameters that stay as long as is `priced`; of the lifetimes `zeros`, the first that
         fits counts. What provably takes `cutoff_s` or longer is not pursued further; the result may then not fit, or
-        not be the best.
+        not be the best. A `NoLayoutsError` where no layouts can be run so.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced)
         limit: float = self.limit_bytes - self.cluster.device.context_bytes
         fastest = eliminator.solve(problem)
+        _check_finite(problem, fastest, roles, priced)
         if limit < kept_bytes(problem, fastest) <= _NEARLY * limit:  # not all of that is there at once
             draft = _Draft(name, fastest.bound, (problem, fastest, 0.0), tuple(roles), execution, priced)
             found = self._finish(draft, folded, different(zeros, mesh))
@@ -200,6 +208,22 @@ class Solver:
                 draft.execution, zero, draft.priced, bool(repeats), price > 0 or any(not c.fits for c in found),
             ))  # fmt: skip
         return min(found, key=rank)
+
+
+def _check_finite(problem: Problem, solution: Solution, roles: Sequence[str], zero: Zero) -> None:
+    if isfinite(solution.objective):
+        return
+    names = {variable: name for (_, name), variable in problem.index.items()}
+    choices = solution.choices
+    apart = [
+        f" of {names[i]!r} and {names[j]!r}"
+        for (i, j), table in problem.edges.items()
+        if not isfinite(table.value[choices[i], choices[j]])
+    ]
+    raise NoLayoutsError(
+        f"mesh {problem.mesh} with roles {', '.join(roles)} and {zero}: no layouts of this model can be run so, as the "
+        f"choices{(apart or [''])[0]} exclude each other; use one microbatch, or other roles"
+    )
 
 
 def different(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:

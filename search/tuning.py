@@ -21,8 +21,8 @@ from shardwright.pcg.step.time import check_time
 from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins, RecomputeMode
 from shardwright.search.restrict import DATA, FREE
-from shardwright.search.solving import Candidate, Solver, different, over_time, rank
-from shardwright.search.spaces import Space, baselines, divided, free_spaces, microbatch_counts
+from shardwright.search.solving import Candidate, NoLayoutsError, Solver, different, over_time, rank
+from shardwright.search.spaces import LONGEST_FIRST, Space, baselines, divided, free_spaces, microbatch_counts
 
 Progress = Callable[[str], None]
 _NEAR = 1.1
@@ -39,13 +39,20 @@ def named(candidate: Candidate) -> str:
 
 
 class Tuner:
-    """Tries ways to run one graph. `obstacle`: why its batch cannot be cut into microbatches, or ""."""
+    """Tries ways to run one graph.
+
+    Attributes:
+        spaces: the meshes that are searched: all, or the one that is given.
+        obstacle: why the batch cannot be cut into microbatches, or "".
+        refused: why no layouts could be run in the way that was tried last of those that have none.
+    """
 
     def __init__(self, solver: Solver, graph: Graph, execution: Execution, pins: Pins, progress: Progress) -> None:
         self.solver, self.execution, self.pins, self.progress = solver, execution, pins, progress
         self.folded = Folded(graph) if pins.by_block else fold(graph)
         self.modes = self._modes()
-        self.obstacle = ""
+        self.spaces = free_spaces(solver.cluster.num_devices) if pins.mesh is None else [_given(pins.mesh, pins.roles)]
+        self.obstacle, self.refused = "", NoLayoutsError("nothing was tried")
         self.counts = self._counts()
         self.fastest_s = inf
         self._start: dict[RecomputeMode, int] = {}  # the fewest microbatches that fitted last
@@ -71,8 +78,8 @@ class Tuner:
         counts = microbatch_counts(self.pins.size) if self.pins.microbatches is None else [self.pins.microbatches]
         count = counts[min(1, len(counts) - 1)]
         flat = over_time(Mesh(("x",), (self.solver.cluster.num_devices,)), count)
-        tried = self.solver.solve(self.folded, flat, (DATA,), "microbatches", self.execution, cutoff_s=0.0)
         try:
+            tried = self.solver.solve(self.folded, flat, (DATA,), "microbatches", self.execution, cutoff_s=0.0)
             check_time(tried.graph, self.execution)
         except PlanError as error:
             if self.pins.microbatches is not None:
@@ -84,27 +91,29 @@ class Tuner:
     def baselines(self) -> Iterator[Candidate]:
         """Plans that people choose by hand, each the best over its degrees, microbatches and recomputation."""
         for spaces in baselines(self.solver.cluster):
-            yield self._told(min((c for space in spaces for c in self.ways(space)), key=rank))
+            if ways := [c for space in spaces for c in self.ways(space)]:
+                yield self._told(min(ways, key=rank))
 
     def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best plan of every mesh, or of the one that is given.
 
         On every mesh, what the best known plan makes again is made again; on the best one, the rest is tried too.
+        A `NoLayoutsError` where no mesh has layouts that can be run.
         """
-        pins, best = self.pins, min(known, key=rank, default=None)
-        if pins.mesh is not None:
-            space = Space(f"search on {pins.mesh}", pins.mesh, pins.roles or (FREE,) * len(pins.mesh))
-            yield self._told(min(self.ways(space), key=rank))
-            return
+        best = min(known, key=rank, default=None) if self.pins.mesh is None else None
         found: list[tuple[Candidate, Space, Sequence[RecomputeMode]]] = []
-        for space in free_spaces(self.solver.cluster.num_devices):
+        for space in self.spaces:
             modes = self.modes
             if best is not None and best.fits:
                 modes = list[RecomputeMode]((best.execution.recompute,))
-            own = min(self.ways(space, modes), key=rank)
+            if not (ways := list(self.ways(space, modes))):
+                continue
+            own = min(ways, key=rank)
             best = own if best is None else min(best, own, key=rank)
             found.append((own, space, modes))
             yield self._told(own)
+        if not found:
+            raise self.refused
         own, space, tried = min(found, key=lambda entry: rank(entry[0]))
         rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
         if rest:
@@ -122,7 +131,14 @@ class Tuner:
         for mode in modes or self.modes:
             if fastest_s < inf and self.ideal_s(mode) >= fastest_s:
                 continue
-            found = min(self._microbatches(space, mode), key=rank)
+            tried = list[Candidate]()
+            try:
+                tried.extend(self._microbatches(space, mode))
+            except NoLayoutsError as error:
+                self.refused = error
+            if not tried:
+                continue
+            found = min(tried, key=rank)
             fastest_s = min(fastest_s, found.prediction.step_s if found.fits else inf)
             yield found
 
@@ -173,6 +189,20 @@ class Tuner:
         self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         return best
 
+    def bound_s(self, num_microbatches: int, execution: Execution) -> float:
+        """No layouts of the operators as they are written, so run on the meshes searched, have a smaller sum.
+
+        Whatever memory they take and however long gathered parameters stay: what stays longest is sent least often.
+        Equal blocks are laid out alike.
+        """
+        found = list[float]()
+        for space in self.spaces:
+            mesh = over_time(space.mesh, num_microbatches)
+            longest = different(LONGEST_FIRST, mesh)[0]
+            problem, eliminator = self.solver.problem(self.folded, mesh, space.roles, execution, longest)
+            found.append(eliminator.solve(problem).bound)
+        return min(found)
+
     def ideal_s(self, mode: RecomputeMode) -> float:
         """A lower bound: every device has an equal part of all operators' work, and nothing is sent."""
         if mode not in self._ideal:
@@ -181,6 +211,10 @@ class Tuner:
             total = sum(float(time_s.value.min()) for time_s in problem.time_s)
             self._ideal[mode] = total / self.solver.cluster.num_devices
         return self._ideal[mode]
+
+
+def _given(mesh: Mesh, roles: Sequence[str] | None) -> Space:
+    return Space(f"search on {mesh}", mesh, tuple(roles or (FREE,) * len(mesh)))
 
 
 def _priced(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:

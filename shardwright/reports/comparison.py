@@ -11,7 +11,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.reports.facts import fits, memory_verdict, ranked_alternatives
 from shardwright.reports.report import OWN, Paragraph, Report
 from shardwright.reports.units import seconds, size
-from shardwright.reports.wording import faster_or_slower
+from shardwright.reports.wording import ESTIMATED, faster_or_slower
 from shardwright.search.plan import Alternative, Plan
 
 _COLUMNS = ("plan", "mesh", ">step", "", ">compute", ">exposed", ">memory", "")
@@ -48,7 +48,10 @@ def alternatives(plan: Plan) -> Paragraph:
         _row(OWN, plan.mesh, plan.prediction, Beside.of(plan, plan.prediction, memory_verdict(plan))),
         *(_row(a.name, a.mesh, a.prediction, Beside.alternative(plan, a)) for a in ranked_alternatives(plan)),
     ]
-    return Paragraph("Compared with", ["by the timeline, in which communication and compute overlap"], _COLUMNS, rows)
+    notes = ["by the timeline, in which communication and compute overlap"]
+    if any(a.estimated for a in plan.alternatives):
+        notes.append(f"{ESTIMATED}: of one block for all that are equal; the others are of the whole graph")
+    return Paragraph("Compared with", notes, _COLUMNS, rows)
 
 
 ABSURD = 10
@@ -77,7 +80,8 @@ class Beside(NamedTuple):
     @classmethod
     def alternative(cls, plan: Plan, other: Alternative) -> Beside:
         """A plan that the plan was compared with."""
-        return cls.of(plan, other.prediction, memory_verdict(plan, other))
+        found = cls.of(plan, other.prediction, memory_verdict(plan, other))
+        return cls(found.faster, ", ".join(filter(None, (found.remark, ESTIMATED * other.estimated))))
 
 
 def _row(name: str, mesh: Mesh, own: Prediction, beside: Beside) -> tuple[str, ...]:

@@ -606,6 +606,17 @@ def test_generators_are_refused(model: type[Small]) -> None:
     assert "draw outside of forward and pass the tensor in the batch" in str(error.value)
 
 
+def test_another_path_under_compilation_is_named() -> None:
+    class Filled(Small):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+            if mask is None and not torch.compiler.is_compiling():
+                mask = torch.ones(3)
+            return (self.inner(x) * mask[None]).sum()  # type: ignore[index]
+
+    with pytest.raises(CaptureError, match=r"\(test_capture\.py:.*is_compiling\(\)\): pass what it then leaves out"):
+        capture(Filled(), BATCH)
+
+
 def test_seeds_in_forward_are_refused() -> None:
     class Seeded(Small):
         def forward(self, x: Tensor) -> Any:

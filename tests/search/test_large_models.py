@@ -45,6 +45,11 @@ own = [Interned(rng.random(12)) for _ in range(14)]
 edges = {pair: Interned(rng.random((12, 12))) for pair in combinations(range(14), 2)}
 found = Eliminator(Interner()).solve(Problem(mlp(), Mesh(), time_s=own, kept_bytes=own, edges=edges))
 assert 0 < found.bound < found.objective < float("inf")
+
+own = [Interned(rng.random(400)) for _ in range(4)]  # a ring: two neighbours each, and tables of 400^3 entries
+edges = {pair: Interned(rng.random((400, 400))) for pair in ((0, 1), (1, 2), (2, 3), (0, 3))}
+found = Eliminator(Interner()).solve(Problem(mlp(), Mesh(), time_s=own, kept_bytes=own, edges=edges))
+assert 0 < found.bound <= found.objective < float("inf")
 """
 
 

@@ -260,16 +260,16 @@ def test_a_plan_that_does_not_fit_says_so_on_the_page(tmp_path: Path) -> None:
     assert standing(beside(found, ("ZeRO-3", 2.0, 0.5)))[0] == "does not fit"
 
 
-def test_no_row_refutes_how_good_the_plan_is_said_to_be() -> None:
-    """A plan beside it that takes less, were nothing to overlap, is no worse than the optimum."""
-    base = plan("mlp")
-    serial_s = base.prediction.serial_s
-    proven = replace(base, report=replace(base.report, bound_s=serial_s), alternatives=())
-    assert quality(proven).startswith("proven optimal")
-    (other,) = beside(base, ("search on [x=8]", 1.1, 0.5)).alternatives
-    lower = replace(other, prediction=replace(other.prediction, compute_s=other.prediction.compute_s - serial_s / 11))
-    assert quality(replace(proven, alternatives=(lower,))).startswith("at most 10 % above the optimum")
-    assert quality(replace(proven, alternatives=(replace(lower, fits=False),))).startswith("proven optimal")
+def test_estimates_are_marked(tmp_path: Path) -> None:
+    found = beside(plan("mlp"), ("ZeRO-3", 1.5, 0.5), ("ZeRO-2", 20, 0.5))
+    assert "estimated: of one block" not in str(PlanReport(found))
+    found = replace(found, alternatives=tuple(replace(a, estimated=True) for a in found.alternatives))
+    assert [Beside.alternative(found, a).remark for a in found.alternatives] == ["estimated", "absurd, estimated"]
+    assert standing(found).text.endswith(", estimated")
+    explained, page = str(PlanReport(found)), text_of(found, tmp_path)
+    assert "estimated: of one block for all that are equal; the others are of the whole graph" in explained
+    assert "absurd, estimated" in page
+    assert [a["estimated"] for a in found.to_json()["alternatives"]] == [True, True]
 
 
 # ---- folds that differ ----

@@ -199,7 +199,8 @@ def test_the_bound_is_told_as_proven(data: Plan) -> None:
 
     step_s = data.prediction.serial_s
     assert told(step_s).startswith(
-        "proven optimal among the layouts searched, by the cost model without overlap; 1 mesh searched in "
+        "proven optimal among the layouts searched in 1 microbatch with the same recomputation, whatever memory they "
+        "take, by the cost model without overlap; 1 mesh searched in "
     )
     assert told(step_s / 1.0004).startswith("at most 0.1 % above the optimum of the layouts searched")
     assert told(step_s / 1.07).startswith("at most 7.0 % above the optimum")

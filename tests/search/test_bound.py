@@ -1,0 +1,102 @@
+"""The bound that a plan reports: none of what it speaks of lies below it, and it is not below all of them by much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.mesh import Mesh
+from shardwright.search import solving
+from shardwright.search.folding import Folded
+from shardwright.search.interning import Interned
+from shardwright.search.planner import Planner
+from shardwright.search.solving import Candidate, NoLayoutsError, Solver
+from tests.each import each
+from tests.search.graphs import blocks, cluster, every_choice, mlp
+
+Way = tuple[int, object]
+GRAPHS = {"blocks": blocks(16, 16, layers=4, seq=8), "mlp": mlp(16, 16, 64, layers=2)}
+ASKED: list[Mapping[str, Any]] = [
+    {"microbatches": 4, "recompute": "full"}, {"microbatches": 2}, {"microbatches": 1}, {},
+    {"mesh": Mesh.of(x=2, y=2), "roles": ("zero", "tensor"), "microbatches": 2},
+]  # fmt: skip
+
+
+class Recorded(Solver):
+    """A solver that notes every plan it finishes: the way it is run, and the sum by the search's model."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.costed = list[tuple[Candidate, float]]()
+
+    def _finish(self, draft: Any, folded: Folded, zeros: Any) -> Candidate:
+        found = super()._finish(draft, folded, zeros)
+        for zero in zeros:
+            problem, _ = self.problem(folded, found.mesh, found.roles, found.execution, zero)
+            if [len(t.value) for t in problem.time_s] == [len(t.value) for t in draft.solved[0].time_s]:
+                self.costed.append((found, solving._time_and_bytes(problem, draft.solved[1])[0]))
+        return found
+
+
+@each("name", list(GRAPHS))
+def test_nothing_that_the_search_costs_lies_below_the_bound(name: str) -> None:
+    """By the search's own model, for each lifetime that a plan was finished with; beside it, by what is shown."""
+    graph, num_compared, longer = GRAPHS[name], 0, 0
+    for link, share in ((1e9, 0.5), (1e7, 1.0)):
+        search = Planner(cluster(4, link_bytes_per_s=link), every_choice)
+        free = search.plan(graph, recompute="none", microbatches=1)
+        search.solver = solver = Recorded(search.cluster, every_choice)
+        solver.limit_bytes = search.limit_bytes = int(share * free.prediction.memory.total_bytes)
+        for asked in (a for a in ASKED if name == "blocks" or "recompute" not in a):
+            solver.costed.clear()
+            plan = search.plan(graph, **asked)
+            bound_s, given = plan.report.bound_s, asked.get("mesh")
+            assert bound_s > 0 or not isinstance(plan.execution.recompute, str)
+            way = plan.mesh.num_microbatches, plan.execution
+            for found, sum_s in solver.costed:
+                if (found.mesh.num_microbatches, found.execution) == way and given in (None, devices(found)):
+                    assert bound_s <= sum_s * (1 + 1e-9), (asked, found.name, found.priced, found.zero)
+                    num_compared, longer = num_compared + 1, longer + (found.zero != "zero-3")
+            for other in plan.alternatives:
+                if given is None and other.mesh.num_microbatches == way[0] and "recompute" in asked:
+                    assert bound_s <= other.prediction.serial_s, (asked, other.name)
+            assert bound_s <= plan.prediction.serial_s
+    assert num_compared > 30
+    assert longer > 10
+
+
+def devices(candidate: Candidate) -> Mesh:
+    own = candidate.mesh
+    return Mesh(own.names[1:], own.sizes[1:]) if own.num_microbatches > 1 else own
+
+
+# ---- no finite solution ----
+
+
+class Refusing(Solver):
+    """A solver by which nothing is run in microbatches: one operator's choices exclude those of all its neighbours."""
+
+    def problem(self, folded: Folded, mesh: Mesh, roles: Any, execution: Any, zero: Any) -> Any:
+        found, eliminator = super().problem(folded, mesh, roles, execution, zero)
+        edge = min(found.edges)
+        if mesh.num_microbatches > 1:
+            found.edges[edge] = Interned(np.full_like(found.edges[edge].value, np.inf))
+        return found, eliminator
+
+
+def test_what_has_no_layouts_is_refused_by_name_and_left_out_of_a_search() -> None:
+    graph, search = GRAPHS["blocks"], Planner(cluster(2), every_choice)
+    search.solver = Refusing(search.cluster, every_choice)
+    told = r"mesh \[mb=2, x=2\] with roles zero and zero-3: no layouts of this model can be run so, as the choices of '"
+    with pytest.raises(NoLayoutsError, match=told):
+        search.solve(graph, Mesh.of(mb=2, x=2), ("zero",), "test")
+    plan = search.plan(graph)
+    assert plan.mesh.num_microbatches == 1
+    assert "no layouts of this model can be run so" in plan.report.obstacle
+    assert all(a.mesh.num_microbatches == 1 for a in plan.alternatives)
+    with pytest.raises(PlanError, match="no layouts of this model can be run so"):
+        search.plan(graph, microbatches=2)
