@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.autograd import Function
+from torch.utils.checkpoint import CheckpointFunction
 
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _STATES = frozenset({"getstate", "setstate", "get_state", "set_state"})
@@ -64,6 +65,8 @@ def _gradients() -> Iterator[Any]:
     apply = Function.__dict__["apply"].__func__
 
     def checked(cls: type[Function], *args: Any, **kwargs: Any) -> object:
+        if cls is CheckpointFunction:
+            return _computed_once(*args)
         if not cls.__module__.startswith("torch."):
             raise _lost_gradient(f"{cls.__name__} is an autograd.Function with a backward of its own")
         return apply(cls, *args, **kwargs)
@@ -73,6 +76,16 @@ def _gradients() -> Iterator[Any]:
 
     yield mock.patch.object(Function, "apply", classmethod(checked))
     yield mock.patch.object(torch.Tensor, "register_hook", refused)
+
+
+def _computed_once(run: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> object:
+    """What reentrant checkpointing computes; nothing has a gradient where no argument of it has one.
+
+    Torch runs it without gradients, and enables them again where no export sees that.
+    """
+    has_gradient = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+    with nullcontext() if has_gradient else torch.no_grad():
+        return run(*args)
 
 
 def _seeds() -> Iterator[Any]:

@@ -201,7 +201,7 @@ def compile(
     """
     from shardwright.lazy import LazyParallelModule
 
-    _refuse_unreal(model)
+    refuse_unreal(model)
     given = _load(plan)
     guide = Guide(mesh, roles, microbatches, recompute, per_microbatch)
     if given is not None and (named := [f"{name}=" for name, value in guide._asdict().items() if value is not None]):
@@ -358,7 +358,8 @@ def _target(cluster: Cluster | None, given: Plan | None) -> Cluster:
     return given.cluster
 
 
-def _refuse_unreal(model: nn.Module) -> None:
+def refuse_unreal(model: nn.Module) -> None:
+    """Raise a `PlanError` for a model of which a parameter or buffer has no values to train with."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(value, FakeTensor) or value.device.type == "meta":
             kind = "a fake tensor" if isinstance(value, FakeTensor) else "on device meta"

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
+from shardwright.api import refuse_unreal
 from shardwright.cli.models import Loaded
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.pcg.capture import Captured, bind_arguments, capture, find_loss
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.precision import low_dtype
+from shardwright.pcg.step.late import check_backward
 from shardwright.reports.report import Paragraph, Report
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
@@ -118,7 +120,12 @@ def _mark(good: bool) -> str:
 
 
 def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) -> Errors:
-    """Run one step both ways, each in processes of their own; `DistributedError` where a rank fails or hangs."""
+    """Run one step both ways, each in processes of their own.
+
+    Raises `DistributedError` where a rank fails or hangs, `PlanError` where the model has no values or no backward.
+    """
+    refuse_unreal(loaded.model)
+    check_backward(plan.graph)
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     captured = capture(
         loaded.model, batch, precision=plan.precision, num_microbatches=plan.mesh.num_microbatches,

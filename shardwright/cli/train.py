@@ -21,6 +21,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.pcg.capture import bind_arguments
 from shardwright.pcg.errors import InfeasibleError, ShardwrightError
+from shardwright.pcg.step.late import check_backward
 from shardwright.reports.units import seconds
 from shardwright.search.plan import Plan
 
@@ -38,6 +39,7 @@ def train(settings: dict[str, Any]) -> None:
         microbatches=settings["microbatches"], recompute=settings["recompute"],
         per_microbatch=settings["per_microbatch"],
     )  # fmt: skip
+    check_backward(parallel.graph)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=settings["lr"])
     told = dist.get_rank() == 0
     times: list[float] = []

@@ -231,7 +231,7 @@ def rewrites(plan: Plan) -> str:
 def precision(facts: PlanFacts) -> str:
     """In which dtypes operators run, and what of that is rounded."""
     name, low = facts.plan.precision or "the model's own", low_dtype(facts.plan.precision)
-    operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items())
+    operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items()) or "no operators"
     if not low:
         return f"{name}: {operators}; nothing is rounded but as one process rounds"
     return (

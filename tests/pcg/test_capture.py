@@ -329,7 +329,23 @@ def test_checkpointed_modules_are_captured_as_they_are() -> None:
         def forward(self, x: Tensor) -> Any:
             return checkpoint(self.inner, x, use_reentrant=False).pow(2).sum()
 
-    assert gradients_agree(Checkpointed(), BATCH)
+    class Reentrant(Small):
+        """With and without gradients, and a region without them behind. Torch alone runs what it should give."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            again = torch.compiler.is_exporting()
+            h = checkpoint(self.outer, self.inner(x), use_reentrant=again).pow(2)
+            h = h + (checkpoint(self.inner, x, use_reentrant=True) if again else self.inner(x).detach())
+            with torch.no_grad():
+                mean = h.mean()
+            return (h * mean).sum()
+
+    for model in (Checkpointed(), Reentrant()):
+        assert gradients_agree(model, BATCH), model
 
 
 # ---- operators ----

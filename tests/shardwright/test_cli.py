@@ -17,14 +17,18 @@ import pytest
 from shardwright.cli import calibrate as calibrate_command
 from shardwright.cli.options import parse_cluster
 from shardwright.cli.run import environment
+from shardwright.cli.train import train
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.pcg.errors import ShardwrightError
+from shardwright.lowering.launch import run_ranks
+from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.search.plan import Plan
 from tests.each import each
 from tests.shardwright.command import MODELS, Run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OTHERS = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 def scaled():
     return Net(), {"x": torch.randn(4, 8), "scale": 2.0}
 
@@ -39,6 +43,17 @@ def lonely():
 
 def number():
     return 7
+
+class Idle(nn.Module):
+    def forward(self, x):
+        return x.mean()
+
+def idle():
+    return Idle(), {"x": torch.randn(4, 8)}
+
+def unreal():
+    with FakeTensorMode():
+        return Net(), {"x": torch.randn(4, 8)}
 
 def broken():
     raise ValueError("no such data set")
@@ -318,6 +333,19 @@ def test_calibrate_shows_and_saves(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 # ---- verify and run ----
+
+
+def test_what_cannot_be_trained_is_told(run: Run) -> None:
+    """A model without values, and one without parameters, of which a plan can be made all the same."""
+    assert_error(run("verify", "models.py:unreal", "--cluster", "local:1"), "'up.weight' is a fake tensor and has no ")
+    useless = "the loss, depends on no parameter that is trained"
+    assert_error(run("verify", "models.py:idle", "--cluster", "local:1"), useless)
+    Cluster.local(1).save("cluster.json")
+    settings = dict.fromkeys(("plan", "precision", "rules", "microbatches", "recompute", "per_microbatch"))
+    settings |= {"seed": 0, "model": "models.py:idle", "cluster": "cluster.json"}
+    with pytest.raises(DistributedError, match=useless):
+        run_ranks(train, 1, args=(settings,))
+    assert "precision       the model's own: no operators;" in run("plan", "models.py:idle")[1]
 
 
 def test_verify_passes_and_tells_the_norm(run: Run) -> None:
