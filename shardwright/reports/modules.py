@@ -14,7 +14,8 @@ from typing import NamedTuple
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.reports.differences import differences
 from shardwright.reports.facts import PlanFacts
-from shardwright.reports.units import plural
+from shardwright.reports.lifetimes import lifetime_name
+from shardwright.reports.units import plural, ranges
 
 CONSTANTS = "(constants)"
 """Stands for a module that holds what no parameter reaches: the batch, positions, masks."""
@@ -22,13 +23,18 @@ CONSTANTS = "(constants)"
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A change of layout along one axis that follows a row, and the collectives that it takes."""
+    """A change of layout along one axis that follows a row, and the collectives that it takes.
+
+    `num_forward`, `num_backward`: how often the value moves in a step, and its gradient.
+    """
 
     axis: str
     before: str
     after: str
     forward: str
     backward: str
+    num_forward: int
+    num_backward: int
     seconds: float
     sent_bytes: float
 
@@ -37,7 +43,7 @@ class Transfer:
 class ModuleRow:
     """One operator or parameter of a module. `use` and `layouts` have one entry per mesh axis.
 
-    `again`: whether backward makes it again.
+    `again`: whether backward makes it again. `lifetime`: what is said of a weight that is gathered, as "ZeRO-1".
     """
 
     kind: str
@@ -52,6 +58,7 @@ class ModuleRow:
     stored_bytes: int
     steps: tuple[Transfer, ...]
     again: bool = False
+    lifetime: str = ""
 
 
 class Totals(NamedTuple):
@@ -95,7 +102,7 @@ class Module:
         if len(self.members) == 1:
             return self.members[0]
         prefix = self.members[0].rpartition(".")[0]
-        return (f"{prefix}." if prefix else "") + _ranges([int(m.rpartition(".")[2]) for m in self.members])
+        return (f"{prefix}." if prefix else "") + ranges([int(m.rpartition(".")[2]) for m in self.members])
 
     @property
     def total(self) -> Totals:
@@ -175,7 +182,8 @@ def _steps(facts: PlanFacts) -> dict[str, list[Transfer]]:
     found: dict[str, list[Transfer]] = defaultdict(list)
     for origin, move, cost in facts.moves:
         where = (facts.mesh.names[move.axis], str(move.before), str(move.after))
-        found[origin.name].append(Transfer(*where, *cost.collectives, cost.communication_s, cost.communication_bytes))
+        how = (*cost.collectives, *cost.counts, cost.communication_s, cost.communication_bytes)
+        found[origin.name].append(Transfer(*where, *how))
     return found
 
 
@@ -198,7 +206,8 @@ def _row(facts: PlanFacts, node: Node, steps: Sequence[Transfer]) -> ModuleRow:
         0.0 if weight else facts.costs[node.name].compute_s,
         kind.local_bytes(facts.mesh) if weight else 0,
         tuple(steps),
-        node.name in facts.again,
+        node.name in facts.recomputation.nodes,
+        lifetime_name(facts.lifetimes[node.name], facts.mesh) if node.name in facts.lifetimes else "",
     )
 
 
@@ -239,14 +248,3 @@ def _compared(modules: Iterable[Module]) -> tuple[Module, ...]:
 def _number(module: Module) -> int | None:
     last = module.members[0].rpartition(".")[2]
     return int(last) if last.isdecimal() else None
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """0–3, 5"""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)

@@ -26,7 +26,7 @@ GPUS = "preset:dgx-h100:2"
 def plan(run: Run) -> Plan:
     """Of eight blocks on four GPUs, in plan.json."""
     graph, cluster = planned("data", 8), Cluster.preset("dgx-h100", 1, 4)
-    found = Plan(graph, cluster, "Net", "0", predict(graph, cluster), (), SearchReport(0.0, 1, 0.0, 72 * 10**9))
+    found = Plan(graph, cluster, "Net", "0" * 16, predict(graph, cluster), (), SearchReport(0.0, 1, 0.0, 72 * 10**9))
     found.save("plan.json")
     return found
 
