@@ -10,6 +10,7 @@ from shardwright.cost.timeline.memory import MemoryVerdict, verdict
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.precision import low_dtype
 from shardwright.pcg.step.execution import Execution, Recompute
+from shardwright.pcg.step.lifetimes import ZEROS
 from shardwright.reports.again import Remade
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.lifetimes import lifetime_name, lifetime_words
@@ -99,6 +100,8 @@ def precision(facts: PlanFacts) -> str:
 
 # ---- paragraphs ----
 
+COPIES = "copies over: along these axes every slice is there more than once; data parallel over them, hybrid sharding"
+
 
 def gathered(facts: PlanFacts) -> Iterator[Paragraph]:
     """For how long which weights stay."""
@@ -108,8 +111,11 @@ def gathered(facts: PlanFacts) -> Iterator[Paragraph]:
         for g in facts.gathered
     ]  # fmt: skip
     if rows:
-        zeros = dict.fromkeys(g.zero for g in facts.gathered)
-        notes = [f"{lifetime_name(zero, facts.mesh)}: {lifetime_words(zero, facts.mesh)}" for zero in zeros]
+        there = {g.zero for g in facts.gathered}
+        notes = [
+            f"{lifetime_name(zero, facts.mesh)}: {lifetime_words(zero, facts.mesh)}" for zero in ZEROS if zero in there
+        ]
+        notes += [COPIES] if any(g.copies for g in facts.gathered) else []
         columns = (">weights", "of", "lifetime", "slices over", "copies over", ">slices", ">gathered")
         title = "Weights that are stored in slices and gathered for use (bytes of one device, all gathered at once)"
         yield Paragraph(title, [], columns, rows, notes)
@@ -137,6 +143,7 @@ def running_data(facts: PlanFacts) -> dict[str, Any]:
             {**asdict(g), "name": lifetime_name(g.zero, mesh), "words": lifetime_words(g.zero, mesh)}
             for g in facts.gathered
         ],
+        "copies": COPIES if any(g.copies for g in facts.gathered) else "",
         "remade": [{**asdict(r), "text": remade_text(r)} for r in facts.recomputation.remade],
         "saving": saving(facts),
         "precision": {

@@ -39,7 +39,7 @@ class StepPass(NamedTuple):
 
     name: str
     microbatches: str
-    count: int
+    num_alike: int
     total_s: float
 
 
@@ -102,11 +102,11 @@ class TimelineReport(Report):
     def _parts(self) -> Paragraph:
         """The passes of the microbatches, alike ones together, and the end of the step; they add up to it."""
         rows = [
-            (p.name, p.microbatches, seconds(p.total_s / p.count) if p.count > 1 else "", seconds(p.total_s),
+            (p.name, p.microbatches, seconds(p.total_s / p.num_alike), seconds(p.total_s),
              percent(self._share(p.total_s)))
             for p in step_passes(self.timeline)
         ]  # fmt: skip
-        columns = ("pass", "microbatches", ">each", ">together", ">share")
+        columns = ("", "microbatches", ">each", ">together", ">share")
         return Paragraph("Microbatches", [], columns, rows)
 
     def _part(self, part_s: float) -> str:

@@ -54,13 +54,14 @@ function drawAxes() {
 
 /** Microbatches, lifetimes of gathered weights, what backward makes again, precision. */
 function drawRunning() {
-  const gathered = plan.gathered.map((g) => ({ cells: [String(g.count), g.where, element("b", {}, g.name), g.words, g.axis,
+  const gathered = plan.gathered.map((g) => ({ cells: [String(g.count), g.where, element("b", { style: "white-space:nowrap" }, g.name), g.words, g.axis,
     g.copies.join(", "), bytes(g.stored_bytes), bytes(g.gathered_bytes)] }));
   const again = plan.remade.map((r) => ({ cells: [r.blocks || "in no block", r.text, String(r.num_operators), time(r.compute_s),
     time(r.communication_s)] }));
   at("running").append(element("h2", {}, "How a step is run"), element("p", {}, plan.way), element("p.note", {}, `precision: ${plan.precision.text}`),
     ...(gathered.length ? [element("h3", {}, "Weights that are stored in slices and gathered for use"),
-      table([["weights", true], ["of"], ["lifetime"], [""], ["slices over"], ["copies over"], ["slices", true], ["gathered", true]], gathered)] : []),
+      table([["weights", true], ["of"], ["lifetime"], [""], ["slices over"], ["copies over"], ["slices", true], ["gathered", true]], gathered),
+      plan.copies ? element("p.note", {}, plan.copies) : ""] : []),
     ...(again.length ? [element("h3", {}, "Made again in backward"), element("p.note", {}, plan.saving),
       table([["blocks"], ["what"], ["operators", true], ["adds compute", true], ["adds communication", true]], again)] : []));
 }
