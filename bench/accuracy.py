@@ -121,8 +121,8 @@ class _NothingNarrower(TorchFunctionMode):
     ) -> object:
         if func is Tensor.float:
             func = Tensor.double
-        args, kwargs = tree_map(lambda x: torch.float64 if x is torch.float32 else x, (args, dict(kwargs or {})))
-        return func(*args, **dict[str, Any](kwargs))
+        wide, named = tree_map(lambda x: torch.float64 if x is torch.float32 else x, (args, dict(kwargs or {})))
+        return func(*wide, **named)
 
 
 @lru_cache(maxsize=16)

@@ -9,11 +9,12 @@ from itertools import product
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, CollectiveLine, Level
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.clusters.local import default_cluster
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import RECOMPUTES, Recompute, RecomputeByBlock
+from shardwright.pcg.step.again import made_again
+from shardwright.pcg.step.execution import RECOMPUTES, Execution, Recompute, RecomputeByBlock
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
-from shardwright.pcg.step.parameters import module_block
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
@@ -56,9 +57,12 @@ class Case:
         return fast_links(self.num_ranks) if self.fast_links else default_cluster(self.num_ranks)
 
     def suits(self, graph: Graph) -> bool:
-        """Whether it has nothing made again of a model without blocks."""
-        blocks = any(module_block(str(leaf.attr("target"))) for leaf in graph.leaves("parameter"))
-        return blocks or self.recompute in (None, "none")
+        """Whether the model has what is to be made again: blocks, attention."""
+        try:
+            made_again(graph, Execution(recompute=self.recompute or "none"))
+        except PlanError:
+            return False
+        return True
 
     def plan(self, graph: Graph, model: str) -> Plan:
         """The plan of a serial graph for this case, from a fresh planner, and proven to be that graph's."""

@@ -36,9 +36,8 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
-from shardwright.pcg.step.late import sink_reductions
 from shardwright.pcg.step.parameters import Parameter
-from shardwright.pcg.step.time import check_time
+from shardwright.pcg.step.time import as_run
 
 
 def lower(
@@ -61,8 +60,7 @@ def lower(
     ranks is not the mesh's, `PlanError` where the graph is not of this model, cannot be run in microbatches, has not
     what is to be made again, or this device does not train in the precision.
     """
-    graph = sink_reductions(graph).validate()
-    check_time(graph)
+    graph = as_run(graph, execution).validate()
     ranks = connect(graph.mesh, timeout_s)
     check_device(precision, ranks.device)
     constants, options = constants or {}, options or {}
@@ -129,6 +127,8 @@ class ParallelModule(Training):
         self._drawing = Drawing(ranks, graph)
         self._inputs = Inputs(self._batch, self._drawing, check_inputs)
         self._num_draws = num_draws(graph)
+        buffers = (name for name, _ in graph.outputs)
+        self._by_microbatch = {name for name in buffers if execution.is_per_microbatch(name.rpartition(".")[0])}
         self.program: Program = compile_source(emit(graph, outside))
         bake(self, model)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from shardwright.lowering.batch import find_inputs
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME
-from shardwright.pcg.parallel import REPLICATE
+from shardwright.pcg.parallel import REDUCE, REPLICATE
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
@@ -35,7 +35,7 @@ class Outside:
         """Every parallel operator that is done outside, or does nothing -> the node whose value its readers see."""
         found = {**self.inputs, **self.operations.aliases}
         for node in self.graph.nodes:
-            if node.op == REPLICATE and node.attr("axis") == TIME:
+            if node.op in (REPLICATE, REDUCE) and node.attr("axis") == TIME and node.name not in self.loss_sums:
                 found.setdefault(node.name, found.get(node.inputs[0], node.inputs[0]))
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -52,6 +52,7 @@ class Training(Fixed):
     _remakes: bool
     _drawing: Drawing
     _num_draws: int
+    _by_microbatch: Collection[str]
 
     def forward(self, **batch: Any) -> Tensor:
         """The loss of a batch of global tensors, or of this rank's own shards of them."""
@@ -127,8 +128,7 @@ class Training(Fixed):
                 outputs = self._program(local, draw)
             loss = outputs.pop(LOSS)
             self._reducer.watch(loss, first=first, last=last)
-            if last:
-                self._write_back(outputs)
+            self._write_back({k: v for k, v in outputs.items() if last or k in self._by_microbatch})
         except RuntimeError as error:
             raise _blame(error, "forward") from error
         return loss

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
+from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.layout import R
+from shardwright.pcg.inference import offered
+from shardwright.pcg.layout import Layout, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import source_of
 from shardwright.pcg.parallel import REPLICATE
+from shardwright.pcg.row import Row
 
 CONSTANT_BYTES = 64 << 20
 """Larger constants are computed anew in each step."""
 Written = Literal["", "copy", "fused", "part"]
 """What a node is besides its row, in the code that is run for it; see `written`."""
+
+
+def following(node: Node, signature: Signature, where: Mapping[str, Layout], row: Row) -> tuple[str, Layout] | None:
+    """How an operator is split along a dimension that its operands carry as `where` says, and where its result has it.
+
+    None where it cannot be, or none of them carries it. A result that is `P` has it summed away.
+    """
+    blocks = sorted({where[i].blocks for i in node.inputs if i in where})
+    for choice, operands, result in offered(row, signature, lambda size: blocks) if blocks else ():
+        if any(where.get(name) == x for name, x in zip(node.inputs, operands, strict=True)):
+            return choice, result
+    return None
 
 
 def constant_nodes(graph: Graph) -> frozenset[str]:

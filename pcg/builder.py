@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from shardwright.pcg.analysis import following
 from shardwright.pcg.factors import Shape
 from shardwright.pcg.graph import OPAQUE, Graph, Node, Source, infer, leaf, make_attrs
+from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, Attr
 from shardwright.pcg.precision import HALVES, operand_dtypes
@@ -19,10 +21,18 @@ class GraphBuilder:
 
     `default_float` is the dtype of real numbers that no tensor gives one. `low` is the 16-bit format in which the next
     operators run where their rows say so (`pcg.precision`), "" for none, where products take the widest of their
-    operands; None: operands have the dtypes that the operator is captured with.
+    operands; None: operands have the dtypes that the operator is captured with. `is_cut`: whether the statistics of a
+    module are those of each of `num_microbatches`.
     """
 
-    def __init__(self, default_float: str = "float32") -> None:
+    def __init__(
+        self,
+        default_float: str = "float32",
+        num_microbatches: int = 1,
+        is_cut: Callable[[str], bool] = lambda module: False,
+    ) -> None:
+        self.num_microbatches, self.is_cut = num_microbatches, is_cut
+        self._batch: dict[str, Layout] = {}  # where values have the batch
         self.default_float = default_float
         self.low: str | None = None
         self.nodes: dict[str, Node] = {}
@@ -82,6 +92,14 @@ class GraphBuilder:
 
         return tuple(map(name, operands))
 
+    def num_samples(self, x: str, dims: Collection[int]) -> int:
+        """Over how many samples, of so many elements of x each, statistics along `dims` are taken.
+
+        One, but where those of the batch are taken of each microbatch by itself.
+        """
+        carried = self._batch.get(x)
+        return self.num_microbatches if carried and carried.dim in dims and self.is_cut(self.source.module) else 1
+
     def wide(self, x: str) -> str:
         """x as operators read it that run in at least fp32, where others run in 16 bits."""
         return self.op("cast", x, dtype="float32") if self.low and self.types[x].dtype in HALVES else x
@@ -126,7 +144,19 @@ class GraphBuilder:
     def _append(self, node: Node) -> str:
         self.types[node.name] = infer(node, [self.types[i] for i in node.inputs], Mesh())
         self.nodes[node.name] = node
+        if self.num_microbatches > 1:
+            self._follow_batch(node)
         return node.name
+
+    def _follow_batch(self, node: Node) -> None:
+        if node.op == "input" and self.types[node.name].shape:
+            self._batch[node.name] = S(0)
+        if node.op not in ROWS:
+            return
+        row = ROWS[node.op]
+        way = following(node, row.signature([self.shape(i) for i in node.inputs], dict(node.attrs)), self._batch, row)
+        if way is not None and way[1].is_shard:
+            self._batch[node.name] = way[1]
 
     def graph(self, outputs: Sequence[tuple[str, str]]) -> Graph:
         """The finished graph, without what no output needs."""

@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,13 +28,13 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_on
 from shardwright.pcg import exporting
 from shardwright.pcg.aten import IGNORED, Ref, dtype_name, lift
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.errors import CaptureError, GraphError, UnsupportedOperatorError
+from shardwright.pcg.errors import CaptureError, GraphError, PlanError, UnsupportedOperatorError
 from shardwright.pcg.exporting import export, is_library
 from shardwright.pcg.graph import OPAQUE, Graph, Source
 from shardwright.pcg.hooks import captured_hooks
 from shardwright.pcg.precision import check_precision, low_dtype
 from shardwright.pcg.regions import Marker, Regions
-from shardwright.pcg.step.execution import Precision
+from shardwright.pcg.step.execution import Execution, Precision
 
 LOSS = "loss"
 
@@ -47,6 +47,7 @@ class Captured:
     constants   tensors that the graph reads and that are neither parameters nor buffers
     options     keyword arguments that are not tensors, baked into the graph
     precision   the one that it was captured under (`pcg.precision`)
+    per_microbatch  the modules whose statistics are those of each microbatch
     """
 
     graph: Graph
@@ -54,6 +55,7 @@ class Captured:
     constants: Mapping[str, torch.Tensor]
     options: Mapping[str, Any]
     precision: Precision | None = None
+    per_microbatch: tuple[str, ...] = ()
 
 
 def find_loss(result: Any) -> torch.Tensor | None:
@@ -136,16 +138,21 @@ def capture(
     *,
     strict: bool = False,
     precision: Precision | None = None,
+    num_microbatches: int = 1,
+    per_microbatch: Sequence[str] = (),
 ) -> Captured:
     """Capture `model(*args, **batch)` with its loss as a serial graph.
 
     `batch` maps argument names to global tensors (or nests of them); other values are baked in as options. With
     `strict`, an operator without a row in the op table is an `UnsupportedOperatorError` instead of running replicated.
-    `precision`: what is computed in which dtype, in place of the model's own (`pcg.precision`).
+    `precision`: what is computed in which dtype, in place of the model's own (`pcg.precision`). `per_microbatch`: the
+    modules, by name or pattern, whose statistics over the batch are to be those of each of `num_microbatches`.
     Raises `CaptureError` naming the module and source line where tracing failed, or a hook that training would not call
-    (`pcg.hooks`), `PlanError` where the parameters are not of a dtype that the precision is for.
+    (`pcg.hooks`), `PlanError` where the parameters are not of a dtype that the precision is for, or a pattern names no
+    module.
     """
     check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
+    execution = _checked_modules(model, per_microbatch)
     tensors, options = split_batch(model, args, batch)
     tensors = _told_apart(tensors)
     mode = _fake_mode(model)
@@ -155,10 +162,23 @@ def capture(
     with unset_fake_temporarily():  # the caller may still be in the mode that the model was built in
         with captured_hooks(model):
             exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
-        graph, constants = _Importer(model, exported, tensors).run()
+        graph, constants = _Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch).run()
     if strict:
         _refuse_opaque(graph)
-    return Captured(graph, tied_names(model), constants, options, precision)
+    return Captured(graph, tied_names(model), constants, options, precision, execution.per_microbatch)
+
+
+def _checked_modules(model: nn.Module, per_microbatch: Sequence[str]) -> Execution:
+    """With the patterns of `per_microbatch`, each of which names a module."""
+    for pattern in per_microbatch:
+        one = Execution(per_microbatch=(pattern,))
+        if not any(one.is_per_microbatch(name) for name, _ in model.named_modules()):
+            names = [name for name, child in model.named_modules() if name and not list(child.children())]
+            raise PlanError(
+                f"per_microbatch={pattern!r} names no module of {type(model).__name__}; give names or patterns of "
+                f"modules, such as {', '.join(map(repr, names[:3])) or repr('*')}, or True for all"
+            )
+    return Execution(per_microbatch=tuple(per_microbatch))
 
 
 def _told_apart(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -234,11 +254,18 @@ def flat_batch(batch: Mapping[str, Any]) -> dict[str, Any]:
 class _Importer:
     """Walks an exported program once and appends rows to a builder."""
 
-    def __init__(self, model: nn.Module, exported: torch.export.ExportedProgram, tensors: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        exported: torch.export.ExportedProgram,
+        tensors: Mapping[str, Any],
+        num_microbatches: int,
+        is_cut: Callable[[str], bool],
+    ) -> None:
         self.model, self.exported = model, exported
         self.keys = list(flat_batch(tensors))
         self.regions = Regions(exported.graph)
-        self.builder = GraphBuilder(dtype_name(torch.get_default_dtype()))
+        self.builder = GraphBuilder(dtype_name(torch.get_default_dtype()), num_microbatches, is_cut)
         self.values: dict[torch.fx.Node, Any] = {}
         self.constants: dict[str, torch.Tensor] = {}
 

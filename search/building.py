@@ -56,9 +56,11 @@ class TensorUse(NamedTuple):
 class ProblemBuilder:
     """Builds problems for one cluster; tables are shared among all graphs and restrictions of one mesh."""
 
-    def __init__(self, cluster: Cluster, mesh: Mesh, certified: CertifiedSplits) -> None:
+    def __init__(
+        self, cluster: Cluster, mesh: Mesh, certified: CertifiedSplits, *, by_microbatch: bool = False
+    ) -> None:
         self.mesh, self.certified = mesh, certified
-        self.costs = MoveCosts(cluster, mesh)
+        self.costs = MoveCosts(cluster, mesh, by_microbatch=by_microbatch)
         self.compute = Compute(cluster.device)
         self.interner = Interner()
 

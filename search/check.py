@@ -52,7 +52,7 @@ def check_plan(
     if found := uncertified(plan.graph, certified):
         raise PlanError(f"plan for {plan.model!r}: {found}; make the plan again, or compile it with its rule file")
     try:
-        check_time(plan.graph)
+        check_time(plan.graph, plan.execution)
         made_again(plan.graph, plan.execution)
     except PlanError as error:
         raise PlanError(f"plan for {plan.model!r}: {error}") from error

@@ -110,8 +110,9 @@ class Plan:
     graph          the parallel graph; its erasure is the captured graph up to the certified `report.rewrites`
     fingerprint    of the captured serial graph, so that a plan is never run for another model
     alternatives   the baselines, and the best plan of every other mesh
-    execution      how a step is run: the precision that the model is captured under (`pcg.precision`), and what is made
-                   again in backward. How many microbatches there are is the mesh's axis of time
+    execution      how a step is run: the precision that the model is captured under (`pcg.precision`), what is made
+                   again in backward, and whose statistics are those of each microbatch. How many microbatches there
+                   are is the mesh's axis of time
     """
 
     graph: Graph

@@ -61,7 +61,7 @@ class Planner:
     """Searches plans for serial graphs on one cluster. Only certified choices and certified `rules` enter.
 
     `places` counts, by rule, the places that backtracking found: what `reports.coverage` asks for. `precision`: the one
-    that the graphs were captured under.
+    that the graphs were captured under; `per_microbatch`: modules whose statistics are those of each microbatch.
     """
 
     def __init__(
@@ -71,9 +71,10 @@ class Planner:
         progress: Progress | None = None,
         rules: Mapping[str, Equation] | None = None,
         precision: Precision | None = None,
+        per_microbatch: Sequence[str] = (),
     ) -> None:
         self.cluster, self.certified, self.rules = cluster, certified, rules or {}
-        self.execution = Execution(precision)
+        self.execution = Execution(precision, per_microbatch=tuple(per_microbatch))
         self.progress = progress or (lambda message: None)
         self.solver = Solver(cluster, certified)
         self.limit_bytes = self.solver.limit_bytes
@@ -143,7 +144,7 @@ class Planner:
         whole = self._whole(graph, sorted(pool, key=rank))
         best = min(whole.values(), key=rank)
         if best.mesh.num_microbatches > 1:
-            check_time(best.graph)
+            check_time(best.graph, best.execution)
         plain = best
         best, rewrites = self._rewritten(graph, plain, roles)
         if pins.recompute is None and best.fits:
@@ -210,7 +211,7 @@ class Planner:
         roles = tuple(roles or (FREE,) * len([axis for axis in mesh.names if axis != TIME]))
         if not self.rules:
             return best, ()
-        builder, eliminator = self.solver.builder(mesh)
+        builder, eliminator = self.solver.builder(mesh, best.execution)
         leaf_search = LeafSearch(
             builder, eliminator, list(self.rules.values()), lambda part: restriction(part, roles, mesh),
             lambda part: Way(made_again_of_part(part, best.execution), best.priced),

@@ -15,6 +15,7 @@ from math import inf
 import numpy as np
 
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.layout import Layout, Layouts, R, shard_order
 from shardwright.pcg.moves import Move, move_between
 
@@ -39,6 +40,12 @@ class Closure:
         moves: list[Move] = []
         while i != j:
             k = int(self.next_state[i, j])
+            if k < 0:
+                raise PlanError(
+                    f"no move leads from ({', '.join(map(str, start))}) to ({', '.join(map(str, end))}), which an "
+                    "operator needs: the roles of the axes, the lifetime of weights and microbatches do not go "
+                    "together for this model; give other roles, or microbatches=1"
+                )
             before, after = self.plain(self.states[i]), self.plain(self.states[k])
             moves += [Move(a, x, y) for a, (x, y) in enumerate(zip(before, after, strict=True)) if x != y]
             i = k

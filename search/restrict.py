@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardwright.pcg.analysis import is_whole
+from shardwright.pcg.analysis import constant_nodes, following, is_whole
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.inference import offered
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.optable import ROWS
 from shardwright.search.problem import Restrict
@@ -38,15 +37,11 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
     for node in graph.nodes:
         if node.is_leaf or node.op == OPAQUE:
             continue
-        blocks = sorted({where[i].blocks for i in node.inputs if i in where})
-        ways = offered(ROWS[node.op], graph.signature(node), lambda size, blocks=blocks: blocks)
-        for choice, operands, result in ways:
-            carried = [name for name, x in zip(node.inputs, operands, strict=True) if where.get(name) == x]
-            if carried:
-                found[node.name] = choice
-                if result.is_shard:
-                    where[node.name] = result
-                break
+        way = following(node, graph.signature(node), where, ROWS[node.op])
+        if way is not None:
+            found[node.name] = way[0]
+            if way[1].is_shard:
+                where[node.name] = way[1]
     return found
 
 
@@ -54,7 +49,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     """What each axis may do.
 
     data      splits the batch wherever an operator has it, and nothing else; parameters are stored whole
-    zero      as data, but every parameter that can be is stored sharded
+    zero      as data, but every parameter that can be is stored sharded, and penalties on them are computed there
     context   as data, but for dimension 1 of the inputs: the sequence
     tensor    splits anything but the batch; what multiplies or looks up a weight is split along the weight where it
               can be
@@ -68,6 +63,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     extents = {
         (n, choice): _extent(graph, graph.by_name[n], choice) for d in (batch, context) for n, choice in d.items()
     }
+    penalties = _penalties(graph, batch)
     weights = {node.name: _weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
 
     def allowed(node: Node, axis: int, choice: str) -> bool:
@@ -76,6 +72,8 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
             return True
         if node.op == "parameter":
             return _storage_allowed(graph, node, role, choice, sizes[axis])
+        if role == ZERO and node.name in penalties:
+            return True
         if role == ZERO and node.op == "cast" and _is_weight(graph, node.name):
             return _cast_allowed(graph, node, choice, sizes[axis])
         mine = (context if role == CONTEXT else batch).get(node.name)
@@ -87,6 +85,17 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         return choice == mine
 
     return allowed
+
+
+def _penalties(graph: Graph, batch: Mapping[str, str]) -> set[str]:
+    """What is made of parameters without the batch, to give single numbers: it may be computed where slices lie."""
+    found, constant = set[str](), constant_nodes(graph)
+    for node in reversed(graph.nodes):
+        users = graph.users[node.name]
+        single = graph.types[node.name].num_elements == 1
+        if not (node.is_leaf or node.name in batch or node.name in constant) and (single or found.issuperset(users)):
+            found.add(node.name)
+    return found
 
 
 def _weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[str, int]]:

@@ -99,15 +99,16 @@ class Solver:
     def __init__(self, cluster: Cluster, certified: CertifiedSplits) -> None:
         self.cluster, self.certified = cluster, certified
         self.limit_bytes = safe_bytes(cluster.device.memory_bytes)
-        self._builders: dict[tuple[int, tuple[int, ...]], tuple[ProblemBuilder, Eliminator]] = {}
+        self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
         self.again = lru_cache(maxsize=None)(made_again)
 
-    def builder(self, mesh: Mesh) -> tuple[ProblemBuilder, Eliminator]:
+    def builder(self, mesh: Mesh, execution: Execution = DEFAULT) -> tuple[ProblemBuilder, Eliminator]:
         """One for all meshes of these sizes: the names of axes of devices play no part."""
-        key = mesh.num_microbatches, mesh.sizes
+        by_microbatch = bool(execution.per_microbatch)
+        key = mesh.num_microbatches, mesh.sizes, by_microbatch
         if key not in self._builders:
-            builder = ProblemBuilder(self.cluster, mesh, self.certified)
+            builder = ProblemBuilder(self.cluster, mesh, self.certified, by_microbatch=by_microbatch)
             self._builders[key] = (builder, Eliminator(builder.interner))
         return self._builders[key]
 
@@ -115,7 +116,7 @@ class Solver:
         self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, zero: Zero
     ) -> tuple[Problem, Eliminator]:
         """The problem of a graph on a mesh whose axes of devices have these roles."""
-        builder, eliminator = self.builder(mesh)
+        builder, eliminator = self.builder(mesh, execution)
         way = Way(self.again(folded.graph, execution), zero)
         restrict = restriction(folded.graph, roles, mesh)
         problem = builder.build(folded, restrict, blocked=self.blocked(folded.graph), way=way)

@@ -73,7 +73,7 @@ class Tuner:
         flat = over_time(Mesh(("x",), (self.solver.cluster.num_devices,)), count)
         tried = self.solver.solve(self.folded, flat, (DATA,), "microbatches", self.execution, cutoff_s=0.0)
         try:
-            check_time(tried.graph)
+            check_time(tried.graph, self.execution)
         except PlanError as error:
             if self.pins.microbatches is not None:
                 raise

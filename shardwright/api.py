@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,16 +25,17 @@ from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Precision
 from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
-from shardwright.reports.facts import memory_verdict
-from shardwright.reports.wording import infeasible
+from shardwright.reports.facts import fits, memory_verdict
+from shardwright.reports.wording import SEARCHED, infeasible
 from shardwright.search.check import check_plan
 from shardwright.search.pins import RecomputeMode
-from shardwright.search.plan import Plan
+from shardwright.search.plan import Alternative, Plan
 from shardwright.search.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
 
 MeshLike = Mesh | Mapping[str, int]
 Roles = Sequence[str] | Mapping[str, str]
+PerMicrobatch = bool | str | Sequence[str]
 
 
 class Guide(NamedTuple):
@@ -43,6 +45,30 @@ class Guide(NamedTuple):
     roles: Roles | None = None
     microbatches: int | None = None
     recompute: RecomputeMode | None = None
+    per_microbatch: PerMicrobatch | None = None
+
+    @property
+    def statistics(self) -> Statistics:
+        """Into how many microbatches the batch is cut, and the modules that have statistics of each by itself.
+
+        Raises `PlanError` where the search is to choose the number, as other statistics make another step.
+        """
+        named = self.per_microbatch
+        names = ("*",) if named is True else (named,) if isinstance(named, str) else tuple(named or ())
+        many = self.microbatches or (_grid(self.mesh) or Mesh()).num_microbatches
+        if names and self.microbatches is None and many == 1:
+            raise PlanError(
+                f"per_microbatch={named!r} without microbatches=: what a step computes depends on how many there are, "
+                "so the search may not choose; say how many"
+            )
+        return Statistics(many, names)
+
+
+class Statistics(NamedTuple):
+    """How many microbatches there are, and the modules that have statistics of each by itself."""
+
+    num_microbatches: int = 1
+    modules: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=1)
@@ -69,7 +95,8 @@ def plan(
     roles: Roles | None = None,
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
-    precision: Precision | None = None,
+    per_microbatch: PerMicrobatch | None = None,
+    precision: Precision | Sequence[Precision] | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -89,10 +116,14 @@ def plan(
         recompute: what backward computes again in place of keeping it: "none", "selective" (attention), "full" (every
             repeated block, from its input), or a mapping from blocks of the model or patterns of them to one of these,
             such as `{"model.layers.*": "full"}`. By default the search chooses.
+        per_microbatch: modules, by name or pattern of `fnmatch` (with all that is inside), whose statistics over the
+            batch (batch norm's, those of balancing losses) are taken of each microbatch by itself; True: all. Such a
+            step is not that of the whole batch: it is that of one process which runs the microbatches in turn, the
+            loss being the mean of theirs, running statistics brought up to date by each. `microbatches` must be given.
         precision: "amp_bf16" and "amp_fp16": what `torch.autocast` runs in 16 bits, with weights, their gradients and
             optimizer states in float32. "tf32": matrix products in tf32. "fp8" can be costed, not run. "fp32", "bf16"
             and "fp16" check that the model is in that dtype. By default the model's own dtypes; a `torch.autocast` in
-            the model is kept in any case.
+            the model is kept in any case. Of several, the search chooses the fastest one that fits.
         strict: an operator without a row in the op table is an error; otherwise it runs replicated.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
             that it holds. Rules that this machine has not proven yet are proven now, or left out, which `progress` is
@@ -107,8 +138,8 @@ def plan(
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
     certified = certified_by(rules, progress)
-    captured = _capture(model, args, kwargs, strict, progress, precision)
-    return _plan(model, cluster, captured, certified, Guide(mesh, roles, microbatches, recompute), progress)
+    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch)
+    return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress)[0]
 
 
 def compile(
@@ -122,7 +153,8 @@ def compile(
     roles: Roles | None = None,
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
-    precision: Precision | None = None,
+    per_microbatch: PerMicrobatch | None = None,
+    precision: Precision | Sequence[Precision] | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -150,6 +182,7 @@ def compile(
         roles: as in `plan`.
         microbatches: as in `plan`.
         recompute: as in `plan`.
+        per_microbatch: as in `plan`; a given plan has its own.
         precision: as in `plan`; a given plan has its own.
         strict: as in `plan`.
         rules: as in `plan`; rank 0 reads the file. A plan that rewrites the model by rules of a file needs it too.
@@ -170,24 +203,26 @@ def compile(
 
     _refuse_unreal(model)
     given = _load(plan)
-    guide = Guide(mesh, roles, microbatches, recompute)
+    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch)
     if given is not None and (named := [f"{name}=" for name, value in guide._asdict().items() if value is not None]):
         raise PlanError(
             f"plan= was given together with {' and '.join(named)}, which guide the search; give one or the other"
         )
-    if given is not None and precision not in (None, given.precision):
+    if given is not None and given.precision not in (_several(precision) if precision else [given.precision]):
         raise PlanError(f"precision={precision!r} was given with a plan for {given.precision!r}; leave it out")
-    own = given.precision if given is not None else precision
     target = _target(cluster, given)
     check_world(target.num_devices)
 
     def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
         def planned() -> tuple[Plan, dict[str, Tensor]]:
             certified = certified_by(rules, progress)
-            captured = _capture(model, args, kwargs, strict, progress, own)
-            if given is not None:
+            if given is None:
+                found, captured = _searched(model, target, args, kwargs, certified, guide, strict, precision, progress)
+                _check_feasible(found)
+            else:
+                own = given.precision, statistics_of(given)
+                found, captured = given, _capture(model, args, kwargs, strict, progress, *own)
                 check_plan(given, captured.graph, certified, certified.by_name())
-            found = given or _feasible(_plan(model, target, captured, certified, guide, progress))
             return found, {name: value.cpu() for name, value in captured.constants.items()}
 
         same_on_all_ranks(lambda: model_facts(model, args, kwargs))
@@ -216,10 +251,19 @@ def _capture(
     strict: bool,
     progress: Progress | None,
     precision: Precision | None,
+    statistics: Statistics,
 ) -> Captured:
     if progress:
         progress(f"capturing {type(model).__name__}")
-    return capture(model, kwargs or {}, args, strict=strict, precision=precision)
+    return capture(
+        model, kwargs or {}, args, strict=strict, precision=precision,
+        num_microbatches=statistics.num_microbatches, per_microbatch=statistics.modules,
+    )  # fmt: skip
+
+
+def statistics_of(plan: Plan) -> Statistics:
+    """Those that a plan's model is captured for."""
+    return Statistics(plan.mesh.num_microbatches, plan.execution.per_microbatch)
 
 
 def _plan(
@@ -230,10 +274,9 @@ def _plan(
     guide: Guide,
     progress: Progress | None,
 ) -> Plan:
-    mesh = guide.mesh
-    grid = mesh if isinstance(mesh, Mesh) or mesh is None else Mesh.of(**mesh)
+    grid = _grid(guide.mesh)
     rules = certified.by_name()
-    planner = Planner(cluster, certified, progress, rules, captured.precision)
+    planner = Planner(cluster, certified, progress, rules, captured.precision, captured.per_microbatch)
     found = planner.plan(
         captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, guide.roles),
         microbatches=guide.microbatches, recompute=guide.recompute,
@@ -242,11 +285,47 @@ def _plan(
     return found
 
 
-def _feasible(found: Plan) -> Plan:
-    """The plan, if it is not larger than the devices."""
+def _grid(mesh: MeshLike | None) -> Mesh | None:
+    return mesh if isinstance(mesh, Mesh) or mesh is None else Mesh.of(**mesh)
+
+
+def _searched(
+    model: nn.Module,
+    cluster: Cluster,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    certified: Certified,
+    guide: Guide,
+    strict: bool,
+    precision: Precision | Sequence[Precision] | None,
+    progress: Progress | None,
+) -> tuple[Plan, Captured]:
+    """The best plan of all precisions, the others among its alternatives, and the capture that it is for."""
+    found: list[tuple[Plan, Captured]] = []
+    for own in _several(precision):
+        captured = _capture(model, args, kwargs, strict, progress, own, guide.statistics)
+        found.append((_plan(model, cluster, captured, certified, guide, progress), captured))
+    best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
+    others = tuple(
+        Alternative(f"{SEARCHED}{p.mesh}, {p.precision}", p.mesh, p.prediction, fits(p))
+        for p, _ in found
+        if p is not best
+    )
+    return replace(best, alternatives=(*best.alternatives, *others)), captured
+
+
+def _several(precision: Precision | Sequence[Precision] | None) -> list[Precision | None]:
+    if precision is None or isinstance(precision, str):
+        return [precision]
+    if not precision:
+        raise PlanError("precision=() names none; leave it out for the model's own")
+    return list(dict.fromkeys(precision))
+
+
+def _check_feasible(found: Plan) -> None:
+    """Raise an `InfeasibleError` where the plan is larger than the devices."""
     if memory_verdict(found) == "does not fit":
         raise InfeasibleError(infeasible(found), found)
-    return found
 
 
 def _role_list(mesh: Mesh | None, roles: Roles | None) -> Sequence[str] | None:

@@ -129,6 +129,11 @@ def test_a_model_that_cannot_be_cut_is_told_the_operator() -> None:
     assert "| resnext | refused |" in page([cell])
 
 
-def test_what_is_made_again_needs_blocks() -> None:
-    assert [c.recompute for c in TRAINING if not c.suits(prepare("mlp").captured.graph)].count("none") == 0
-    assert all(c.suits(prepare("gpt").captured.graph) for c in TRAINING)
+def test_what_is_made_again_needs_blocks_and_attention() -> None:
+    modes = {
+        name: {str(c.recompute) for c in TRAINING if c.suits(prepare(name).captured.graph)}
+        for name in ("mlp", "dlrm", "gpt")
+    }
+    assert modes["mlp"] == {"none"}
+    assert modes["dlrm"] == {"none", "full"}
+    assert modes["gpt"] == {str(c.recompute) for c in TRAINING}

@@ -44,9 +44,13 @@ class TensorClass:
 
 
 class MoveCosts:
-    """Prices single-axis moves on one mesh of one cluster. What moves in each microbatch is paid for as often."""
+    """Prices single-axis moves on one mesh of one cluster. What moves in each microbatch is paid for as often.
 
-    def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
+    `by_microbatch`: each microbatch may have statistics of its own, so that nothing waits for the others' sums.
+    """
+
+    def __init__(self, cluster: Cluster, mesh: Mesh, *, by_microbatch: bool = False) -> None:
+        self.by_microbatch = by_microbatch
         self.sizes, self.num_microbatches = mesh.sizes, mesh.num_microbatches
         self.time = mesh.index(TIME) if TIME in mesh.names else None
         self.communication = Communication(cluster, mesh.device_sizes)
@@ -73,7 +77,8 @@ class MoveCosts:
         same for all of them, and only there: that costs more than all that it would spare.
         """
         if move.axis == self.time:
-            return AFTER_THE_LOOP_S if move.before.is_shard or len(move.kind.operators) > 1 else 0.0
+            waits = len(move.kind.operators) > 1 and not (self.by_microbatch and not move.after.is_shard)
+            return AFTER_THE_LOOP_S if move.before.is_shard or waits else 0.0
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf

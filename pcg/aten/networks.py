@@ -59,7 +59,7 @@ def _batch_norm(b: GraphBuilder, x: str, w: str | None, bias: str | None, runnin
     require(training)
     centre, spread = _statistics(b, x)
     y = _standardized(b, x, centre, spread, w, bias, eps)
-    count = math.prod(b.shape(x)) // b.shape(x)[1]
+    count = math.prod(b.shape(x)) // b.shape(x)[1] // b.num_samples(x, (0,))
     unbiased = b.op("mul", b.op("detach", spread), count / max(count - 1, 1))
 
     def update(old: str, new: str) -> str:

@@ -33,7 +33,7 @@ def _var(
     b: GraphBuilder, x: str, dims: Ints | None = None, *, correction: float | None = 1, keepdim: bool = False
 ) -> str:
     count = math.prod(b.shape(x)[d] for d in reduced(b, x, dims))
-    freedom = count - (1 if correction is None else correction)
+    freedom = count - (1 if correction is None else correction) * b.num_samples(x, reduced(b, x, dims))
     require(freedom > 0)
     centred = b.op("sub", wide(b, x), mean(b, x, dims, True))
     return b.op("mul", total(b, b.op("mul", centred, centred), dims, keepdim), 1.0 / freedom)
@@ -68,6 +68,19 @@ def _chosen(b: GraphBuilder, x: str, score: str, dim: int, keepdim: bool) -> tup
         return value, index
     shape = (*b.shape(x)[:dim], *b.shape(x)[dim + 1 :])
     return reshape(b, value, shape), reshape(b, index, shape)
+
+
+@handles("logsumexp")
+def _logsumexp(b: GraphBuilder, x: str, dims: Ints, keepdim: bool = False) -> str:
+    """The largest taken out before and added after; one that is infinite stays, as torch has it."""
+    x, dims = wide(b, b.wide(x)), reduced(b, x, dims)
+    require(is_float(b.types[x].dtype))
+    largest = b.op("detach", b.op("amax", x, dims=dims, keepdim=True))
+    finite = b.op("lt", b.op("abs", largest), math.inf)
+    largest = b.op("where", finite, largest, b.scalar(0, b.types[x].dtype))
+    logs = b.op("add", b.op("log", total(b, b.op("exp", b.op("sub", x, largest)), dims, True)), largest)
+    kept = tuple(n for d, n in enumerate(b.shape(x)) if d not in dims)
+    return logs if keepdim else reshape(b, logs, kept)
 
 
 def _logical(row: str) -> Handler:
@@ -139,4 +152,15 @@ def _topk(b: GraphBuilder, x: str, k: int, dim: int = -1, largest: bool = True, 
 @handles("histc")
 def _histc(b: GraphBuilder, x: str, bins: int = 100, low: float = 0, high: float = 0) -> str:
     require(low < high)
+    if b.num_samples(x, range(len(b.shape(x)))) > 1:
+        return _counts(b, flatten(b, x), bins, low, high)
     return b.op("histc", flatten(b, x), bins=bins, low=low, high=high)
+
+
+def _counts(b: GraphBuilder, x: str, bins: int, low: float, high: float) -> str:
+    """A histogram as sums, which may be split: each element beside every bin."""
+    place = b.op("floor", b.op("mul", b.op("div", b.op("sub", x, low), high - low), bins))
+    place = b.op("where", b.op("eq", x, high), bins - 1, place)
+    numbers = b.op("arange", start=0, stop=bins, step=1, dtype=b.types[place].dtype)
+    hits = b.op("eq", reshape(b, place, (*b.shape(x), 1)), reshape(b, numbers, (1, bins)))
+    return total(b, cast(b, hits, b.types[x].dtype), (0,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
@@ -76,6 +76,8 @@ class Execution:
         optimizer: "adam": two moments per parameter; "sgd": none.
         shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
         overlap: whether collectives of parameters and gradients run beside compute.
+        per_microbatch: the modules whose statistics over the batch (batch norm's, those of balancing losses) are taken
+            of each microbatch by itself: names or patterns of `fnmatch`, each with all that is inside; "*": everywhere.
         late_gathers: whether backward gathers a block's weights only when it is through with the block before it, not
             beside that: BACKWARD_POST, not BACKWARD_PRE, as FSDP's documentation has them.
     """
@@ -92,12 +94,14 @@ class Execution:
     shard_optimizer: bool = False
     overlap: bool = True
     late_gathers: bool = False
+    per_microbatch: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         owner = "Execution"
         if self.precision is not None:
             checks.choice(self.precision, owner, "precision", PRECISIONS)
         object.__setattr__(self, "recompute", _canonical(self.recompute, owner))
+        object.__setattr__(self, "per_microbatch", _patterns(self.per_microbatch, owner))
         checks.choice(self.schedule, owner, "schedule", SCHEDULES)
         checks.choice(self.optimizer, owner, "optimizer", OPTIMIZERS)
         for field in ("compiled", "offload", "shard_optimizer", "overlap", "late_gathers"):
@@ -121,8 +125,11 @@ class Execution:
 
     def to_json(self) -> dict[str, object]:
         """What differs from the defaults; what is made again by block as an object."""
-        own = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return {name: dict(x) if isinstance(x, tuple) else x for name, x in own if x != getattr(DEFAULT, name)}
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        if isinstance(self.recompute, tuple):
+            own["recompute"] = dict(self.recompute)
+        own["per_microbatch"] = list(self.per_microbatch)
+        return {name: x for name, x in own.items() if x not in (getattr(DEFAULT, name), [])}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Execution:
@@ -141,6 +148,12 @@ class Execution:
         """The pattern that decides about a block of the model ("": what lies in none), and what it says."""
         return next((pair for pair in self.recomputes if fnmatchcase(block, pair[0])), ("", "none"))
 
+    def is_per_microbatch(self, module: str) -> bool:
+        """Whether the statistics of a module are those of each microbatch."""
+        parts = module.split(".")
+        owners = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        return any(fnmatchcase(owner, pattern) for pattern in self.per_microbatch for owner in owners)
+
     def compute_dtype(self, dtype: str) -> str:
         """What a value of this dtype in the graph is computed and kept in as an activation."""
         return DTYPES[self.precision].compute if self.precision and is_float(dtype) else dtype
@@ -158,6 +171,13 @@ class Execution:
     def is_scaled(self) -> bool:
         """Whether a loss scaler passes over all gradients before the update."""
         return self.precision is not None and DTYPES[self.precision].is_scaled
+
+
+def _patterns(names: object, owner: str) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        wanted = "names of modules, or patterns of them"
+        raise checks.FieldError(owner, "per_microbatch", f"expected {wanted}, in a list, got {names!r}")
+    return tuple(checks.text(name, owner, "per_microbatch", "a module's name, or a pattern of them") for name in names)
 
 
 def _canonical(recompute: object, owner: str) -> Recompute | RecomputeByBlock:

@@ -3,6 +3,9 @@
 The loss is usually a sum over the batch, reduced, and divided by a count. Division is linear in the sum, so the
 reduction may come last: reduce(x) / n = reduce(x / n). Its adjoint does nothing, so the backward starts from the rank's
 own summand.
+
+A term that is the same for all microbatches, as a penalty on the weights, is added to a sum over them as n shares of
+1/n: reduce(x) + t = reduce(x + share(t)), share(t) = partition(expand(t, n)) / n.
 """
 
 from __future__ import annotations
@@ -10,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shardwright.pcg.attrs import Attr
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.parallel import REDUCE
+from shardwright.pcg.graph import Graph, Node, Source, make_attrs
+from shardwright.pcg.layout import P, R
+from shardwright.pcg.mesh import TIME
+from shardwright.pcg.parallel import PARTITION, REDUCE
 
 LOSS = "loss"
 
@@ -20,7 +26,7 @@ LOSS = "loss"
 def sink_reductions(graph: Graph) -> Graph:
     """The same graph with the reductions above the loss, or its terms, moved below the linear operators there."""
     while (found := _next(graph)) is not None:
-        graph = _swap(graph, *found)
+        graph = found
     return graph
 
 
@@ -44,13 +50,14 @@ def check_backward(graph: Graph) -> None:
         )
 
 
-def _next(graph: Graph) -> tuple[Node, str, tuple[int, ...]] | None:
-    """A linear operator right below reductions, the axis, and the operands reduced along it.
+def _next(graph: Graph) -> Graph | None:
+    """The graph after a step: a reduction along one axis is moved below a linear operator, or its way is cleared.
 
-    It is the last one of the loss, or gives it one of the numbers that it is made of.
+    That operator is the last one of the loss, or gives it one of the numbers that it is made of.
     """
     results = [result for _, result in graph.outputs]
     pending = [name for key, name in graph.outputs if key == LOSS]
+    shared: Graph | None = None  # only where no other step is left
     while pending:
         name = pending.pop()
         while graph.by_name[name].op == REDUCE:
@@ -60,9 +67,10 @@ def _next(graph: Graph) -> tuple[Node, str, tuple[int, ...]] | None:
             continue
         for operands in node.row.linear_in:
             if (axis := _summed(graph, node, operands, results)) is not None:
-                return node, axis, operands
+                return _swap(graph, node, axis, operands)
+            shared = shared or _with_shares(graph, node, operands, results)
         pending += [i for i in node.inputs if graph.types[i].num_elements == 1]
-    return None
+    return shared
 
 
 def _summed(graph: Graph, node: Node, operands: tuple[int, ...], results: Sequence[str]) -> str | None:
@@ -72,6 +80,69 @@ def _summed(graph: Graph, node: Node, operands: tuple[int, ...], results: Sequen
     axes = {str(s.attr("axis")) for s in sums if s.op == REDUCE}
     alone = all(s.op == REDUCE and graph.users[s.name] == (node.name,) and s.name not in results for s in sums)
     return axes.pop() if alone and len(axes) == 1 and not any(graph.types[i].grad for i in rest) else None
+
+
+def _with_shares(graph: Graph, node: Node, operands: tuple[int, ...], results: Sequence[str]) -> Graph | None:
+    """The same graph where all operands are summed over the microbatches last, if one of them is."""
+    if graph.mesh.num_microbatches == 1 or len(operands) < 2:
+        return None
+    chains = {name: _chain(graph, name, results) for name in dict.fromkeys(node.inputs[i] for i in operands)}
+    timed = {name: [n for n in chain if n.attr("axis") == TIME] for name, chain in chains.items()}
+    whole = all(timed[name] or _is_whole(graph, name) for name in timed)
+    if not whole or not any(timed.values()):
+        return None
+    for name, sums in timed.items():
+        if not sums:
+            return _shared(graph, node, name)
+        if sums[0] is not chains[name][0]:
+            return _outermost(graph, chains[name], sums[0])
+    return None
+
+
+def _chain(graph: Graph, name: str, results: Sequence[str]) -> list[Node]:
+    """The reductions that end here, the last first, of which nothing else reads anything."""
+    found = list[Node]()
+    while (node := graph.by_name[name]).op == REDUCE and len(graph.users[name]) == 1 and name not in results:
+        found.append(node)
+        name = node.inputs[0]
+    return found
+
+
+def _is_whole(graph: Graph, name: str) -> bool:
+    time, *others = graph.types[name].layouts
+    return time == R and all(layout in (R, P) for layout in others)
+
+
+def _outermost(graph: Graph, chain: Sequence[Node], last: Node) -> Graph:
+    """Reductions along different axes may change places: the names stay, the axes move up."""
+    moved = [last, *(node for node in chain if node is not last)]
+    attrs = {node.name: other.attrs for node, other in zip(chain, moved, strict=True)}
+    nodes = (replace(n, attrs=attrs[n.name]) if n.name in attrs else n for n in graph.nodes)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _shared(graph: Graph, node: Node, name: str) -> Graph:
+    """An operand that is the same for all microbatches as the sum of their shares."""
+    shares = sum_of_shares(graph, name, node.name, node.source)
+    reader = replace(node, inputs=tuple(shares[-1].name if i == name else i for i in node.inputs))
+    at = graph.nodes.index(node)
+    return replace(graph, nodes=(*graph.nodes[:at], *shares, reader, *graph.nodes[at + 1 :]))
+
+
+def sum_of_shares(graph: Graph, name: str, prefix: str, source: Source) -> tuple[Node, ...]:
+    """The nodes whose last one is the sum over n microbatches of a whole value divided by n."""
+    mesh, kind = graph.mesh, graph.types[name]
+    many, others = mesh.num_microbatches, tuple("P0" if layout == P else "R" for layout in kind.layouts[1:])
+
+    def of(suffix: str, op: str, inputs: tuple[str, ...], split: tuple[str, ...] = (), **attrs: Attr) -> Node:
+        return Node(f"{prefix}.{suffix}_{name}", op, inputs, make_attrs(**attrs), split, source)
+
+    times = of("times", "expand", (name,), ("R", *others), shape=(many, *kind.shape))
+    own = of("own", PARTITION, (times.name,), axis=TIME, dim=0, blocks=1)
+    summand = of("summand", "sum", (own.name,), ("d0", *others), dims=(0,), keepdim=False)
+    part = of("part", "full", (), ("R",) * len(mesh), shape=(), value=1.0 / many, dtype=kind.dtype)
+    share = of("share", "mul", (summand.name, part.name), ("P0", *others))
+    return times, own, summand, part, share, of("total", REDUCE, (share.name,), axis=TIME)
 
 
 def _swap(graph: Graph, node: Node, axis: str, operands: tuple[int, ...]) -> Graph:

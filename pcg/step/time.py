@@ -3,30 +3,112 @@
 On a mesh with an axis of time, a step is a loop. What is `R` along time is the same in each round. A value that is
 summed along time is known only after the loop, so nothing in the loop may read it: the loss. (What the batch alone
 determines, such as the number of its targets, is computed from the whole batch.)
+
+Where users want that, a module's sums over the batch are *estimated* in each microbatch, from its own examples: it is
+n times its own summand. Then each microbatch has statistics of its own, as if it were a batch by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from shardwright.pcg.analysis import is_timeless
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.graph import OPAQUE, Graph, Node, Source, make_attrs
+from shardwright.pcg.inference import offered
 from shardwright.pcg.mesh import TIME
+from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, REDUCE
-from shardwright.pcg.step.late import LOSS, sink_reductions, summand_of_loss
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.late import LOSS, sink_reductions, sum_of_shares, summand_of_loss
+from shardwright.pcg.types import is_float
 
 
-def check_time(graph: Graph) -> None:
-    """Raise a `PlanError` that names the operator which keeps a graph from being run in microbatches."""
+def as_run(graph: Graph, execution: Execution = DEFAULT) -> Graph:
+    """The graph that a program is made of: the loss is summed last, and estimates are what they are.
+
+    Raises a `PlanError` as `check_time`.
+    """
+    graph = sink_reductions(graph)
+    check_time(graph, execution)
+    if graph.mesh.num_microbatches == 1:
+        return graph
+    sums = {node.name: node for node in _estimates(graph, execution)}
+    nodes = (made for node in graph.nodes for made in (_estimate(graph, node) if node.name in sums else (node,)))
+    return _mean_of_losses(replace(graph, nodes=tuple(nodes)))
+
+
+def estimated(graph: Graph, execution: Execution) -> list[Node]:
+    """The operators that take statistics of each microbatch by itself, so that the step is another one."""
+    if graph.mesh.num_microbatches == 1 or not execution.per_microbatch:
+        return []
+    sunk = sink_reductions(graph)
+    return list({n.name: n for sum_ in _estimates(sunk, execution) for n in [_maker(sunk, sum_)]}.values())
+
+
+def _estimates(graph: Graph, execution: Execution) -> list[Node]:
+    """The sums over microbatches within the loop of modules that have statistics by microbatch."""
+    ends = _at_end(graph)
+    return [
+        node
+        for node in graph.nodes
+        if node.op == REDUCE and node.attr("axis") == TIME and node.name not in ends
+        if execution.is_per_microbatch(_maker(graph, node).source.module)
+    ]
+
+
+def _maker(graph: Graph, node: Node) -> Node:
+    while node.is_parallel:
+        node = graph.by_name[node.inputs[0]]
+    return node
+
+
+def _estimate(graph: Graph, node: Node) -> tuple[Node, Node, Node]:
+    """A reduction over microbatches of n times what it sums up; within the loop, it does nothing itself."""
+    start, kind = node.inputs[0], graph.types[node.inputs[0]]
+    many = graph.mesh.num_microbatches
+    value = float(many) if is_float(kind.dtype) else many
+    attrs = make_attrs(shape=(), value=value, dtype=kind.dtype)
+    count = Node(f"{node.name}.count", "full", (), attrs, ("R",) * len(graph.mesh), node.source)
+    signature, row = ROWS["mul"].signature([kind.shape, ()], {}), ROWS["mul"]
+    ways = [list(offered(row, signature, lambda size, x=x: (x.blocks,))) for x in kind.layouts]
+    split = tuple(
+        next(choice for choice, (first, _), result in found if first == x == result)
+        for found, x in zip(ways, kind.layouts, strict=True)
+    )
+    scaled = Node(f"{node.name}.estimate", "mul", (start, count.name), (), split, node.source)
+    return count, scaled, replace(node, inputs=(scaled.name,))
+
+
+def _mean_of_losses(graph: Graph) -> Graph:
+    """A loss that each microbatch has by itself is their mean."""
+    outputs = dict(graph.outputs)
+    if LOSS not in outputs or any(node.attr("axis") == TIME for node in summand_of_loss(graph)[1]):
+        return graph
+    shares = sum_of_shares(graph, outputs[LOSS], "loss", Source())
+    outputs[LOSS] = shares[-1].name
+    return replace(graph, nodes=(*graph.nodes, *shares), outputs=tuple(outputs.items()))
+
+
+def _at_end(graph: Graph) -> set[str]:
+    return {node.name for node in summand_of_loss(graph)[1]} if LOSS in dict(graph.outputs) else set()
+
+
+def check_time(graph: Graph, execution: Execution = DEFAULT) -> None:
+    """Raise a `PlanError` that names the operator which keeps a graph from being run in microbatches.
+
+    Statistics that the execution takes of each microbatch by itself do not.
+    """
     if graph.mesh.num_microbatches == 1:
         return
     graph = sink_reductions(graph)
-    at_end = {node.name for node in summand_of_loss(graph)[1]} if LOSS in dict(graph.outputs) else set[str]()
+    at_end = _at_end(graph)
+    estimates = {node.name for node in _estimates(graph, execution)}
     late, passed = set[str](), list[Node]()
     for node in graph.nodes:
         crosses = node.op in (REDUCE, COMBINE) and node.attr("axis") == TIME
-        if not crosses and not late.intersection(node.inputs):
+        if node.name in estimates or (not crosses and not late.intersection(node.inputs)):
             continue
         late.add(node.name)
         if node.name not in at_end and (crosses or _is_linear(node, late)):
@@ -35,6 +117,8 @@ def check_time(graph: Graph) -> None:
             raise PlanError(_why_not(graph, node))
     if passed:
         raise PlanError(_why_not(graph, passed[-1]))
+    if estimates:
+        return
     if LOSS in dict(graph.outputs) and not any(graph.by_name[name].attr("axis") == TIME for name in at_end):
         many = graph.mesh.num_microbatches
         raise PlanError(
@@ -64,7 +148,33 @@ def _why_not(graph: Graph, node: Node) -> str:
     return (
         f"{reader.op}{source}: the batch cannot be cut into {many} microbatches exactly here: {kind}; plan with "
         "microbatches=1, or change the model so that this operator works on each example by itself"
+        + _instead(graph, node)
     )
+
+
+def _instead(graph: Graph, node: Node) -> str:
+    """The other choice, where a sum over microbatches is what keeps them from being run one by one."""
+    time = graph.mesh.index(TIME)
+    while not (node.op == REDUCE and node.attr("axis") == TIME):
+        late = [graph.by_name[i] for i in node.inputs if graph.types[i].layouts[time].kind in "RC" and _sums(graph, i)]
+        if not late:
+            return ""
+        node = late[0]
+    module = _maker(graph, node).source.module
+    where = f"[{module!r}]" if module else "True"
+    return f"; per_microbatch={where} takes the statistics of each microbatch by itself, which makes it another step"
+
+
+def _sums(graph: Graph, name: str) -> bool:
+    """Whether a sum over microbatches makes a value, or what it is made of."""
+    pending, seen = [name], set[str]()
+    while pending:
+        node = graph.by_name[pending.pop()]
+        if node.op == REDUCE and node.attr("axis") == TIME:
+            return True
+        pending += [i for i in node.inputs if i not in seen]
+        seen.update(node.inputs)
+    return False
 
 
 def _ends_in_loss(graph: Graph, node: Node) -> bool:

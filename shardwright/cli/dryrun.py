@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.dryrun import DryRun
-from shardwright.pcg.step.late import sink_reductions
 from shardwright.pcg.step.messages import Message
+from shardwright.pcg.step.time import as_run
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.search.plan import Plan
@@ -25,7 +25,7 @@ class DryRunReport(Report):
 
     def __init__(self, plan: Plan, run: DryRun) -> None:
         self.plan, self.run = plan, run
-        lowered = sink_reductions(plan.graph).validate()
+        lowered = as_run(plan.graph, plan.execution).validate()
         self.program = program(lowered, plan.cluster, plan.execution)
         self.messages = self.program.messages()
         timeline = simulate(self.program.without(UNSEEN)).fullest

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
 from shardwright.cli.models import Loaded
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.pcg.capture import Captured, bind_arguments, capture, find_loss
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.precision import low_dtype
-from shardwright.pcg.step.execution import Precision
 from shardwright.reports.report import Paragraph, Report
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
@@ -119,23 +120,37 @@ def _mark(good: bool) -> str:
 def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) -> Errors:
     """Run one step both ways, each in processes of their own; `DistributedError` where a rank fails or hangs."""
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
-    captured = capture(loaded.model, batch, precision=plan.precision)
+    captured = capture(
+        loaded.model, batch, precision=plan.precision, num_microbatches=plan.mesh.num_microbatches,
+        per_microbatch=plan.execution.per_microbatch,
+    )  # fmt: skip
     check_plan(plan, captured.graph, certified, certified.by_name())
+    if plan.execution.per_microbatch and any(node.is_random for node in plan.graph.nodes):
+        raise PlanError(
+            "--numeric: the plan has statistics of each microbatch by itself, but draws dropout for the whole batch, "
+            "which no single process does; compare the model with its dropout at 0"
+        )
     # torch's autograd threads do not survive a fork, so this process runs no backward itself
-    ((reference, state),) = run_ranks(_single, 1, timeout_s, args=(loaded.model, batch, plan.precision))
+    ((reference, state),) = run_ranks(_single, 1, timeout_s, args=(loaded.model, batch, plan))
     arguments = (plan, loaded.model, captured, batch, reference, state)
     return _worst_of(run_ranks(_parallel, plan.mesh.num_devices, timeout_s, args=arguments))
 
 
-def _single(model: nn.Module, batch: Mapping[str, Any], precision: Precision | None) -> tuple[TrainingStep, Tensor]:
-    """The reference: the model itself, under autocast where the plan is."""
+def _single(model: nn.Module, batch: Mapping[str, Any], plan: Plan) -> tuple[TrainingStep, Tensor]:
+    """The reference: the model itself, under autocast where the plan is.
+
+    Where the plan has statistics of each microbatch by itself, it runs one after the other.
+    """
     torch.manual_seed(STEP_SEED)
-    low = low_dtype(precision)
-    with torch.autocast("cpu", getattr(torch, low), enabled=True) if low else nullcontext():
-        loss = find_loss(model(**batch))
-    assert loss is not None
-    loss.backward()
-    return _taken(model, loss), torch.get_rng_state()
+    low, total = low_dtype(plan.precision), torch.zeros(())
+    many = plan.mesh.num_microbatches if plan.execution.per_microbatch else 1
+    for number in range(many):
+        with torch.autocast("cpu", getattr(torch, low), enabled=True) if low else nullcontext():
+            loss = find_loss(model(**tree_map_only(Tensor, lambda x, n=number: x.chunk(many)[n], batch)))
+        assert loss is not None
+        (loss / many).backward()
+        total = total + loss.detach() / many
+    return _taken(model, total), torch.get_rng_state()
 
 
 def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[str, Any], reference: TrainingStep,

@@ -115,8 +115,12 @@ def writable(context: click.Context, parameter: click.Parameter, path: Path | No
 def precision_option(command: Command) -> Command:
     """`--precision`"""
     choice = click.Choice(PRECISIONS)
-    text = "What is computed in which dtype, such as amp_bf16, as torch.autocast has it; by default the model's own."
-    return click.option("--precision", type=choice, help=text)(command)
+    text = (
+        "What is computed in which dtype, such as amp_bf16, as torch.autocast has it; by default the model's own. "
+        "Given several times, the search chooses."
+    )
+    none = lambda context, parameter, given: given or None  # noqa: E731
+    return click.option("--precision", type=choice, multiple=True, callback=none, help=text)(command)
 
 
 def parse_recompute(text: str) -> RecomputeMode:
@@ -133,6 +137,17 @@ def microbatches_option(command: Command) -> Command:
     """`--microbatches`"""
     text = "Microbatches of a step, whose gradients are accumulated; by default the search chooses."
     return click.option("--microbatches", type=click.IntRange(1), help=text)(command)
+
+
+def per_microbatch_option(command: Command) -> Command:
+    """`--per-microbatch`"""
+    text = (
+        "Modules, by name or pattern ('*': all), whose statistics over the batch (batch norm, balancing losses) are "
+        "taken of each microbatch by itself, which makes it another step; needs --microbatches. May be repeated."
+    )
+    return click.option(
+        "--per-microbatch", multiple=True, metavar="MODULE", help=text, callback=lambda _, __, names: names or None
+    )(command)
 
 
 def recompute_option(command: Command) -> Command:
@@ -160,6 +175,7 @@ def search_options(command: Command) -> Command:
         ),
         microbatches=microbatches_option,
         recompute=recompute_option,
+        per_microbatch=per_microbatch_option,
         precision=precision_option,
         strict=click.option(
             "--strict", is_flag=True, help="An operator that cannot be split for want of a row is an error."

@@ -20,6 +20,7 @@ from shardwright.cli.options import (
     cluster_option,
     examples,
     microbatches_option,
+    per_microbatch_option,
     precision_option,
     recompute_option,
 )
@@ -49,6 +50,7 @@ FAILURES = "failed-*.json"
               help="A rule file in place of the shipped catalogue, with FILE.py:FUNCTION.")  # fmt: skip
 @microbatches_option
 @recompute_option
+@per_microbatch_option
 @precision_option
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="With FILE.py:FUNCTION.")
 @click.option(
@@ -63,6 +65,7 @@ def run(
     rule_file: Path | None,
     microbatches: int | None,
     recompute: RecomputeMode | None,
+    per_microbatch: tuple[str, ...] | None,
     precision: str | None,
     steps: int,
     lr: float,
@@ -88,7 +91,7 @@ def run(
             values = {"model": target, "cluster": str(cluster_file), "plan": str(plan_file) if plan_file else None,
                       "rules": str(rule_file) if rule_file else None, "precision": precision,
                       "microbatches": microbatches, "recompute": recompute,
-                      "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
+                      "per_microbatch": per_microbatch, "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
             settings.write_text(json.dumps(values), encoding="utf-8")
             status = launch(["-m", "shardwright.cli.train", str(settings)], cluster.num_devices)
             return _told(Path(folder)) or status
@@ -98,9 +101,12 @@ def run(
             terminal.note("--plan is the script's own business: pass it to shardwright.compile(plan=...)")
         if rule_file is not None:
             terminal.note("--rules is the script's own business: pass it to shardwright.compile(rules=...)")
-        own = {"precision": precision, "microbatches": microbatches, "recompute": recompute}
+        own = {"precision": precision, "microbatches": microbatches, "recompute": recompute,
+               "per_microbatch": per_microbatch}  # fmt: skip
         for name in (name for name, value in own.items() if value is not None):
-            terminal.note(f"--{name} is the script's own business: pass it to shardwright.compile({name}=...)")
+            terminal.note(
+                f"--{name.replace('_', '-')} is the script's own business: pass it to shardwright.compile({name}=...)"
+            )
         return launch([target, *arguments], cluster.num_devices)
 
 

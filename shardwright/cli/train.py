@@ -36,6 +36,7 @@ def train(settings: dict[str, Any]) -> None:
     parallel = compile(
         loaded.model, cluster, kwargs=batch, plan=plan, precision=precision, rules=settings["rules"],
         microbatches=settings["microbatches"], recompute=settings["recompute"],
+        per_microbatch=settings["per_microbatch"],
     )  # fmt: skip
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=settings["lr"])
     told = dist.get_rank() == 0

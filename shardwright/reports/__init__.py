@@ -1,6 +1,6 @@
 """What people read, and what the page draws.
 
-    facts.py, modules.py           what a plan is and costs, each fact worked out once: per axis, move, operator, module
+    facts.py, tree.py, modules.py  what a plan is and costs, each fact worked out once: per axis, move, operator, module
     wording.py, units.py           what people call these facts, and numbers as they read them
     plan.py, comparison.py, timeline.py, coverage.py, calibration.py, rules.py
                                    the reports: each a `Report` with `paragraphs()` for people and `data()` for programs

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
+from shardwright.reports.tree import Module, ModuleRow
 from shardwright.reports.units import seconds, shape
 
-if TYPE_CHECKING:
-    from shardwright.reports.modules import Module, ModuleRow
-
-    Pair = tuple[str, ModuleRow, ModuleRow]
+Pair = tuple[str, ModuleRow, ModuleRow]
+"""A row's place in the tree, and the two rows that stand there."""
 
 
 def differences(module: Module, first: Module) -> str:

@@ -19,6 +19,7 @@ from shardwright.pcg.moves import Move, fused_moves, source_of
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.lifetimes import Zero, lifetime_of
 from shardwright.pcg.step.parameters import Parameter, find_parameters
+from shardwright.pcg.step.time import estimated
 from shardwright.pcg.types import is_float
 from shardwright.reports.again import Recomputation
 from shardwright.reports.lifetimes import Gathered, gathered_weights
@@ -166,6 +167,12 @@ class PlanFacts:
     def recomputation(self) -> Recomputation:
         """What backward makes again."""
         return Recomputation(self.plan, self.costs)
+
+    @cached_property
+    def estimated(self) -> tuple[str, ...]:
+        """Where sums over the batch are taken of each microbatch by itself."""
+        nodes = estimated(self.graph, self.plan.execution)
+        return tuple(dict.fromkeys(f"{node.op} at {node.source}" for node in nodes))
 
     # ---- what each axis does ----
 

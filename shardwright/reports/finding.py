@@ -11,8 +11,9 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.lifetimes import ZEROS
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.lifetimes import lifetime_name, lifetime_words
-from shardwright.reports.modules import Module, ModuleRow, module_tree
+from shardwright.reports.modules import module_tree
 from shardwright.reports.report import Paragraph, Report
+from shardwright.reports.tree import Module, ModuleRow
 from shardwright.reports.units import seconds, shape, size
 from shardwright.search.plan import Plan
 

@@ -19,9 +19,10 @@ from shardwright.reports.facts import (
     serial_parts,
     step_parts,
 )
-from shardwright.reports.modules import Module, ModuleRow, Totals, module_tree, own_by_use
+from shardwright.reports.modules import module_tree
 from shardwright.reports.report import Paragraph, Report
-from shardwright.reports.running import device_mesh, gathered, made_again, precision, running_data, way
+from shardwright.reports.running import device_mesh, gathered, made_again, precision, running_data, statistics, way
+from shardwright.reports.tree import Module, ModuleRow, Totals, own_by_use
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.reports.wording import (
     axis_name,
@@ -88,6 +89,7 @@ class PlanReport(Report):
             **run_as(plan),
             **running_data(self.facts),
             "remedies": remedies(plan),
+            "estimated": list(self.facts.estimated),
             "fits": fits(plan),
             "memory": memory_verdict(plan),
             "limit_bytes": plan.report.limit_bytes,
@@ -176,6 +178,7 @@ def _headline(facts: PlanFacts) -> Paragraph:
             f"quality         {quality(plan)}",
             *([f"rewrites        {rewrites(plan)}"] if plan.report.rewrites else []),
             f"precision       {precision(facts)}",
+            *([f"not exact       {statistics(facts)}"] if facts.estimated else []),
             f"cost figures    {provenance(cluster)}",
             *([] if is_split else ["NOTHING IS SPLIT: for a model this small, sharing work costs more than it saves"]),
         ],

@@ -98,6 +98,19 @@ def precision(facts: PlanFacts) -> str:
     )
 
 
+_MOST_NAMED = 3
+"""So many operators are named where there may be many."""
+
+
+def statistics(facts: PlanFacts) -> str:
+    """Which operators have statistics of each microbatch by itself."""
+    shown = ", ".join(facts.estimated[:_MOST_NAMED]) + (", …" if len(facts.estimated) > _MOST_NAMED else "")
+    return (
+        f"{plural(len(facts.estimated), 'sum')} over the batch of each microbatch by itself ({shown}): the step "
+        "is that of one process which runs the microbatches in turn"
+    )
+
+
 # ---- paragraphs ----
 
 COPIES = "copies over: along these axes every slice is there more than once; data parallel over them, hybrid sharding"
@@ -146,6 +159,7 @@ def running_data(facts: PlanFacts) -> dict[str, Any]:
         "copies": COPIES if any(g.copies for g in facts.gathered) else "",
         "remade": [{**asdict(r), "text": remade_text(r)} for r in facts.recomputation.remade],
         "saving": saving(facts),
+        "statistics": statistics(facts) if facts.estimated else "",
         "precision": {
             "name": facts.plan.precision,
             "operators": dict(facts.dtypes),

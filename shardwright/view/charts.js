@@ -59,6 +59,7 @@ function drawRunning() {
   const again = plan.remade.map((r) => ({ cells: [r.blocks || "in no block", r.text, String(r.num_operators), time(r.compute_s),
     time(r.communication_s)] }));
   at("running").append(element("h2", {}, "How a step is run"), element("p", {}, plan.way), element("p.note", {}, `precision: ${plan.precision.text}`),
+    plan.statistics ? element("p.note", {}, `not exact: ${plan.statistics}`) : "",
     ...(gathered.length ? [element("h3", {}, "Weights that are stored in slices and gathered for use"),
       table([["weights", true], ["of"], ["lifetime"], [""], ["slices over"], ["copies over"], ["slices", true], ["gathered", true]], gathered),
       plan.copies ? element("p.note", {}, plan.copies) : ""] : []),

@@ -198,6 +198,43 @@ class Regression(nn.Module):
         return F.mse_loss(x, y)
 
 
+class Losses(nn.Module):
+    """Unevenly many targets that count; class weights; a penalty on weights, and on one of the terms' own scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.scale = nn.Linear(8, 8), nn.Linear(8, 6), nn.Parameter(torch.ones(()))
+        self.register_buffer("weight", torch.linspace(0.5, 2, 6))
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        y, weight = self.last(self.first(x).tanh()), self.get_buffer("weight")
+        hot = F.one_hot(target.clamp(min=0), 6).to(x.dtype)
+        loss = F.cross_entropy(y, target, weight=weight) + 0.1 * y.logsumexp(1).square().mean()
+        loss = loss + 0.1 * F.cross_entropy(-y, target, weight=weight, label_smoothing=0.1, reduction="sum")
+        loss = loss + F.binary_cross_entropy_with_logits(y, hot, weight=weight, pos_weight=2 * weight)
+        return loss - 1e-2 * self.scale + 1e-2 * sum(p.pow(2).sum() for p in self.parameters())
+
+
+def test_losses_with_weights_and_penalties() -> None:
+    """A term that is the same for all microbatches counts once, whatever is sliced or gathered."""
+    torch.manual_seed(0)
+    target = torch.randint(6, (8,))
+    target[:3] = -100
+    found = Case(Losses().double(), {"x": torch.randn(8, 8).double(), "target": target})
+    plans = [planned(found, ("data",), many=4), planned(found, ("free",), many=2), planned(found, ("tensor",), many=2)]
+    plans += [planned(found, ("zero",), zero, 2) for zero in ZEROS]
+    zero = plans[-1]
+    penalised = {n.inputs[0] for n in zero.nodes if n.op == "pow" and zero.types[n.name].layouts[1] != R}
+    assert {"first_weight", "last_bias"} <= penalised  # where the slices lie: nothing is gathered for a penalty
+
+    def body() -> list[Step]:
+        return [parallel_step(found.lower(graph), found.batch) for graph in plans]
+
+    for steps in run_ranks(body, 2, 60):
+        for step in steps:
+            assert_same_step(step, serial_step(found), 1e-11)
+
+
 def failing_once(run: Callable[..., Any]) -> Callable[..., Any]:
     calls = list[int]()
 

@@ -105,7 +105,7 @@ def lift_all(catalogue: Mapping[str, Sequence[Case]]) -> dict[str, Lifted]:
     """One export for all, because an export takes its time whatever is in it."""
     probe = Calls([one for cases in catalogue.values() for one in cases])
     exported = export(probe, probe, {}, None)
-    graph, constants = _Importer(probe, exported, {}).run()
+    graph, constants = _Importer(probe, exported, {}, 1, lambda module: False).run()
     named = dict(probe.named_parameters()) | dict(probe.named_buffers()) | constants
     leaves = {node.name: named[str(node.attr("target"))] for node in graph.nodes if node.is_leaf}
     after = copy.deepcopy(probe)

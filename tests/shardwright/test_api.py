@@ -55,7 +55,7 @@ class Tied(nn.Module):
         return F.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
 
 
-def example(seed: int = 0, batch: int = 4, seq: int = 6) -> tuple[nn.Module, dict[str, Tensor]]:
+def example(seed: int = 0, batch: int = 4, seq: int = 6) -> tuple[Tied, dict[str, Tensor]]:
     torch.manual_seed(seed)
     ids = torch.randint(16, (batch, seq))
     return Tied(), {"ids": ids, "labels": ids.clone()}
@@ -128,6 +128,21 @@ def test_a_plan_is_for_a_precision() -> None:
         compile(model, plan=found, precision="amp_fp16", kwargs=batch)
     with pytest.raises(PlanError, match="precision 'bf16': expected parameters in bfloat16, got float32; build the"):
         plan(model, sw.Cluster.local(2), kwargs=batch, precision="bf16")
+
+
+def test_the_search_chooses_among_precisions() -> None:
+    model, batch = example()
+    cluster = sw.Cluster.preset("dgx-h100")
+    each: dict[str, Plan] = {p: plan(model, cluster, kwargs=batch, precision=p) for p in ("fp32", "amp_bf16")}
+    found = plan(model, cluster, kwargs=batch, precision=("fp32", "amp_bf16", "fp32"))
+    best = min(each.values(), key=lambda plan: plan.prediction.step_s)
+    (other,) = (plan for plan in each.values() if plan is not best)
+    assert (found.graph, found.precision) == (best.graph, best.precision)
+    added = {a.name: a.prediction for a in found.alternatives if a.name.endswith(str(other.precision))}
+    assert added == {f"search on {other.mesh}, {other.precision}": other.prediction}
+    assert Plan.from_json(found.to_json()).alternatives == found.alternatives
+    with pytest.raises(PlanError, match=r"precision=\(\) names none; leave it out for the model's own"):
+        plan(model, cluster, kwargs=batch, precision=())
 
 
 def test_a_model_without_inputs_is_an_error() -> None:

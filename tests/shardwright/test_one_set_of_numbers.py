@@ -25,9 +25,10 @@ from shardwright.pcg.step.parameters import module_block
 from shardwright.reports.comparison import Beside
 from shardwright.reports.facts import PlanFacts, memory_verdict, serial_parts, step_parts
 from shardwright.reports.finding import FoundReport
-from shardwright.reports.modules import Module, module_tree
+from shardwright.reports.modules import module_tree
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.timeline import TimelineReport, plan_timeline, step_passes
+from shardwright.reports.tree import Module
 from shardwright.reports.units import percent, seconds, size
 from shardwright.reports.wording import called, faster_or_slower, move_text, quality, standing
 from shardwright.search.plan import Alternative, Plan

@@ -142,6 +142,14 @@ REDUCTIONS: dict[str, list[Case]] = {
         case(lambda x: x.topk(1, -1).indices, spread(3, 5)),
         case(lambda x: tuple(t.sum(-1) for t in x.topk(3, -1, sorted=False)), spread(2, 9)),
     ],
+    "logsumexp": [
+        *(
+            case(lambda x, d=d, k=k: x.logsumexp(d, keepdim=k), real(3, 4))
+            for d in (0, -1, (0, 1))
+            for k in (False, True)
+        ),
+        case(lambda x: torch.cat([x, x.new_full((3, 1), -torch.inf)], 1).logsumexp(1), 50 * real(3, 4)),
+    ],
     "histc": [
         case(lambda x: torch.histc(x, 4, 0, 3), ints(5, 20).double()),
         case(lambda x: torch.histc(x, 4, -1, 1), real(3, 5)),

@@ -18,8 +18,9 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.reports import units
 from shardwright.reports.comparison import ComparisonReport
 from shardwright.reports.facts import PlanFacts
-from shardwright.reports.modules import Module, module_tree
+from shardwright.reports.modules import module_tree
 from shardwright.reports.plan import PlanReport
+from shardwright.reports.tree import Module
 from shardwright.reports.wording import faster_or_slower, links, quality
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
