@@ -163,7 +163,7 @@ class Planner:
         )
         shown = (whole.get(_way(c), c) for c in [*alternatives, *found] if _way(c) != _way(best))
         others = tuple(
-            Alternative(c.name, c.mesh, c.prediction, c.fits, c.execution, _most_frequent(c.graph)) for c in shown
+            Alternative(c.name, c.mesh, c.prediction, c.fits, c.execution, most_frequent(c.graph)) for c in shown
         )
         digest = fingerprint(graph)
         return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, best.execution)
@@ -235,7 +235,7 @@ def _way(candidate: Candidate) -> _Way:
     return candidate.name, candidate.mesh, candidate.execution
 
 
-def _most_frequent(graph: Graph) -> tuple[Zero, ...]:
+def most_frequent(graph: Graph) -> tuple[Zero, ...]:
     """The lifetimes of gathered parameters, by how many have them."""
     return tuple(zero for zero, _ in Counter(lifetimes(graph).values()).most_common())
 
