@@ -31,13 +31,17 @@ from shardwright.pcg.types import ITEM_BYTES
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
-    """One node's part: seconds of compute, seconds of communication, and bytes its collectives carry per step."""
+    """One node's part of a step: seconds of compute and of communication, and bytes that its collectives carry.
+
+    `collectives`: of the value and of its gradient, and `counts`: how often each of them is done.
+    """
 
     name: str
     compute_s: float = 0.0
     communication_s: float = 0.0
     communication_bytes: float = 0.0
     collectives: tuple[str, str] = ("", "")
+    counts: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,8 @@ def node_costs(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -
             if free
             else costs.move_s(tensor, kind.layouts, move)
         )
-        table[node.name] = NodeCosts(node.name, 0.0, seconds, sent, (forward, backward if kind.grad else ""))
+        names, counts = (forward, backward if kind.grad else ""), costs.counts(tensor, kind.layouts, move)
+        table[node.name] = NodeCosts(node.name, 0.0, seconds, sent, names, counts)
     return table
 
 

@@ -23,6 +23,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.schema import load_schema, problem
 from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
+from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.search.admission import admit
 
@@ -37,13 +38,35 @@ class Alternative:
     """Another plan for the same model and cluster, costed by the same model.
 
     `estimated`: of one block for all that are equal (`search.folding`), not of the whole graph.
+    `execution`: how it is run. `lifetimes`: those of its gathered parameters, the most frequent first.
     """
 
     name: str
     mesh: Mesh
     prediction: Prediction
     fits: bool
+    execution: Execution = DEFAULT
+    lifetimes: tuple[Zero, ...] = ()
     estimated: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
+            "fits": self.fits,
+            "execution": self.execution.to_json(),
+            "lifetimes": list(self.lifetimes),
+            "estimated": self.estimated,
+            "prediction": self.prediction.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Alternative:
+        """Read what `to_json` gave; files of before do not say how it is run."""
+        execution = Execution.from_json(data.get("execution", {}))
+        prediction, zeros = Prediction.from_json(data["prediction"]), tuple(data.get("lifetimes", ()))
+        mesh, estimated = Mesh.of(**data["mesh"]), data.get("estimated", False)
+        return cls(data["name"], mesh, prediction, data["fits"], execution, zeros, estimated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +158,7 @@ class Plan:
             "execution": self.execution.to_json(),
             "pipeline": None,
             "prediction": self.prediction.to_json(),
-            "alternatives": [
-                {
-                    "name": a.name,
-                    "mesh": dict(zip(a.mesh.names, a.mesh.sizes, strict=True)),
-                    "fits": a.fits,
-                    "estimated": a.estimated,
-                    "prediction": a.prediction.to_json(),
-                }
-                for a in self.alternatives
-            ],
+            "alternatives": [other.to_json() for other in self.alternatives],
             "report": json.loads(json.dumps(asdict(self.report))),  # arrays, as a file has them
             "graph": print_graph(self.graph).splitlines(),
         }
@@ -175,16 +189,7 @@ class Plan:
                 told["model"],
                 told["fingerprint"],
                 Prediction.from_json(told["prediction"]),
-                tuple(
-                    Alternative(
-                        a["name"],
-                        Mesh.of(**a["mesh"]),
-                        Prediction.from_json(a["prediction"]),
-                        a["fits"],
-                        a.get("estimated", False),
-                    )
-                    for a in told["alternatives"]
-                ),
+                tuple(map(Alternative.from_json, told["alternatives"])),
                 SearchReport(**report),
                 Execution.from_json(execution),
             )

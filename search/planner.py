@@ -23,7 +23,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.execution import Execution, Precision
-from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.lifetimes import Zero, lifetimes
 from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.time import check_time
 from shardwright.search.domain import CertifiedSplits
@@ -164,7 +164,10 @@ class Planner:
             () if best.fits else remedies(graph, best, tuner),
         )
         shown = (c for c in costed if _way(c) != _way(best))
-        others = tuple(Alternative(named(c), c.mesh, c.prediction, c.fits, c.folded) for c in shown)
+        others = tuple(
+            Alternative(c.name, c.mesh, c.prediction, c.fits, c.execution, most_frequent(c.graph), c.folded)
+            for c in shown
+        )
         digest = fingerprint(graph)
         return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, best.execution)
 
@@ -251,6 +254,11 @@ class Planner:
 
 def _way(candidate: Candidate) -> _Way:
     return candidate.name, candidate.mesh, candidate.execution
+
+
+def most_frequent(graph: Graph) -> tuple[Zero, ...]:
+    """The lifetimes of gathered parameters, by how many have them."""
+    return tuple(zero for zero, _ in Counter(lifetimes(graph).values()).most_common())
 
 
 def _about(candidate: Candidate) -> tuple[bool, float]:

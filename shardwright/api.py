@@ -30,7 +30,7 @@ from shardwright.reports.wording import SEARCHED, infeasible
 from shardwright.search.check import check_plan
 from shardwright.search.pins import RecomputeMode
 from shardwright.search.plan import Alternative, Plan
-from shardwright.search.planner import Planner, Progress
+from shardwright.search.planner import Planner, Progress, most_frequent
 from shardwright.verifier.choices import Certified
 
 MeshLike = Mesh | Mapping[str, int]
@@ -307,7 +307,9 @@ def _searched(
         found.append((_plan(model, cluster, captured, certified, guide, progress), captured))
     best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
     others = tuple(
-        Alternative(f"{SEARCHED}{p.mesh}, {p.precision}", p.mesh, p.prediction, fits(p))
+        Alternative(
+            f"{SEARCHED}{p.mesh}, {p.precision}", p.mesh, p.prediction, fits(p), p.execution, most_frequent(p.graph)
+        )
         for p, _ in found
         if p is not best
     )

@@ -96,7 +96,7 @@ class MoveCosts:
         self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float
     ) -> Iterator[tuple[str, float]]:
         """Every collective of a move of so many elements, with the bytes that they take."""
-        num_forward, _ = self._counts(tensor, state, move)
+        num_forward, _ = self.counts(tensor, state, move)
         for number, name in enumerate(self.collectives_of(tensor, state, move)):
             is_gradient = number >= num_forward
             dtype = tensor.summed if is_gradient and tensor.summed else tensor.dtype
@@ -105,10 +105,10 @@ class MoveCosts:
     def collectives_of(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
         """All that a move of a tensor in `state` runs in a step: those of the value, then those of its gradient."""
         forward, backward = move.collectives()
-        num_forward, num_backward = self._counts(tensor, state, move)
+        num_forward, num_backward = self.counts(tensor, state, move)
         return (forward,) * num_forward + (backward,) * num_backward
 
-    def _counts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[int, int]:
+    def counts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[int, int]:
         """How often the value moves in a step, and its gradient.
 
         A parameter that backward reads is gathered again for it, unless it is kept or that is done once for all

@@ -215,7 +215,7 @@ def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], step_s: float) -> St
         busy_s=dict(busy),
         memory=memory,
         peak_s=peak.start_s + peak.timeline.peak_s,
-        peak_at=_moment(peak.item, peak.timeline.peak_task),
+        peak_at=_moment(peak.item, peak.timeline.peak_task, placed),
         state_bytes=sum(stage.state.values()),
     )
 
@@ -236,9 +236,10 @@ def _peak(stage: Stage, placed: Sequence[PlacedSegment]) -> tuple[Memory, Placed
     return Memory.of({**found, "slack": SLACK[stage.device.kind] * allocated}), at
 
 
-def _moment(item: Item | None, task: str) -> str:
-    """What runs, in words: "backward of microbatch 3: h.0.attn backward"."""
+def _moment(item: Item | None, task: str, placed: Sequence[PlacedSegment]) -> str:
+    """What runs, in words: "backward of microbatch 3 of 4: h.0.attn backward"; the first one is number 1."""
     if item is None:
         return f"end of the step: {task}" if task else "end of the step"
     chunk = f", chunk {item.chunk}" if item.chunk else ""
-    return f"{item.direction} of microbatch {item.microbatch}{chunk}" + (f": {task}" if task else "")
+    count = 1 + max(place.item.microbatch for place in placed if place.item is not None)
+    return f"{item.direction} of microbatch {item.microbatch + 1} of {count}{chunk}" + (f": {task}" if task else "")

@@ -15,7 +15,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.node import make_attrs
 from shardwright.pcg.parallel import COMBINE, REPLICATE
-from shardwright.pcg.step.parameters import KEEP, Lifetime, Slices
+from shardwright.pcg.step.parameters import KEEP, Lifetime, Slices, find_parameters
 
 Zero = Literal["zero-1", "zero-2", "kept", "zero-3"]
 """What becomes of a parameter that is stored in slices.
@@ -96,6 +96,12 @@ def _rebuilt(graph: Graph, way: Sequence[Node], zero: Zero) -> Iterator[Node]:
         made = replace(node, name=name, inputs=(operand,), attrs=make_attrs(**attrs), split=split)
         yield made
         operand = made.name
+
+
+def lifetimes(graph: Graph) -> dict[str, Zero]:
+    """What becomes of each parameter that is gathered, by the names of leaves."""
+    found = find_parameters(graph).by_leaf
+    return {leaf: lifetime_of(own.slices) for leaf, own in found.items() if own.slices is not None}
 
 
 def lifetime_of(slices: Slices) -> Zero:

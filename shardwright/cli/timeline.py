@@ -78,7 +78,7 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
         from shardwright.cost.timeline.trace import trace
 
         write_whole(trace_file, json.dumps(trace(found)) + "\n", "the trace", PlanError)
-    terminal.show(TimelineReport(plan, found), form)
+    terminal.show(TimelineReport(replace(plan, execution=run), found), form)
 
 
 def _execution(ways: Mapping[str, Any], own: Execution) -> Execution:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardwright.cost.predict import Prediction
 from shardwright.cost.timeline.memory import MemoryVerdict
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.lifetimes import lifetimes
 from shardwright.reports.facts import fits, memory_verdict, ranked_alternatives
+from shardwright.reports.lifetimes import lifetime_names
 from shardwright.reports.report import OWN, Paragraph, Report
+from shardwright.reports.running import again_name, device_mesh
 from shardwright.reports.units import seconds, size
 from shardwright.reports.wording import ESTIMATED, faster_or_slower
 from shardwright.search.plan import Alternative, Plan
 
-_COLUMNS = ("plan", "mesh", ">step", "", ">compute", ">exposed", ">memory", "")
+_COLUMNS = ("plan", "mesh", ">mb.", "weights", "again", ">step", "", ">compute", ">exposed", ">memory", "")
 
 
 class ComparisonReport(Report):
@@ -28,30 +30,47 @@ class ComparisonReport(Report):
         return [alternatives(plans[0]) if len(plans) == 1 else self._side_by_side()]
 
     def data(self) -> dict[str, object]:
-        return {name: plan.prediction.to_json() for name, plan in self.plans.items()}
+        return {name: run_as(p) | p.prediction.to_json() for name, p in self.plans.items()}
 
     def _side_by_side(self) -> Paragraph:
         first = next(iter(self.plans.values()))
         rows = [
-            _row(name, p.mesh, p.prediction, Beside.of(first, p.prediction, memory_verdict(p)))
+            _row(name, _columns(p), p.prediction, Beside.of(first, p.prediction, memory_verdict(p)))
             for name, p in self.plans.items()
         ]
         several = len({plan.fingerprint for plan in self.plans.values()}) > 1
-        return Paragraph(
-            "Plans", ["these plans are for different models or batches"] if several else [], _COLUMNS, rows
-        )
+        lines = ["these plans are for different models or batches"] if several else []
+        return Paragraph("Plans", [*lines, LEGEND], _COLUMNS, rows)
 
 
 def alternatives(plan: Plan) -> Paragraph:
     """The plan beside the baselines and the best plans of other meshes."""
     rows = [
-        _row(OWN, plan.mesh, plan.prediction, Beside.of(plan, plan.prediction, memory_verdict(plan))),
-        *(_row(a.name, a.mesh, a.prediction, Beside.alternative(plan, a)) for a in ranked_alternatives(plan)),
+        _row(OWN, _columns(plan), plan.prediction, Beside.of(plan, plan.prediction, memory_verdict(plan))),
+        *(_row(a.name, _columns(a), a.prediction, Beside.alternative(plan, a)) for a in ranked_alternatives(plan)),
     ]
-    notes = ["by the timeline, in which communication and compute overlap"]
+    lines = ["by the timeline, in which communication and compute overlap", LEGEND]
     if any(a.estimated for a in plan.alternatives):
-        notes.append(f"{ESTIMATED}: of one block for all that are equal; the others are of the whole graph")
-    return Paragraph("Compared with", notes, _COLUMNS, rows)
+        lines.append(f"{ESTIMATED}: of one block for all that are equal; the others are of the whole graph")
+    return Paragraph("Compared with", lines, _COLUMNS, rows)
+
+
+LEGEND = "mb.: microbatches of a step; weights: how long gathered ones stay; again: what backward makes again"
+
+
+def run_as(plan: Plan | Alternative) -> dict[str, Any]:
+    """How a plan is run, in the words that all reports have for it."""
+    zeros = plan.lifetimes if isinstance(plan, Alternative) else set(lifetimes(plan.graph).values())
+    return {
+        "mesh": device_mesh(plan.mesh),
+        "num_microbatches": plan.mesh.num_microbatches,
+        "lifetimes": lifetime_names(zeros, plan.mesh),
+        "again": again_name(plan.execution),
+    }
+
+
+def _columns(plan: Plan | Alternative) -> tuple[str, ...]:
+    return tuple(map(str, run_as(plan).values()))
 
 
 ABSURD = 10
@@ -84,6 +103,6 @@ class Beside(NamedTuple):
         return cls(found.faster, ", ".join(filter(None, (found.remark, ESTIMATED * other.estimated))))
 
 
-def _row(name: str, mesh: Mesh, own: Prediction, beside: Beside) -> tuple[str, ...]:
-    return (name, str(mesh), seconds(own.step_s), beside.faster, seconds(own.compute_s), seconds(own.exposed_s),
+def _row(name: str, way: tuple[str, ...], own: Prediction, beside: Beside) -> tuple[str, ...]:
+    return (name, *way, seconds(own.step_s), beside.faster, seconds(own.compute_s), seconds(own.exposed_s),
             size(own.memory.total_bytes), beside.remark)  # fmt: skip

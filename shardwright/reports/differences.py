@@ -58,6 +58,7 @@ _ASPECTS = (
     _again,
     _aspect("sizes", lambda row: f"{row.dtype} {shape(row.shape)}"),
     _aspect("layouts", lambda row: ", ".join(row.layouts)),
+    _aspect("lifetimes", lambda row: row.lifetime),
     _aspect("communication", lambda row: ", ".join(f"{s.axis}: {s.before} → {s.after}" for s in row.steps)),
 )
 

@@ -14,13 +14,15 @@ from shardwright.cost.predict import NodeCosts, Prediction, node_costs
 from shardwright.cost.timeline.memory import MemoryVerdict, safe_bytes, verdict
 from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Node
+from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import Move, fused_moves, source_of
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.lifetimes import Zero, lifetime_of
 from shardwright.pcg.step.parameters import Parameter, find_parameters
 from shardwright.pcg.step.time import estimated
 from shardwright.pcg.types import is_float
+from shardwright.reports.again import Recomputation
+from shardwright.reports.lifetimes import Gathered, gathered_weights
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.restrict import batch_factors
 
@@ -36,7 +38,9 @@ STORED = ("whole", "sharded", "gathered")
 class AxisFacts:
     """What one mesh axis does: how many operators it splits along what, and their share of the compute time.
 
-    `zero`: for how long most of the parameters stay that are gathered along it.
+    `num_weights`, `share_of_weights`: how many are stored in which way, and their share of all elements.
+    `num_gathered`: of those that are gathered, how many have which lifetime. `is_time`: along it there are
+    microbatches, no devices.
     """
 
     name: str
@@ -44,21 +48,27 @@ class AxisFacts:
     num_operators: Mapping[SplitAlong, int]
     share_of_compute: Mapping[SplitAlong, float]
     num_weights: Mapping[StoredAs, int]
-    zero: Zero = "zero-3"
+    share_of_weights: Mapping[StoredAs, float]
+    num_gathered: Mapping[Zero, int]
+    is_time: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Moves of one kind along one axis. `what`: "weight", "activation" or "constant"; `again`: in backward too."""
+    """Moves of one kind along one axis, all that there are in a step. `what`: "weight", "activation" or "constant".
+
+    `num_forward`, `num_backward`: how often each of the `count` values moves in a step, and its gradient.
+    """
 
     what: str
     axis: str
     before: str
     after: str
+    num_forward: int
+    num_backward: int
     count: int
     sent_bytes: float
     seconds: float
-    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,21 +164,23 @@ class PlanFacts:
         return {dtype: count for dtype, count in found.most_common() if is_float(dtype)}
 
     @cached_property
+    def recomputation(self) -> Recomputation:
+        """What backward makes again."""
+        return Recomputation(self.plan, self.costs)
+
+    @cached_property
     def estimated(self) -> tuple[str, ...]:
         """Where sums over the batch are taken of each microbatch by itself."""
         nodes = estimated(self.graph, self.plan.execution)
         return tuple(dict.fromkeys(f"{node.op} at {node.source}" for node in nodes))
-
-    @cached_property
-    def again(self) -> frozenset[str]:
-        """Nodes that backward makes again."""
-        return frozenset(made_again(self.graph, self.plan.execution).twice)
 
     # ---- what each axis does ----
 
     @cached_property
     def axes(self) -> tuple[AxisFacts, ...]:
         total_s = sum(self.costs[n.name].compute_s for n in self.operators) or 1.0
+        elements = [self.graph.types[name].num_elements for name in self.storage]
+        all_elements = sum(elements) or 1
 
         def facts(axis: int) -> AxisFacts:
             split = [(self.uses[n.name][axis], self.costs[n.name].compute_s) for n in self.operators]
@@ -179,20 +191,28 @@ class PlanFacts:
                 {use: sum(u == use for u, _ in split) for use in SPLITS},
                 {use: sum(s for u, s in split if u == use) / total_s for use in SPLITS},
                 {kind: stored.count(kind) for kind in STORED},
-                self._zero(self.mesh.names[axis]),
-            )
+                {kind: sum(n for n, k in zip(elements, stored, strict=True) if k == kind) / all_elements
+                 for kind in STORED},
+                dict(Counter(g.zero for g in self.gathered for _ in range(g.count) if g.axis == self.mesh.names[axis])),
+                self.mesh.names[axis] == TIME,
+            )  # fmt: skip
 
         return tuple(map(facts, range(len(self.mesh))))
-
-    def _zero(self, axis: str) -> Zero:
-        slices = (p.slices for p in self.parameters.values())
-        found = Counter[Zero](lifetime_of(own) for own in slices if own is not None and own.axis == axis)
-        return found.most_common(1)[0][0] if found else "zero-3"
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
         """By leaf: how each reaches its readers."""
         return find_parameters(self.graph).by_leaf
+
+    @cached_property
+    def lifetimes(self) -> Mapping[str, Zero]:
+        """By leaf: those of the parameters that are gathered."""
+        return {leaf: lifetime_of(p.slices) for leaf, p in self.parameters.items() if p.slices is not None}
+
+    @cached_property
+    def gathered(self) -> tuple[Gathered, ...]:
+        """What is gathered, by lifetime and axes, in the order of the model."""
+        return gathered_weights(self.graph, self.parameters)
 
     @cached_property
     def uses(self) -> Mapping[str, tuple[SplitAlong, ...]]:
@@ -234,17 +254,12 @@ class PlanFacts:
     @cached_property
     def traffic(self) -> tuple[Traffic, ...]:
         """All moves by kind, the longest first."""
-        groups: dict[tuple[str, str, str, str], list[NodeCosts]] = defaultdict(list)
+        groups: dict[tuple[str, str, str, str, int, int], list[NodeCosts]] = defaultdict(list)
         for origin, move, cost in self.moves:
-            groups[self.kind_of(origin), self.mesh.names[move.axis], move.before.kind, move.after.kind].append(cost)
+            where = (self.kind_of(origin), self.mesh.names[move.axis], move.before.kind, move.after.kind)
+            groups[*where, *cost.counts].append(cost)
         found = [
-            Traffic(
-                *key,
-                len(g),
-                sum(c.communication_bytes for c in g),
-                sum(c.communication_s for c in g),
-                key[0] == "weight" and self._zero(key[1]) == "zero-3",
-            )
+            Traffic(*key, len(g), sum(c.communication_bytes for c in g), sum(c.communication_s for c in g))
             for key, g in groups.items()
         ]
         return tuple(sorted(found, key=lambda t: (-t.seconds, -t.sent_bytes)))
@@ -269,6 +284,8 @@ class PlanFacts:
     def _why_whole(self, node: Node, axis: int) -> str:
         if node.op == OPAQUE:
             return "it has no row in the op table, so nothing is known about splitting it"
+        if self.mesh.names[axis] == TIME:
+            return "it gives the same in each microbatch"
         size = self.mesh.sizes[axis]
         factors = [f for f in self.graph.signature(node).factors if f.size > 1]
         free = [f for f in factors if f.role != "fixed"]

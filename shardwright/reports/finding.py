@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.step.lifetimes import ZEROS
 from shardwright.reports.facts import PlanFacts
+from shardwright.reports.lifetimes import lifetime_name, lifetime_words
 from shardwright.reports.modules import module_tree
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.tree import Module, ModuleRow
@@ -43,26 +45,46 @@ class FoundReport(Report):
 
     def _one(self, found: Found) -> Paragraph:
         row, axes = found.row, self.plan.mesh.names
+        a_step = " a step" * (self.plan.mesh.num_microbatches > 1)
         facts = {
-            "shape": f"{shape(row.shape)}, on a device {shape(row.local_shape)}",
+            "shape": f"{shape(row.shape)}, on a device {shape(row.local_shape)}" + self._each * (row.kind != "weight"),
             **{axis: f"{layout}: {use}" for axis, layout, use in zip(axes, row.layouts, row.use, strict=True)},
             "stored": size(row.stored_bytes) if row.kind == "weight" else "",
-            "compute": seconds(row.compute_s) + ", made again in backward" * row.again if row.compute_s else "",
-            "moves": "; ".join(f"{s.axis}: {s.before} → {s.after}, {seconds(s.seconds)}" for s in row.steps) or "none",
+            "lifetime": f"{row.lifetime}: {self._lifetimes[row.lifetime]}" if row.lifetime else "",
+            "compute": self._compute(row),
+            "moves": "; ".join(f"{s.axis}: {s.before} → {s.after}, {seconds(s.seconds)}{a_step}" for s in row.steps)
+            or "none",
             "shown in": found.shown_in,
             "source": row.source,
         }
         lines = [f"{title:10}{text}" for title, text in facts.items() if text]
         return Paragraph(f"{found.name}: {row.kind}, {row.dtype}", lines)
 
+    @property
+    def _each(self) -> str:
+        return " in each microbatch" if self.plan.mesh.num_microbatches > 1 else ""
+
+    @property
+    def _lifetimes(self) -> Mapping[str, str]:
+        mesh = self.plan.mesh
+        return {lifetime_name(zero, mesh): lifetime_words(zero, mesh) for zero in ZEROS}
+
+    def _compute(self, row: ModuleRow) -> str:
+        count = self.plan.mesh.num_microbatches
+        parts = f" a step, {seconds(row.compute_s / count)} in each of {count} microbatches" if count > 1 else ""
+        again = ", made again in backward" if row.again else ""
+        return f"{seconds(row.compute_s)}{parts}{again}" if row.compute_s else ""
+
     def _table(self) -> Paragraph:
         rows = [
-            (f.name, f.row.kind, shape(f.row.shape), *f.row.layouts, seconds(f.row.compute_s),
-             seconds(sum(step.seconds for step in f.row.steps)), size(f.row.stored_bytes))
+            (f.name, f.row.kind, shape(f.row.shape), *f.row.layouts, f.row.lifetime or "made again" * f.row.again,
+             seconds(f.row.compute_s), seconds(sum(step.seconds for step in f.row.steps)), size(f.row.stored_bytes))
             for f in self.found
         ]  # fmt: skip
-        columns = ("name", "kind", "shape", *self.plan.mesh.names, ">compute", ">comm.", ">stored")
-        return Paragraph(f"{self.name}: {len(rows)} operators and parameters", [], columns, rows)
+        columns = ("name", "kind", "shape", *self.plan.mesh.names, "", ">compute", ">comm.", ">stored")
+        count = self.plan.mesh.num_microbatches
+        lines = [f"of a step, all {count} microbatches together"] if count > 1 else []
+        return Paragraph(f"{self.name}: {len(rows)} operators and parameters", lines, columns, rows)
 
 
 def find(tree: Module, name: str) -> list[Found]:

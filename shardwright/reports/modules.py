@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.reports.differences import differences
 from shardwright.reports.facts import PlanFacts
+from shardwright.reports.lifetimes import lifetime_name
 from shardwright.reports.tree import Module, ModuleRow, Totals, Transfer
 
 CONSTANTS = "(constants)"
@@ -57,7 +58,8 @@ def _steps(facts: PlanFacts) -> dict[str, list[Transfer]]:
     found: dict[str, list[Transfer]] = defaultdict(list)
     for origin, move, cost in facts.moves:
         where = (facts.mesh.names[move.axis], str(move.before), str(move.after))
-        found[origin.name].append(Transfer(*where, *cost.collectives, cost.communication_s, cost.communication_bytes))
+        how = (*cost.collectives, *cost.counts, cost.communication_s, cost.communication_bytes)
+        found[origin.name].append(Transfer(*where, *how))
     return found
 
 
@@ -80,7 +82,8 @@ def _row(facts: PlanFacts, node: Node, steps: Sequence[Transfer]) -> ModuleRow:
         0.0 if weight else facts.costs[node.name].compute_s,
         kind.local_bytes(facts.mesh) if weight else 0,
         tuple(steps),
-        node.name in facts.again,
+        node.name in facts.recomputation.nodes,
+        lifetime_name(facts.lifetimes[node.name], facts.mesh) if node.name in facts.lifetimes else "",
     )
 
 

@@ -7,13 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwright.cost.predict import Prediction
-from shardwright.pcg.mesh import TIME
-from shardwright.reports.comparison import Beside, alternatives
+from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.reports.comparison import LEGEND, Beside, alternatives, run_as
 from shardwright.reports.facts import (
     AxisFacts,
     PlanFacts,
     SplitAlong,
-    StoredAs,
     fits,
     memory_verdict,
     ranked_alternatives,
@@ -22,6 +21,7 @@ from shardwright.reports.facts import (
 )
 from shardwright.reports.modules import module_tree
 from shardwright.reports.report import Paragraph, Report
+from shardwright.reports.running import device_mesh, gathered, made_again, precision, running_data, statistics, way
 from shardwright.reports.tree import Module, ModuleRow, Totals, own_by_use
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.reports.wording import (
@@ -31,25 +31,18 @@ from shardwright.reports.wording import (
     memory_warning,
     modules_note,
     move_text,
-    precision,
     provenance,
     quality,
     remedies,
     rewrites,
     serial,
     standing,
-    statistics,
     step,
-    way,
+    stored_text,
 )
 from shardwright.search.plan import Plan
 
 _NOUNS: dict[SplitAlong, str] = {"batch": "the batch", "sequence": "the sequence", "features": "features"}
-_STORED: dict[StoredAs, str] = {
-    "whole": "whole on every device",
-    "sharded": "sharded as they are used",
-    "gathered": "stored sharded, gathered for each use",
-}
 _MAX_MODULE_LINES = 40
 _MAX_UNSPLIT = 12
 
@@ -65,6 +58,8 @@ class PlanReport(Report):
         return [
             _headline(self.facts),
             _axes(self.facts),
+            *gathered(self.facts),
+            *made_again(self.facts),
             _modules(self.facts, self.tree, self.depth),
             _communication(self.facts),
             _memory(self.plan),
@@ -91,10 +86,10 @@ class PlanReport(Report):
             "standing": standing(plan)._asdict(),
             "quality": quality(plan),
             "rewrites": rewrites(plan),
-            "way": way(plan),
+            **run_as(plan),
+            **running_data(self.facts),
             "remedies": remedies(plan),
             "estimated": list(self.facts.estimated),
-            "precision": {"name": plan.precision, "operators": dict(self.facts.dtypes)},
             "fits": fits(plan),
             "memory": memory_verdict(plan),
             "limit_bytes": plan.report.limit_bytes,
@@ -102,17 +97,19 @@ class PlanReport(Report):
             "axes": [
                 {
                     **asdict(axis),
-                    "is": axis_name(axis),
-                    "is_time": axis.name == TIME,
+                    "is": axis_name(axis, plan.mesh),
+                    "stored": {
+                        kind: stored_text(axis, kind, plan.mesh) for kind, count in axis.num_weights.items() if count
+                    },
                     "links": links(cluster, plan.mesh, axis.name),
                 }
                 for axis in self.facts.axes
             ],
-            "communication": [{**asdict(t), "text": move_text(t)} for t in self.facts.traffic],
+            "communication": [{**asdict(t), "text": move_text(t, plan.mesh)} for t in self.facts.traffic],
             "alternatives": [
                 {
                     "name": a.name,
-                    "mesh": str(a.mesh),
+                    **run_as(a),
                     "fits": memory_verdict(plan, a) == "fits",
                     **Beside.alternative(plan, a)._asdict(),
                     "step": described(a.prediction),
@@ -120,9 +117,10 @@ class PlanReport(Report):
                 }
                 for a in ranked_alternatives(plan)
             ],
+            "legend": LEGEND,
             "unsplit": [asdict(u) for u in self.facts.unsplit],
             "rows": [_rounded(asdict(row)) for row in rows],
-            "modules_note": modules_note(plan.prediction),
+            "modules_note": modules_note(plan),
             "tree": tree,
         }
 
@@ -167,14 +165,15 @@ def _headline(facts: PlanFacts) -> Paragraph:
     is_split = cluster.num_devices == 1 or any(axis.share_of_compute["whole"] < 1 for axis in facts.axes)
     devices = f"{plural(cluster.num_devices, 'device')} ({cluster.device.name})"
     return Paragraph(
-        f"{plan.model} on {cluster.name}: {devices}, mesh {plan.mesh}",
+        f"{plan.model} on {cluster.name}: {devices}, mesh {device_mesh(plan.mesh)}"
+        + (f", {count} microbatches" if (count := plan.mesh.num_microbatches) > 1 else ""),
         [
             f"predicted step  {step(p)}",
             f"one by one      {serial(p)}; without overlap, as modules and communication are listed",
             f"memory          {size(p.memory.total_bytes)} of {size(cluster.device.memory_bytes)} on each device"
             + memory_warning(plan, p.memory.total_bytes),
             *(f"would fit       {line}" for line in remedies(plan)),
-            f"a step          {way(plan)}",
+            f"a step          {way(facts)}",
             f"beside others   {' '.join(standing(plan))}",
             f"quality         {quality(plan)}",
             *([f"rewrites        {rewrites(plan)}"] if plan.report.rewrites else []),
@@ -191,11 +190,12 @@ def _axes(facts: PlanFacts) -> Paragraph:
     for axis in facts.axes:
         title = f"{axis.name} ({axis.size})"
         crossed = links(facts.plan.cluster, facts.mesh, axis.name)
-        if axis.name == TIME:
-            lines.append(f"{title}  {axis_name(axis)}: {_splits(axis)}")
+        name = axis_name(axis, facts.mesh)
+        if axis.is_time:
+            lines.append(f"{title}  {name}: {_splits(axis)}")
             continue
-        lines.append(f"{title}  {axis_name(axis)}, over {crossed}: {_splits(axis)}")
-        lines.append(f"{' ' * len(title)}  weights: {_stored(axis)}")
+        lines.append(f"{title}  {name}, over {crossed}: {_splits(axis)}")
+        lines.append(f"{' ' * len(title)}  weights: {_stored(axis, facts.mesh)}")
     return Paragraph("What each axis does", lines)
 
 
@@ -209,8 +209,8 @@ def _splits(axis: AxisFacts) -> str:
     return f"of {plural(total, 'operator')}, splits {', '.join(parts) or 'none'}"
 
 
-def _stored(axis: AxisFacts) -> str:
-    return ", ".join(f"{n} {_STORED[kind]}" for kind, n in axis.num_weights.items() if n) or "none"
+def _stored(axis: AxisFacts, mesh: Mesh) -> str:
+    return ", ".join(stored_text(axis, kind, mesh) for kind, n in axis.num_weights.items() if n) or "none"
 
 
 def _modules(facts: PlanFacts, root: Module, depth: int | None) -> Paragraph:
@@ -224,22 +224,23 @@ def _modules(facts: PlanFacts, root: Module, depth: int | None) -> Paragraph:
     if hidden := len(tree) - len(shown):
         more = f"{plural(hidden, 'module')} further inside: --depth {depth + 1} or the page of `shardwright view`"
         notes = [more, *notes]
-    columns = ("module", *facts.mesh.names, ">compute", ">comm.", ">weights")
-    rows = list(_module_rows(root, 0, 1, depth, len(facts.mesh)))
-    return Paragraph("Modules", [modules_note(facts.plan.prediction)], columns, rows, notes)
+    axes = [number for number, name in enumerate(facts.mesh.names) if name != TIME]
+    columns = ("module", *(facts.mesh.names[axis] for axis in axes), ">compute", ">comm.", ">weights")
+    rows = list(_module_rows(root, 0, 1, depth, axes))
+    return Paragraph("Modules", [modules_note(facts.plan)], columns, rows, notes)
 
 
-def _module_rows(module: Module, at: int, times: int, depth: int, num_axes: int) -> Iterator[tuple[str, ...]]:
+def _module_rows(module: Module, at: int, times: int, depth: int, axes: Sequence[int]) -> Iterator[tuple[str, ...]]:
     """A module, the modules inside it down to some depth, and what it does itself: the parts add up to it."""
     times *= len(module.members)
-    uses = (_uses(module.compute_by_use(axis)) for axis in range(num_axes))
+    uses = (_uses(module.compute_by_use(axis)) for axis in axes)
     yield _module_row("  " * at + _label(module), uses, module.each.times(times))
     if at == depth or not module.children:
         return
     for child in module.children:
-        yield from _module_rows(child, at + 1, times, depth, num_axes)
+        yield from _module_rows(child, at + 1, times, depth, axes)
     if module.rows:
-        uses = (_uses(own_by_use(module.rows, axis)) for axis in range(num_axes))
+        uses = (_uses(own_by_use(module.rows, axis)) for axis in axes)
         yield _module_row("  " * (at + 1) + module.own_label(times), uses, module.own.times(times))
 
 
@@ -261,7 +262,8 @@ def _uses(seconds_of: Mapping[str, float]) -> str:
 
 def _communication(facts: PlanFacts) -> Paragraph:
     rows = [
-        (plural(t.count, t.what), move_text(t), t.axis, size(t.sent_bytes), seconds(t.seconds)) for t in facts.traffic
+        (plural(t.count, t.what), move_text(t, facts.mesh), t.axis, size(t.sent_bytes), seconds(t.seconds))
+        for t in facts.traffic
     ]
     p = facts.plan.prediction
     took = f"{seconds(p.communication_s)} on its own, {seconds(p.exposed_s)} of the step"

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.streams import SegmentTimeline
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.cost.timeline.timeline import StageTimeline, Timeline, simulate
 from shardwright.pcg.step.execution import Execution
+from shardwright.reports.facts import PlanFacts
 from shardwright.reports.report import Paragraph, Report
-from shardwright.reports.units import bar, percent, plural, seconds, size
+from shardwright.reports.running import device_mesh, way
+from shardwright.reports.units import bar, percent, plural, ranges, seconds, size
 from shardwright.reports.wording import memory_rows, memory_warning
 from shardwright.search.plan import Plan
+
+END = "end of the step"
+"""What follows the last backward: the optimizer's update."""
 
 
 def plan_timeline(plan: Plan, execution: Execution) -> Timeline:
@@ -28,6 +34,29 @@ def moved(plan: Plan, cluster: Cluster) -> Plan:
     return replace(plan, cluster=cluster, report=replace(plan.report, limit_bytes=limit_bytes))
 
 
+class StepPass(NamedTuple):
+    """Passes of one stage that take alike: "forward", of the microbatches "2–4", from 1 on; or the end of the step."""
+
+    name: str
+    microbatches: str
+    num_alike: int
+    total_s: float
+
+
+def step_passes(timeline: Timeline) -> list[StepPass]:
+    """The passes of the busiest stage, alike ones together; what they take adds up to the step."""
+    placed = timeline.busiest.placed
+    ends = [*(place.start_s for place in placed[1:]), timeline.step_s]
+    groups: dict[tuple[str, SegmentTimeline], list[tuple[int, float]]] = {}
+    for place, end in zip(placed, ends, strict=True):
+        name, number = (place.item.direction, place.item.microbatch + 1) if place.item else (END, 0)
+        groups.setdefault((name, place.timeline), []).append((number, end - place.start_s))
+    return [
+        StepPass(name, "" if name == END else ranges([n for n, _ in own]), len(own), sum(s for _, s in own))
+        for (name, _), own in groups.items()
+    ]
+
+
 class TimelineReport(Report):
     """The step, the stages where there are several, streams of the busiest and memory of the fullest one."""
 
@@ -37,20 +66,22 @@ class TimelineReport(Report):
 
     def paragraphs(self) -> list[Paragraph]:
         stages = [self._stages()] if self.is_pipeline else []
-        return [self._headline(), *stages, self._streams(), self._memory()]
+        return [self._headline(), *(stages or [self._parts()]), self._streams(), self._memory()]
 
     def data(self) -> dict[str, Any]:
-        return {"step_s": self.timeline.step_s, "stages": list(map(_stage_data, self.timeline.stages))}
+        stages = list(map(_stage_data, self.timeline.stages))
+        return {"step_s": self.timeline.step_s, "num_microbatches": self._num_microbatches, "stages": stages}
 
     def _headline(self) -> Paragraph:
         plan, stages, busiest, fullest = self.plan, self.timeline.stages, self.timeline.busiest, self.timeline.fullest
         used, available = plan.mesh.num_devices * len(stages), plan.cluster.num_devices
-        title = f"Timeline of {plan.model} on {plan.cluster.name}, mesh {plan.mesh}"
+        title = f"Timeline of {plan.model} on {plan.cluster.name}, mesh {device_mesh(plan.mesh)}"
         title += f" for each of {len(stages)} stages" if self.is_pipeline else ""
         title += f"; {used} of {plural(available, 'device')} in use" if used < available else ""
         memory = fullest.memory.total_bytes
         return Paragraph(title, [
             f"step            {seconds(self.timeline.step_s)}",
+            f"a step          {self._way()}",
             f"compute         {self._part(busiest.compute_s)}, what communication beside it slows down included",
             f"exposed         {self._part(busiest.exposed_s)} in which compute waits for communication or copies",
             f"bubble          {self._part(busiest.bubble_s)} in which there is nothing to do",
@@ -59,8 +90,27 @@ class TimelineReport(Report):
             f"at the peak     {fullest.peak_at}",
         ])  # fmt: skip
 
+    @property
+    def _num_microbatches(self) -> int:
+        return len({place.item.microbatch for place in self.timeline.busiest.placed if place.item is not None})
+
+    def _way(self) -> str:
+        """As it is run here, which may not be as the plan has it."""
+        plan, times = self.plan, self._num_microbatches // self.plan.mesh.num_microbatches
+        return way(PlanFacts(plan), times)
+
+    def _parts(self) -> Paragraph:
+        """The passes of the microbatches, alike ones together, and the end of the step; they add up to it."""
+        rows = [
+            (p.name, p.microbatches, seconds(p.total_s / p.num_alike), seconds(p.total_s),
+             percent(self._share(p.total_s)))
+            for p in step_passes(self.timeline)
+        ]  # fmt: skip
+        columns = ("", "microbatches", ">each", ">together", ">share")
+        return Paragraph("Microbatches", [], columns, rows)
+
     def _part(self, part_s: float) -> str:
-        return f"{seconds(part_s)} ({percent(self._share(part_s))})" if self.timeline.step_s else "0"
+        return f"{seconds(part_s)} ({percent(self._share(part_s))})" if seconds(part_s) != "0" else "0"
 
     def _share(self, part_s: float) -> float:
         return part_s / self.timeline.step_s if self.timeline.step_s else 0.0

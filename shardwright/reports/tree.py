@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwright.reports.units import plural
+from shardwright.reports.units import plural, ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A change of layout along one axis that follows a row, and the collectives that it takes."""
+    """A change of layout along one axis that follows a row, and the collectives that it takes.
+
+    `num_forward`, `num_backward`: how often the value moves in a step, and its gradient.
+    """
 
     axis: str
     before: str
     after: str
     forward: str
     backward: str
+    num_forward: int
+    num_backward: int
     seconds: float
     sent_bytes: float
 
@@ -27,7 +32,7 @@ class Transfer:
 class ModuleRow:
     """One operator or parameter of a module. `use` and `layouts` have one entry per mesh axis.
 
-    `again`: whether backward makes it again.
+    `again`: whether backward makes it again. `lifetime`: what is said of a weight that is gathered, as "ZeRO-1".
     """
 
     kind: str
@@ -42,6 +47,7 @@ class ModuleRow:
     stored_bytes: int
     steps: tuple[Transfer, ...]
     again: bool = False
+    lifetime: str = ""
 
 
 class Totals(NamedTuple):
@@ -85,7 +91,7 @@ class Module:
         if len(self.members) == 1:
             return self.members[0]
         prefix = self.members[0].rpartition(".")[0]
-        return (f"{prefix}." if prefix else "") + _ranges([int(m.rpartition(".")[2]) for m in self.members])
+        return (f"{prefix}." if prefix else "") + ranges([int(m.rpartition(".")[2]) for m in self.members])
 
     @property
     def total(self) -> Totals:
@@ -125,14 +131,3 @@ def own_by_use(rows: Iterable[ModuleRow], axis: int) -> Mapping[str, float]:
         if row.kind == "operator":
             seconds[row.use[axis]] += row.compute_s
     return seconds
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """0–3, 5"""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)

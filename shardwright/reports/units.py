@@ -50,6 +50,17 @@ def plural(number: int, singular: str, plural_form: str = "") -> str:
     return f"{number} {singular if number == 1 else plural_form or singular + 's'}"
 
 
+def ranges(numbers: Sequence[int]) -> str:
+    """`0–3, 5`"""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
     """In the largest unit of which there is one, to three digits; "" where there is none."""
     return next((f"{_digits(value / scale)} {unit}" for scale, unit in units if value >= 0.9995 * scale), "")

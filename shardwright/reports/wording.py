@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.groups import group_of
 from shardwright.cost.predict import Prediction
 from shardwright.cost.timeline.memory import Memory, verdict
-from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import MOVES
-from shardwright.pcg.precision import low_dtype
 from shardwright.reports.facts import (
     AxisFacts,
-    PlanFacts,
     SplitAlong,
+    StoredAs,
     Traffic,
     fits,
     memory_verdict,
@@ -27,38 +24,51 @@ from shardwright.reports.facts import (
     step_parts,
     usable_bytes,
 )
+from shardwright.reports.lifetimes import how_often, lifetime_name, lifetime_names
+from shardwright.reports.running import again_name
 from shardwright.reports.units import bar, percent, plural, seconds, size, times
-from shardwright.search.plan import Plan
+from shardwright.search.plan import Alternative, Plan
 
 SEARCHED = "search on "
 ESTIMATED = "estimated"
 """What the names of plans begin with that nobody makes by hand."""
 THE_SAME = "the same"
-_MOST_NAMED = 3
 
 # ---- axes ----
 
 _NAMES: dict[SplitAlong, str] = {
     "batch": "data parallel", "sequence": "sequence parallel", "features": "tensor parallel",
 }  # fmt: skip
+_MUCH = 0.25
+"""What share of compute or of weights says what an axis is for."""
 
 
-_ZEROS: dict[str, str] = {
-    "zero-1": "ZeRO-1: once a step", "zero-2": "ZeRO-2: once a step, gradients scattered in each microbatch",
-    "kept": "ZeRO-3, kept for backward", "zero-3": "ZeRO-3",
-}  # fmt: skip
-
-
-def axis_name(axis: AxisFacts) -> str:
-    """What people call it, by where most of the compute is split."""
-    if axis.name == TIME:
-        return "microbatches, one after the other"
+def axis_name(axis: AxisFacts, mesh: Mesh) -> str:
+    """What people call it, by where most of the compute is split and how most of the weights are stored."""
+    if axis.is_time:
+        return "microbatches, one after the other on the same devices"
     uses = sorted(_NAMES, key=lambda use: -axis.share_of_compute[use])
-    main = [u for u in uses if axis.share_of_compute[u] >= 0.25] or uses[:1]
+    main = [u for u in uses if axis.share_of_compute[u] >= _MUCH] or uses[:1]
     if not any(axis.num_operators[u] for u in main):
         return "zero-redundancy storage" if axis.num_weights["gathered"] else "replication"
-    name = " and ".join(_NAMES[u] for u in main)
-    return name + (f" with gathered weights ({_ZEROS[axis.zero]})" if axis.num_weights["gathered"] else "")
+    name, gathered = " and ".join(_NAMES[u] for u in main), axis.share_of_weights["gathered"] >= _MUCH
+    return name + (f" with gathered weights ({lifetime_names(axis.num_gathered, mesh)})" if gathered else "")
+
+
+_STORED: dict[StoredAs, str] = {
+    "whole": "whole on every device",
+    "sharded": "sharded as they are used",
+    "gathered": "stored sharded and gathered for use",
+}
+
+
+def stored_text(axis: AxisFacts, kind: StoredAs, mesh: Mesh) -> str:
+    """`145 stored sharded and gathered for use (49 ZeRO-1, 96 ZeRO-3)`"""
+    counts = Counter[str]()
+    for zero, count in axis.num_gathered.items() if kind == "gathered" else ():
+        counts[lifetime_name(zero, mesh)] += count
+    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    return f"{axis.num_weights[kind]} {_STORED[kind]}" + (f" ({told})" if told else "")
 
 
 def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
@@ -71,14 +81,16 @@ def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
 # ---- moves ----
 
 
-def move_text(traffic: Traffic) -> str:
-    """What happens to a value when its layout changes, forward and backward."""
+def move_text(traffic: Traffic, mesh: Mesh) -> str:
+    """What happens to a value when its layout changes, forward and backward, and how often in a step."""
     if traffic.what == "constant":
         return "each device takes its slice"
+    forward, backward = (how_often(count, mesh) for count in (traffic.num_forward, traffic.num_backward))
     if (traffic.what, traffic.before, traffic.after) == ("weight", "S", "C"):
-        again = ", again in backward" if traffic.again else ""
-        return f"all-gathered{again}; gradients reduce-scattered"
-    return MOVES[traffic.before, traffic.after].words
+        return f"all-gathered{forward}; gradients reduce-scattered{backward}"
+    often = backward or forward if traffic.num_forward >= traffic.num_backward else backward
+    again = "; the value again for backward" if traffic.num_forward > traffic.num_backward > 0 else ""
+    return MOVES[traffic.before, traffic.after].words + ("," if often.startswith(" ") else "") + often + again
 
 
 # ---- the plan as a whole ----
@@ -90,31 +102,6 @@ def memory_warning(plan: Plan, used_bytes: int) -> str:
         return ": WARNING, it MAY NOT FIT: the last tenth of the memory is in use, and predictions are not that exact"
     limit = min(plan.report.limit_bytes, plan.cluster.device.memory_bytes)
     return "" if used_bytes <= limit else f": DOES NOT FIT, the limit is {size(limit)}"
-
-
-_MODES: dict[str, str] = {
-    "none": "everything that backward needs is kept",
-    "selective": "attention is made again in backward",
-    "full": "every block is made again in backward",
-}  # fmt: skip
-
-
-def way(plan: Plan) -> str:
-    """How a step is run: microbatches, and what is made again."""
-    count, mode = plan.mesh.num_microbatches, plan.execution.recompute
-    if isinstance(mode, str):
-        again = _MODES[mode]
-    else:
-        again = "made again in backward: " + ", ".join(_grouped(plan.execution.recomputes))
-    cut = plural(count, "microbatch", "microbatches")
-    return f"{cut}; {again}" + (f"; no microbatches: {plan.report.obstacle}" if plan.report.obstacle else "")
-
-
-def _grouped(pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """`model.layers.40 … model.layers.79 none, * full`: neighbours of one mode together."""
-    for mode, own in groupby(pairs, key=itemgetter(1)):
-        patterns = [pattern for pattern, _ in own]
-        yield (f"{patterns[0]} … {patterns[-1]}" if len(patterns) > 1 else patterns[0]) + f" {mode}"
 
 
 def remedies(plan: Plan) -> list[str]:
@@ -161,13 +148,13 @@ def serial(p: Prediction) -> str:
     return f"{seconds(p.serial_s)}: {sum_of(serial_parts(p))}"
 
 
-def modules_note(p: Prediction) -> str:
+def modules_note(plan: Plan) -> str:
     """What the times of the table of modules are."""
+    p, count = plan.prediction, plan.mesh.num_microbatches
     rest = f"the optimizer's {seconds(p.optimizer_s)} are not among them" if p.optimizer_s else ""
     listed = f"{seconds(p.compute_s + p.communication_s)} with nothing overlapping, of a step of {seconds(p.step_s)}"
-    return f"all repeats of a block together; compute and communication of one device, {listed}" + (
-        f"; {rest}" if rest else ""
-    )
+    together = "all repeats of a block" + (f" and all {count} microbatches" if count > 1 else "")
+    return f"{together} together; compute and communication of one device, {listed}" + (f"; {rest}" if rest else "")
 
 
 class Standing(NamedTuple):
@@ -185,13 +172,13 @@ def standing(plan: Plan) -> Standing:
         return Standing("not compared", "no other plan was tried")
     if not fitting:
         least = min(ranked, key=lambda a: a.prediction.memory.total_bytes)
-        text = f"none of {plural(len(ranked), 'other plan')} does; the smallest, {least.name}, needs "
+        text = f"none of {plural(len(ranked), 'other plan')} does; the smallest, {called(least)}, needs "
         return Standing(
             "nothing else fits" if fits(plan) else "nothing fits", text + size(least.prediction.memory.total_bytes)
         )
     best = fitting[0]
     if not fits(plan):
-        return Standing("does not fit", f"{best.name} does: {seconds(best.prediction.step_s)}")
+        return Standing("does not fit", f"{called(best)} does: {seconds(best.prediction.step_s)}")
     by_hand = [a for a in fitting if not a.name.startswith(SEARCHED)]
     if by_hand and not faster_or_slower(best.prediction.step_s, plan.prediction.step_s).endswith("faster"):
         best = by_hand[0]
@@ -199,7 +186,13 @@ def standing(plan: Plan) -> Standing:
     headline = faster_or_slower(plan.prediction.step_s, best.prediction.step_s)
     than = "as" if headline == THE_SAME else "than"
     step = seconds(best.prediction.step_s) + (f", {ESTIMATED}" if best.estimated else "")
-    return Standing(headline, f"{than} the best {kind} that fits: {best.name}, {step}")
+    return Standing(headline, f"{than} the best {kind} that fits: {called(best)}, {step}")
+
+
+def called(other: Alternative) -> str:
+    """A plan beside it, with what is made again, which its name may say already."""
+    again = again_name(other.execution)
+    return other.name + (f", {again} recomputation" if again and "recomputation" not in other.name else "")
 
 
 def quality(plan: Plan) -> str:
@@ -226,27 +219,6 @@ def rewrites(plan: Plan) -> str:
     """The certified rules that changed the model's own operators, and how often."""
     steps = Counter(rule for rewrite in plan.report.rewrites for rule, _ in rewrite.steps)
     return ", ".join(f"{n} × {rule}" for rule, n in steps.items())
-
-
-def precision(facts: PlanFacts) -> str:
-    """In which dtypes operators run, and what of that is rounded."""
-    name, low = facts.plan.precision or "the model's own", low_dtype(facts.plan.precision)
-    operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items()) or "no operators"
-    if not low:
-        return f"{name}: {operators}; nothing is rounded but as one process rounds"
-    return (
-        f"{name}: {operators}; rounded to {low}: what products read and give; kept in float32: weights, what is "
-        "summed of their gradients, optimizer states, the loss"
-    )
-
-
-def statistics(facts: PlanFacts) -> str:
-    """Which operators have statistics of each microbatch by itself."""
-    shown = ", ".join(facts.estimated[:_MOST_NAMED]) + (", …" if len(facts.estimated) > _MOST_NAMED else "")
-    return (
-        f"{plural(len(facts.estimated), 'sum')} over the batch of each microbatch by itself ({shown}): the step "
-        "is that of one process which runs the microbatches in turn"
-    )
 
 
 def provenance(cluster: Cluster) -> str:

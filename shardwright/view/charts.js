@@ -4,7 +4,7 @@ function drawHead() {
   const theme = element("button.push", { title: "light or dark", onclick: switchTheme }, "◐ theme");
   at("head").append(element("h1", {}, plan.model),
     element("span.soft", {}, `on ${plan.cluster.num_devices} × ${plan.cluster.device}, ${plan.cluster.name}`),
-    ...axes.map((axis) => element("span.tag", { title: axis.is }, `${axis.name} = ${axis.size}`)), theme);
+    ...axes.map((axis) => element("span.tag", { title: axis.is }, axis.is_time ? `${axis.size} microbatches` : `${axis.name} = ${axis.size}`)), theme);
   at("foot").append(`plan of graph ${plan.fingerprint} · Shardwright ${plan.version} · cost figures: ${plan.cluster.provenance}`);
 }
 
@@ -32,29 +32,44 @@ function drawSummary() {
 function verdict() {
   const rewritten = plan.rewrites ? `; rewritten by certified rules: ${plan.rewrites}` : "";
   return [element("div.big", {}, plan.standing.headline), element("div", {}, plan.standing.text),
-    element("div.soft", { style: "margin-top:8px" }, plan.quality + rewritten)];
+    element("div.soft", { style: "margin-top:8px" }, plan.quality + rewritten),
+    ...plan.remedies.map((remedy) => element("div", {}, `would fit: ${remedy}`))];
 }
 
 function drawAxes() {
   for (const axis of axes) {
     const operators = Object.values(axis.num_operators).reduce((a, b) => a + b, 0);
     const uses = USES.filter((use) => axis.num_operators[use]);
-    const stored = Object.entries(axis.num_weights).filter(([, n]) => n);
-    const weights = stored.reduce((sum, [, n]) => sum + n, 0);
+    const stored = axis.is_time ? [] : Object.entries(axis.stored).map(([kind, text]) => [axis.num_weights[kind], kind, text]);
+    const weights = stored.reduce((sum, [n]) => sum + n, 0);
     at("axes").append(element("div.card", {},
-      element("h2", {}, `${axis.name} · ${axis.size}${axis.is_time ? "" : " devices"} · ${axis.is}`), element("p", {}, `over ${axis.links}`),
+      element("h2", {}, `${axis.name} · ${axis.size}${axis.is_time ? "" : " devices"} · ${axis.is}`), axis.is_time ? null : element("p", {}, `over ${axis.links}`),
       element("div.soft", {}, `compute, by what the axis splits in ${operators} operators`),
       bar(uses.map((use) => [axis.share_of_compute[use], use, `${USE_WORDS[use]}: ${percent(axis.share_of_compute[use])}`]), 1),
       legend(uses.map((use) => [use, `${USE_WORDS[use]} ${percent(axis.share_of_compute[use])} (${axis.num_operators[use]})`])),
-      element("div.soft", { style: "margin-top:10px" }, `${weights} weights, by how they are stored`),
-      bar(stored.map(([kind, n]) => [n, kind, `${n} ${STORAGE_WORDS[kind]}`]), weights || 1),
-      legend(stored.map(([kind, n]) => [kind, `${n} ${STORAGE_WORDS[kind]}`]))));
+      ...(axis.is_time ? [] : [element("div.soft", { style: "margin-top:10px" }, `${weights} weights, by how they are stored`),
+        bar(stored, weights || 1), legend(stored.map(([, kind, text]) => [kind, text]))])));
   }
+}
+
+/** Microbatches, lifetimes of gathered weights, what backward makes again, precision. */
+function drawRunning() {
+  const gathered = plan.gathered.map((g) => ({ cells: [String(g.count), g.where, element("b", { style: "white-space:nowrap" }, g.name), g.words, g.axis,
+    g.copies.join(", "), bytes(g.stored_bytes), bytes(g.gathered_bytes)] }));
+  const again = plan.remade.map((r) => ({ cells: [r.blocks || "in no block", r.text, String(r.num_operators), time(r.compute_s),
+    time(r.communication_s)] }));
+  at("running").append(element("h2", {}, "How a step is run"), element("p", {}, plan.way), element("p.note", {}, `precision: ${plan.precision.text}`),
+    plan.statistics ? element("p.note", {}, `not exact: ${plan.statistics}`) : "",
+    ...(gathered.length ? [element("h3", {}, "Weights that are stored in slices and gathered for use"),
+      table([["weights", true], ["of"], ["lifetime"], [""], ["slices over"], ["copies over"], ["slices", true], ["gathered", true]], gathered),
+      plan.copies ? element("p.note", {}, plan.copies) : ""] : []),
+    ...(again.length ? [element("h3", {}, "Made again in backward"), element("p.note", {}, plan.saving),
+      table([["blocks"], ["what"], ["operators", true], ["adds compute", true], ["adds communication", true]], again)] : []));
 }
 
 // ---- where the time goes: an icicle of modules and operators ----
 
-let colourAxis = 0, pixels = 11;
+let colourAxis = devices[0] ?? 0, pixels = 11;
 /** How wide a letter is at most on average, and the room beside a name: pixels. */
 const LETTER = 7, PADDING = 16;
 
@@ -69,13 +84,13 @@ function drawWhere(focus = root) {
   chart.style.height = `${26 * (depth + 1)}px`;
   const crumbs = [];
   for (let module = focus; module; module = module.parent) crumbs.unshift(module);
-  const buttons = axes.map((axis, index) => element("button", { "aria-pressed": String(index === colourAxis),
-    onclick: () => { colourAxis = index; drawWhere(focus); } }, `colour by ${axis.name}`));
+  const buttons = devices.map((index) => element("button", { "aria-pressed": String(index === colourAxis),
+    onclick: () => { colourAxis = index; drawWhere(focus); } }, `colour by ${axes[index].name}`));
   at("where").replaceChildren(element("h2", {}, "Where the time goes"),
     element("p", {}, `Width is time: ${plan.modules_note}. The orange foot of a cell is communication. Click to zoom.`),
     element("div.tools.crumbs", {}, ...crumbs.map((module) =>
       element("button", { onclick: () => drawWhere(module) }, module.label + (module.count > 1 ? ` ×${module.count}` : ""))),
-      element("span.push", {}), ...(axes.length > 1 ? buttons : [])),
+      element("span.push", {}), ...(devices.length > 1 ? buttons : [])),
     chart, legend([...USES.filter((use) => root.uses[colourAxis][use]).map((use) => [use,
       `${axes[colourAxis].name} splits ${use === "whole" ? "nothing" : USE_WORDS[use]}`]), ["communication", "communication"]]));
 }
@@ -91,7 +106,7 @@ function fill(chart, item, left, width, level) {
     onclick: () => drawWhere(item.uses ? item : item.parent) }, named ? name + repeated : "");
   if (share > 0) cell.append(element("i", { style: `width:${100 * share}%` }));
   tip(cell, () => `${item.uses ? path(item) : `${path(item.parent)}: ${name}`}${repeated}\n${time(cost(item))}, of which ` +
-    `communication ${percent(share)}\n` + axes.map((axis, i) => `${axis.name}: ` + (item.uses ? usesText(item.uses[i])
+    `communication ${percent(share)}\n` + devices.map((i) => `${axes[i].name}: ` + (item.uses ? usesText(item.uses[i])
     : `${item.use[i]}, ${item.layouts[i]}`)).join("\n"));
   chart.append(cell);
   if (!item.uses) return level;

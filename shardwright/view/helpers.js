@@ -2,9 +2,10 @@
 
 const plan = JSON.parse(document.getElementById("plan").textContent);
 const axes = plan.axes;
+/** Numbers of the axes of devices: along the axis of time there are microbatches. */
+const devices = axes.map((_, number) => number).filter((number) => !axes[number].is_time);
 const USES = ["batch", "sequence", "features", "whole"];
 const USE_WORDS = { batch: "the batch", sequence: "the sequence", features: "features", whole: "not split" };
-const STORAGE_WORDS = { whole: "whole", sharded: "sharded as used", gathered: "sharded, gathered for use (ZeRO-3)" };
 const COLLECTIVES = { all_gather: "all-gather", all_reduce: "all-reduce", reduce_scatter: "reduce-scatter",
   all_to_all: "all-to-all", slice: "take own slice" };
 

@@ -2,7 +2,7 @@
 
 let query = "", named = new Set();
 
-const treeColumns = () => `minmax(240px,1.6fr) ${axes.map(() => "64px").join(" ")} minmax(150px,1fr) minmax(150px,.8fr) minmax(180px,1.1fr) 72px`;
+const treeColumns = () => `minmax(240px,1.6fr) ${devices.map(() => "64px").join(" ")} minmax(150px,1fr) minmax(150px,.8fr) minmax(180px,1.1fr) 72px`;
 
 function drawModules() {
   const columns = treeColumns();
@@ -62,13 +62,13 @@ function matches(item) {
   if (!query || named.has(item)) return true;
   const moves = (item.steps || []).map((s) => `${s.before}→${s.after} ${COLLECTIVES[s.forward] || ""} ${COLLECTIVES[s.backward] || ""}`);
   const text = [item.label || item.name, item.source || "", ...(item.layouts || []), ...(item.use || []), ...moves,
-    item.again ? "made again in backward" : "", item.uses ? `${path(item)} ${item.members.join(" ")}` : ""].join(" ").toLowerCase();
+    item.again ? "made again in backward" : "", item.lifetime || "", item.uses ? `${path(item)} ${item.members.join(" ")}` : ""].join(" ").toLowerCase();
   return query.split(/\s+/).every((word) => text.includes(word));
 }
 
 function drawTree(list) {
   list.replaceChildren(element("div.row.head", {}, element("span", {}, "module or operator"),
-    ...axes.map((axis) => element("span", {}, `axis ${axis.name}`)), element("span", {}, "shape, and what shards it"),
+    ...devices.map((axis) => element("span", {}, `axis ${axes[axis].name}`)), element("span", {}, "shape, and what shards it"),
     element("span", {}, "time"), element("span", {}, "communication"), element("span.right", {}, "weights")));
   const hits = { count: 0 };
   named = query.includes(".") ? byName(query) : new Set();
@@ -104,7 +104,7 @@ function ownRow(list, module, level) {
   return element("div.row.module", clickable(toggle, module.ownOpen),
     element("span.name.soft", { style: `padding-left:${18 * level}px` }, element("span.twist", {}, module.ownOpen ? "▾" : "▸"),
       own.label),
-    ...axes.map((_, axis) => usesBar(ownUses(module.rows, axis))), element("span"), timed(own), sent(own),
+    ...devices.map((axis) => usesBar(ownUses(module.rows, axis))), element("span"), timed(own), sent(own),
     element("span.right.soft", {}, weights(own)));
 }
 
@@ -117,9 +117,9 @@ function moduleRow(list, module, level) {
   const row = element("div.row.module", clickable(toggle, module.open),
     element("span.name", { style: `padding-left:${18 * level}px` }, element("span.twist", {}, module.open || query ? "▾" : "▸"),
       element("b", {}, module.label), " ", repeated),
-    ...axes.map((_, axis) => usesBar(module.uses[axis])), element("span.faint", {}, plural(module.times * module.num_operators, "operator"),
-      module.differs ? element("div.differs", {}, `differs ${module.differs}`) : ""),
-    timed(module), sent(module), element("span.right.soft", {}, weights(module)));
+    ...devices.map((axis) => usesBar(module.uses[axis])), element("span.faint", {}, plural(module.times * module.num_operators, "operator")),
+    timed(module), sent(module), element("span.right.soft", {}, weights(module)),
+    module.differs ? element("span.differs", { style: `padding-left:${18 * level + 16}px` }, `differs ${module.differs}`) : "");
   if (query && matches(module)) row.classList.add("hit");
   return row;
 }
@@ -136,9 +136,10 @@ function operatorRow(item, level) {
   const row = element("div.row.operator", { role: "treeitem" },
     element("span.name", { style: `padding-left:${18 * level + 16}px`, title: `${item.dtype} ${item.source}` },
       weight ? element("span.tag", {}, "weight") : "", weight ? ` ${item.name} ` : element("code", {}, item.name), " ",
-      element("span.faint", {}, item.source + (item.again ? ", made again in backward" : ""))),
-    ...item.layouts.map((layout, axis) => element("span", {}, element("span.chip", { title: `${axes[axis].name}: ${item.use[axis]}`,
-      style: `background:${colour(item.kind === "constant" ? "whole" : item.use[axis])}` }, layout))),
+      element("span.faint", {}, item.source + (item.again ? ", made again in backward" : "")),
+      item.lifetime ? element("span.tag", {}, item.lifetime) : ""),
+    ...devices.map((axis) => element("span", {}, element("span.chip", { title: `${axes[axis].name}: ${item.use[axis]}`,
+      style: `background:${colour(item.kind === "constant" ? "whole" : item.use[axis])}` }, item.layouts[axis]))),
     shape(item), weight && !item.communication_s ? element("span") : timed(item), moves(item),
     element("span.right.soft", {}, weights(item)));
   if (query && matches(item)) row.classList.add("hit");
@@ -147,9 +148,11 @@ function operatorRow(item, level) {
 
 const weights = (item) => (item.stored_bytes ? bytes(item.stored_bytes * item.times) : "");
 
+const inEach = (item) => (item.kind !== "weight" && plan.num_microbatches > 1 ? " in each microbatch" : "");
+
 /** The logical shape; a dimension that an axis shards is marked with it: 64/x × 4096. */
 function shape(item) {
-  const made = element("span.mono.name", { title: `${item.dtype}, on a device ${item.local_shape.join(" × ") || "a number"}` });
+  const made = element("span.mono.name", { title: `${item.dtype}, on a device ${item.local_shape.join(" × ") || "a number"}${inEach(item)}` });
   item.shape.forEach((extent, dim) => {
     made.append(dim ? " × " : "", String(extent));
     item.layouts.forEach((layout, axis) => {
@@ -170,10 +173,14 @@ function timed(item) {
 
 const sent = (item) => element("span.soft", {}, item.sent_bytes ? `${bytes(item.sent_bytes * item.times)} sent` : "");
 
+/** How often in a step a collective is done, where that is not once. */
+const often = (count) => (count > 1 ? ` × ${count}` : "");
+
 function moves(item) {
   return element("span.moves", {}, ...item.steps.map((step) => {
     const there = COLLECTIVES[step.forward], back = COLLECTIVES[step.backward];
-    const how = [there, back && step.backward !== "slice" ? `${back} in backward` : null].filter(Boolean).join(", ") || "no traffic";
+    const how = [there && there + often(step.num_forward), back && step.backward !== "slice" ? `${back}${often(step.num_backward)} in backward` : null]
+      .filter(Boolean).join(", ") || "no traffic";
     return element("div", { title: `${time(step.seconds * item.times)}, ${bytes(step.sent_bytes * item.times)}` },
       element("code", {}, `${step.axis}: ${step.before} → ${step.after} `), element("span.soft", {}, how));
   }));

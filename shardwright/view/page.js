@@ -10,7 +10,7 @@ function table(columns, rows) {
 const ABSURD = 10;
 
 function drawCompare() {
-  const own = { name: "this plan", mesh: `[${axes.map((a) => `${a.name}=${a.size}`).join(", ")}]`, fits: plan.fits, faster: "",
+  const own = { name: "this plan", mesh: plan.mesh, num_microbatches: plan.num_microbatches, lifetimes: plan.lifetimes, again: plan.again, fits: plan.fits, faster: "",
     remark: plan.fits ? "" : plan.memory, step: plan.step, prediction: plan.prediction };
   const everything = [own, ...plan.alternatives];
   const sane = everything.filter((a) => a === own || (a.fits && a.prediction.step_s <= ABSURD * plan.prediction.step_s));
@@ -18,13 +18,13 @@ function drawCompare() {
   const largest = Math.max(plan.cluster.memory_bytes, ...sane.map((a) => totalBytes(a.prediction.memory)));
   const rows = everything.map((a) => {
     const used = totalBytes(a.prediction.memory);
-    return { own: a === own, cells: [a.name, element("code", {}, a.mesh), bar(timeParts(a.step.parts), Math.max(longest, a.prediction.step_s)), time(a.prediction.step_s), a.faster,
+    return { own: a === own, cells: [a.name, element("code", {}, a.mesh), String(a.num_microbatches), a.lifetimes, a.again, bar(timeParts(a.step.parts), Math.max(longest, a.prediction.step_s)), time(a.prediction.step_s), a.faster,
       bar(memoryParts(a.prediction.memory), Math.max(largest, used), { mark: plan.limit_bytes }),
       element(a.fits ? "span" : "span.bad", {}, bytes(used), a.remark ? element("div", {}, a.remark) : "")] };
   });
   at("compare").append(element("h2", {}, "Compared with"),
-    element("p", {}, "Plans that people choose by hand, each tuned by the same search within its restriction, and the best plan of every other mesh; all by the same cost model."),
-    table([["plan"], ["mesh"], ["time of a step", false, true], ["", true], ["", true], ["memory of a device", false, true], ["", true]], rows));
+    element("p", {}, "Plans that people choose by hand, each tuned by the same search within its restriction, and the best plan of every other mesh; all by the same cost model. " + plan.legend + "."),
+    table([["plan"], ["mesh"], ["mb.", true], ["weights"], ["again"], ["time of a step", false, true], ["", true], ["", true], ["memory of a device", false, true], ["", true]], rows));
 }
 
 function drawCommunication() {
@@ -39,7 +39,7 @@ function drawCommunication() {
 function drawUnsplit() {
   const rows = plan.unsplit.map((u) => ({ cells: [u.axis, `${u.count} × ${u.op}`, u.reason, time(u.compute_s), element("span.soft", {}, u.example)] }));
   at("unsplit").append(element("h2", {}, "Operators that run whole along an axis"),
-    element("p", {}, rows.length ? "Every device of the axis does the same work here." : "None: every operator shares its work along every axis."),
+    element("p", {}, rows.length ? "Every device of the axis, or every microbatch, does the same work here." : "None: every operator shares its work along every axis."),
     rows.length ? table([["axis"], ["operators"], ["why"], ["compute", true], ["for example"]], rows) : "");
 }
 
@@ -51,6 +51,7 @@ query = (link.get("q") || "").toLowerCase();
 drawHead();
 drawSummary();
 drawAxes();
+drawRunning();
 drawWhere();
 drawModules();
 drawCompare();

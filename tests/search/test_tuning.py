@@ -143,7 +143,8 @@ def test_only_as_many_blocks_are_made_again_as_memory_asks_for() -> None:
     assert list(modes) == [f"layers.{i}" for i in range(8 - len(modes), 8)]
     whole = search.plan(graph, **way, recompute="full")  # type: ignore[arg-type]
     assert plan.prediction.step_s < whole.prediction.step_s
-    assert f"layers.{8 - len(modes)} … layers.7 none, * full" in str(PlanReport(plan)) or len(modes) == 1
+    again = f"0–{7 - len(modes)}" if len(modes) < 7 else "0"
+    assert f"made again in backward: all of layers.{again} ({8 - len(modes)} of 8 blocks)" in str(PlanReport(plan))
 
 
 def test_gathered_parameters_stay_as_long_as_there_is_room() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -18,39 +19,57 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.pcg.capture import capture
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution, Recompute
+from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
+from shardwright.pcg.step.parameters import module_block
 from shardwright.reports.comparison import Beside
 from shardwright.reports.facts import PlanFacts, memory_verdict, serial_parts, step_parts
+from shardwright.reports.finding import FoundReport
 from shardwright.reports.modules import module_tree
 from shardwright.reports.plan import PlanReport
+from shardwright.reports.timeline import TimelineReport, plan_timeline, step_passes
 from shardwright.reports.tree import Module
 from shardwright.reports.units import percent, seconds, size
-from shardwright.reports.wording import faster_or_slower, quality, standing
+from shardwright.reports.wording import called, faster_or_slower, move_text, quality, standing
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.planner import Planner
 from tests.search.graphs import blocks, every_choice
 from tests.shardwright.page import evaluated, text_of
 
 LAYERS = 48
-MODELS = ("mlp", "gpt", "dlrm", "large")
+MODELS = ("mlp", "gpt", "dlrm", "large", "timed")
+TIMED: dict[str, tuple[Zero, Recompute]] = {
+    "layers.0": ("zero-1", "none"), "layers.1": ("zero-1", "none"), "layers.2": ("zero-2", "none"),
+    "layers.3": ("kept", "none"), "layers.4": ("zero-3", "full"), "layers.5": ("zero-3", "full"),
+}  # fmt: skip
+"""Blocks of the model "timed", which has four microbatches: lifetimes of their weights, and what is made again."""
 
 
 @cache
 def plan(name: str) -> Plan:
-    """Of a model of the zoo on two axes of GPUs; or of 7 billion parameters on 64, the last blocks made again."""
-    if name != "large":
+    """Of a model of the zoo on two axes of GPUs; or of large blocks on 64, some of them made again."""
+    if name not in ("large", "timed"):
         torch.manual_seed(0)
         model, batch = ZOO[name]()
         graph, mesh, nodes = capture(model, batch).graph, Mesh.of(dp=2, tp=4), 1
-        roles = ("zero", "tensor")
     else:
-        graph, mesh, nodes = blocks(64, 4096, LAYERS, 2048), Mesh.of(dp=8, tp=8), 8
-        roles = ("zero", "tensor")
+        layers = LAYERS if name == "large" else len(TIMED)
+        graph, mesh, nodes = blocks(64, 4096, layers, 2048), Mesh.of(dp=8, tp=8), 8
+    roles, count = ("zero", "tensor"), 4 if name == "timed" else 1
     planner = Planner(Cluster.preset("dgx-h100", nodes), every_choice)
-    found = planner.plan(graph, name, mesh=mesh, roles=roles, microbatches=1, recompute="none")
+    found = planner.plan(graph, name, mesh=mesh, roles=roles, microbatches=count, recompute="none")
     if name == "large":
         again = replace(found.execution, recompute=tuple((f"layers.{n}", "full") for n in range(32, LAYERS)))
         found = replace(found, execution=again, prediction=predict(found.graph, found.cluster, again))
-    return found
+    return timed(found) if name == "timed" else found
+
+
+def timed(found: Plan) -> Plan:
+    """The plan with lifetimes and recomputation block by block."""
+    homes = {leaf.name: module_block(str(leaf.attr("target"))) for leaf in found.graph.leaves("parameter")}
+    changed = with_lifetimes(found.graph, {leaf: TIMED.get(home, ("zero-1",))[0] for leaf, home in homes.items()})
+    again = replace(found.execution, recompute=tuple((block, mode) for block, (_, mode) in TIMED.items()))
+    return replace(found, graph=changed, execution=again, prediction=predict(changed, found.cluster, again))
 
 
 def read(plan: Plan, folder: Path) -> tuple[dict[str, Any], str, str, dict[str, Any]]:
@@ -282,3 +301,137 @@ def test_two_folds_say_in_what_they_differ(tmp_path: Path) -> None:
     _, explained, page, _ = read(plan("large"), tmp_path)
     assert "layers.32–47 differs from layers.0–31: made again in backward" in explained
     assert "differs from layers.0–31: made again in backward" in page
+
+
+# ---- microbatches, lifetimes of gathered weights, what is made again ----
+
+
+def test_how_a_step_is_run_is_said_alike(tmp_path: Path) -> None:
+    found = plan("timed")
+    file, explained, page, data = read(found, tmp_path)
+    facts = PlanFacts(found)
+    way = "4 microbatches, each of 16 of the batch's 64; made again in backward: all of layers.4–5 (2 of 6 blocks)"
+    assert data["way"] == way
+    step_by_step = str(TimelineReport(found, plan_timeline(found, found.execution)))
+    for said_there in (explained, page, step_by_step):
+        assert way in said_there
+        assert "mb=4" not in said_there  # they are no devices
+    for said_there in (explained, step_by_step):
+        assert "mesh [dp=8, tp=8]" in said_there
+    assert dict(zip(*file["mesh"].values(), strict=True)) == {"mb": 4, "dp": 8, "tp": 8}
+    assert file["execution"]["recompute"] == {block: mode for block, (_, mode) in TIMED.items()}
+    assert "over one device" not in explained + page
+    assert data["precision"]["text"] in explained
+    assert data["precision"]["text"] in page
+    for gathered in data["gathered"]:
+        stored, whole = size(gathered["stored_bytes"]), size(gathered["gathered_bytes"])
+        row = rf"\n +{gathered['count']} +{gathered['where']} +{re.escape(gathered['name'])} +dp .* {stored} +{whole}\n"
+        assert re.search(row, explained), gathered
+        assert f"{gathered['name']}: {gathered['words']}" in explained
+        assert gathered["words"] in page
+        assert f"{stored} {whole}" in page
+    assert sum(g.count for g in facts.gathered) == facts.axes[1].num_weights["gathered"] == 1 + 3 * len(TIMED)
+    expected = Counter(TIMED.get(p.module, ("zero-1",))[0] for p in facts.parameters.values())
+    assert facts.axes[1].num_gathered == expected
+    assert {zero: sum(g.count for g in facts.gathered if g.zero == zero) for zero in expected} == expected
+
+
+def test_a_collective_is_counted_as_often_as_its_lifetime_says() -> None:
+    """And what is sent is that often seven eighths of the whole, as in any ring of eight."""
+    found = plan("timed")
+    counts: dict[Zero, tuple[int, int]] = {"zero-1": (1, 1), "zero-2": (1, 4), "kept": (4, 4), "zero-3": (8, 4)}
+    facts = PlanFacts(found)
+    traffic = {(t.num_forward, t.num_backward): t for t in facts.traffic if t.what == "weight" and t.axis == "dp"}
+    for zero, count in counts.items():
+        gathered = [g for g in facts.gathered if g.zero == zero]
+        assert traffic[count].count == sum(g.count for g in gathered)
+        whole = sum(g.gathered_bytes for g in gathered)
+        assert traffic[count].sent_bytes == pytest.approx(sum(count) * whole * 7 / 8)
+    assert {count: move_text(t, found.mesh) for count, t in traffic.items()} == {
+        (1, 1): "all-gathered once a step; gradients reduce-scattered once a step",
+        (1, 4): "all-gathered once a step; gradients reduce-scattered in each microbatch",
+        (4, 4): "all-gathered in each microbatch; gradients reduce-scattered in each microbatch",
+        (8, 4): "all-gathered in each microbatch, again in its backward; gradients reduce-scattered in each microbatch",
+    }
+    again = [t for t in facts.traffic if t.what == "activation" and t.num_forward == 8]
+    assert [(t.count, move_text(t, found.mesh).rpartition("; ")[2]) for t in again] == [
+        (2, "the value again for backward")
+    ]
+
+
+@pytest.mark.parametrize("name", ["large", "timed"])
+def test_what_it_costs_and_saves_to_make_it_again(name: str, tmp_path: Path) -> None:
+    found = plan(name)
+    facts, own = PlanFacts(found), found.prediction
+    kept = predict(found.graph, found.cluster, replace(found.execution, recompute="none"))
+    (remade,) = facts.recomputation.remade
+    assert remade.compute_s == pytest.approx(own.compute_s - kept.compute_s)
+    assert remade.communication_s == pytest.approx(own.communication_s - kept.communication_s)
+    assert remade.compute_s > 0
+    _, explained, page, data = read(found, tmp_path)
+    saved = size(kept.memory.total_bytes - own.memory.total_bytes)
+    assert f"{seconds(kept.step_s)} a step and {size(kept.memory.total_bytes)} on each device" in data["saving"]
+    assert data["saving"].endswith(f"costs {seconds(own.step_s - kept.step_s)} and saves {saved}")
+    row = f"{remade.blocks} all {remade.num_operators} {seconds(remade.compute_s)} {seconds(remade.communication_s)}"
+    for said_there in (explained, page):
+        assert data["saving"] in said_there
+        assert row in re.sub(" +", " ", said_there)
+    assert PlanFacts(plan("mlp")).recomputation.kept is None
+
+
+def test_lifetimes_are_told_of_every_weight(tmp_path: Path) -> None:
+    found = plan("timed")
+    tree = module_tree(PlanFacts(found))
+    assert {m.label: m.differs.partition(" (")[0] for _, _, m in tree.walk() if m.label.startswith("layers.")} == {
+        "layers.0–1": "",
+        "layers.2": "from layers.0–1: other lifetimes",
+        "layers.3": "from layers.0–1: other lifetimes",
+        "layers.4–5": "from layers.0–1: made again in backward; other lifetimes",
+    }
+    for block, name in (("layers.1", "ZeRO-1"), ("layers.3", r"ZeRO-3 \(kept\)"), ("layers.5", "ZeRO-3")):
+        said = str(FoundReport(found, f"{block}.mlp.up.weight"))
+        assert re.search(rf"\n  lifetime +{name}: gathered ", said)
+    operator = str(FoundReport(found, "layers.5.norm.rms_norm"))
+    assert re.search(r"on a device 2 × .* in each microbatch\n", operator)
+    assert re.search(r"compute +\S+ \S+ a step, \S+ \S+ in each of 4 microbatches, made again in backward", operator)
+    weights = evaluated(found, tmp_path, 'plan.rows.filter((r) => r.kind === "weight").map((r) => r.lifetime)')
+    assert set(weights) == {"ZeRO-1", "ZeRO-2", "ZeRO-3 (kept)", "ZeRO-3"}
+    assert "3 found" in text_of(found, tmp_path, "#q=(kept)")
+
+
+def test_the_comparison_says_how_each_plan_is_run(tmp_path: Path) -> None:
+    found = plan("timed")
+    file, explained, page, data = read(found, tmp_path)
+    explained, page = (re.sub(r"\s+", " ", text) for text in (explained, page))
+    assert Plan.load(tmp_path / "plan.json").alternatives == found.alternatives
+    rows = {row["name"]: row for row in data["alternatives"]}
+    assert {row["num_microbatches"] for row in rows.values()} == {4}
+    assert [rows[name]["lifetimes"] for name in ("ZeRO-3", "ZeRO-2", "data parallel")] == ["ZeRO-3", "ZeRO-2", ""]
+    for other in file["alternatives"]:
+        own = rows[other["name"]]
+        told = " ".join(filter(None, (other["name"], own["mesh"], "4", own["lifetimes"], own["again"])))
+        assert f"{told} {seconds(other['prediction']['step_s'])}" in explained
+        assert told in page
+    for said_there in (explained, page):
+        assert "this plan [dp=8, tp=8] 4 ZeRO-1, ZeRO-2, ZeRO-3 (kept), ZeRO-3 by block" in said_there
+    other = replace(found.alternatives[0], execution=Execution(recompute="selective"))
+    assert Alternative.from_json(json.loads(json.dumps(other.to_json()))) == other
+    assert called(other) == f"{other.name}, selective recomputation"
+    assert called(replace(other, name="ZeRO-3, full recomputation")) == "ZeRO-3, full recomputation"
+
+
+def test_the_passes_of_a_step_add_up_to_it() -> None:
+    for name, microbatches in (("timed", 4), ("large", 1)):
+        found = plan(name)
+        timeline = plan_timeline(found, found.execution)
+        passes = step_passes(timeline)
+        assert sum(p.total_s for p in passes) == pytest.approx(timeline.step_s)
+        for direction in ("forward", "backward"):
+            assert sum(p.num_alike for p in passes if p.name == direction) == microbatches
+        assert (passes[0].name, passes[0].microbatches) == ("forward", "1")
+        assert passes[-1].name == "end of the step"
+    found = plan("timed")
+    told = str(TimelineReport(found, plan_timeline(found, found.execution)))
+    assert re.search(r"\n  forward +2–3 ", told)
+    assert re.search(r"at the peak +\w+ of microbatch [1-4] of 4: ", told)
+    assert f"peak: {found.prediction.peak_at}" in str(PlanReport(found))

@@ -106,7 +106,7 @@ def test_the_table_of_modules_fits_1280_pixels(tmp_path: Path) -> None:
     found = planner.plan(mlp(), "Net", mesh=Mesh.of(mb=2, dp=2, tp=2), roles=("data", "tensor"))
     columns = evaluated(found, tmp_path, "treeColumns()")
     least = [int(pixels) for pixels in re.findall(r"(\d+)px", columns)]
-    assert len(least) == 8
+    assert len(least) == 7  # two of them axes of devices
     assert sum(least) + 14 * (len(least) - 1) + 12 <= 1280 - 94
 
 

@@ -67,8 +67,9 @@ def test_zero_is_called_so(zero: Plan) -> None:
     (axis,) = PlanFacts(zero).axes
     assert axis.num_weights == {"whole": 0, "sharded": 0, "gathered": 10}
     text = str(PlanReport(zero))
-    assert "data parallel with gathered weights (ZeRO-3, kept for backward)" in text
-    assert "weights: 10 stored sharded, gathered for each use" in text
+    assert "data parallel with gathered weights (ZeRO-2)" in text
+    assert "weights: 10 stored sharded and gathered for use (10 ZeRO-2)" in text
+    assert "ZeRO-2: gathered once and kept for backward; gradients are reduce-scattered in backward" in text
     assert "all-gathered; gradients reduce-scattered" in text
 
 
@@ -135,8 +136,9 @@ def test_blocks_with_other_layouts_do_not_fold(data: Plan) -> None:
     tree = module_tree(PlanFacts(replace(data, graph=gathered)))
     assert [m.label for m in tree.children] == ["embed", "layers.0, 2", "layers.1", "(constants)"]
     layouts = "other layouts (norm.weight: S(0), not R, and 1 more)"
+    lifetimes = "other lifetimes (norm.weight: ZeRO-3, not none, and 1 more)"
     moves = "other communication (norm.weight: dp: S(0) → C, not dp: R → C, and 1 more)"
-    assert [m.differs for m in tree.children] == ["", "", f"from layers.0, 2: {layouts}; {moves}", ""]
+    assert [m.differs for m in tree.children] == ["", "", f"from layers.0, 2: {layouts}; {lifetimes}; {moves}", ""]
 
 
 def _gathering(nodes: Iterable[Node], changed: set[str]) -> Iterator[Node]:
@@ -248,7 +250,7 @@ def test_the_last_tenth_of_the_memory_is_never_said_to_fit(data: Plan, share: fl
 def test_the_moment_of_the_peak_and_what_is_exposed_are_told(data: Plan) -> None:
     text = str(PlanReport(data))
     assert f"peak: {data.prediction.peak_at}" in text
-    assert "microbatch 0" in data.prediction.peak_at
+    assert "microbatch 1 of 1" in data.prediction.peak_at
     assert f"exposed communication {units.seconds(data.prediction.exposed_s)}" in text
     assert f"bubble {units.seconds(1.0)}" in str(
         PlanReport(replace(data, prediction=replace(data.prediction, bubble_s=1.0)))

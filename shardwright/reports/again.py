@@ -1,0 +1,91 @@
+"""What backward makes again of a plan: which blocks, what that costs, and what the plan would be if all were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shardwright.cost.predict import NodeCosts, Prediction, node_costs, predict
+from shardwright.pcg.graph import Node
+from shardwright.pcg.step.again import made_again
+from shardwright.pcg.step.execution import Recompute
+from shardwright.pcg.step.parameters import module_block
+from shardwright.reports.units import ranges
+from shardwright.search.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """Blocks of which backward makes the same again. `blocks`: their names; "" for what lies in none.
+
+    `compute_s`, `communication_s`: what that adds to a step, all microbatches together.
+    """
+
+    blocks: str
+    num_blocks: int
+    mode: Recompute
+    num_operators: int
+    compute_s: float
+    communication_s: float
+
+
+class Recomputation:
+    """What a plan makes again. `nodes`: the names of what runs twice."""
+
+    def __init__(self, plan: Plan, costs: Mapping[str, NodeCosts]) -> None:
+        """`costs`: of the plan's nodes."""
+        self.plan, self.costs = plan, costs
+        self.nodes = made_again(plan.graph, plan.execution).twice
+        self.everything_kept = replace(plan.execution, recompute="none")
+
+    @cached_property
+    def remade(self) -> tuple[Remade, ...]:
+        """By mode, in the order of the model; empty where everything is kept."""
+        plan, groups = self.plan, dict[Recompute, dict[str, list[Node]]]()
+        for node in plan.graph.nodes:
+            if node.name in self.nodes:
+                block = block_of(node)
+                mode = plan.execution.recompute_of(block)[1]
+                groups.setdefault(mode, {}).setdefault(block, []).append(node)
+        kept = node_costs(plan.graph, plan.cluster, self.everything_kept) if groups else {}
+
+        def more(nodes: Iterable[Node], what: str) -> float:
+            return sum(getattr(self.costs[n.name], what) - getattr(kept[n.name], what) for n in nodes)
+
+        found: list[Remade] = []
+        for mode, blocks in groups.items():
+            nodes = [node for own in blocks.values() for node in own]
+            operators = sum(not node.is_parallel for node in nodes)
+            added = (more(nodes, "compute_s"), more(nodes, "communication_s"))
+            found.append(Remade(names_of(blocks), len(blocks), mode, operators, *added))
+        return tuple(found)
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """All blocks of the model."""
+        return len({block_of(node) for node in self.plan.graph.nodes} - {""})
+
+    @cached_property
+    def kept(self) -> Prediction | None:
+        """The same plan with everything kept; None where it is so."""
+        plan = self.plan
+        return predict(plan.graph, plan.cluster, self.everything_kept) if self.remade else None
+
+
+def block_of(node: Node) -> str:
+    """The repeated block of the model that an operator or a parameter lies in, or ""."""
+    return module_block(str(node.attr("target")) if node.op == "parameter" else f"{node.source.module}.")
+
+
+def names_of(blocks: Iterable[str]) -> str:
+    """`layers.0–15, 20`: numbers that follow each other together."""
+    numbers, others = dict[str, list[int]](), list[str]()
+    for block in dict.fromkeys(blocks):
+        stem, _, last = block.rpartition(".")
+        if last.isdecimal():
+            numbers.setdefault(stem, []).append(int(last))
+        else:
+            others.append(block)
+    numbered = (f"{stem}." * bool(stem) + ranges(own) for stem, own in numbers.items())
+    return ", ".join(filter(None, (*others, *numbered)))

@@ -1,0 +1,168 @@
+"""How a step of a plan is run: microbatches, lifetimes of gathered weights, what is made again, precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from shardwright.cost.timeline.memory import MemoryVerdict, verdict
+from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.precision import low_dtype
+from shardwright.pcg.step.execution import Execution, Recompute
+from shardwright.pcg.step.lifetimes import ZEROS
+from shardwright.reports.again import Remade
+from shardwright.reports.facts import PlanFacts
+from shardwright.reports.lifetimes import lifetime_name, lifetime_words
+from shardwright.reports.report import Paragraph
+from shardwright.reports.units import plural, seconds, size
+from shardwright.search.plan import Plan
+from shardwright.search.spaces import batch_size
+
+
+def device_mesh(mesh: Mesh) -> str:
+    """The mesh of devices, without the axis of time: `[dp=8, tp=8]`."""
+    axes = [(name, size) for name, size in zip(mesh.names, mesh.sizes, strict=True) if name != TIME]
+    return str(Mesh.of(**dict(axes)))
+
+
+_MODES: dict[str, str] = {
+    "none": "everything that backward needs is kept",
+    "selective": "attention is made again in backward",
+    "full": "every block is made again in backward",
+}  # fmt: skip
+_AGAIN: dict[Recompute, str] = {"none": "nothing", "selective": "attention", "full": "all"}
+
+
+def way(facts: PlanFacts, times: int = 1) -> str:
+    """How a step is run: microbatches of so many batches, and what is made again."""
+    plan = facts.plan
+    obstacle = f"; no microbatches: {plan.report.obstacle}" if plan.report.obstacle else ""
+    return f"{microbatches(plan, times)}; {_again(facts)}{obstacle}"
+
+
+def microbatches(plan: Plan, times: int = 1) -> str:
+    """`4 microbatches of 16 of the batch's 64`; `times`: so many batches a step."""
+    count, size = plan.mesh.num_microbatches, batch_size(plan.graph)
+    told = plural(times * count, "microbatch", "microbatches")
+    return told + (f", each of {size // count} of the batch's {size}" if count > 1 and size % count == 0 else "")
+
+
+def _again(facts: PlanFacts) -> str:
+    mode, found = facts.plan.execution.recompute, facts.recomputation
+    if isinstance(mode, str):
+        return _MODES[mode]
+    told = "; ".join(f"{remade_text(remade)} of {remade.blocks or 'what is in no block'}" for remade in found.remade)
+    number = sum(remade.num_blocks for remade in found.remade)
+    return f"made again in backward: {told} ({number} of {found.num_blocks} blocks)" if told else _MODES["none"]
+
+
+def remade_text(remade: Remade) -> str:
+    """What backward makes again of such a block."""
+    return _AGAIN[remade.mode]
+
+
+def again_name(execution: Execution) -> str:
+    """In a word, what is made again; "" for nothing."""
+    mode = execution.recompute
+    return "by block" if not isinstance(mode, str) else "" if mode == "none" else mode
+
+
+def saving(facts: PlanFacts) -> str:
+    """What it costs and saves that something is made again; "" where nothing is."""
+    own, kept = facts.plan.prediction, facts.recomputation.kept
+    if kept is None:
+        return ""
+    fit = verdict(kept.memory.total_bytes, facts.plan.cluster.device.memory_bytes)
+    longer, less = own.step_s - kept.step_s, kept.memory.total_bytes - own.memory.total_bytes
+    return (
+        f"with everything kept, this plan would take {seconds(kept.step_s)} a step and {size(kept.memory.total_bytes)} "
+        f"on each device, which {_FITS[fit]}: making it again costs {seconds(longer)} and saves {size(less)}"
+    )
+
+
+_FITS: dict[MemoryVerdict, str] = {
+    "fits": "fits too", "may not fit": "may not fit", "does not fit": "does not fit",
+}  # fmt: skip
+
+
+def precision(facts: PlanFacts) -> str:
+    """In which dtypes operators run, and what of that is rounded."""
+    name, low = facts.plan.precision or "the model's own", low_dtype(facts.plan.precision)
+    operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items()) or "no operators"
+    if not low:
+        return f"{name}: {operators}; nothing is rounded but as one process rounds"
+    return (
+        f"{name}: {operators}; rounded to {low}: what products read and give; kept in float32: weights, what is "
+        "summed of their gradients, optimizer states, the loss"
+    )
+
+
+_MOST_NAMED = 3
+"""So many operators are named where there may be many."""
+
+
+def statistics(facts: PlanFacts) -> str:
+    """Which operators have statistics of each microbatch by itself."""
+    shown = ", ".join(facts.estimated[:_MOST_NAMED]) + (", …" if len(facts.estimated) > _MOST_NAMED else "")
+    return (
+        f"{plural(len(facts.estimated), 'sum')} over the batch of each microbatch by itself ({shown}): the step "
+        "is that of one process which runs the microbatches in turn"
+    )
+
+
+# ---- paragraphs ----
+
+COPIES = "copies over: along these axes every slice is there more than once; data parallel over them, hybrid sharding"
+
+
+def gathered(facts: PlanFacts) -> Iterator[Paragraph]:
+    """For how long which weights stay."""
+    rows = [
+        (str(g.count), g.where, lifetime_name(g.zero, facts.mesh), g.axis, ", ".join(g.copies), size(g.stored_bytes),
+         size(g.gathered_bytes))
+        for g in facts.gathered
+    ]  # fmt: skip
+    if rows:
+        there = {g.zero for g in facts.gathered}
+        notes = [
+            f"{lifetime_name(zero, facts.mesh)}: {lifetime_words(zero, facts.mesh)}" for zero in ZEROS if zero in there
+        ]
+        notes += [COPIES] if any(g.copies for g in facts.gathered) else []
+        columns = (">weights", "of", "lifetime", "slices over", "copies over", ">slices", ">gathered")
+        title = "Weights that are stored in slices and gathered for use (bytes of one device, all gathered at once)"
+        yield Paragraph(title, [], columns, rows, notes)
+
+
+def made_again(facts: PlanFacts) -> Iterator[Paragraph]:
+    """What backward makes again, and what that costs and saves."""
+    rows = [
+        (r.blocks or "in no block", remade_text(r), str(r.num_operators), seconds(r.compute_s),
+         seconds(r.communication_s))
+        for r in facts.recomputation.remade
+    ]  # fmt: skip
+    if rows:
+        columns = ("blocks", "what", ">operators", ">compute", ">comm.")
+        title = "Made again in backward (what that adds to compute and communication of a step)"
+        yield Paragraph(title, [], columns, rows, [saving(facts)])
+
+
+def running_data(facts: PlanFacts) -> dict[str, Any]:
+    """The same for programs."""
+    mesh = facts.mesh
+    return {
+        "way": way(facts),
+        "gathered": [
+            {**asdict(g), "name": lifetime_name(g.zero, mesh), "words": lifetime_words(g.zero, mesh)}
+            for g in facts.gathered
+        ],
+        "copies": COPIES if any(g.copies for g in facts.gathered) else "",
+        "remade": [{**asdict(r), "text": remade_text(r)} for r in facts.recomputation.remade],
+        "saving": saving(facts),
+        "statistics": statistics(facts) if facts.estimated else "",
+        "precision": {
+            "name": facts.plan.precision,
+            "operators": dict(facts.dtypes),
+            "text": precision(facts),
+        },
+    }
