@@ -13,7 +13,6 @@ of a simulation does not grow with depth.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +76,7 @@ def run(segment: Segment, sharing: Sharing, alike: SegmentTimeline | None = None
     busy = defaultdict[str, float](float)
     for task, copies, start, end in zip(segment.tasks, segment.copies(), starts, ends, strict=True):
         busy[task.stream] += copies * (end - start)
-    memory = _memory(segment, starts, ends, offsets, windows)
+    memory = _memory(segment, starts, ends, offsets)
     awaited = (e + o for t, e, o in zip(segment.tasks, ends, offsets, strict=True) if not _goes_on(t))
     ready_s = max(awaited, default=seconds)
     waiting_s = max(0.0, ready_s - busy.get(COMPUTE, 0.0))
@@ -150,7 +149,6 @@ def _memory(
     starts: Sequence[float],
     ends: Sequence[float],
     offsets: Sequence[float],
-    windows: Sequence[_Window],
 ) -> tuple[dict[str, float], float, str, dict[str, float], Course]:
     """Peak by category, its moment and task, the net change, and the whole course."""
     categories = list(dict.fromkeys(b.category for b in segment.buffers))
@@ -170,8 +168,10 @@ def _memory(
     moments, numbers, _, where, sizes = zip(*events, strict=True)
     changes[np.arange(len(events)), where] = sizes
     course = np.cumsum(changes, axis=0)
-    for fold, window in zip(segment.folds, windows, strict=True):
-        course += _folded(fold, window, moments, numbers, course)
+    order = np.array(numbers)
+    for fold in segment.folds:  # further blocks change what is there as the second one does
+        change = changes[(order >= fold.start) & (order < fold.end)].sum(axis=0)
+        course += np.where(order[:, None] >= fold.end, fold.more * change, 0.0)
     totals = course.sum(axis=1)
     row = int(totals.argmax())
     net = dict(zip(categories, course[-1].tolist(), strict=True))
@@ -181,17 +181,3 @@ def _memory(
         return {}, 0.0, segment.tasks[0].name, net, memory
     peak = dict(zip(categories, course[row].tolist(), strict=True))
     return peak, memory.times_s[row], segment.tasks[events[row][1]].name, net, memory
-
-
-def _folded(
-    fold: Fold, window: _Window, moments: Sequence[float], numbers: Sequence[int], course: np.ndarray
-) -> np.ndarray:
-    """What further blocks add to the memory of everything after them: the change over the second block, each time."""
-    first, second = (_row(course, bisect_right(moments, moment)) for moment in window)
-    after = np.zeros_like(course)
-    after[np.array(numbers) >= fold.end] = fold.more * (second - first)
-    return after
-
-
-def _row(course: np.ndarray, count: int) -> np.ndarray:
-    return course[count - 1] if count else np.zeros(course.shape[1])

@@ -438,9 +438,7 @@ def test_a_plan_of_another_model_is_refused(net: Case) -> None:
     def body(model: nn.Module) -> None:
         lower(net.graph(Mesh.of(dp=1), {}), model, timeout_s=30)
 
-    with pytest.raises(
-        DistributedError, match=r"PlanError: the plan has a parameter or buffer 'tok\.weight' that the model"
-    ):
+    with pytest.raises(DistributedError, match=r"the plan has a parameter or buffer 'tok\.weight' that the model"):
         run_ranks(lambda: body(Convolutions()), 1, 30)
     other = Net()
     other.up = nn.Linear(16, 28)

@@ -67,6 +67,21 @@ def test_the_prediction_of_a_way_to_run_is_the_objective(count: int, mode: str, 
     assert again == found.prediction
 
 
+def test_the_memory_of_folded_blocks_is_that_of_the_whole_in_every_category() -> None:
+    """What a collective holds while it runs is not counted once more, or less, for every block."""
+    graph, mesh = blocks(16, 64, layers=8, seq=16), Mesh.of(x=2)
+    solver = Solver(cluster(2), every_choice)
+    for role in ("data", "zero", "tensor"):
+        few = solver.solve(fold(graph), mesh, (role,), role)
+        memory = predict(few.graph, solver.cluster, repeats=fold(graph).repeats).memory
+        whole = solver.again_whole(graph, few).prediction.memory
+        found, expected = memory.by_category(), whole.by_category()
+        for category in {**found, **expected}:
+            error = abs(found.get(category, 0) - expected.get(category, 0))
+            assert error <= 0.02 * whole.total_bytes, (role, category)
+            assert found.get(category, 0) >= 0, (role, category)
+
+
 def test_what_lies_in_a_block_is_made_again_up_to_what_backward_needs() -> None:
     graph = blocks(layers=2)
     again = made_again(graph, Execution(recompute="full"))

@@ -419,5 +419,5 @@ def test_ranks_read_the_rule_file(run: Run) -> None:
     assert status == 0, err
     assert out.startswith("step    1  loss ")
     status, _, err = run("run", "models.py:net", "--rules", write(FALSE), "--cluster", "local:2", "--steps", "1")
-    assert status == 1
+    assert status == 2
     assert "error: mine.json: no rule of it can be used; `shardwright rules verify mine.json` says why" in err
