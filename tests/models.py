@@ -9,6 +9,6 @@ import pytest
 from examples.zoo import ZOO
 
 
-def zoo() -> list[Any]:
-    """The models of the zoo, as cases of `parametrize`. The tests of one run in one worker, which prepares it once."""
-    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ZOO]
+def zoo(*names: str) -> list[Any]:
+    """The models of the zoo, or these, as cases of `parametrize`. One worker runs all tests of one: it prepares it once."""
+    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names or ZOO]

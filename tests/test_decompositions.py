@@ -114,8 +114,10 @@ def test_every_decomposition_has_an_example() -> None:
     assert {e.rule for e in EXAMPLES} == set(RULES) - {"cross_entropy_in_parts"}
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.rule)
+@pytest.mark.parametrize(
+    ("example", "num_ranks"),
+    [pytest.param(e, n, id=f"{e.rule}-{n}") for i, e in enumerate(EXAMPLES) for n in [4 if i % 4 == 0 else 2]],
+)
 def test_it_runs_over_a_sharded_dimension_as_one_process_does(example: Example, num_ranks: int) -> None:
     case = example.case()
     graph = sharded(rewritten(case.captured.graph, example.rule, num_ranks), num_ranks)

@@ -1,6 +1,6 @@
 """The matrix in `docs/matrix.md`: every model under every layout on real gloo ranks equals the single process.
 
-Two ranks under the layouts that split, and four under those of two axes or the search's own, which are marked slow.
+Two ranks under the layouts that split, and four under ZeRO × tensor and the search's own, which are marked slow.
 `make matrix` runs it all.
 """
 
@@ -16,13 +16,13 @@ from bench.matrix import Cell, page, run_cell
 from bench.plans import CASES, TRAINING, Case, fast_links
 from bench.replicated import describe
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.restrict import TENSOR
+from shardwright.search.restrict import TENSOR, ZERO
 from tests.each import each
 from tests.models import zoo
 
 SPLITTING = [case for case in CASES if case.name != "searched"]
 TWO_RANKS = [case for case in SPLITTING if case.num_ranks == 2]
-FOUR_RANKS = [case for case in SPLITTING if case.num_ranks == 4 and (case.mesh is None or len(case.mesh.sizes) > 1)]
+FOUR_RANKS = [case for case in SPLITTING if case.num_ranks == 4 and case.roles in (None, (ZERO, TENSOR))]
 
 
 def assert_equals_single_process(name: str, case: Case) -> None:
