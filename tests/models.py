@@ -10,5 +10,5 @@ from examples.zoo import ZOO
 
 
 def zoo(*names: str) -> list[Any]:
-    """The models of the zoo, or these, as cases of `parametrize`. One worker runs all tests of one: it prepares it once."""
+    """The models of the zoo, or these, as cases of `parametrize`. Each has one worker, which prepares it once."""
     return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names or ZOO]
