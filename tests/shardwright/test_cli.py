@@ -218,7 +218,7 @@ def assert_error(result: tuple[int, str, str], message: str) -> None:
         (["plan", "models.py"], "'models.py': give it as FILE.py:FUNCTION"),
         (["plan", "nope.py:net"], "there is no file nope.py"),
         (["plan", "models.py:nope"], "models.py has no function 'nope'; it has Net, net, scaled, positional"),
-        (["plan", "models.py:broken"], "models.py:32: ValueError: no such data set"),
+        (["plan", "models.py:broken"], "models.py:45: ValueError: no such data set"),
         (["plan", "models.py:lonely"], r"returns a model without a batch; return \(model, batch\)"),
         (["plan", "models.py:number"], "the function returns int"),
         (["plan", "models.py:net", "--cluster", "moon"], "--cluster 'moon' is no cluster: give local:N, preset"),
