@@ -113,7 +113,9 @@ class KeepingProblem:
         """The least of seconds + price · bytes."""
         solution = self.eliminator.solve(self.problem, price)
         again = self.values.made_again(solution) if self.values is not None else {}
-        lifetimes = {leaf: zeros[solution.choices[v]] for v, (leaves, zeros) in self.groups.items() for leaf in leaves}
+        lifetimes = dict[str, Zero]()
+        for v, (leaves, zeros) in self.groups.items():
+            lifetimes |= dict.fromkeys(leaves, zeros[solution.choices[v]])
         return Kept(Keeping(again, lifetimes), *self._sums(solution))
 
     def _sums(self, solution: Solution) -> tuple[float, float]:

@@ -1,9 +1,9 @@
 """The search: every mesh, the best layouts on each, memory as a hard limit, baselines on the same terms.
 
 Exact on one mesh, run in one way, is the sum of compute and communication, to which bounds refer. Not exact is what is
-around it: microbatches, recomputation and lifetimes are tuned one after the other (`search.tuning`), and the timeline,
-in which compute and communication overlap, judges what was found: plans of all meshes and baselines alike. Plans with
-recomputation by block have no bound.
+around it: microbatches, recomputation and lifetimes are tuned one after the other (`search.tuning`), then what is kept
+is decided value by value (`search.fitting`), and the timeline, in which compute and communication overlap, judges what
+was found: plans of all meshes and baselines alike.
 """
 
 from __future__ import annotations
