@@ -154,7 +154,7 @@ def recompute_option(command: Command) -> Command:
     """`--recompute`"""
     text = (
         "What backward computes again: none, selective (attention) or full (every block); or by block or module in "
-        "blocks, such as 'model.layers.0-7=full,model.layers.*.mlp=full'. By default the search chooses, value by value."
+        "blocks, such as 'model.layers.0-7=full,model.layers.*.mlp=full'. By default the search does, by value."
     )
     return click.option("--recompute", type=parse_recompute, metavar="MODE", help=text)(command)
 
