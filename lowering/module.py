@@ -107,14 +107,15 @@ class ParallelModule(Training):
         todo, uses = outside.actions, [use.parameter for use in outside.chunk.uses]
         units = ([uses[number] for number in unit] for unit in todo.units)
         self._reducer = Reducer(
-            [(ranks.merged(unit[0].sums), [self._of(p.leaf) for p in unit]) for unit in units],
+            [(ranks.merged(p[0].sums), [self._of(x.leaf) for x in p], _dtype(p[0].reduced_dtype)) for p in units],
             [self._of(p.leaf) for p in outside.operations.parameters.values() if p.grad],
         )
         orders = (todo.of("await", backward=False), todo.of("await", backward=True))
         self._blocks = Blocks(self._reducer.deliver, *orders)
         for block in outside.chunk.blocks:
             lifetime, summed = block.slices.lifetime, block.slices.summed
-            self._blocks.add(*self._shares(block.parameters), lifetime, summed=summed)
+            sent = _dtype(block.parameters[0].reduced_dtype)
+            self._blocks.add(*self._shares(block.parameters), sent, lifetime, summed=summed)
         self._reducer.at_end.append(self._blocks.finish)
         sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums} - {TIME}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
@@ -158,7 +159,7 @@ class ParallelModule(Training):
         shards = [self._of(p.leaf).inside for p in parameters]
         slices = [p.slices for p in parameters if p.slices is not None]
         axes = [self.ranks.merged((s.axis,)) for s in slices]
-        dtypes = [getattr(torch, p.used_dtype) for p in parameters]
+        dtypes = [_dtype(p.used_dtype) for p in parameters]
         shares = [
             SlicedParameter(tuple(shard.shape), dtype, shard.device, axis, s.dim, s.blocks, s.copied)
             for shard, dtype, axis, s in zip(shards, dtypes, axes, slices, strict=True)
@@ -223,6 +224,10 @@ class ParallelModule(Training):
             left_to_python(self._blocks.items, "gather", "free"),
             *left_to_python([self._saved], "checkpoint", "remade"),
         )
+
+
+def _dtype(name: str) -> torch.dtype:
+    return getattr(torch, name)
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
