@@ -24,7 +24,7 @@ import shardwright as sw
 from shardwright.api import compile, plan
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
-from shardwright.pcg.errors import BatchError, CaptureError, DistributedError, PlanError
+from shardwright.pcg.errors import BatchError, CaptureError, ClusterError, DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.reports.plan import PlanReport
@@ -128,6 +128,24 @@ def test_a_plan_is_for_a_precision() -> None:
         compile(model, plan=found, precision="amp_fp16", kwargs=batch)
     with pytest.raises(PlanError, match="precision 'bf16': expected parameters in bfloat16, got float32; build the"):
         plan(model, sw.Cluster.local(2), kwargs=batch, precision="bf16")
+
+
+def test_a_plan_says_what_gradients_are_sent_in() -> None:
+    """By torch's dtype or its name, with a precision or without one, for a model in float32; it stays with the plan."""
+    model, batch = example()
+    known = {"cluster": sw.Cluster.local(2), "kwargs": batch, **forced()}
+    own, named = (plan(model, **known, reduce_dtype=d) for d in (None, "bfloat16"))
+    found = plan(model, **known, reduce_dtype=torch.bfloat16)
+    assert (found.graph, found.prediction) == (named.graph, named.prediction)
+    assert (own.execution.reduce_dtype, found.execution.reduce_dtype) == (None, "bfloat16")
+    assert found.prediction.communication_bytes < own.prediction.communication_bytes
+    assert Plan.from_json(found.to_json()) == found
+    assert "as one process rounds; gradients are sent in bfloat16" in str(PlanReport(found))
+    with pytest.raises(PlanError, match="plan= was given together with reduce_dtype=, which guide the search"):
+        compile(model, plan=found, reduce_dtype=torch.float32, kwargs=batch)
+    for wrong in (torch.int32, "int32"):
+        with pytest.raises(ClusterError, match="reduce_dtype: expected one of 'float32', 'bfloat16', 'float16', got"):
+            plan(model, **known, reduce_dtype=wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_search_chooses_among_precisions() -> None:
