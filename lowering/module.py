@@ -93,6 +93,7 @@ class ParallelModule(Training):
         in_tf32: bool = False,
     ) -> None:
         super().__init__()
+        private.find_overflows_together()
         self.scaler: torch.amp.GradScaler | None = None
         self._in_tf32 = in_tf32 and ranks.device.type == "cuda"
         self.training = model.training

@@ -133,7 +133,7 @@ def test_a_plan_is_for_a_precision() -> None:
 def test_a_plan_says_what_gradients_are_sent_in() -> None:
     """By torch's dtype or its name, with a precision or without one, for a model in float32; it stays with the plan."""
     model, batch = example()
-    known = {"cluster": sw.Cluster.local(2), "kwargs": batch, **forced()}
+    known: dict[str, Any] = {"cluster": sw.Cluster.local(2), "kwargs": batch, **forced()}
     own, named = (plan(model, **known, reduce_dtype=d) for d in (None, "bfloat16"))
     found = plan(model, **known, reduce_dtype=torch.bfloat16)
     assert (found.graph, found.prediction) == (named.graph, named.prediction)
