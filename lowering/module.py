@@ -23,7 +23,7 @@ from shardwright.lowering.inputs import CheckInputs, Inputs
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.parts import bake, mirror
-from shardwright.lowering.precision import check_device
+from shardwright.lowering.precision import check_device, set_products
 from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
@@ -62,10 +62,9 @@ def lower(
     """
     graph = as_run(graph, execution).validate()
     ranks = connect(graph.mesh, timeout_s)
-    check_device(precision, ranks.device)
+    check_device(precision, ranks.device.type)
     constants, options = constants or {}, options or {}
-    in_tf32 = precision == "tf32"
-    return ParallelModule(graph, model, ranks, constants, options, execution, check_inputs, in_tf32=in_tf32)
+    return ParallelModule(graph, model, ranks, constants, options, execution, check_inputs, precision=precision)
 
 
 class ParallelModule(Training):
@@ -90,12 +89,13 @@ class ParallelModule(Training):
         execution: Execution = DEFAULT,
         check_inputs: CheckInputs = "first",
         *,
-        in_tf32: bool = False,
+        precision: Precision | None = None,
     ) -> None:
         super().__init__()
         private.find_overflows_together()
         self.scaler: torch.amp.GradScaler | None = None
-        self._in_tf32 = in_tf32 and ranks.device.type == "cuda"
+        self._products = precision if ranks.device.type == "cuda" else None
+        set_products(self._products)
         self.training = model.training
         self.graph, self.ranks = graph, ranks
         self._held: dict[str, Held] = {}

@@ -21,6 +21,8 @@ from shardwright.judging import jury
 from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.precision import check_device
+from shardwright.lowering.private import default_device
 from shardwright.pcg.capture import Captured, capture, split_batch
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
@@ -150,6 +152,9 @@ def plan(
             `fits(plan)` of `shardwright.reports.facts` is False, and `shardwright plan` ends with status 3.
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
+    for own in _several(precision):
+        if own != "fp8":  # which can be costed
+            check_device(own, cluster.device.kind)
     certified = certified_by(rules, progress)
     guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype)
     return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress)[0]
@@ -254,6 +259,8 @@ def compile(
         )
 
     join(timeout_s)
+    for own in _several(precision) if given is None else [given.precision]:
+        check_device(own, default_device().type)
     if not args and not kwargs:
         return LazyParallelModule(model, build)
     return build(args, kwargs or {})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.precision import check_device, tf32
+from shardwright.lowering.precision import check_device, check_products, set_products
 from shardwright.lowering.private import unwrap
 from shardwright.pcg.capture import capture, find_loss
 from shardwright.pcg.errors import PlanError
@@ -146,28 +148,73 @@ def test_a_loss_scaler_leaves_no_trace() -> None:
 
 
 @each("precision, device, problem", [
-    ("fp8", "cuda", "it can be costed, but not run"),
-    ("amp_fp16", "cpu", "training in float16 needs a GPU, and this rank is on cpu"),
+    ("fp8", "cuda", "it can be planned and costed, but not run"),
+    ("amp_fp16", "cpu", "training in float16 needs a GPU, and this would run on cpu; plan with 'amp_bf16', which"),
     ("fp16", "cpu", "training in float16 needs a GPU"),
 ])  # fmt: skip
 def test_devices_that_do_not_train_in_a_precision(precision: Precision, device: str, problem: str) -> None:
     with pytest.raises(PlanError, match=f"precision '{precision}': {problem}"):
-        check_device(precision, torch.device(device))
+        check_device(precision, device)
 
 
 @each("precision, device", [(None, "cpu"), ("amp_bf16", "cpu"), ("tf32", "cpu"), ("amp_fp16", "cuda")])
 def test_devices_that_do(precision: Precision | None, device: str) -> None:
-    check_device(precision, torch.device(device))
+    check_device(precision, device)
 
 
-def test_tf32_is_on_inside_only() -> None:
-    backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [backend.allow_tf32 for backend in backends]
-    with tf32(wanted=True):
-        assert all(backend.allow_tf32 for backend in backends)
-    with tf32(wanted=False):
-        assert [backend.allow_tf32 for backend in backends] == before
-    assert [backend.allow_tf32 for backend in backends] == before
+@pytest.fixture
+def settings() -> Iterator[dict[str, Any]]:
+    """What products of float32 run in on GPUs, with what torch has set."""
+    cudnn: Any = torch.backends.cudnn
+    found = {"matmul": torch.backends.cuda.matmul, "conv": cudnn.conv, "rnn": cudnn.rnn}
+    yield found
+    torch.backends.fp32_precision = "none"
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
+
+
+def test_a_precision_sets_what_products_run_in_and_requires_it(settings: dict[str, Any]) -> None:
+    for precision in ("tf32", "fp32", "tf32"):
+        set_products(precision)
+        assert {s.fp32_precision == "tf32" for s in settings.values()} == {precision == "tf32"}
+        assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == (precision == "tf32")
+        check_products(precision)
+    set_products("amp_bf16")  # the user's own stay
+    assert settings["matmul"].fp32_precision == "tf32"
+    check_products("amp_bf16")
+    problem = r"'fp32': compile set torch\.backends\.cuda\.matmul\.fp32_precision to 'ieee' for this.* now it is 'tf32'"
+    with pytest.raises(PlanError, match=problem):
+        check_products("fp32")
+    for setting in settings.values():
+        setting.fp32_precision = "tf32"
+        set_products("tf32")
+        setting.fp32_precision = "ieee"
+        with pytest.raises(PlanError, match="now it is 'ieee'; set it back"):
+            check_products("tf32")
+
+
+def test_settings_that_users_make_the_newer_way_are_no_obstacle(settings: dict[str, Any]) -> None:
+    """torch refuses to read the older settings where the newer ones say something else."""
+    torch.backends.fp32_precision = "tf32"
+    settings["matmul"].fp32_precision = "tf32"
+    for precision in ("fp32", "tf32"):
+        set_products(precision)
+        check_products(precision)
+
+
+def test_every_step_requires_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks on CPUs have nothing to set; a program that has is stopped before it runs."""
+
+    def steps(parallel: ParallelModule) -> list[str]:
+        told = list[str]()
+        monkeypatch.setattr(parallel, "_products", "tf32")
+        for step in (parallel.forward_backward, parallel):
+            with pytest.raises(PlanError) as error:
+                step(**case("pictures").batch)
+            told.append(str(error.value))
+        return told
+
+    for told in case("pictures").on_ranks(solved("pictures", "data"), steps):
+        assert [text.startswith("precision 'tf32': compile set torch.backends") for text in told] == [True, True]
 
 
 def test_products_cost_what_their_dtype_costs() -> None:
