@@ -12,7 +12,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner
 from tests.each import each
-from tests.lowering.test_precision import case, solved
+from tests.lowering.rounding import case, solved
 from tests.search.graphs import cluster
 
 SCALE = 1024.0
