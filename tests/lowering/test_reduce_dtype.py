@@ -5,13 +5,18 @@ All gradients here are whole numbers, which float32 adds without rounding, and w
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from shardwright.api import certified_choices
 from shardwright.lowering.launch import run_ranks
@@ -105,6 +110,22 @@ def test_each_rank_rounds_once_what_it_sends() -> None:
     assert torch.equal(found, summed(first, second))
     for exact in (Execution(), Execution(reduce_dtype="float32")):
         assert torch.equal(gradients(graph, exact)[0], first + second)
+
+
+def test_fsdp_sends_the_same() -> None:
+    """Bit by bit; its gradient is that of the mean over ranks, half of ours."""
+
+    def sharded() -> Tensor:
+        model = copy.deepcopy(case().model)
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)), mp_policy=policy)
+        model(case().batch["x"].chunk(2)[dist.get_rank()]).backward()
+        gradient = next(model.parameters()).grad
+        assert isinstance(gradient, DTensor)
+        return 2 * gradient.full_tensor()[0]
+
+    (found,) = gradients(planned(case(), "zero", Mesh.of(x=2)))
+    assert all(torch.equal(found, theirs) for theirs in run_ranks(sharded, 2, 60))
 
 
 def test_microbatches_are_added_before_that() -> None:
