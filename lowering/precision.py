@@ -16,7 +16,7 @@ from shardwright.pcg import checks
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Precision
 
-PRODUCTS: Mapping[Precision, str] = {"tf32": "tf32", "fp32": "ieee"}
+PRODUCTS: Mapping[Precision | None, str] = {"tf32": "tf32", "fp32": "ieee"}
 """What products of float32 run in on GPUs; under other precisions, as the user has set it."""
 
 
@@ -43,9 +43,8 @@ def set_products(precision: Precision | None) -> None:
 
     By torch's older setting, which keeps the newer one in step; the other way round, reading the older one is an error.
     """
-    if precision not in PRODUCTS:
+    if (wanted := PRODUCTS.get(precision)) is None:
         return
-    wanted = PRODUCTS[precision]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted == "tf32"
     for setting in _settings().values():
         if (setting.fp32_precision == "tf32") != (wanted == "tf32"):  # by one for all backends
@@ -54,9 +53,8 @@ def set_products(precision: Precision | None) -> None:
 
 def check_products(precision: Precision | None) -> None:
     """Raise a `PlanError` where products of float32 no longer run in what the precision says."""
-    if precision not in PRODUCTS:
+    if (wanted := PRODUCTS.get(precision)) is None:
         return
-    wanted = PRODUCTS[precision]
     for name, setting in _settings().items():
         if (setting.fp32_precision == "tf32") != (wanted == "tf32"):
             raise PlanError(

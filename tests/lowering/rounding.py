@@ -34,9 +34,10 @@ from shardwright.pcg.capture import capture, find_loss
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution, Recompute, ReduceDtype
+from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.planner import Planner
 from tests.lowering.runs import Batch, Case, Step, outcome, parallel_step
