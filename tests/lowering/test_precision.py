@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
+from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.precision import check_device, check_products, set_products
 from shardwright.lowering.private import unwrap
@@ -209,6 +210,24 @@ def test_shards_are_cast_before_they_are_gathered(name: str) -> None:
     assert all(p.summed_bytes == 2 * p.used_bytes for p in parameters if p.used_dtype == "bfloat16")
     assert not [n for n, _, _ in fused_moves(graph) if source_of(graph, n.name).op == "parameter"
                 and n.name not in find_parameters(graph).names]  # fmt: skip
+
+
+class Embedded(nn.Module):
+    """Nothing that a mixed precision runs in 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(64, 32), nn.LayerNorm(32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.norm(self.table(ids)).square().mean()
+
+
+def test_what_has_no_products_stays_in_float32() -> None:
+    graph = capture(Embedded(), {"ids": torch.randint(64, (8, 4))}, precision="amp_bf16").graph
+    planner = Planner(cluster(NUM_RANKS), certified_choices(), precision="amp_bf16")
+    found = planner.solve(graph, Mesh.of(x=NUM_RANKS), ("zero",), "test")
+    assert dry_run(found.graph, execution=found.execution).misshapen == ()
 
 
 def test_whole_gradients_are_accumulated_in_the_dtype_of_the_parameters() -> None:

@@ -188,10 +188,13 @@ def layers(precision: Precision | None) -> Case:
 MESH = Mesh.of(mb=NUM_MICROBATCHES, x=2)
 
 
-@each("role, zero", [("data", "zero-3"), *(("zero", zero) for zero in ZEROS)])
-def test_what_is_sent_is_predicted(role: str, zero: Zero) -> None:
+@each("precision, role, zero", [
+    ("amp_bf16", "data", "zero-3"), *(("amp_bf16", "zero", zero) for zero in ZEROS),
+    ("amp_fp16", "zero", "zero-3"),  # buffers of one size, but of two dtypes
+])  # fmt: skip
+def test_what_is_sent_is_predicted(precision: Precision, role: str, zero: Zero) -> None:
     """By a dry run: every collective with its bytes, and memory. Sums are half of what they were in float32."""
-    graph = planned(layers("amp_bf16"), role, MESH, zero)
+    graph = planned(layers(precision), role, MESH, zero)
     own, found = report(graph), report(graph, execution=REDUCED)
     assert own.findings == [], str(own)
     assert found.findings == [], str(found)
