@@ -187,7 +187,7 @@ def judge(graph: Graph, cluster: Cluster) -> Result:
     own = f"{plan.mesh} {plan.execution.recompute}" + ("" if _fits(plan.prediction, cluster) else ", does not fit")
     if best is None:
         return Result(plan.prediction.step_s, own, float("inf"), "nothing fits", 0, seconds)
-    what = f"{best.mesh} {'×'.join(best.roles)} {best.zero} {best.execution.recompute}"
+    what = f"{best.mesh} {'×'.join(best.roles)} {best.lifetimes} {best.execution.recompute}"
     return Result(plan.prediction.step_s, own, best.prediction.step_s, what, len(ways), seconds)
 
 
