@@ -141,10 +141,11 @@ class Planner:
         pins = Pins.of(graph, self.cluster, mesh, roles, microbatches, recompute)
         tuner = Tuner(self.solver, graph, self.execution, pins, self.progress)
         alternatives = list(tuner.baselines()) if compared and self.cluster.num_devices > 1 else []
+        by_hand = len(tuner.tried)
         found = list(tuner.searched(alternatives))
-        pool = found if pins.guided else [*found, *alternatives]
+        pool, tried = ([*found, *alternatives], tuner.tried) if not pins.guided else (found, tuner.tried[by_hand:])
         fitter = Fitter(self.solver, tuner.folded, values=pins.recompute is None)
-        fitted = {_way(f.candidate): f for f in fitter.best(filter(_may_keep_more, tuner.tried))}
+        fitted = {_way(f.candidate): f for f in fitter.best(filter(_may_keep_more, tried))}
         whole = self._whole(graph, sorted([*(f.candidate for f in fitted.values()), *pool], key=rank))
         best = min(whole.values(), key=rank)
         if best.mesh.num_microbatches > 1:
