@@ -220,7 +220,8 @@ def quality(plan: Plan) -> str:
     """How far the plan can be from the best one, as proven for what `SearchReport.bound_s` is a bound of."""
     report = plan.report
     meshes = plural(report.num_meshes, "mesh", "meshes")
-    searched = f"by the cost model without overlap; {meshes} searched in {seconds(report.seconds)}"
+    early = f", ended by {report.stopped} before it was through" if report.stopped else ""
+    searched = f"by the cost model without overlap; {meshes} searched in {seconds(report.seconds)}{early}"
     if not fits(plan):
         return f"no plan within memory was found; this is the smallest, {searched}"
     if report.bound_s <= 0:
