@@ -22,6 +22,8 @@ from math import inf, isfinite
 import numpy as np
 
 Edges = Mapping[tuple[int, int], np.ndarray]
+_AT_ONCE = 2**16
+"""Entries of all pairs of choices that are compared at once."""
 _CLIPS = 4
 _SWEEPS = 24
 _STALLED = 3
@@ -36,14 +38,18 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
 
     `tables` are those of the variable's edges, with its own choices along the first dimension.
     """
-    rows = np.concatenate([unary[:, None], *tables], axis=1)
     keep = np.flatnonzero(np.isfinite(unary))
-    order = keep[np.argsort(rows[keep].sum(1, where=np.isfinite(rows[keep])), kind="stable")]
+    if len(keep) < 2:
+        return keep
+    rows = np.concatenate([unary[:, None], *tables], axis=1)[keep]
+    if rows.size * len(rows) <= _AT_ONCE:
+        beats = np.all(rows[:, None, :] <= rows[None, :, :], axis=2)  # [i, j]: i beats or equals j
+        return keep[~np.any(beats & ~(beats.T & np.tri(len(rows), dtype=bool)), axis=0)]
     winners: list[int] = []
-    for i in order:
+    for i in np.argsort(rows.sum(1, where=np.isfinite(rows)), kind="stable"):
         if not winners or not np.any(np.all(rows[winners] <= rows[i][None, :], axis=1)):
             winners.append(int(i))
-    return np.array(sorted(winners), dtype=np.intp)
+    return keep[sorted(winners)]
 
 
 @dataclass(frozen=True)
