@@ -155,7 +155,7 @@ def capture(
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
     device, low = next((p.device.type for p in model.parameters()), "cpu"), low_dtype(precision)
 
-    def once(kept: Kept) -> tuple[Graph, dict[str, torch.Tensor]]:
+    def once(kept: Kept) -> tuple[Graph, Mapping[str, torch.Tensor]]:
         marker = Marker(device)
         with captured_hooks(model):
             exported = export(_LossOnly(model, options, marker, low, kept), model, tensors, mode, marker)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten_with_path
 from shardwright.pcg.aten import IGNORED, Ref, dtype_name, lift
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import CaptureError, GraphError
-from shardwright.pcg.exporting import is_library
+from shardwright.pcg.exporting import is_library, line_of
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.regions import Regions
 
@@ -107,7 +107,7 @@ class Importer:
         for node in self.exported.graph.nodes:
             if node.op != "placeholder":
                 continue
-            _refuse_unseen(node, kinds[node.name].kind)
+            self._refuse_unseen(node, kinds[node.name].kind)
             target = (kinds[node.name].target or "").removeprefix("model.")
             value, grad = node.meta["val"], False
             if not isinstance(value, torch.Tensor):  # beside tensors in a nest: baked in
@@ -123,7 +123,10 @@ class Importer:
             else:
                 kind, constant = "constant", self.exported.constants[kinds[node.name].target or ""]
                 if not isinstance(constant, torch.Tensor):
-                    raise CaptureError(f"the model reads {target!r}, a {type(constant).__name__}; expected tensors")
+                    raise CaptureError(
+                        f"{self._where(next(iter(node.users), node))}: the model reads {target!r}, a "
+                        f"{type(constant).__name__}; expected tensors"
+                    )
                 target = _constant_name(target, constant)
                 self.constants[target] = constant
             if (kind, target) not in made:
@@ -168,7 +171,7 @@ class Importer:
                 back = tuple(order.index(d) for d in range(len(order)))
                 names = tuple(name and self.builder.op("permute", name, dims=back) for name in names)
         except GraphError as error:
-            raise CaptureError(f"{source}: {node.target} could not be lifted: {error}") from error
+            raise CaptureError(f"{self._where(node)}: {node.target} could not be lifted: {error}") from error
         self.values[node] = names if several else names[0]
 
     def _outputs(self, node: torch.fx.Node) -> Iterator[tuple[str, str]]:
@@ -182,29 +185,37 @@ class Importer:
             else:
                 what = "parameter" if spec.kind is kinds.PARAMETER_MUTATION else "input"
                 target = (spec.target or "").removeprefix("model.")
-                raise CaptureError(f"the model mutates its {what} {target!r} in place; clone it first")
+                where = self._where(value) if isinstance(value, torch.fx.Node) else type(self.model).__name__
+                raise CaptureError(f"{where}: the model mutates its {what} {target!r} in place; clone it first")
 
-
-def _refuse_unseen(node: torch.fx.Node, kind: torch.export.graph_signature.InputKind) -> None:
-    """What a program reads that is no tensor: a generator, another object, or the order of side effects."""
-    kinds = torch.export.graph_signature.InputKind
-    if kind not in (kinds.CUSTOM_OBJ, kinds.TOKEN):
-        return
-    reader = next(iter(node.users), node)
-    source, name = _source(reader), _operator_name(reader)
-    if kind is kinds.TOKEN:
-        effect = next((a for a in reader.args if isinstance(a, torch._ops.OpOverload)), name)
-        raise CaptureError(
-            f"{source}: {effect} has a side effect, and capture keeps only what is computed; do it outside of forward"
+    def _refuse_unseen(self, node: torch.fx.Node, kind: torch.export.graph_signature.InputKind) -> None:
+        """What a program reads that is no tensor: a generator, another object, or the order of side effects."""
+        kinds = torch.export.graph_signature.InputKind
+        if kind not in (kinds.CUSTOM_OBJ, kinds.TOKEN):
+            return
+        reader = next(iter(node.users), node)
+        where, name = self._where(reader), _operator_name(reader)
+        if kind is kinds.TOKEN:
+            effect = next((a for a in reader.args if isinstance(a, torch._ops.OpOverload)), name)
+            raise CaptureError(
+                f"{where}: {effect} has a side effect, and capture keeps only what is computed; do it outside of "
+                "forward"
+            )
+        given = str(getattr(node.meta["val"], "class_fqn", type(node.meta["val"]).__name__)).removeprefix("torch._C.")
+        remedy = (
+            "ranks would not draw from it alike; draw from torch's own generator, which torch.manual_seed seeds, or "
+            "draw outside of forward and pass the tensor in the batch"
+            if given == "Generator"
+            else "pass tensors instead"
         )
-    given = str(getattr(node.meta["val"], "class_fqn", type(node.meta["val"]).__name__)).removeprefix("torch._C.")
-    remedy = (
-        "ranks would not draw from it alike; draw from torch's own generator, which torch.manual_seed seeds, or draw "
-        "outside of forward and pass the tensor in the batch"
-        if given == "Generator"
-        else "pass tensors instead"
-    )
-    raise CaptureError(f"{source}: {name} reads a {given}, which capture cannot keep: {remedy}")
+        raise CaptureError(f"{where}: {name} reads a {given}, which capture cannot keep: {remedy}")
+
+    def _where(self, node: torch.fx.Node) -> Source:
+        """The source of a node, for errors; where torch has no line of it, that where its module's forward begins."""
+        found = _source(node)
+        return (
+            found if found.line else Source(found.module, line_of(type(self.model.get_submodule(found.module)).forward))
+        )
 
 
 def _order_of_draws(node: torch.fx.Node) -> tuple[int, ...] | None:

@@ -9,6 +9,7 @@ from math import prod
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.analysis import Written, is_whole
+from shardwright.pcg.attrs import Attr
 from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layouts, local_shape
@@ -99,7 +100,7 @@ class NodeCost:
 @lru_cache(maxsize=1 << 16)
 def _part_passes(
     op: str,
-    attrs: tuple[tuple[str, object], ...],
+    attrs: tuple[tuple[str, Attr], ...],
     operands: tuple[TensorType, ...],
     result: TensorType,
     shapes: tuple[_Shape, ...],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import CaptureError
@@ -27,6 +28,7 @@ class Stateful(nn.Module):
         self.inner, self.child, self.change = nn.Linear(4, 3), nn.Module(), change
         self.step, self.longest, self.ready, self.last = 0, 0, False, None
         self.child.step, self.settings = 0, SimpleNamespace(step=0)
+        self.start = torch.ones(())
         self.history, self.cache, self.seen = list[object](), dict[str, object](), set[int]()
         self.register_buffer("mean", torch.zeros(3))
 
@@ -59,26 +61,29 @@ def first_step(m: Any, y: Tensor) -> float:
     return scale
 
 
-def kept(m: Any, y: Tensor) -> None:
-    m.last = y.detach()
+def read_later(m: Any, y: Tensor) -> Tensor:
+    scale, m.last = m.start if m.last is None else m.last, y.detach().mean()
+    return scale
 
 
-def kept_in_cache(m: Any, y: Tensor) -> None:
-    m.cache["last"] = y
+def read_before(m: Any, y: Tensor) -> Tensor:
+    scale, m.start = m.start, y.detach().mean()
+    return scale
 
 
 @each(
     "change, said",
     [
-        (counted, r"Stateful \(test_state\.py:\d+\): forward changes 'step'.*keep what steps change in a buffer"),
+        (counted, r"^model \(test_state\.py:\d+\): forward changes 'step'.*keep what steps change in a buffer"),
         (counted_in_child, r"child \(test_state\.py:\d+\): forward changes 'step'"),
         (counted_in_class, "forward changes 'Stateful.calls'"),
         (counted_in_object, "forward changes 'settings.step'"),
         (first_step, "forward changes 'ready', and capture keeps only what forward computes: every step would be the"),
         (lambda m, y: m.history.append(1), r"forward changes 'history\[1\]'"),
         (lambda m, y: m.seen.add(len(m.seen)), r"forward changes 'seen\[1\]'"),
-        (kept, r"forward changes 'last'.*; return the tensor, or keep it in a buffer"),
-        (kept_in_cache, r"forward changes \"cache\['last'\]\".*; return the tensor"),
+        (lambda m, y: m.history.append(y), r"forward changes 'history\[1\]'"),
+        (read_later, "forward changes 'last'"),
+        (read_before, "forward changes 'start'"),
     ],
 )
 def test_state_that_steps_change_is_refused(change: Callable[[Any, Tensor], object], said: str) -> None:
@@ -88,7 +93,7 @@ def test_state_that_steps_change_is_refused(change: Callable[[Any, Tensor], obje
 
 def test_the_line_is_that_of_the_assignment() -> None:
     line = counted.__code__.co_firstlineno + 1
-    with pytest.raises(CaptureError, match=rf"^Stateful \(test_state\.py:{line}\): "):
+    with pytest.raises(CaptureError, match=rf"^model \(test_state\.py:{line}\): "):
         capture(Stateful(counted), BATCH)
 
 
@@ -111,8 +116,33 @@ def passed_on(m: Any, y: Tensor) -> Tensor:
     return scale
 
 
-@each("change", [longest, cached, averaged, passed_on, lambda m, y: m.settings.__dict__.update(step=0)])
+def kept(m: Any, y: Tensor) -> None:
+    m.last, m.history = y, [y]
+    m.cache["last"] = y
+
+
+def made_once(m: Any, y: Tensor) -> Tensor:
+    if "positions" not in m.cache:
+        m.cache["positions"] = torch.arange(3.0) * 2
+    return m.cache["positions"]
+
+
+@each(
+    "change", [longest, cached, averaged, passed_on, kept, made_once, lambda m, y: m.settings.__dict__.update(step=0)]
+)
 def test_caches_and_buffers_are_captured_and_the_model_stays_as_it_was(change: Callable[[Any, Tensor], object]) -> None:
     model = Stateful(change)
     assert capture(model, BATCH).graph.outputs
-    assert (model.longest, model.cache, model.last) == (0, {}, None)
+    assert (model.longest, model.cache, model.last, model.history) == (0, {}, None, [])
+
+
+def test_recurrent_layers_and_pruned_weights_are_no_state() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.LSTM(4, 3), prune.l1_unstructured(nn.Linear(3, 2), "weight", amount=0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.cell(x)[0]).sum()
+
+    assert capture(Recurrent(), {"x": torch.ones(2, 5, 4)}).graph.outputs
