@@ -42,14 +42,16 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
     if len(keep) < 2:
         return keep
     rows = np.concatenate([unary[:, None], *tables], axis=1)[keep]
+    order = np.argsort(rows.sum(1, where=np.isfinite(rows)), kind="stable")
+    keep, rows = keep[order], rows[order]
     if rows.size * len(rows) <= _AT_ONCE:
-        beats = np.all(rows[:, None, :] <= rows[None, :, :], axis=2)  # [i, j]: i beats or equals j
-        return keep[~np.any(beats & ~(beats.T & np.tri(len(rows), dtype=bool)), axis=0)]
+        beats = np.all(rows[:, None, :] <= rows[None, :, :], axis=2)
+        return np.sort(keep[~np.triu(beats, 1).any(axis=0)])
     winners: list[int] = []
-    for i in np.argsort(rows.sum(1, where=np.isfinite(rows)), kind="stable"):
-        if not winners or not np.any(np.all(rows[winners] <= rows[i][None, :], axis=1)):
-            winners.append(int(i))
-    return keep[sorted(winners)]
+    for i, row in enumerate(rows):
+        if not winners or not np.any(np.all(rows[winners] <= row[None, :], axis=1)):
+            winners.append(i)
+    return np.sort(keep[winners])
 
 
 @dataclass(frozen=True)
