@@ -135,7 +135,7 @@ class Solver:
         key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero
         if key in self._problems:
             return self._problems[key], eliminator
-        way = Way(self.again(folded.graph, execution), zero)
+        way = Way(self.again(folded.graph, execution), zero, execution)
         restrict = restriction(folded.graph, roles, mesh)
         problem = builder.build(folded, restrict, blocked=self.blocked(folded.graph), way=way)
         problem.mesh = mesh
