@@ -27,7 +27,7 @@ class Stateful(nn.Module):
         super().__init__()
         self.inner, self.child, self.change = nn.Linear(4, 3), nn.Module(), change
         self.step, self.longest, self.ready, self.last = 0, 0, False, None
-        self.child.step, self.settings = 0, SimpleNamespace(step=0)
+        vars(self.child)["step"], self.settings = 0, SimpleNamespace(step=0)
         self.start = torch.ones(())
         self.history, self.cache, self.seen = list[object](), dict[str, object](), set[int]()
         self.register_buffer("mean", torch.zeros(3))
