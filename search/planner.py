@@ -238,7 +238,10 @@ class Planner:
         new = replay(graph, rewrites, self.rules, mesh)
         _, solution, price = best.solved
         execution = still_there(new, best.execution)
-        problem, _ = self.solver.problem(Folded(new), mesh, roles, execution, best.priced)
+        try:
+            problem, _ = self.solver.problem(Folded(new), mesh, roles, execution, best.priced)
+        except PlanError:  # what is to be made again, such as attention, is no longer there
+            return best, ()
         if eliminator.solve(problem, price).objective >= solution.objective:
             return best, ()
         zeros = (best.lifetimes,)

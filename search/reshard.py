@@ -69,9 +69,12 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
     index = {state: i for i, state in enumerate(states)}
     cost = np.full((len(states), len(states)), inf)
     np.fill_diagonal(cost, 0.0)
+    layouts = [{state[axis] for state in states} for axis in range(len(states[0]))]
     for i, state in enumerate(states):
         for axis, before in enumerate(state):
-            for j, after in _neighbours(state, axis, states, index):
+            for after in ((*state[:axis], x, *state[axis + 1 :]) for x in layouts[axis] if x != before):
+                if (j := index.get(after)) is None:
+                    continue
                 kinds = {before.kind, after[axis].kind}
                 if not tensor.grad and "C" in kinds:  # the same as R
                     cost[i, j] = 0.0 if "R" in kinds else inf
@@ -84,14 +87,6 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
         cost = np.where(better, through, cost)
         following = np.where(better, following[:, k, None], following)
     return Closure(states, index, cost, following, tensor.grad)
-
-
-def _neighbours(
-    state: Layouts, axis: int, states: tuple[Layouts, ...], index: dict[Layouts, int]
-) -> list[tuple[int, Layouts]]:
-    layouts = {s[axis] for s in states} - {state[axis]}
-    candidates = ((*state[:axis], x, *state[axis + 1 :]) for x in layouts)
-    return [(index[c], c) for c in candidates if c in index]
 
 
 def replicated(num_axes: int) -> Layouts:
