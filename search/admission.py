@@ -58,6 +58,12 @@ def _check_times(told: Mapping[str, Any]) -> None:
             raise PlanError(
                 f"{place}prediction.serial_s: expected {parts!r}, its parts together, got {own['serial_s']!r}"
             )
+        least_s = own["compute_s"] + own["optimizer_s"] + own["exposed_s"] + own["bubble_s"]
+        if own["step_s"] < least_s * (1 - 1e-6):
+            raise PlanError(
+                f"{place}prediction.step_s: expected at least {least_s!r}, its parts one after the other, got "
+                f"{own['step_s']!r}"
+            )
     bound_s, most_s = told["report"]["bound_s"], sum(told["prediction"][part] for part in _PARTS)
     as_written = not told["report"]["rewrites"] and isinstance(told.get("execution", {}).get("recompute", "none"), str)
     if as_written and bound_s > most_s * (1 + 1e-9):

@@ -122,6 +122,8 @@ def test_a_plan_of_another_cluster_size_is_refused(plan: Plan) -> None:
         (("prediction", "step_s"), math.nan, "prediction.step_s: expected a number, got nan"),
         (("prediction", "step_s"), -1, "prediction.step_s: expected at least 0, got -1"),
         (("prediction", "step_s"), "fast", "prediction.step_s: expected a number, got 'fast'"),
+        (("prediction", "step_s"), 1e-9, "prediction.step_s: expected at least "),
+        (("alternatives", 0, "prediction", "step_s"), 1e-9, "alternatives[0].prediction.step_s: expected at least "),
         (("prediction", "serial_s"), 1.0, "its parts together, got 1.0"),
         (("report", "bound_s"), 1e9, "report.bound_s: expected at most "),
         (("prediction", "memory", "slack_bytes"), None, "memory.slack_bytes: expected an integer, got None"),
