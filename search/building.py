@@ -16,6 +16,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import Compute
 from shardwright.pcg.analysis import Written, constant_nodes, is_whole, read_again, saved_by, written
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, P, R, S
 from shardwright.pcg.mesh import Mesh
@@ -200,6 +201,11 @@ class _Build:
 
     def _certified(self, node: Node, operands: Sequence[TensorType], blocked: tuple[str, ...]) -> frozenset[str]:
         found = self.b.certified(node, operands, blocked)
+        if "R" not in found:
+            raise PlanError(
+                f"%{node.name} = {node.op} of {len(node.inputs)} operands at {node.source}: it has no certificate, "
+                "not even to run whole; use operators of fewer operands and dimensions"
+            )
         return frozenset(c for c in found if not self._sums_constants(node, c))
 
     def _kind(self, node: Node) -> Hashable:

@@ -175,7 +175,8 @@ def _refines(pattern: Pattern, own: Pattern) -> bool:
     return len(set(names)) == len(names) and fixed <= pattern.fixed
 
 
-_PRIMES = tuple(islice(primes(), 28))
+_PRIMES = tuple(islice(primes(), 512))
+"""Sizes of factors that are told apart by them: a concat of n operands has n factors and those of its other dims."""
 
 
 @lru_cache(maxsize=65536)

@@ -16,6 +16,7 @@ from shardwright.search.check import check_plan, difference
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner
+from shardwright.verifier.choices import Certified
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp
 
@@ -192,3 +193,23 @@ def test_another_batch_is_refused() -> None:
 
 def _set(node: Node, key: str, value: object) -> tuple[tuple[str, object], ...]:
     return tuple((k, value if k == key else v) for k, v in node.attrs)
+
+
+def joined(count: int) -> Graph:
+    """So many values of unequal sizes joined, as dense blocks do."""
+    b = GraphBuilder()
+    x, w = b.leaf("x", "input", (8, 4), "float32", "x"), b.leaf("w", "parameter", (16, 4), "float32", "w", grad=True)
+    piece = b.op("reshape", b.op("linear", x, w), shape=(8, 2, 8))
+    smaller = b.op("slice", piece, dim=1, start=0, stop=1, step=1)
+    whole = b.op("concat", smaller, *[piece] * (count - 1), dim=1)
+    return b.graph([("loss", b.op("sum", whole, dims=(0, 1, 2), keepdim=False))])
+
+
+def test_what_is_joined_of_many_has_a_certified_plan() -> None:
+    graph, certified = joined(30), Certified()
+    check_plan(Planner(cluster(4), certified).plan(graph, mesh=Mesh.of(dp=2, tp=2)), graph, certified)
+
+
+def test_what_no_certificate_lets_run_is_refused_before_the_search() -> None:
+    with pytest.raises(PlanError, match="= concat of 513 operands at .*: it has no certificate, not even to"):
+        Planner(cluster(4), Certified()).plan(joined(513), mesh=Mesh.of(dp=2, tp=2), compared=False)

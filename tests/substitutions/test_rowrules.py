@@ -177,6 +177,6 @@ def test_a_row_offers_no_other_choices() -> None:
 
 
 def test_too_many_factors_are_an_error() -> None:
-    text = " ".join(letter(i) for i in range(30))
-    with pytest.raises(RuleError, match="relu: a pattern of 30 factors; at most 28 are supported"):
+    text = " ".join(letter(i) for i in range(513))
+    with pytest.raises(RuleError, match="relu: a pattern of 513 factors; at most 512 are supported"):
         derive("relu", Pattern.parse(f"{text} -> {text}", 1), "a")
