@@ -80,4 +80,9 @@ def write(results: Mapping[Key, Found], path: Path = KEPT) -> None:
     """Sorted by case, so that a new result changes a line."""
     rows = [{"key": asdict(key), "found": asdict(found)} for key, found in results.items()]
     rows.sort(key=lambda row: (row["key"]["model"], row["key"]["cluster"], row["key"]["kind"]))
-    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "the grid's results", ShardwrightError)
+    write_whole(
+        path,
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+        "the grid's results",
+        ShardwrightError,
+    )
