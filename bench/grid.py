@@ -3,8 +3,8 @@
 The grid is what people set up by hand, enumerated here and costed by the timeline. On meshes of up to three axes each
 axis has a role of its own: data parallel, ZeRO, tensor parallel; in every order on two axes, on three in this one. To
 each belong all numbers of microbatches that leave every device whole examples, the lifetimes of gathered weights, and
-the kinds of recomputation. Roles leave an axis of data no choice; a tensor parallel one has the layouts of the exact
-sum within memory. Equal blocks are folded and laid out alike.
+the kinds of recomputation. Roles leave an axis of data no choice; a tensor parallel one has the layouts of the fastest
+sum, whatever memory they take. Equal blocks are folded and laid out alike.
 
 A way is left out only where it cannot be the best one that fits. Whatever its layouts, a device has to compute for as
 long as all operators take in their fastest choice, and keeps weights, gradients and moments in their smallest: so those
@@ -39,7 +39,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import RECOMPUTES, Execution, Recompute
 from shardwright.pcg.step.lifetimes import ZEROS, Zero
 from shardwright.pcg.step.time import check_time
@@ -142,7 +142,7 @@ class Grid:
     def _try(self, way: Way) -> None:
         for zero in way.zeros:
             try:
-                found = self.solver.solve(self.folded, way.mesh, way.roles, "grid", way.execution, (zero,), zero)
+                found = solve(self.folded, self.solver, way, zero)
                 check_time(found.graph, way.execution)
             except PlanError:  # no layouts of these roles, statistics over the batch
                 return
@@ -170,6 +170,11 @@ class Grid:
         stored = [number for (kind, _), number in problem.index.items() if kind == "storage"]
         weights = (problem.kept_bytes[number] for number in stored)
         return Floor(*(sum(float(t.value.min()) for t in tables) for tables in (problem.time_s, weights)))
+
+
+def solve(folded: Folded, solver: Solver, way: Way, zero: Zero) -> Candidate:
+    """A way with one lifetime of gathered weights. A `PlanError` where it has no layouts, or nothing to make again."""
+    return solver.solve(folded, way.mesh, way.roles, "grid", way.execution, (zero,), zero, cutoff_s=0.0)
 
 
 def grid(graph: Graph, cluster: Cluster) -> Found:
@@ -203,9 +208,10 @@ def plan(graph: Graph, cluster: Cluster, cell: Cell | None) -> Found:
 
 def step_s(folded: Folded, solver: Solver, cell: Cell) -> float:
     """What one way of the grid takes."""
-    mesh, execution = Mesh.of(**cell.mesh), Execution(recompute=cell.recompute)
-    found = solver.solve(folded, mesh, cell.roles, "grid", execution, (cell.zero,), cell.zero)
-    return found.prediction.step_s
+    mesh = Mesh.of(**cell.mesh)
+    devices = Mesh.of(**{name: size for name, size in cell.mesh.items() if name != TIME})
+    way = Way(devices, tuple(cell.roles), cell.recompute, mesh.num_microbatches)
+    return solve(folded, solver, way, cell.zero).prediction.step_s
 
 
 def missing(case: Case, only: str, results: Mapping[Key, Found], planner_only: bool) -> list[tuple[Key, Cluster]]:

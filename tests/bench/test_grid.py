@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench import grid_page
-from bench.grid import Grid, plan, step_s, ways
+from bench.grid import Grid, plan, solve, step_s, ways
 from bench.grid_page import page, rows
 from bench.grid_store import Cell, Found, Key, kept, write
-from shardwright.pcg.step.execution import Execution
 from shardwright.search.folding import Folded
 from shardwright.search.restrict import DATA, TENSOR, ZERO
 from shardwright.search.solving import Solver
@@ -42,7 +41,7 @@ def test_leaving_ways_out_changes_nothing() -> None:
     graph, solver = blocks(8, 16, layers=4, seq=8), Solver(cluster(2), every_choice)
     searched = Grid(Folded(graph), solver)
     everything = [
-        solver.solve(searched.folded, way.mesh, way.roles, "", Execution(recompute=way.recompute), (zero,), zero)
+        solve(searched.folded, solver, way, zero)
         for way in ways(2, 8) if way.recompute != "selective" for zero in way.zeros
     ]  # fmt: skip
     needs = sorted(c.prediction.memory.total_bytes for c in everything)
