@@ -1,14 +1,15 @@
 """How far the searched plan is from the best of a grid: mesh × microbatches × lifetimes × recomputation, brute force.
 
-The grid is what people set up by hand, enumerated here and costed by the timeline. On meshes of up to three axes each
-axis has a role of its own: data parallel, ZeRO, tensor parallel; in every order on two axes, on three in this one. To
-each belong all numbers of microbatches that leave every device whole examples, the lifetimes of gathered weights, and
-the kinds of recomputation. Roles leave an axis of data no choice; a tensor parallel one has the layouts of the fastest
-sum, whatever memory they take. Equal blocks are folded and laid out alike.
+The grid is what people set up by hand, enumerated here and costed by the timeline. On meshes of one or two axes each
+axis has a role of its own: data parallel, ZeRO (inside or outside of it), tensor parallel (innermost, of up to 8
+devices). To each belong all numbers of microbatches that leave every device whole examples, the lifetimes of gathered
+weights, and the kinds of recomputation. Roles leave an axis of data no choice; a tensor parallel one has the layouts of
+the fastest sum, whatever memory they take. Equal blocks are folded and laid out alike.
 
-A way is left out only where it cannot be the best one that fits. Whatever its layouts, a device has to compute for as
-long as all operators take in their fastest choice, and keeps weights, gradients and moments in their smallest: so those
-are left out that compute for longer than the best way by then takes, or whose weights alone do not fit.
+A way is left out only where it cannot be the best one that fits, whatever its layouts. It computes for as long as all
+operators take in their fastest choice. When its forward ends, it holds weights and moments, and all activations that
+backward needs, each in its smallest choice; before the update, gradients too. So those are left out that compute for
+longer than the best way by then takes, and those that hold more than there is.
 
     python -m bench.grid [--only TEXT]      what is missing of the grid and the plans; writes the page
     python -m bench.grid --planner-only     plans again, against the grid as it is kept
@@ -26,7 +27,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import permutations, product
+from itertools import product
 from math import inf, prod
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.moves import source_of
 from shardwright.pcg.step.execution import RECOMPUTES, Execution, Recompute
 from shardwright.pcg.step.lifetimes import ZEROS, Zero
 from shardwright.pcg.step.time import check_time
@@ -52,7 +54,11 @@ from shardwright.verifier.choices import Certified
 
 BOUND = 0.03
 """How much slower than the best of the grid a plan may be."""
-ROLES = (DATA, ZERO, TENSOR)
+SETUPS = ((DATA,), (ZERO,), (TENSOR,), (DATA, ZERO), (ZERO, DATA), (DATA, TENSOR), (ZERO, TENSOR))
+"""Roles of the axes of a mesh, the outermost first."""
+MOST_TENSOR = 8
+_GRADIENT = 1 / 4
+"""The gradient's share of what is stored of a weight: beside itself and two moments, all in one dtype."""
 
 
 class Way(NamedTuple):
@@ -81,25 +87,15 @@ class Way(NamedTuple):
 
 def ways(num_devices: int, batch: int) -> Iterator[Way]:
     """The whole grid; the smaller degrees of tensor parallelism first."""
-    axes = [(sizes, roles) for n in (1, 2, 3) for sizes in _factorizations(num_devices, n) for roles in _roles(n)]
+    pairs = [(n, num_devices // n) for n in range(2, num_devices // 2 + 1) if num_devices % n == 0]
+    axes = [(sizes, roles) for sizes in ((num_devices,), *pairs) for roles in SETUPS if len(roles) == len(sizes)]
     for sizes, roles in sorted(axes, key=lambda axis: _degree(axis, TENSOR)):
-        mesh, degree = Mesh(tuple("xyz"[: len(sizes)]), sizes), _degree((sizes, roles), DATA, ZERO)
+        if TENSOR in roles and sizes[-1] > MOST_TENSOR:
+            continue
+        mesh, degree = Mesh(tuple("xy"[: len(sizes)]), sizes), _degree((sizes, roles), DATA, ZERO)
         counts = [n for n in range(1, batch // degree + 1) if batch % (n * degree) == 0]
         for mode, count in product(RECOMPUTES, reversed(counts)):
             yield Way(mesh, roles, mode, count)
-
-
-def _factorizations(num_devices: int, num_axes: int) -> Iterator[tuple[int, ...]]:
-    """Sizes of so many axes, each of two devices or more."""
-    if num_axes == 1:
-        yield (num_devices,)
-        return
-    for first in (n for n in range(2, num_devices // 2 + 1) if num_devices % n == 0):
-        yield from ((first, *rest) for rest in _factorizations(num_devices // first, num_axes - 1))
-
-
-def _roles(num_axes: int) -> Iterator[tuple[str, ...]]:
-    return permutations(ROLES, num_axes) if num_axes < len(ROLES) else iter((ROLES,))
 
 
 def _degree(axes: tuple[Sequence[int], Sequence[str]], *wanted: str) -> int:
@@ -107,10 +103,10 @@ def _degree(axes: tuple[Sequence[int], Sequence[str]], *wanted: str) -> int:
 
 
 class Floor(NamedTuple):
-    """What no layouts of a way go below: seconds of compute, and bytes of weights, gradients and moments."""
+    """What no layouts of a way go below: seconds of compute, and bytes of memory."""
 
     computes_s: float
-    weights_bytes: float
+    holds_bytes: float
 
 
 class Grid:
@@ -147,8 +143,9 @@ class Grid:
             except PlanError:  # no layouts of these roles, statistics over the batch
                 return
             self.num_costed += 1
-            if found.prediction.step_s < self.floor(way).computes_s:
-                raise AssertionError(f"{way}: {found.prediction.step_s} s, yet {self.floor(way)}")
+            step = Floor(found.prediction.step_s, found.prediction.memory.total_bytes)
+            if any(mine < least for mine, least in zip(step, self.floor(way), strict=True)):
+                raise AssertionError(f"{way}: {step}, below {self.floor(way)}")
             if found.fits and found.prediction.step_s < self.best_s:
                 self.best = found
 
@@ -159,17 +156,23 @@ class Grid:
             return True
         if self.floor(way._replace(num_microbatches=1)).computes_s >= self.best_s:
             return True
-        limit_bytes = self.solver.limit_bytes - self.solver.cluster.device.context_bytes
-        return self.floor(way).computes_s >= self.best_s or self.floor(way).weights_bytes > limit_bytes
+        return self.floor(way).computes_s >= self.best_s or self.floor(way).holds_bytes > self.solver.limit_bytes
 
     def _floor(self, way: Way) -> Floor:
         try:
             problem, _ = self.solver.problem(self.folded, way.mesh, way.roles, way.execution, "zero-3")
         except PlanError:  # no attention
             return Floor(inf, inf)
-        stored = [number for (kind, _), number in problem.index.items() if kind == "storage"]
-        weights = (problem.kept_bytes[number] for number in stored)
-        return Floor(*(sum(float(t.value.min()) for t in tables) for tables in (problem.time_s, weights)))
+        stored_bytes = kept_bytes = 0.0
+        for (kind, name), number in problem.index.items():
+            least_bytes = float(problem.kept_bytes[number].value.min())
+            if kind == "storage":
+                stored_bytes += least_bytes
+            elif source_of(self.folded.graph, name).op != "parameter":  # what is cast may be gathered again
+                kept_bytes += least_bytes
+        computes_s = sum(float(time_s.value.min()) for time_s in problem.time_s)
+        holds_bytes = max(stored_bytes, (1 - _GRADIENT) * stored_bytes + kept_bytes)
+        return Floor(computes_s, holds_bytes + self.solver.cluster.device.context_bytes)
 
 
 def solve(folded: Folded, solver: Solver, way: Way, zero: Zero) -> Candidate:

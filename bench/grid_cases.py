@@ -105,7 +105,7 @@ def resnext_101() -> Example:
 H100, A100, A100_40, A10 = "dgx-h100", "dgx-a100", "dgx-a100-40", "a10-box"
 CASES = (
     Case("Llama-1B", llama(2048, 16, 8192, 32), ((H100, 1), (H100, 4), (A100, 2), (A100_40, 2), (A10, 4))),
-    Case("Llama-70B", llama(8192, 80, 28672, 64), ((H100, 8), (H100, 4), (H100, 16), (H100, 32), (A100, 8))),
+    Case("Llama-70B", llama(8192, 80, 28672, 64), ((H100, 8), (H100, 32))),
     Case("GPT-2 XL", gpt2_xl, ((A100, 1), (A10, 4), (H100, 4)), "amp_bf16"),
     Case("BERT-large", bert_large, ((A10, 1), (A100_40, 2)), "amp_bf16"),
     Case("ViT-22B", vit_22b, ((H100, 8), (H100, 32)), "amp_bf16"),
@@ -113,6 +113,7 @@ CASES = (
     Case("Mixtral 8x7B", mixtral, ((H100, 8),), "amp_bf16"),
     Case("ResNeXt-101", resnext_101, ((A10, 1), (A100, 1)), "amp_bf16"),
     Case("Llama-8B", llama(4096, 32, 14336, 32), ((H100, 8), (H100, 1), (H100, 2), (A100, 1), (A100, 4), (A100_40, 4))),
+    Case("Llama-70B", llama(8192, 80, 28672, 64), ((H100, 4), (H100, 16), (A100, 8))),
     Case("Llama-8B, batch 256", llama(4096, 32, 14336, 32, batch=256), ((H100, 1), (H100, 2), (H100, 8), (A100, 4))),
     Case("Llama-70B, batch 512", llama(8192, 80, 28672, 64, batch=512), ((H100, 8), (H100, 16), (H100, 32))),
 )

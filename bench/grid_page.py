@@ -16,10 +16,10 @@ INTRODUCTION = """\
 # Plans against a brute-force grid
 
 Written by `python -m bench.grid` on {date} from `bench/data/grid.jsonl`, made on a {cpus}-core CPU. The grid is what
-people set up by hand: every mesh of up to three axes, each with a role of its own (data parallel, ZeRO, tensor
-parallel), every number of microbatches, lifetime of gathered weights and kind of recomputation. It enumerates for
-itself; both sides are costed by the same timeline, on fake tensors, within the same memory. *Gap*: how much slower the
-plan's step is than that of the best way of the grid; below 0 it is faster. Of the ways, so many were costed by the
+people set up by hand: every mesh of one or two axes, each with a role of its own (data parallel, ZeRO, tensor parallel
+of up to 8 devices), every number of microbatches, lifetime of gathered weights and kind of recomputation. It enumerates
+for itself; both sides are costed by the same timeline, on fake tensors, within the same memory. *Gap*: how much slower
+the plan's step is than that of the best way of the grid; below 0 it is faster. Of the ways, so many were costed by the
 timeline; the others cannot be the best one that fits (`bench/grid.py` says why). Seconds are CPU time on one thread,
 after capture.
 
