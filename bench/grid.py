@@ -42,8 +42,9 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import source_of
-from shardwright.pcg.step.execution import RECOMPUTES, Execution, Recompute
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero
+from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.folding import Folded, fold
 from shardwright.search.planner import Planner, most_frequent

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.files import write_whole
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Recompute
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.recompute import Recompute
 
 KEPT = Path(__file__).parent / "data" / "grid.jsonl"
 Kind = Literal["grid", "plan"]

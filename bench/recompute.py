@@ -38,7 +38,8 @@ from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.execution import RECOMPUTES, Execution, Recompute
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 
 PAGE = Path(__file__).parents[1] / "docs" / "recompute.md"
 SIZE = Size(seq=256)

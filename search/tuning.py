@@ -15,8 +15,9 @@ from math import inf
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution, Recompute
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins, RecomputeMode

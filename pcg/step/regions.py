@@ -6,12 +6,12 @@ after them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.order import postorder
+from shardwright.pcg.step.asked import Wish, check_used, wishes
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operation import Again, Operation
 
@@ -38,30 +38,19 @@ def arranged(
     found = _by_block(_with_readers(listed, gathers))
     if all(mode == "none" for _, mode in execution.recomputes):
         return found
-    modes = {o.block: execution.recompute_of(o.block) for o in found}
+    wished = wishes(graph, found, execution)
+    modes = {name: wish.mode for name, wish in wished.items()}
     for name, members in attentions(graph, stored):
         own = [o for o in found if o.name in members]
-        if own and all(modes[o.block][1] == "selective" for o in own):
+        if own and all(modes[o.name] == "selective" for o in own):
             found = _made_again(found, {o.name for o in own}, Again(name, whole=False))
-    found = _whole_blocks(found, {block for block, (_, mode) in modes.items() if block and mode == "full"})
-    found = _gathered_again(found, {o.name for o in found if o.name in gathers and modes[o.block][1] != "none"})
-    _check(found, execution)
+    apart = {o.block for o in found if wished[o.name].alone}
+    found = _whole_blocks(found, {o.block for o in found if o.block and modes[o.name] == "full"} - apart)
+    for block in apart:
+        found = _one_by_one(found, block, _members(graph, found, block, wished))
+    found = _gathered_again(found, {o.name for o in found if o.name in gathers and modes[o.name] != "none"})
+    check_used(found, execution, wished)
     return found
-
-
-def _check(found: Sequence[Operation], execution: Execution) -> None:
-    used = {execution.recompute_of(o.block)[0] for o in found if o.again is not None}
-    blocks = list(dict.fromkeys(o.block for o in found if o.block))
-    for pattern, mode in execution.recomputes:
-        if mode == "none" or pattern in used:
-            continue
-        fitting = [block for block in blocks if execution.recompute_of(block)[0] == pattern]
-        where = f"recompute: {pattern!r}: {mode!r}"
-        if not fitting and (mode, pattern) != ("selective", "*"):
-            problem = f"{where}: no repeated block of the model is so named (or an earlier pattern has it)"
-            raise PlanError(f"{problem}; expected one of: {', '.join(blocks) or 'none, the model has none'}")
-        missing = "no attention (a softmax between two products of activations) and no gathered activation"
-        raise PlanError(f"{where}: there is {missing} to make again; choose 'full' or 'none'")
 
 
 # ---- side by side ----
@@ -126,6 +115,41 @@ def _whole_blocks(operations: Iterable[Operation], blocks: Collection[str]) -> l
         seen[block] = seen.get(block, 0) + 1
         name = block if seen[block] == 1 else f"{block}, part {seen[block]}"
         found += [o._replace(again=Again(name, whole=True)) for o in own]
+    return found
+
+
+def _members(graph: Graph, operations: Sequence[Operation], block: str, wished: Mapping[str, Wish]) -> set[str]:
+    """What is made again of a block of which not all is asked the same; of a whole one, what leaves it is kept."""
+    inside = {o.name for o in operations if o.block == block}
+    leaves = {name for o in operations if o.name not in inside for name in o.reads}
+    leaves.update(name for _, name in graph.outputs)
+    return {n for n in inside if wished[n].mode == "full" and (wished[n].alone or n not in leaves)}
+
+
+def _one_by_one(operations: Sequence[Operation], block: str, members: Collection[str]) -> list[Operation]:
+    """Regions as large as can be of some operations of a block: with nothing on a way from one member to another."""
+    level, home = dict[str, int](), dict[str, str]()
+
+    def root(name: str) -> str:
+        while home[name] != name:
+            name = home[name]
+        return name
+
+    for o in operations:
+        again = o.name in members
+        before = [name for name in o.reads if name in level]
+        level[o.name] = max((level[n] + (n in members and not again) for n in before), default=0)
+        if again:
+            home[o.name] = o.name
+            for name in before:
+                if name in members and level[name] == level[o.name]:
+                    home[root(name)] = o.name
+    regions = dict[str, set[str]]()
+    for name in sorted(home, key=level.__getitem__):  # what others depend on first, so that none tears another
+        regions.setdefault(root(name), set()).add(name)
+    found = list(operations)
+    for number, own in enumerate(regions.values()):
+        found = _made_again(found, own, Again(f"{block}, part {number + 1}", whole=False))
     return found
 
 

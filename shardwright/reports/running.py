@@ -9,7 +9,7 @@ from typing import Any
 from shardwright.cost.timeline.memory import MemoryVerdict, verdict
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.precision import low_dtype
-from shardwright.pcg.step.execution import Execution, Recompute
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS
 from shardwright.reports.again import Remade
 from shardwright.reports.facts import PlanFacts
@@ -26,12 +26,14 @@ def device_mesh(mesh: Mesh) -> str:
     return str(Mesh.of(**dict(axes)))
 
 
+_MOST_NAMED = 3
+"""So many operators or modules are named where there may be many."""
 _MODES: dict[str, str] = {
     "none": "everything that backward needs is kept",
     "selective": "attention is made again in backward",
     "full": "every block is made again in backward",
 }  # fmt: skip
-_AGAIN: dict[Recompute, str] = {"none": "nothing", "selective": "attention", "full": "all"}
+_AGAIN: dict[str, str] = {"none": "nothing", "selective": "attention", "full": "all"}
 
 
 def way(facts: PlanFacts, times: int = 1) -> str:
@@ -58,8 +60,11 @@ def _again(facts: PlanFacts) -> str:
 
 
 def remade_text(remade: Remade) -> str:
-    """What backward makes again of such a block."""
-    return _AGAIN[remade.mode]
+    """What backward makes again of such a block: all, attention, or values in some of its modules."""
+    if isinstance(remade.mode, str):
+        return _AGAIN[remade.mode]
+    modules = list(dict.fromkeys(place.partition(":")[0] or "its own code" for place in remade.mode))
+    return "values in " + ", ".join(modules[:_MOST_NAMED]) + (", …" if len(modules) > _MOST_NAMED else "")
 
 
 def again_name(execution: Execution) -> str:
@@ -96,10 +101,6 @@ def precision(facts: PlanFacts) -> str:
         f"{name}: {operators}; rounded to {low}: what products read and give; kept in float32: weights, what is "
         "summed of their gradients, optimizer states, the loss"
     )
-
-
-_MOST_NAMED = 3
-"""So many operators are named where there may be many."""
 
 
 def statistics(facts: PlanFacts) -> str:
