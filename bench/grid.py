@@ -41,7 +41,6 @@ from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.moves import source_of
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
@@ -116,6 +115,7 @@ class Grid:
     Attributes:
         best: of those that fit, by now.
         num_ways, num_costed: how many there are with their lifetimes, and how many the timeline has costed.
+        of_the_batch: values that depend on it; what is made of weights alone may be made once a step, or not kept.
     """
 
     def __init__(self, folded: Folded, solver: Solver) -> None:
@@ -123,6 +123,10 @@ class Grid:
         self.best: Candidate | None = None
         self.num_ways = self.num_costed = 0
         self.floor = cache(self._floor)
+        self.of_the_batch = set[str]()
+        for node in folded.graph.nodes:
+            if node.op == "input" or not self.of_the_batch.isdisjoint(node.inputs):
+                self.of_the_batch.add(node.name)
 
     @property
     def best_s(self) -> float:
@@ -164,14 +168,13 @@ class Grid:
             problem, _ = self.solver.problem(self.folded, way.mesh, way.roles, way.execution, "zero-3")
         except PlanError:  # no attention
             return Floor(inf, inf)
-        stored_bytes = kept_bytes = 0.0
+        computes_s = stored_bytes = kept_bytes = 0.0
         for (kind, name), number in problem.index.items():
-            least_bytes = float(problem.kept_bytes[number].value.min())
+            time_s, least_bytes = (float(t[number].value.min()) for t in (problem.time_s, problem.kept_bytes))
             if kind == "storage":
-                stored_bytes += least_bytes
-            elif source_of(self.folded.graph, name).op != "parameter":  # what is cast may be gathered again
-                kept_bytes += least_bytes
-        computes_s = sum(float(time_s.value.min()) for time_s in problem.time_s)
+                computes_s, stored_bytes = computes_s + time_s, stored_bytes + least_bytes
+            elif name in self.of_the_batch:
+                computes_s, kept_bytes = computes_s + time_s, kept_bytes + least_bytes
         holds_bytes = max(stored_bytes, (1 - _GRADIENT) * stored_bytes + kept_bytes)
         return Floor(computes_s, holds_bytes + self.solver.cluster.device.context_bytes)
 
