@@ -159,13 +159,14 @@ def slices_of_time(graph: Graph) -> dict[str, tuple[str, Move]]:
 def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple[str, ...]]:
     """Values that may lie in the memory of parameters, and in that of which."""
     names, found = parameters.names, dict[str, tuple[str, ...]]()
+    own = {name: (leaf,) for name, leaf in names.items() if leaf in parameters.by_leaf}  # not casts in the program
     for node in graph.nodes:
         row = node.row
         keeps_memory = node.op in (PARTITION, REPLICATE) or (row is not None and row.aliases)
         rounded = any(graph.types[i].dtype != graph.types[node.name].dtype for i in node.inputs)  # by a cast
         if node.name in names or node.is_leaf or not keeps_memory or rounded:
             continue
-        leaves = dict.fromkeys(leaf for i in node.inputs for leaf in ((names[i],) if i in names else found.get(i, ())))
+        leaves = dict.fromkeys(leaf for i in node.inputs for leaf in own.get(i, found.get(i, ())))
         if leaves:
             found[node.name] = tuple(leaves)
     return found
