@@ -113,7 +113,7 @@ class Grid:
     """Costs the ways of one graph on one cluster.
 
     Attributes:
-        best: of those that fit, by now.
+        best: of those that fit, by now; `zero`: its lifetime of gathered weights.
         num_ways, num_costed: how many there are with their lifetimes, and how many the timeline has costed.
         of_the_batch: values that depend on it; what is made of weights alone may be made once a step, or not kept.
     """
@@ -121,6 +121,7 @@ class Grid:
     def __init__(self, folded: Folded, solver: Solver) -> None:
         self.folded, self.solver = folded, solver
         self.best: Candidate | None = None
+        self.zero: Zero = "zero-3"
         self.num_ways = self.num_costed = 0
         self.floor = cache(self._floor)
         self.of_the_batch = set[str]()
@@ -152,7 +153,7 @@ class Grid:
             if any(mine < least for mine, least in zip(step, self.floor(way), strict=True)):
                 raise AssertionError(f"{way}: {step}, below {self.floor(way)}")
             if found.fits and found.prediction.step_s < self.best_s:
-                self.best = found
+                self.best, self.zero = found, zero
 
     def _is_hopeless(self, way: Way) -> bool:
         """More microbatches compute for longer, and many devices for longer than their part of what one would."""
@@ -194,7 +195,7 @@ def grid(graph: Graph, cluster: Cluster) -> Found:
         return Found("nothing fits", None, cpu_s, None, searched.num_ways, searched.num_costed)
     mesh, mode = dict(zip(best.mesh.names, best.mesh.sizes, strict=True)), best.execution.recompute
     assert isinstance(mode, str)
-    cell = Cell(mesh, best.roles, best.zero, mode)
+    cell = Cell(mesh, best.roles, searched.zero, mode)
     return Found(cell.words, best.prediction.step_s, cpu_s, cell, searched.num_ways, searched.num_costed)
 
 

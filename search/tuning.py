@@ -45,6 +45,7 @@ class Tuner:
     Attributes:
         spaces: the meshes that are searched: all, or the one that is given.
         obstacle: why the batch cannot be cut into microbatches, or "".
+        tried: all that was solved, also what does not fit.
         refused: why no layouts could be run in the way that was tried last of those that have none.
     """
 
@@ -56,6 +57,7 @@ class Tuner:
         self.obstacle, self.refused = "", NoLayoutsError("nothing was tried")
         self.counts = self._counts()
         self.fastest_s = inf
+        self.tried: list[Candidate] = []
         self._start: dict[RecomputeMode, int] = {}  # the fewest microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
 
@@ -187,6 +189,7 @@ class Tuner:
             if not best.fits or best.prediction.step_s > _NEAR * self.fastest_s:
                 break
         assert best is not None
+        self.tried.append(best)
         self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         return best
 

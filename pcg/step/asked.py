@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 from shardwright.pcg.errors import PlanError
@@ -11,7 +13,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.places import is_at, modules_of, places
-from shardwright.pcg.step.recompute import Recompute
+from shardwright.pcg.step.recompute import Again, Recompute
 
 _MOST_NAMED = 20
 
@@ -28,16 +30,20 @@ def wishes(graph: Graph, operations: Sequence[Operation], execution: Execution) 
     """By the names of operations. A `PlanError` for a place in a list that no operation is at."""
     blocks = {o.name: o.block for o in operations}
     where, found, used = places(graph, blocks), dict[str, Wish](), set[tuple[str, str]]()
-    for o in operations:
-        inside = [f"{o.block}.{module}" for module in modules_of(where[o.name])] if o.block else []
-        pattern, mode = execution.recompute_of(o.block)
-        own, word = execution.recompute_of(o.block, inside)
+
+    @cache
+    def decided(block: str, place: str) -> Wish:
+        inside = [f"{block}.{module}" for module in modules_of(place)] if block else []
+        pattern, mode = execution.recompute_of(block)
+        own, word = execution.recompute_of(block, inside)
         if isinstance(word, str):
-            found[o.name] = Wish(own, word, own != pattern or not isinstance(mode, str))
-            continue
-        named = [place for place in word if is_at(where[o.name], place)]
-        used.update((own, place) for place in named)
-        found[o.name] = Wish(own, "full" if named else "none", alone=True)
+            return Wish(own, word, own != pattern or not isinstance(mode, str))
+        named = [listed for listed in word if is_at(place, listed)]
+        used.update((own, listed) for listed in named)
+        return Wish(own, "full" if named else "none", alone=True)
+
+    for o in operations:
+        found[o.name] = decided(o.block, where[o.name])
     others = {name: execution.recompute_of(_own_block(graph, name))[0] for name in where if name not in found}
     _check_places(execution, used, where, {n: wish.pattern for n, wish in found.items()} | others)
     return found
@@ -66,6 +72,20 @@ def _check_places(
                 f"recompute: {pattern!r}: {place!r}: no operation of such a block is there; expected one of: "
                 f"{shown or 'none, no block of the model is so named'}"
             )
+
+
+def still_there(graph: Graph, execution: Execution) -> Execution:
+    """The same for a graph that was rewritten since: of lists, the places that it still has."""
+    there = set(places(graph, {}).values())
+    pairs = list[tuple[str, Again]]()
+    for pattern, mode in execution.recomputes:
+        own = (
+            tuple(p for p in mode if "/" in p or any(is_at(place, p) for place in there))
+            if isinstance(mode, tuple)
+            else mode
+        )
+        pairs += [(pattern, own)] if own else []
+    return execution if isinstance(execution.recompute, str) else replace(execution, recompute=tuple(pairs) or "none")
 
 
 def check_used(operations: Sequence[Operation], execution: Execution, wished: Mapping[str, Wish]) -> None:

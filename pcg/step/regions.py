@@ -46,8 +46,8 @@ def arranged(
             found = _made_again(found, {o.name for o in own}, Again(name, whole=False))
     apart = {o.block for o in found if wished[o.name].alone}
     found = _whole_blocks(found, {o.block for o in found if o.block and modes[o.name] == "full"} - apart)
-    for block in apart:
-        found = _one_by_one(found, block, _members(graph, found, block, wished))
+    if apart:
+        found = _one_by_one(found, apart, _members(graph, found, wished))
     found = _gathered_again(found, {o.name for o in found if o.name in gathers and modes[o.name] != "none"})
     check_used(found, execution, wished)
     return found
@@ -118,16 +118,32 @@ def _whole_blocks(operations: Iterable[Operation], blocks: Collection[str]) -> l
     return found
 
 
-def _members(graph: Graph, operations: Sequence[Operation], block: str, wished: Mapping[str, Wish]) -> set[str]:
-    """What is made again of a block of which not all is asked the same; of a whole one, what leaves it is kept."""
-    inside = {o.name for o in operations if o.block == block}
-    leaves = {name for o in operations if o.name not in inside for name in o.reads}
-    leaves.update(name for _, name in graph.outputs)
-    return {n for n in inside if wished[n].mode == "full" and (wished[n].alone or n not in leaves)}
+def _members(graph: Graph, operations: Sequence[Operation], wished: Mapping[str, Wish]) -> set[str]:
+    """What is asked to be made again; of a block that is so as a whole, what leaves it is kept."""
+    block, leaves = {o.name: o.block for o in operations}, {name for _, name in graph.outputs}
+    for o in operations:
+        leaves.update(name for name in o.reads if block.get(name, o.block) != o.block)
+    again = (name for name, wish in wished.items() if wish.mode == "full")
+    return {name for name in again if wished[name].alone or name not in leaves}
 
 
-def _one_by_one(operations: Sequence[Operation], block: str, members: Collection[str]) -> list[Operation]:
-    """Regions as large as can be of some operations of a block: with nothing on a way from one member to another."""
+def _one_by_one(operations: Iterable[Operation], blocks: Collection[str], members: Collection[str]) -> list[Operation]:
+    """The operations with regions of their own for those of these blocks that are members."""
+    found, number = list[Operation](), 0
+    for block, own in groupby(operations, key=lambda o: o.block):
+        part = list(own)
+        for region in _regions(part, members) if block in blocks else ():
+            number += 1
+            part = _made_again(part, region, Again(f"{block}, part {number}", whole=False))
+        found += part
+    return found
+
+
+def _regions(operations: Sequence[Operation], members: Collection[str]) -> Iterable[set[str]]:
+    """Regions as large as can be: with nothing on a way from one member to another that is not in it.
+
+    Those that others depend on come first, so that none tears another when its members are put side by side.
+    """
     level, home = dict[str, int](), dict[str, str]()
 
     def root(name: str) -> str:
@@ -145,12 +161,9 @@ def _one_by_one(operations: Sequence[Operation], block: str, members: Collection
                 if name in members and level[name] == level[o.name]:
                     home[root(name)] = o.name
     regions = dict[str, set[str]]()
-    for name in sorted(home, key=level.__getitem__):  # what others depend on first, so that none tears another
+    for name in sorted(home, key=level.__getitem__):
         regions.setdefault(root(name), set()).add(name)
-    found = list(operations)
-    for number, own in enumerate(regions.values()):
-        found = _made_again(found, own, Again(f"{block}, part {number + 1}", whole=False))
-    return found
+    return regions.values()
 
 
 def _gathered_again(operations: Sequence[Operation], gathers: Collection[str]) -> list[Operation]:

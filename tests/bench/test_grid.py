@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import grid_page
-from bench.grid import SETUPS, Grid, plan, solve, step_s, ways
+from bench.grid import SETUPS, Grid, grid, plan, solve, step_s, ways
 from bench.grid_page import page, rows
 from bench.grid_store import Cell, Found, Key, kept, write
 from shardwright.search.folding import Folded
@@ -57,6 +57,9 @@ def test_leaving_ways_out_changes_nothing() -> None:
 def test_a_way_and_a_plan_are_costed_again() -> None:
     graph, two = blocks(8, 16, layers=4, seq=8), cluster(2)
     cell = Cell({"x": 2}, (DATA,), "zero-3", "none")
+    best = grid(graph, two)
+    assert best.cell is not None
+    assert best.step_s == pytest.approx(step_s(Folded(graph), Solver(two, Certified()), best.cell))
     found = plan(graph, two, cell)
     grid_s = step_s(Folded(graph), Solver(two, Certified()), cell)
     assert found.grid_s == pytest.approx(grid_s)
