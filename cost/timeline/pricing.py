@@ -270,7 +270,7 @@ class _Backward(_Pass):
     def _accumulate(self, use: Use) -> None:
         parameter, made = use.parameter, self.made[use.number]
         if use.block is not None:  # whole gradients of what is gathered
-            self.later.take("gradients", parameter.used_bytes, made, (), "opening")
+            self.later.take("gradients", parameter.summed_bytes, made, (), "opening")
             return
         if is_bucketed(parameter):  # the bucket's memory is always there
             self.later.take("gradients", parameter.gradient_bytes, made, (), "opening")
@@ -334,7 +334,7 @@ class _Backward(_Pass):
                 end = max(made, task)
                 if summed:  # what was accumulated, and the last microbatch's, which is added to it
                     self.later.take("temporary", used, made, (end,), "later")
-                    self.scattered.append(("gradients", used, None, end, "closing"))
+                    self.scattered.append(("gradients", use.parameter.summed_bytes, None, end, "closing"))
                 elif copied:
                     self.scattered.append(("temporary", used, made, end, "every"))
                 else:  # each rank takes its slice at once

@@ -15,6 +15,9 @@ from examples.zoo import ZOO, GPTBlock
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.timeline import simulate
+from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.precision import check_device, tf32
 from shardwright.lowering.private import unwrap
@@ -28,7 +31,7 @@ from shardwright.pcg.step.lifetimes import with_lifetimes
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.search.planner import Planner
 from tests.each import each
-from tests.lowering.runs import Batch, Case, Step, outcome, parallel_step, whole
+from tests.lowering.runs import Batch, Case, Step, outcome, parallel_step, peak_on_rank, whole
 from tests.search.graphs import cluster
 
 NUM_RANKS = 2
@@ -53,9 +56,9 @@ class Pictures(nn.Module):
 class Regression(nn.Module):
     """One product."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.product = nn.Linear(16, 16)
+        self.product = nn.Linear(width, width)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return nn.functional.mse_loss(self.product(x), y)
@@ -231,3 +234,15 @@ def test_whole_gradients_are_accumulated_in_the_dtype_of_the_parameters() -> Non
     )
     for name, expected in shards.gradients.items():
         torch.testing.assert_close(whole_sums.gradients[name], expected, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_whole_gradients_take_as_much_memory_as_predicted() -> None:
+    torch.manual_seed(1)
+    batch = {"x": torch.randn(8, 512), "y": torch.randn(8, 512)}
+    model = Regression(512)
+    case = Case(model, batch, capture(model, batch, precision="amp_bf16"))
+    planner = Planner(cluster(NUM_RANKS), certified_choices())
+    graph = planner.solve(case.captured.graph, Mesh.of(mb=4, x=2), ("zero",), "test").graph
+    graph = with_lifetimes(graph, {node.name: "zero-1" for node in graph.leaves("parameter")})
+    measured = run_ranks(lambda: peak_on_rank(case, graph), NUM_RANKS, 60)[0]
+    assert simulate(program(graph, cluster(NUM_RANKS))).fullest.memory.total_bytes == pytest.approx(measured, rel=0.1)
