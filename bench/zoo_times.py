@@ -95,10 +95,16 @@ class Subject:
 class Stepper:
     """One plan on this rank, ready to take steps."""
 
-    def __init__(self, module: ParallelModule, batch: Mapping[str, Tensor], before: Mapping[int, int]) -> None:
-        """`before`: the storages that were alive before `module` was made and still are."""
+    def __init__(
+        self,
+        module: ParallelModule,
+        batch: Mapping[str, Tensor],
+        before: Mapping[int, int],
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """`before`: the storages that were alive before `module` was made and still are; `optimizer`: default AdamW."""
         self.module, self.batch, self.before = module, batch, before
-        self.optimizer = torch.optim.AdamW(list(module.parameters()), lr=1e-4, fused=True)
+        self.optimizer = optimizer or torch.optim.AdamW(list(module.parameters()), lr=1e-4, fused=True)
 
     def step(self) -> None:
         self.module.forward_backward(**self.batch)

@@ -48,7 +48,7 @@ def test_four_ranks_equal_one(name: str, case: Case) -> None:
 @each("name", ["gpt2", "llama"])
 def test_what_a_model_computes_in_fp32_by_itself_is_compared_in_fp64(name: str) -> None:
     """The loss of transformers' models, and llama's norms."""
-    prepared = prepare(name, double=True)
+    prepared = prepare(name, kind="fp64")
     assert not [t for t in prepared.captured.graph.types.values() if t.dtype == "float32"]
     case = next(c for c in TRAINING if c.roles == (TENSOR,) and c.recompute == "none")
     cell = run_cell(prepared, case)
@@ -122,7 +122,7 @@ def test_the_page_shows_errors_and_failures() -> None:
 
 def test_a_model_that_cannot_be_cut_is_told_the_operator() -> None:
     case = next(c for c in TRAINING if c.mesh is not None and c.mesh.num_microbatches == 2 and c.recompute == "none")
-    cell = run_cell(prepare("resnext", double=True), case)
+    cell = run_cell(prepare("resnext", kind="fp64"), case)
     assert cell.refused, cell.failure
     assert cell.good
     assert "batch cannot be cut into 2 microbatches exactly here" in cell.failure
