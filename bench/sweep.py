@@ -35,6 +35,7 @@ from bench.accuracy import Errors, Kind, Prepared, adamw, errors_of, lowered, pr
 from bench.allocations import live_storages, peak_bytes
 from bench.plans import Case
 from bench.random_plans import TooLongError, within
+from bench.sweep_page import NUM_RANKS, page
 from bench.ways import ways
 from bench.zoo_times import Stepper
 from examples.zoo import ZOO
@@ -45,7 +46,6 @@ from shardwright.search.plan import Plan
 
 ROOT = Path(__file__).parents[1]
 FILE, PAGE = ROOT / ".sweep.jsonl", ROOT / "docs" / "sweep.md"
-NUM_RANKS = (2, 4, 8)
 NUM_PLANS = 30
 NUM_NARROW = 3
 """Of these in fp32, and as many in bf16; in fp64 a wrong program can be told from rounding."""
@@ -265,8 +265,6 @@ def sweep(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing; 1 where any cell differs or failed."""
-    from bench.sweep_page import page
-
     options = _options(arguments)
     end = time.monotonic() + options.seconds
     torch.set_num_threads(1)

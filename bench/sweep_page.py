@@ -22,16 +22,17 @@ MEMORY = 0.1
 APART = 0.05
 """Plans whose measured memory differs by less than this are not ranked."""
 LONGEST = 220
+NUM_RANKS = (2, 4, 8)
 
 INTRODUCTION = """\
 # Plans that people train with, on 2, 4 and 8 ranks
 
-Every model of `examples/zoo.py` in at least {plans} ways on real gloo processes, against a single process: lifetimes of
-gathered parameters, microbatches, what is made again, one axis and two, searched plans under tight memory, and, for
-models of which there is little else, random ones (`bench/ways.py`). Each plan is another one, and proven to denote the
-captured graph. Batches are {times} times the zoo's, in train mode with dropout on, and each plan takes {steps} steps of
-AdamW. Written by `make sweep` on {date} with torch {torch}: {run} plans have run, {equal} were equal; {refused} were
-refused.
+Models of `examples/zoo.py` in many ways on real gloo processes, against a single process: lifetimes of gathered
+parameters, microbatches, what is made again, one axis and two, searched plans under tight memory, and, for models of
+which there is little else, random ones (`bench/ways.py`). Each plan is another one, and proven to denote the captured
+graph. Batches are {times} times the zoo's, in train mode with dropout on, and each plan takes {steps} steps of AdamW.
+Written by `make sweep` on {date} with torch {torch}: {run} plans have run, {equal} were equal; {refused} were refused.
+`make sweep` runs {plans} of each model on so many ranks, and goes on where it was ended. {missing}
 
 | numbers | what is compared | tolerance |
 |---|---|---|
@@ -69,6 +70,7 @@ def page(outcomes: Sequence[Outcome], num_plans: int, num_steps: int, times: int
         torch=torch.__version__,
         run=len(ran),
         equal=sum(o.verdict == "equal" for o in ran),
+        missing=_missing(ran, num_plans),
         refused=sum(o.verdict == "refused" for o in outcomes),
         double=DOUBLE_TOLERANCE,
         loss=LOSS_TOLERANCE,
@@ -81,6 +83,16 @@ def page(outcomes: Sequence[Outcome], num_plans: int, num_steps: int, times: int
         by_cell.setdefault((o.model, o.num_ranks), []).append(o)
     rows = "\n".join(_row(found) for found in by_cell.values())
     return "\n".join([head, HEAD + rows, *_findings(outcomes), *_memory(outcomes), *_refusals(outcomes)])
+
+
+def _missing(ran: Sequence[Outcome], num_plans: int) -> str:
+    """What has not run yet, by numbers of ranks."""
+    counts, lines = Counter((o.model, o.num_ranks) for o in ran), list[str]()
+    for num_ranks in NUM_RANKS:
+        fewer = {model: counts[model, num_ranks] for model in ZOO if counts[model, num_ranks] < num_plans}
+        if fewer:
+            lines.append(f"{num_ranks} ranks: " + ", ".join(f"{model} {many}" for model, many in fewer.items()))
+    return f"So far fewer have run on {'; on '.join(lines)}." if lines else "All have run."
 
 
 def _row(outcomes: Sequence[Outcome]) -> str:

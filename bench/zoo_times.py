@@ -112,10 +112,9 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def resident_bytes(self) -> int:
-        """What this rank holds between two steps: all storages that this plan has brought, and its part of a batch."""
+        """What this rank holds between two steps: all storages that this plan has brought, and the batch as passed."""
         own = {address: size for address, size in live_storages().items() if address not in self.before}
-        parts = self.module._batch.local(self.batch)
-        return sum(own.values()) + sum(t.nbytes for part in parts for t in part.values())
+        return sum(own.values()) + sum(tensor.nbytes for tensor in self.batch.values())
 
 
 class Measured(NamedTuple):

@@ -120,6 +120,7 @@ def test_the_page_has_a_line_per_model_and_ranks_and_what_is_wrong() -> None:
     assert "* mlp, 2 ranks, f : failed: broken" in text
     assert "* mlp, 2 ranks, b: +15.0%" in text
     assert r"* mlp, 1 ways: because \| so" in text
+    assert "So far fewer have run on 2 ranks: mlp 4, gpt 0, " in text
 
 
 def test_ranks_of_memory() -> None:
