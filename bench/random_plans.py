@@ -29,9 +29,10 @@ from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again
-from shardwright.pcg.step.execution import RECOMPUTES, Execution, Recompute
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.parameters import module_block
+from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO

@@ -15,8 +15,8 @@ from itertools import chain, cycle, product
 from bench.accuracy import Kind
 from bench.plans import MIXTURE, Case, Lifetimes, RandomSubset
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import RECOMPUTES, Recompute, RecomputeByBlock
 from shardwright.pcg.step.lifetimes import ZEROS
+from shardwright.pcg.step.recompute import RECOMPUTES, Recompute, RecomputeByBlock
 from shardwright.search.restrict import CONTEXT, DATA, FREE, TENSOR, ZERO
 
 Layout = tuple[str, dict[str, int], tuple[str, ...]]
