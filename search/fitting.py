@@ -13,6 +13,7 @@ from math import inf
 from shardwright.cost.predict import predict
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.lifetimes import ZEROS, with_lifetimes
 from shardwright.pcg.step.parameters import module_block
 from shardwright.search.folding import Folded
@@ -74,7 +75,9 @@ class Fitter:
         """The candidate with this kept, which is said of the whole model, by the timeline."""
         leaves = {leaf.name for leaf in candidate.graph.leaves("parameter")}
         graph = with_lifetimes(candidate.graph, {k: v for k, v in keeping.lifetimes.items() if k in leaves})
-        execution = replace(candidate.execution, recompute=keeping.recompute) if self.values else candidate.execution
+        execution = candidate.execution
+        if self.values:
+            execution = still_there(graph, replace(execution, recompute=keeping.recompute))
         prediction = predict(graph, self.solver.cluster, execution, self.folded.repeats if candidate.folded else None)
         fits = prediction.memory.total_bytes <= self.solver.limit_bytes
         lifetimes = tuple(keeping.lifetimes.items())

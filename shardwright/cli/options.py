@@ -124,7 +124,7 @@ def precision_option(command: Command) -> Command:
 
 
 def parse_recompute(text: str) -> RecomputeMode:
-    """`full`, or `model.layers.*=full,lm_head=none`: what backward computes again, by block of the model."""
+    """`full`, or `model.layers.0-7=full,model.layers.*.mlp=full`: what backward computes again."""
     if "=" not in text:
         return cast("RecomputeMode", text)
     pairs = [part.rpartition("=") for part in text.replace(" ", "").split(",")]
@@ -153,8 +153,8 @@ def per_microbatch_option(command: Command) -> Command:
 def recompute_option(command: Command) -> Command:
     """`--recompute`"""
     text = (
-        "What backward computes again: none, selective (attention) or full (every block); or by block, such as "
-        "'model.layers.*=full'. By default the search chooses."
+        "What backward computes again: none, selective (attention) or full (every block); or by block or module in "
+        "blocks, such as 'model.layers.0-7=full,model.layers.*.mlp=full'. By default the search chooses, value by value."
     )
     return click.option("--recompute", type=parse_recompute, metavar="MODE", help=text)(command)
 

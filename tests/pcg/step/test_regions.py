@@ -17,6 +17,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.actions import actions
+from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.chunk import whole_chunk
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operations
@@ -169,6 +170,13 @@ def test_places_that_are_not_there_are_named(recompute: Any, message: str) -> No
     with pytest.raises(PlanError) as error:
         again(recompute)
     assert str(error.value).startswith(message)
+
+
+def test_places_that_a_rewrite_took_away_are_forgotten() -> None:
+    run = Execution(recompute={"layers.*": ["norm", "qkv:linear", "up:linear/combine"], "": ["head:linear"]})
+    assert still_there(model_of(Mlp), run).recompute == (("layers.*", ("norm", "up:linear/combine")),)
+    assert still_there(model_of(Mlp), Execution(recompute={"": ["head:linear"]})).recompute == "none"
+    assert still_there(model_of(Mlp), full := Execution(recompute="full")) is full
 
 
 class Mlp(nn.Module):
