@@ -139,10 +139,11 @@ class Planner:
         pins = Pins.of(graph, self.cluster, mesh, roles, microbatches, recompute)
         tuner = Tuner(self.solver, graph, self.execution, pins, self.progress)
         alternatives = list(tuner.baselines()) if compared and self.cluster.num_devices > 1 else []
+        others = len(tuner.tried) if pins.guided else 0  # of plans on other meshes than the one that is given
         found = list(tuner.searched(alternatives))
         pool = found if pins.guided else [*found, *alternatives]
         fitter = Fitter(self.solver, tuner.folded, values=pins.recompute is None)
-        fitted = {_way(f.candidate): f for f in fitter.best(filter(_may_keep_more, tuner.tried))}
+        fitted = {_way(f.candidate): f for f in fitter.best(filter(_may_keep_more, tuner.tried[others:]))}
         whole = self._whole(graph, sorted([*(f.candidate for f in fitted.values()), *pool], key=rank))
         best = min(whole.values(), key=rank)
         if best.mesh.num_microbatches > 1:
