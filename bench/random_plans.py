@@ -51,6 +51,7 @@ BACKEND = "aot_eager"
 COMPILED = 0.08
 NUM_STEPS = 3
 PLAN_S = 20
+RUN_S, COMPILE_S = 120.0, 600.0
 
 
 def cuts(serial: Graph, num_microbatches: int) -> dict[str, str]:
@@ -139,7 +140,8 @@ class Pair:
         prepared = self.prepared
         with within(PLAN_S):
             graph, execution = self.plan()
-        return measure(prepared, graph, execution=execution, backend=self.backend)
+        timeout_s = COMPILE_S if self.backend else RUN_S
+        return measure(prepared, graph, timeout_s, execution, self.backend)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
