@@ -31,7 +31,6 @@ from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.places import places
 from shardwright.pcg.step.recompute import RecomputeByBlock
-from shardwright.pcg.types import ITEM_BYTES
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.problem import Problem
@@ -154,13 +153,9 @@ class KeepingProblem:
         scatter_s = self.steps.collective_s("reduce_scatter", slices.axis, summed) if slices.copied else 0.0
         gathers = {"zero-1": 1, "zero-2": 1, "kept": many}.get(zero, many * (1 + again))
         scatters = 1 if zero == "zero-1" else many
-        whole = {"zero-1": used + _whole_gradients(own) if many > 1 else used, "zero-2": used, "kept": used}
+        gradients = sum(p.whole_bytes for p in own if p.grad) if many > 1 else 0.0  # accumulated whole
+        whole = {"zero-1": used + gradients, "zero-2": used, "kept": used}
         return self.exposed * (gathers * gather_s + scatters * scatter_s), whole.get(zero, 0.0)
-
-
-def _whole_gradients(own: Sequence[Parameter]) -> float:
-    """Of what is accumulated whole, in the parameters' own dtype."""
-    return sum(p.used_bytes / ITEM_BYTES[p.used_dtype] * ITEM_BYTES[p.dtype] for p in own if p.grad)
 
 
 class _Values:

@@ -22,7 +22,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.asked import still_there
-from shardwright.pcg.step.execution import Execution, Precision
+from shardwright.pcg.step.execution import Execution, Precision, ReduceDtype
 from shardwright.pcg.step.lifetimes import Zero, lifetimes
 from shardwright.pcg.step.time import check_time
 from shardwright.search.domain import CertifiedSplits
@@ -61,7 +61,8 @@ class Planner:
     """Searches plans for serial graphs on one cluster. Only certified choices and certified `rules` enter.
 
     `places` counts, by rule, the places that backtracking found: what `reports.coverage` asks for. `precision`: the one
-    that the graphs were captured under; `per_microbatch`: modules whose statistics are those of each microbatch.
+    that the graphs were captured under; `per_microbatch`: modules whose statistics are those of each microbatch;
+    `reduce_dtype`: that in which gradients are sent.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class Planner:
         rules: Mapping[str, Equation] | None = None,
         precision: Precision | None = None,
         per_microbatch: Sequence[str] = (),
+        reduce_dtype: ReduceDtype | None = None,
     ) -> None:
         self.cluster, self.certified, self.rules = cluster, certified, rules or {}
-        self.execution = Execution(precision, per_microbatch=tuple(per_microbatch))
+        self.execution = Execution(precision, per_microbatch=tuple(per_microbatch), reduce_dtype=reduce_dtype)
         self.progress = progress or (lambda message: None)
         self.solver = Solver(cluster, certified)
         self.limit_bytes = self.solver.limit_bytes
@@ -139,11 +141,11 @@ class Planner:
         pins = Pins.of(graph, self.cluster, mesh, roles, microbatches, recompute)
         tuner = Tuner(self.solver, graph, self.execution, pins, self.progress)
         alternatives = list(tuner.baselines()) if compared and self.cluster.num_devices > 1 else []
-        others = len(tuner.tried) if pins.guided else 0  # of plans on other meshes than the one that is given
+        by_hand = len(tuner.tried)
         found = list(tuner.searched(alternatives))
-        pool = found if pins.guided else [*found, *alternatives]
+        pool, tried = ([*found, *alternatives], tuner.tried) if not pins.guided else (found, tuner.tried[by_hand:])
         fitter = Fitter(self.solver, tuner.folded, values=pins.recompute is None)
-        fitted = {_way(f.candidate): f for f in fitter.best(filter(_may_keep_more, tuner.tried[others:]))}
+        fitted = {_way(f.candidate): f for f in fitter.best(filter(_may_keep_more, tried))}
         whole = self._whole(graph, sorted([*(f.candidate for f in fitted.values()), *pool], key=rank))
         best = min(whole.values(), key=rank)
         if best.mesh.num_microbatches > 1:
@@ -220,7 +222,7 @@ class Planner:
         builder, eliminator = self.solver.builder(mesh, best.execution)
         leaf_search = LeafSearch(
             builder, eliminator, list(self.rules.values()), lambda part: restriction(part, roles, mesh),
-            lambda part: Way(made_again_of_part(part, best.execution), best.priced),
+            lambda part: Way(made_again_of_part(part, best.execution), best.priced, best.execution),
         )  # fmt: skip
         rewrites = leaf_search.improve(*best.solved)
         self.places.update(leaf_search.places)

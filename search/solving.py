@@ -131,7 +131,7 @@ class Solver:
     ) -> tuple[Problem, Eliminator]:
         """The problem of a graph on a mesh whose axes of devices have these roles."""
         builder, eliminator = self.builder(mesh, execution)
-        way = Way(self.again(folded.graph, execution), zero)
+        way = Way(self.again(folded.graph, execution), zero, execution)
         restrict = restriction(folded.graph, roles, mesh)
         problem = builder.build(folded, restrict, blocked=self.blocked(folded.graph), way=way)
         problem.mesh = mesh

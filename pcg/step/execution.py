@@ -12,10 +12,12 @@ from shardwright.pcg.step.recompute import Again, Recompute, RecomputeByBlock, c
 from shardwright.pcg.types import is_float
 
 Precision = Literal["fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8"]
+ReduceDtype = Literal["float32", "bfloat16", "float16"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Optimizer = Literal["adam", "sgd"]
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8")
+REDUCE_DTYPES: tuple[ReduceDtype, ...] = ("float32", "bfloat16", "float16")
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
 
@@ -50,8 +52,9 @@ DTYPES: Mapping[Precision, Dtypes] = {
 class Execution:
     """A run of a plan: what its layouts and its mesh do not say.
 
-    A plan has a precision and a recomputation; its microbatches are its mesh's axis of time. Programs do both. The
-    other fields are for costing alone (`shardwright timeline`), and their defaults are what programs do.
+    A plan has a precision, a dtype that gradients are sent in, and a recomputation; its microbatches are its mesh's
+    axis of time. Programs do all of these. The other fields are for costing alone (`shardwright timeline`), and their
+    defaults are what programs do.
 
     Attributes:
         precision: None: the graph's own dtypes. "fp32", "bf16" and "fp16": every float in that dtype, optimizer
@@ -80,6 +83,8 @@ class Execution:
             of each microbatch by itself: names or patterns of `fnmatch`, each with all that is inside; "*": everywhere.
         late_gathers: whether backward gathers a block's weights only when it is through with the block before it, not
             beside that: BACKWARD_POST, not BACKWARD_PRE, as FSDP's documentation has them.
+        reduce_dtype: what gradients of parameters are sent in, to be summed over devices. What microbatches add up, and
+            what a sum gives, is in the dtype of the parameters in any case. None: gradients are sent in that too.
     """
 
     precision: Precision | None = None
@@ -95,11 +100,14 @@ class Execution:
     overlap: bool = True
     late_gathers: bool = False
     per_microbatch: tuple[str, ...] = ()
+    reduce_dtype: ReduceDtype | None = None
 
     def __post_init__(self) -> None:
         owner = "Execution"
         if self.precision is not None:
             checks.choice(self.precision, owner, "precision", PRECISIONS)
+        if self.reduce_dtype is not None:
+            checks.choice(self.reduce_dtype, owner, "reduce_dtype", REDUCE_DTYPES)
         object.__setattr__(self, "recompute", canonical(self.recompute, owner))
         object.__setattr__(self, "per_microbatch", _patterns(self.per_microbatch, owner))
         checks.choice(self.schedule, owner, "schedule", SCHEDULES)
@@ -165,6 +173,10 @@ class Execution:
     def state_dtype(self, dtype: str) -> str:
         """What the optimizer's master weights, gradients and moments of a parameter of this dtype are kept in."""
         return DTYPES[self.precision].state if self.precision and is_float(dtype) else dtype
+
+    def reduced_dtype(self, dtype: str) -> str:
+        """What gradients that are accumulated in this dtype are sent in, to be summed over devices."""
+        return self.reduce_dtype if self.reduce_dtype and is_float(dtype) else dtype
 
     @property
     def rates(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""How a step of a plan is run: microbatches, lifetimes of gathered weights, what is made again, precision."""
+"""How a step of a plan is run: microbatches, lifetimes of gathered weights, what is made again."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from shardwright.cost.timeline.memory import MemoryVerdict, verdict
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.precision import low_dtype
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS
 from shardwright.reports.again import Remade
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.lifetimes import lifetime_name, lifetime_words
 from shardwright.reports.report import Paragraph
+from shardwright.reports.rounding import precision, roundings
 from shardwright.reports.units import plural, seconds, size
 from shardwright.search.plan import Plan
 from shardwright.search.spaces import batch_size
@@ -94,18 +94,6 @@ _FITS: dict[MemoryVerdict, str] = {
 }  # fmt: skip
 
 
-def precision(facts: PlanFacts) -> str:
-    """In which dtypes operators run, and what of that is rounded."""
-    name, low = facts.plan.precision or "the model's own", low_dtype(facts.plan.precision)
-    operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items()) or "no operators"
-    if not low:
-        return f"{name}: {operators}; nothing is rounded but as one process rounds"
-    return (
-        f"{name}: {operators}; rounded to {low}: what products read and give; kept in float32: weights, what is "
-        "summed of their gradients, optimizer states, the loss"
-    )
-
-
 def statistics(facts: PlanFacts) -> str:
     """Which operators have statistics of each microbatch by itself."""
     shown = ", ".join(facts.estimated[:_MOST_NAMED]) + (", …" if len(facts.estimated) > _MOST_NAMED else "")
@@ -167,6 +155,8 @@ def running_data(facts: PlanFacts) -> dict[str, Any]:
         "precision": {
             "name": facts.plan.precision,
             "operators": dict(facts.dtypes),
+            "reduce_dtype": facts.plan.execution.reduce_dtype,
             "text": precision(facts),
+            "rounding": [asdict(row) for row in roundings(facts)],
         },
     }
