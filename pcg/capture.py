@@ -34,6 +34,7 @@ from shardwright.pcg.graph import OPAQUE, Graph, Source
 from shardwright.pcg.hooks import captured_hooks
 from shardwright.pcg.precision import check_precision, low_dtype
 from shardwright.pcg.regions import Marker, Regions
+from shardwright.pcg.routing import per_token
 from shardwright.pcg.step.execution import Execution, Precision
 
 LOSS = "loss"
@@ -278,7 +279,7 @@ class _Importer:
                 self._call(node)
             elif node.op == "output":
                 outputs = list(self._outputs(node))
-        graph = self.builder.graph(outputs)
+        graph = per_token(self.builder.graph(outputs))
         used = {str(n.attr("target")) for n in graph.leaves("constant")}
         return graph, {k: v for k, v in self.constants.items() if k in used}
 

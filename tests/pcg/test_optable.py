@@ -108,9 +108,10 @@ def test_every_row_is_complete(row: Row) -> None:
             assert list(partial) == sorted(set(partial))
             assert all(i < len(one.operands) for i in partial)
         for item in row.saves:
-            assert item in ("result", "mask") or int(item) < max(len(s.operands) for s in SAMPLES[row.name])
+            assert item in ("result", "mask", "inside") or int(item) < max(len(s.operands) for s in SAMPLES[row.name])
         names = {f.name for f in row.signature(one.shapes, one.attrs).factors}
         assert set(row.outside) <= names
+        assert ("inside" in row.saves) == (row.inside is not None)
         assert row.offset is None or row.offset in names
 
 
