@@ -118,10 +118,33 @@ def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     if x.dtype == torch.bfloat16 and (x.is_cuda or is_dry):
         return F.grouped_mm(x, w, offs=ends.to(torch.int32))
     even = (x.shape[0] * number // len(w) for number in range(1, len(w) + 1))
-    bounds = [0, *(even if is_dry else ends.tolist()), x.shape[0]]
-    *groups, rest = x.split([b - a for a, b in pairwise(bounds)])
-    parts = [rows @ matrix for rows, matrix in zip(groups, w.unbind(), strict=True)]
-    return torch.cat([*parts, rest.new_zeros(len(rest), w.shape[2])])
+    return _GroupedProduct.apply(x, w, [0, *(even if is_dry else ends.tolist())])
+
+
+class _GroupedProduct(Function):
+    """One product for each group, into a part of the result; rows after the last group give zeros."""
+
+    @staticmethod
+    def forward(ctx: AutogradContext, x: Tensor, w: Tensor, bounds: list[int]) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.groups = [(number, a, b) for number, (a, b) in enumerate(pairwise(bounds)) if a < b]
+        out = x.new_empty(len(x), w.shape[2])
+        out[bounds[-1] :].zero_()
+        for number, a, b in ctx.groups:
+            torch.mm(x[a:b], w[number], out=out[a:b])
+        return out
+
+    @staticmethod
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        into_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+        into_w = torch.zeros_like(w) if ctx.needs_input_grad[1] else None
+        for number, a, b in ctx.groups:
+            if into_x is not None:
+                torch.mm(grad[a:b], w[number].t(), out=into_x[a:b])
+            if into_w is not None:
+                torch.mm(x[a:b].t(), grad[a:b], out=into_w[number])
+        return into_x, into_w, None
 
 
 _ACTIVATIONS = {
