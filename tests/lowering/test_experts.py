@@ -10,13 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from examples.zoo import ZOO
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering import kernels
 from shardwright.lowering.launch import run_ranks
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import DEFAULT
+from shardwright.pcg.step.time import check_time
 from shardwright.pcg.types import TensorType
 from shardwright.search.planner import Planner
 from tests.experts import SIZE, USED, mixture
@@ -28,19 +32,19 @@ ERROR = 1e-10
 TOKENS = "_0"
 
 
-def forced(case: Case, split: Sequence[str]) -> Graph:
-    """The rows of experts split in this way along each axis of two, the batch along those that split tokens."""
+def forced(case: Case, split: Sequence[str], batch: Sequence[str] = (TOKENS,)) -> Graph:
+    """The rows of experts split in this way along each axis of two, the batch along those of the splits `batch`."""
     serial, mesh = case.captured.graph, Mesh.of(**dict.fromkeys("xyz"[: len(split)], 2))
     others = follow(serial, mesh)
 
     def choose(node: Node, axis: int, operands: list[TensorType]) -> str:
         return split[axis] if node.op in ROWS else others(node, axis, operands)
 
-    return case.graph(mesh, {"x": tuple(S(0) if choice == TOKENS else R for choice in split)}, choose)
+    return case.graph(mesh, {"x": tuple(S(0) if choice in batch else R for choice in split)}, choose)
 
 
 def planned(case: Case, roles: Sequence[str], many: int = 1) -> Graph:
-    mesh = Mesh.of(mb=many, **dict.fromkeys("xyz"[: len(roles)], 2))
+    mesh = Mesh.of(**({"mb": many} if many > 1 else {}), **dict.fromkeys("xyz"[: len(roles)], 2))
     planner = Planner(Cluster.local(mesh.num_devices), certified_choices())
     return planner.solve(case.captured.graph, mesh, roles, "test").graph
 
@@ -109,6 +113,14 @@ def test_every_split_on_two_ranks(name: str, splits: str) -> None:
     assert_trains(case, [forced(case, (split,)) for split in splits.split()])
 
 
+def test_experts_are_split_along_the_axis_that_splits_everything_else_by_tokens() -> None:
+    """Tokens are gathered for the experts, and each rank keeps its tokens of the sum."""
+    case = Case(*mixture("sorted"))
+    graph = forced(case, ("e",), batch=("e",))
+    assert {node.op for node in graph.nodes if node.is_parallel} >= {"combine", "reduce", "partition"}
+    assert_trains(case, [graph])
+
+
 def test_two_splits_on_four_ranks() -> None:
     case = Case(*mixture("sorted"))
     assert_trains(case, [forced(case, split) for split in (("_0", "e"), ("_0", "f"), ("e", "f"), ("e", "e"))])
@@ -137,3 +149,19 @@ def test_plans_with_microbatches_zero_and_split_weights() -> None:
     assert [next(graph.leaves("experts")).split[-1] for graph in several] == [TOKENS] * 4 + ["e"]
     assert_trains(case, several)
     assert_trains(case, [planned(case, roles, 2) for roles in (("data", "tensor"), ("zero", "tensor"))])
+
+
+def test_a_balancing_loss_is_exact_and_alone_keeps_the_batch_from_being_cut() -> None:
+    """It is a product of means over the batch. In float32, for which transformers has grouped products on CPUs."""
+    torch.manual_seed(0)
+    model, batch = ZOO["mixtral"]()
+    model.config.output_router_logits = True  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    case = Case(model, batch)
+    expected = serial_step(case)
+    for ((step, _),) in on_ranks(case, [planned(case, ("data",))]):
+        assert_same_step(step, expected, 1e-5)
+    with pytest.raises(PlanError, match=r"add at model \(modeling_mixtral\.py:\d+\): .* products of means"):
+        check_time(planned(case, ("data",), 2), DEFAULT)
+    model.config.output_router_logits = False  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    without = Case(model, batch)
+    check_time(planned(without, ("data",), 2), DEFAULT)

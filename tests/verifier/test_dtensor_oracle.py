@@ -130,7 +130,6 @@ OFFERED: dict[tuple[str, str], str] = {
     ("sdpa", "R R S(3) -> S(3)"): STRICTER,
     ("sdpa", "R R P R -> P"): STRICTER,
     ("sdpa", "R R S(3) R -> S(3)"): STRICTER,
-    ("histc", "S(0) -> P"): STRICTER,
     ("amax", "S(0) -> P(max)"): NO_MAXIMA,
     ("amax", "S(1) -> P(max)"): NO_MAXIMA,
     ("amax", "S(2) -> P(max)"): NO_MAXIMA,
