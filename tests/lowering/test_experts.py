@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -52,12 +52,12 @@ def planned(case: Case, roles: Sequence[str], many: int = 1) -> Graph:
 class Routing(NamedTuple):
     """What a rank was asked for: the experts of its tokens, and how many rows its own experts took."""
 
-    index: Tensor
+    chosen: Tensor
     num_rows: int
 
 
 @contextmanager
-def routed() -> Iterator[list[Routing]]:
+def routed() -> Generator[list[Routing]]:
     found, real = list[Routing](), kernels.by_expert
 
     def spy(index: Tensor, num_experts: int, offset: int | None) -> tuple[Tensor, Tensor]:
@@ -134,10 +134,10 @@ def test_tokens_go_where_one_process_sends_them_and_none_is_dropped() -> None:
     assert load.max() > 3 * load.float().mean()
     assert load.min() == 0
     by_tokens, by_expert = zip(*on_ranks(case, [forced(case, (TOKENS,)), forced(case, ("e",))]), strict=True)
-    indices = [found[0].index for _, found in by_tokens]
+    indices = [found[0].chosen for _, found in by_tokens]
     assert torch.equal(torch.cat(indices), expected)
     assert [found[0].num_rows for _, found in by_tokens] == [index.numel() for index in indices]
-    assert all(torch.equal(found[0].index, expected) for _, found in by_expert)
+    assert all(torch.equal(found[0].chosen, expected) for _, found in by_expert)
     assert [found[0].num_rows for _, found in by_expert] == [int(load[:4].sum()), int(load[4:].sum())]
     assert len(expected) * USED == load.sum()
 

@@ -253,7 +253,8 @@ def test_experts_keep_inside_what_autograd_keeps() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = kernels.experts(*operands, "silu", None)
+        x, index, weights, up, down = operands
+        result = kernels.experts(x, index, weights, up, down, "silu", None)
     small = 96 * 4  # the weights in the order of the rows
     assert sum(kept.values()) == experts("R", 1)[2] + small
     assert result.shape == (24, 20)
