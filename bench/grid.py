@@ -27,8 +27,9 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.execution import RECOMPUTES, Execution, Precision
+from shardwright.pcg.step.execution import Execution, Precision
 from shardwright.pcg.step.lifetimes import ZEROS
+from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.folding import Folded, fold
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, TENSOR, ZERO
@@ -186,7 +187,7 @@ def judge(graph: Graph, cluster: Cluster) -> Result:
     own = f"{plan.mesh} {plan.execution.recompute}" + ("" if _fits(plan.prediction, cluster) else ", does not fit")
     if best is None:
         return Result(plan.prediction.step_s, own, float("inf"), "nothing fits", 0, seconds)
-    what = f"{best.mesh} {'×'.join(best.roles)} {best.zero} {best.execution.recompute}"
+    what = f"{best.mesh} {'×'.join(best.roles)} {best.lifetimes} {best.execution.recompute}"
     return Result(plan.prediction.step_s, own, best.prediction.step_s, what, len(ways), seconds)
 
 

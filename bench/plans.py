@@ -13,8 +13,9 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again
-from shardwright.pcg.step.execution import RECOMPUTES, Execution, Recompute, RecomputeByBlock
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
+from shardwright.pcg.step.recompute import RECOMPUTES, Recompute, RecomputeByBlock
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner

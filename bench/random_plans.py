@@ -29,9 +29,10 @@ from examples.zoo import ZOO
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import RECOMPUTES, Execution
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.parameters import module_block
+from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.pcg.step.time import check_time
 from shardwright.pcg.types import TensorType
 from shardwright.search.planner import Planner

@@ -38,7 +38,8 @@ from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.execution import RECOMPUTES, Execution, Recompute
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 
 PAGE = Path(__file__).parents[1] / "docs" / "recompute.md"
 SIZE = Size(seq=256)
@@ -156,6 +157,17 @@ pattern that fits decides; one that names no block, or for which there is nothin
   lies between them and the copies of keys and values that only they read.
 * Under both, an activation that is gathered for a product (sequence parallelism) is gathered again: its slices are
   kept.
+* A list says it value by value, by *places* in the block: `{"model.layers.0-15": ["mlp.act_fn:silu", "self_attn"]}`. A
+  place is a module, seen from the block, and an operator of it; a module alone means all that is inside. `0-15` is
+  any of these numbers. A module inside of blocks may be named directly, too: `{"model.layers.*.mlp": "full"}`. `""`
+  stands for what lies in no block, such as a model's head.
+
+That is also how the search says what it chose (`search/keeping.py`). Layouts being known, each value is *kept* (its
+bytes), made *again* (the seconds of what makes it) or *not needed*, which it may not be where a backward reads it or
+what reads it is made again. These are statements about one value or two, so elimination finds the least of seconds +
+price × bytes exactly, and along a few prices the timeline judges. Of two neighbours on that way, of which the one that
+keeps more does not fit, the last blocks take the one and the first the other. Gathered weights take part: each group
+stays for as long as is worth its bytes. What one block gives to the next is not made again.
 
 In the program, what is made again is a function: `saved.checkpoint(layers_0, …)` keeps what the function returns,
 `saved.remade(attention, …)` makes that again, too. Gathered parameters are gathered again once, dropout draws the same

@@ -104,7 +104,7 @@ def node_costs(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -
             continue
         kind, leaf = graph.types[start], source_of(graph, start)
         stored = leaf.op == "parameter"
-        summed = graph.types[leaf.name].dtype if stored else ""
+        summed = execution.reduced_dtype(graph.types[leaf.name].dtype) if stored else ""
         tensor = TensorClass(
             kind.shape, kind.dtype, kind.grad, stored, again=leaf.name in again, summed=summed,
             zero=_zero(graph, start, node), twice=node.name in twice, late=_is_late(graph, start),

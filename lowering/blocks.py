@@ -3,8 +3,9 @@
 A block is gathered into pooled memory before its first use and freed after its last. Autograd does not keep gathered
 parameters: what it saves of them are handles, and the backward gathers the block again when it opens the first one.
 Autograd drops a handle when its operator's backward is through: with the last one the block is freed. When all
-gradients of a block are there they are reduce-scattered together, in the dtype of the slices. Gathers are launched one
-block ahead, in both directions; gradients are waited for one block later.
+gradients of a block are there they are reduce-scattered together, sent in the dtype of the slices or another one
+(`reduce_dtype`), and handed over in that of the slices. Gathers are launched one block ahead, in both directions;
+gradients are waited for one block later.
 
 So under ZeRO-3. A block of another lifetime stays for the backward of its microbatch, or for all microbatches of a
 step. Where whole gradients are accumulated, the gathered parameters are leaves for autograd, which adds up their
@@ -19,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -72,13 +74,15 @@ class GatheredBlock:
         number: int,
         shards: Sequence[Tensor],
         shares: Sequence[SlicedParameter],
+        sent: torch.dtype,
         lifetime: Lifetime = "pass",
         summed: bool = False,
     ) -> None:
+        """`sent`: the dtype in which gradients are reduce-scattered."""
         self.all, self.number = blocks, number
         self.lifetime, self.summed = lifetime, summed
         self.shards, self.shares = list(shards), list(shares)
-        self.sums = [replace(share, dtype=shard.dtype) for shard, share in zip(shards, shares, strict=True)]
+        self.sums = [replace(share, dtype=sent) for share in shares]
         self.memory: BufferSet | None = None
         self.ready, self.handles = False, 0
         self.leaves: list[Tensor] = []
@@ -201,11 +205,12 @@ class Blocks:
         self,
         shards: Sequence[Tensor],
         shares: Sequence[SlicedParameter],
+        sent: torch.dtype,
         lifetime: Lifetime = "pass",
         *,
         summed: bool = False,
     ) -> None:
-        self.items.append(GatheredBlock(self, len(self.items), shards, shares, lifetime, summed))
+        self.items.append(GatheredBlock(self, len(self.items), shards, shares, sent, lifetime, summed))
 
     def begin(self, *, first: bool = True, last: bool = True) -> None:
         """Before a microbatch; before the first one, forget a step that did not end."""
@@ -270,6 +275,6 @@ class Blocks:
             return
         block, memory, summed = self.pending
         self.pending = None
-        for member, gradient in memory.finish_scatter(summed):
+        for member, gradient in memory.finish_scatter(summed, block.shards[0].dtype):
             self.deliver(block, member, gradient)
         self.pool.give(memory)

@@ -132,13 +132,13 @@ class BufferSet:
         self.works.append(dist.reduce_scatter_single(own.view(-1), x.view(-1), group=self.axis.group, async_op=True))
         return own
 
-    def finish_scatter(self, gradients: Sequence[Tensor | None]) -> list[tuple[int, Tensor]]:
-        """This rank's slice of each summed gradient, with the member's number."""
+    def finish_scatter(self, gradients: Sequence[Tensor | None], dtype: torch.dtype) -> list[tuple[int, Tensor]]:
+        """This rank's slice of each summed gradient, in a dtype, with the member's number."""
         self._wait()
         done: list[tuple[int, Tensor]] = []
         sums, self.sums = self.sums, []
         for i, summands in sums:
-            total = summands.sum(0) if len(summands) > 1 else summands[0]
+            total = (summands.sum(0) if len(summands) > 1 else summands[0]).to(dtype)
             if i >= 0:
                 done.append((i, total))
                 continue

@@ -158,8 +158,8 @@ class _Emitter:
     def _call(self, part: Part) -> FunctionCall:
         statement = part.body[0]
         if part.again is not None and len(part.body) == 1 and isinstance(statement, Statement):
-            node = self.graph.by_name[str(statement.name)]
-            if node.is_parallel:
+            node = self.graph.by_name.get(str(statement.name))
+            if node is not None and node.is_parallel:
                 return FunctionCall(None, self.code.reads(node), (node.name,), part.module, part.again)
         function, operands, results, draw = self._function(part)
         return FunctionCall(function, operands, results, part.module, part.again, draw)
@@ -180,8 +180,7 @@ class _Emitter:
         comes = [names[name] for name in operands]
         words = {word for line in body for word in re.findall(r"\w+", line.code)}
         comes += [word for word in ("saved", "device", *self.graph.mesh.names, "draw") if word in words]
-        base = "attention" if part.again is not None and not part.again.whole else self._base(part.module)
-        function = self.functions.add(base, part.module, comes, "".join(map(str, body)))
+        function = self.functions.add(self._base(part), part.module, comes, "".join(map(str, body)))
         return function, tuple(operands), results, next(iter(draws), "")
 
     def _drawn_in(self, part: Part) -> set[str]:
@@ -194,8 +193,11 @@ class _Emitter:
         start = self.seeds[first] if first is not None else 0
         return {key: f"draw + {self.seeds[key] - start}" for key in keys}
 
-    def _base(self, module: str) -> str:
-        return identifiers_of([".".join(module.split(".")[-2:])])[0]
+    def _base(self, part: Part) -> str:
+        """What its function is called, before it is told apart: by the block, or by what of it is made again."""
+        if part.again is None or part.again.whole:
+            return identifiers_of([".".join(part.module.split(".")[-2:])])[0]
+        return "attention" if part.again.name in self.graph.by_name else "remade"
 
     def _local_names(self, module: str, operands: Sequence[str], made: Iterable[str]) -> dict[str, str]:
         """What is called how in a function: the same in all functions of equal blocks."""

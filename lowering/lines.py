@@ -30,10 +30,13 @@ class Line(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """A function that is being written: what is called how in it, and the block of the model that it is of."""
+    """A function that is being written: what is called how in it, and the block of the model that it is of.
+
+    `module`: "" where it is of no block; None of the program's `forward` and `constants`.
+    """
 
     names: Mapping[str, str]
-    module: str = ""
+    module: str | None = None
 
 
 class Lines:
@@ -111,11 +114,13 @@ class Lines:
             return
         there.add(name)
         text, comment = scope.names[name], self._comment(node, scope)
-        if self.is_own(name, scope.module) or (node.is_leaf and not scope.module):
-            target = str(node.attr("target")).removeprefix(f"{scope.module}.") if scope.module else node.attr("target")
+        if scope.module is not None:
+            if self.is_own(name, scope.module):
+                target = str(node.attr("target")).removeprefix(f"{scope.module}.")
+                yield Line(f"{text} = leaf[{target!r}]", comment)
+        elif node.is_leaf:
+            target = node.attr("target")
             yield Line(f"{text} = {'batch' if node.op == 'input' else 'leaf'}[{target!r}]", comment)
-        elif scope.module:
-            return
         elif name in self.started:
             yield Line(f"{text} = finish_sum({text})", comment)
         elif name in self.outside.operations.once:

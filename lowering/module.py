@@ -23,7 +23,7 @@ from shardwright.lowering.inputs import CheckInputs, Inputs
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.parts import bake, mirror
-from shardwright.lowering.precision import check_device
+from shardwright.lowering.precision import check_device, set_products
 from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
@@ -62,10 +62,9 @@ def lower(
     """
     graph = as_run(graph, execution).validate()
     ranks = connect(graph.mesh, timeout_s)
-    check_device(precision, ranks.device)
+    check_device(precision, ranks.device.type)
     constants, options = constants or {}, options or {}
-    in_tf32 = precision == "tf32"
-    return ParallelModule(graph, model, ranks, constants, options, execution, check_inputs, in_tf32=in_tf32)
+    return ParallelModule(graph, model, ranks, constants, options, execution, check_inputs, precision=precision)
 
 
 class ParallelModule(Training):
@@ -90,11 +89,13 @@ class ParallelModule(Training):
         execution: Execution = DEFAULT,
         check_inputs: CheckInputs = "first",
         *,
-        in_tf32: bool = False,
+        precision: Precision | None = None,
     ) -> None:
         super().__init__()
+        private.find_overflows_together()
         self.scaler: torch.amp.GradScaler | None = None
-        self._in_tf32 = in_tf32 and ranks.device.type == "cuda"
+        self._products = precision if ranks.device.type == "cuda" else None
+        set_products(self._products)
         self.training = model.training
         self.graph, self.ranks = graph, ranks
         self._held: dict[str, Held] = {}
@@ -107,14 +108,15 @@ class ParallelModule(Training):
         todo, uses = outside.actions, [use.parameter for use in outside.chunk.uses]
         units = ([uses[number] for number in unit] for unit in todo.units)
         self._reducer = Reducer(
-            [(ranks.merged(unit[0].sums), [self._of(p.leaf) for p in unit]) for unit in units],
+            [(ranks.merged(p[0].sums), [self._of(x.leaf) for x in p], _dtype(p[0].reduced_dtype)) for p in units],
             [self._of(p.leaf) for p in outside.operations.parameters.values() if p.grad],
         )
         orders = (todo.of("await", backward=False), todo.of("await", backward=True))
         self._blocks = Blocks(self._reducer.deliver, *orders)
         for block in outside.chunk.blocks:
             lifetime, summed = block.slices.lifetime, block.slices.summed
-            self._blocks.add(*self._shares(block.parameters), lifetime, summed=summed)
+            sent = _dtype(block.parameters[0].reduced_dtype)
+            self._blocks.add(*self._shares(block.parameters), sent, lifetime, summed=summed)
         self._reducer.at_end.append(self._blocks.finish)
         sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums} - {TIME}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
@@ -158,7 +160,7 @@ class ParallelModule(Training):
         shards = [self._of(p.leaf).inside for p in parameters]
         slices = [p.slices for p in parameters if p.slices is not None]
         axes = [self.ranks.merged((s.axis,)) for s in slices]
-        dtypes = [getattr(torch, p.used_dtype) for p in parameters]
+        dtypes = [_dtype(p.used_dtype) for p in parameters]
         shares = [
             SlicedParameter(tuple(shard.shape), dtype, shard.device, axis, s.dim, s.blocks, s.copied)
             for shard, dtype, axis, s in zip(shards, dtypes, axes, slices, strict=True)
@@ -223,6 +225,10 @@ class ParallelModule(Training):
             left_to_python(self._blocks.items, "gather", "free"),
             *left_to_python([self._saved], "checkpoint", "remade"),
         )
+
+
+def _dtype(name: str) -> torch.dtype:
+    return getattr(torch, name)
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

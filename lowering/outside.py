@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.lowering.batch import find_inputs
@@ -56,8 +56,11 @@ class Outside:
 
 
 def find_outside(graph: Graph, execution: Execution = DEFAULT) -> Outside:
-    """What the runtime does around the program of a graph that is run in some way."""
-    inputs = find_inputs(graph)[1]
+    """What the runtime does around the program of a graph that is run in some way.
+
+    A program computes in the dtypes of its graph, which has the casts of its precision, if there are any.
+    """
+    execution, inputs = replace(execution, precision=None), find_inputs(graph)[1]
     if LOSS not in dict(graph.outputs):
         return Outside(graph, execution, inputs)
     name, sums = summand_of_loss(graph)

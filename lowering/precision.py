@@ -1,42 +1,68 @@
-"""What a precision asks of the device that a program runs on. Casts are in the program itself."""
+"""What a precision asks of the device that a program runs on, and of torch's settings. Casts are in the program itself.
+
+Whether products of float32 run in tf32 is a setting of the process, which forward and backward read alike, in whatever
+thread they run. So a precision sets it when a program is made, it stays set, and every step requires it: were it set
+back after each step, a backward that the user starts would run in something else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from shardwright.pcg import checks
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.step.execution import DTYPES, Precision
+from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Precision
+
+PRODUCTS: Mapping[Precision | None, str] = {"tf32": "tf32", "fp32": "ieee"}
+"""What products of float32 run in on GPUs; under other precisions, as the user has set it."""
 
 
-def check_device(precision: Precision | None, device: torch.device) -> None:
-    """Raise a `PlanError` where a program of this precision cannot be trained on the device."""
+def check_device(precision: Precision | None, device: str) -> None:
+    """Raise a `PlanError` where a program of this precision cannot be trained on devices of a kind, "cpu" or "cuda".
+
+    A `FieldError` where there is no such precision.
+    """
     if precision is None:
         return
+    checks.choice(precision, "", "precision", PRECISIONS)
     if precision == "fp8":
-        raise PlanError("precision 'fp8': it can be costed, but not run; plan with 'amp_bf16' to train")
-    if DTYPES[precision].compute == "float16" and device.type != "cuda":
+        raise PlanError("precision 'fp8': it can be planned and costed, but not run; plan with 'amp_bf16' to train")
+    if DTYPES[precision].compute == "float16" and device != "cuda":
         raise PlanError(
-            f"precision {precision!r}: training in float16 needs a GPU, and this rank is on {device.type}; plan with "
-            "'amp_bf16', which runs everywhere"
+            f"precision {precision!r}: training in float16 needs a GPU, and this would run on {device}; plan with "
+            "'amp_bf16', which runs everywhere, or plan for a cluster of GPUs, which needs none here, and check that "
+            "plan with `shardwright verify --dry-run`"
         )
 
 
-@contextmanager
-def tf32(wanted: bool) -> Generator[None]:
-    """Matrix products and convolutions in tf32 in here, if that is wanted; the user's own settings outside."""
-    if not wanted:
-        yield
+def set_products(precision: Precision | None) -> None:
+    """Have products of float32 run in what the precision says, from now on in this process.
+
+    By torch's older setting, which keeps the newer one in step; the other way round, reading the older one is an error.
+    """
+    if (wanted := PRODUCTS.get(precision)) is None:
         return
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [backend.allow_tf32 for backend in backends]
-    try:
-        for backend in backends:
-            backend.allow_tf32 = True
-        yield
-    finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.allow_tf32 = value
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted == "tf32"
+    for setting in _settings().values():
+        if (setting.fp32_precision == "tf32") != (wanted == "tf32"):  # by one for all backends
+            setting.fp32_precision = wanted
+
+
+def check_products(precision: Precision | None) -> None:
+    """Raise a `PlanError` where products of float32 no longer run in what the precision says."""
+    if (wanted := PRODUCTS.get(precision)) is None:
+        return
+    for name, setting in _settings().items():
+        if (setting.fp32_precision == "tf32") != (wanted == "tf32"):
+            raise PlanError(
+                f"precision {precision!r}: compile set torch.backends.{name}.fp32_precision to {wanted!r} for this "
+                f"process, and now it is {setting.fp32_precision!r}; set it back, or plan without a precision"
+            )
+
+
+def _settings() -> dict[str, Any]:
+    cudnn: Any = torch.backends.cudnn
+    return {"cuda.matmul": torch.backends.cuda.matmul, "cudnn.conv": cudnn.conv, "cudnn.rnn": cudnn.rnn}

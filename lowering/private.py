@@ -72,6 +72,25 @@ def unwrap(tensor: Tensor) -> Tensor:
     return tensor._local_tensor
 
 
+def find_overflows_together() -> None:
+    """From now on, what `torch.amp.GradScaler` finds in gradients that are DTensors holds for all ranks of their mesh.
+
+    A scaler skips the update, and lowers its scale, where a gradient is not finite. torch's own rule for DTensors asks
+    other ranks only along the axes on which the *first* gradient is sharded. So a rank could skip alone: where another
+    gradient is sharded, and where copies of a replicated one differ, as a kernel may overflow on one device only.
+    """
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default] = (
+        _unscale_together
+    )
+
+
+def _unscale_together(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    gradients, found, inverse_scale = args
+    op([unwrap(gradient) for gradient in gradients], found, inverse_scale, **kwargs)
+    for group in gradients[0].device_mesh.get_all_groups():
+        dist.all_reduce(found, dist.ReduceOp.MAX, group)
+
+
 def spec_of(tensor: Tensor) -> DTensorSpec:
     """The metadata of a DTensor: mesh, placements, logical shape."""
     assert isinstance(tensor, DTensor)

@@ -7,6 +7,9 @@ unused parameters left open are completed with zeros, all are waited for, and ev
 Where a step has several microbatches, autograd adds up their gradients. All this happens in the backward of the last
 one, to whose gradients the sums so far are added. No gradient is handed over before, so that a step that fails leaves
 none behind.
+
+What is sent may be of another dtype (`reduce_dtype`): a unit is cast when it is launched, and its sum is cast back. So
+each rank's gradient, all its microbatches together, is rounded once, and its sum as the library adds.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ Finished = tuple[Held, Tensor, Tensor | None]
 
 
 class _Unit:
-    """Gradients that are summed by one collective."""
+    """Gradients that are summed by one collective, sent in `dtype`."""
 
-    def __init__(self, axis: Axis, members: Sequence[Held]) -> None:
-        self.axis, self.members = axis, list(members)
+    def __init__(self, axis: Axis, members: Sequence[Held], dtype: torch.dtype) -> None:
+        self.axis, self.members, self.dtype = axis, list(members), dtype
         self.packed = len(self.members) > 1 or _num_bytes(self.members[0]) < LARGE_BYTES
         self.home = self._flat() if self.packed else None
         views = self.home[1] if self.home is not None else []
@@ -41,6 +44,7 @@ class _Unit:
 
     def reset(self) -> None:
         self.buffer: Tensor | None = None
+        self.sent: Tensor | None = None
         self.views: list[Tensor] = []
         self.arrived: list[bool] = []
         self.earlier: list[Tensor | None] = [None] * len(self.members)
@@ -70,10 +74,18 @@ class _Unit:
             assert gradients[0] is not None
             self.buffer = gradients[0].contiguous()
             self.views = [self.buffer]
-        self.work = dist.all_reduce(self.buffer, group=self.axis.group, async_op=True)
+        del gradients  # which lie in the buffer, before more memory is taken
+        assert self.buffer is not None
+        self.sent = self.buffer.to(self.dtype)
+        self.work = dist.all_reduce(self.sent, group=self.axis.group, async_op=True)
 
     def finish(self) -> Iterator[Finished]:
         self.work.wait()
+        assert self.buffer is not None
+        assert self.sent is not None
+        if self.sent is not self.buffer:
+            self.buffer.copy_(self.sent)
+        self.sent = None
         own = self.at_home if self.home is not None and self.buffer is self.home[0] else [None] * len(self.members)
         for held, gradient, wrapped, arrived in zip(self.members, self.views, own, self.arrived, strict=True):
             if arrived:
@@ -101,12 +113,13 @@ class Reducer:
     Hooks are few, as each costs microseconds: one on a large gradient, and one on the last of a bucket.
     """
 
-    def __init__(self, units: Iterable[tuple[Axis, Sequence[Held]]], trained: Iterable[Held]) -> None:
-        """`units` in the order in which they become complete: a (possibly merged) axis, and what is summed over it.
+    def __init__(self, units: Iterable[tuple[Axis, Sequence[Held], torch.dtype]], trained: Iterable[Held]) -> None:
+        """`units` in the order in which they become complete.
 
+        Each is a (possibly merged) axis, what is summed over it, and the dtype in which that is sent.
         `trained`: whatever gets a gradient, summed or not.
         """
-        self.units = [_Unit(axis, members) for axis, members in units]
+        self.units = [_Unit(*unit) for unit in units]
         self.summed = {id(held.inside) for unit in self.units for held in unit.members}
         self.held = {id(held.inside): held for held in trained}
         self.direct = [held for key, held in self.held.items() if key not in self.summed]

@@ -19,13 +19,14 @@ from shardwright.lowering.inputs import Inputs
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.parts import Fixed, refuse_own_hooks
-from shardwright.lowering.precision import tf32
+from shardwright.lowering.precision import check_products
 from shardwright.lowering.program import Program
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
 from shardwright.lowering.storage import Held, by_block, local_part, refuse_thawed
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import Precision
 from shardwright.pcg.step.late import LOSS, check_backward
 
 
@@ -48,7 +49,7 @@ class Training(Fixed):
     _updated: frozenset[str]  # the buffers that backward reads after the step has written them
     _constants: dict[str, Tensor] | None
     _loss_axis: Axis | None
-    _in_tf32: bool
+    _products: Precision | None
     _remakes: bool
     _drawing: Drawing
     _num_draws: int
@@ -57,14 +58,13 @@ class Training(Fixed):
     def forward(self, **batch: Any) -> Tensor:
         """The loss of a batch of global tensors, or of this rank's own shards of them."""
         local = self._take(batch)
-        with tf32(self._in_tf32):
-            if len(local) == 1:
-                summand = self._forward(local[0])
-            elif torch.is_grad_enabled() and self._reducer.held:
-                with self._reducer.keeping() as kept:
-                    return hand_over(self._forward_backward(local, None), kept)
-            else:
-                summand = self.program.step(self._forward, _nothing, local, self.ranks.time)
+        if len(local) == 1:
+            summand = self._forward(local[0])
+        elif torch.is_grad_enabled() and self._reducer.held:
+            with self._reducer.keeping() as kept:
+                return hand_over(self._forward_backward(local, None), kept)
+        else:
+            summand = self.program.step(self._forward, _nothing, local, self.ranks.time)
         return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
 
     def forward_backward(self, **batch: Any) -> Tensor:
@@ -74,11 +74,11 @@ class Training(Fixed):
         `check_inputs` of `shardwright.compile`), `DistributedError` where another rank failed.
         """
         refuse_own_hooks(self)
-        with tf32(self._in_tf32):
-            return self._forward_backward(self._take(batch), self.scaler)
+        return self._forward_backward(self._take(batch), self.scaler)
 
     def _take(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
         refuse_thawed(self._frozen)
+        check_products(self._products)
         try:
             return self._inputs.take(batch)
         except RuntimeError as error:

@@ -22,22 +22,35 @@ MIN_TIMES = 4
 class Repeated(NamedTuple):
     """A block that stands for several.
 
-    times     how many
+    blocks    all of them, in order
     carried   (value that the first one reads, value that each gives to the next one in its place)
     """
 
-    block: str
-    times: int
+    blocks: tuple[str, ...]
     carried: tuple[tuple[str, str], ...]
+
+    @property
+    def block(self) -> str:
+        return self.blocks[0]
+
+    @property
+    def times(self) -> int:
+        return len(self.blocks)
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A graph with its runs folded. `home`: the repeated block of every node that lies in one, parameters included."""
+    """A graph with its runs folded.
+
+    Attributes:
+        home: the repeated block of every node that lies in one, parameters included.
+        alike: by the parameters that were left out, the one that stands for each.
+    """
 
     graph: Graph
     repeated: tuple[Repeated, ...] = ()
     home: Mapping[str, str] = field(default_factory=dict)
+    alike: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def repeats(self) -> Mapping[str, int]:
@@ -64,25 +77,27 @@ class _Block(NamedTuple):
 def fold(graph: Graph, copies: int = 1) -> Folded:
     """The graph with the first `copies` blocks of every run; the last of these stands for the rest."""
     repeated, dropped = list[Repeated](), set[str]()
-    renamed, home = dict[str, str](), dict[str, str]()
+    renamed, home, alike = dict[str, str](), dict[str, str](), dict[str, str]()
     for run in _runs(graph):
         if len(run) < max(MIN_TIMES, copies + 1):
             continue
         for number, block in enumerate(run[:copies]):
-            times = 1 if number < copies - 1 else len(run) - copies + 1
+            stands_for = run[number : number + 1] if number < copies - 1 else run[number:]
             carried = tuple(_carried(run[number], run[number + 1]))
-            repeated.append(Repeated(block.name, times, carried))
+            repeated.append(Repeated(tuple(b.name for b in stands_for), carried))
             home |= dict.fromkeys((n.name for n in block.own), block.name)
         last = run[copies - 1]
         dropped |= {n.name for block in run[copies:] for n in block.own}
         renamed |= {b.name: a.name for a, b in zip(last.nodes, run[-1].nodes, strict=True)}
+        for block in run[copies:]:
+            alike |= {b.name: a.name for a, b in zip(last.leaves, block.leaves, strict=True)}
     if not repeated:
         return Folded(graph)
     nodes = tuple(
         replace(n, inputs=tuple(renamed.get(i, i) for i in n.inputs)) for n in graph.nodes if n.name not in dropped
     )
     outputs = tuple((key, renamed.get(name, name)) for key, name in graph.outputs)
-    return Folded(Graph(nodes, outputs, graph.mesh), tuple(repeated), home)
+    return Folded(Graph(nodes, outputs, graph.mesh), tuple(repeated), home, alike)
 
 
 def _runs(graph: Graph) -> Iterator[list[_Block]]:

@@ -9,11 +9,12 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import RECOMPUTES, Execution, Recompute, RecomputeByBlock
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.recompute import RECOMPUTES, Again, Recompute, RecomputeByBlock
 from shardwright.search.restrict import FREE, ROLES
 from shardwright.search.spaces import batch_size, degrees
 
-RecomputeMode = Recompute | RecomputeByBlock | Mapping[str, Recompute]
+RecomputeMode = Recompute | RecomputeByBlock | Mapping[str, Again]
 _MOST_NAMED = 8
 
 

@@ -1,9 +1,9 @@
 """The search: every mesh, the best layouts on each, memory as a hard limit, baselines on the same terms.
 
 Exact on one mesh, run in one way, is the sum of compute and communication, to which bounds refer. Not exact is what is
-around it: microbatches, recomputation and lifetimes are tuned one after the other (`search.tuning`), and the timeline,
-in which compute and communication overlap, judges what was found: plans of all meshes and baselines alike. Plans with
-recomputation by block have no bound.
+around it: microbatches, recomputation and lifetimes are tuned one after the other (`search.tuning`), then what is kept
+is decided value by value (`search.fitting`), and the timeline, in which compute and communication overlap, judges what
+was found: plans of all meshes and baselines alike.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import replace
 from math import inf
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.predict import predict
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again_of_part
-from shardwright.pcg.step.execution import Execution, Precision
+from shardwright.pcg.step.asked import still_there
+from shardwright.pcg.step.execution import Execution, Precision, ReduceDtype
 from shardwright.pcg.step.lifetimes import Zero, lifetimes
-from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.time import check_time
 from shardwright.search.domain import CertifiedSplits
+from shardwright.search.fitting import Fitter, by_block
 from shardwright.search.folding import Folded
 from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.pins import Pins, RecomputeMode
@@ -39,8 +39,6 @@ from shardwright.search.tuning import Progress, Tuner, named
 from shardwright.substitutions.equations import Equation
 
 _Way = tuple[str, Mesh, Execution]
-_FEWEST_BLOCKS = 4
-_SHARES = 32
 _MOST_WHOLE = 4
 """How many plans are solved on the whole graph, which takes seconds each, because an estimate says they are faster."""
 _ABOUT = 1e-3
@@ -63,7 +61,8 @@ class Planner:
     """Searches plans for serial graphs on one cluster. Only certified choices and certified `rules` enter.
 
     `places` counts, by rule, the places that backtracking found: what `reports.coverage` asks for. `precision`: the one
-    that the graphs were captured under; `per_microbatch`: modules whose statistics are those of each microbatch.
+    that the graphs were captured under; `per_microbatch`: modules whose statistics are those of each microbatch;
+    `reduce_dtype`: that in which gradients are sent.
     """
 
     def __init__(
@@ -74,9 +73,10 @@ class Planner:
         rules: Mapping[str, Equation] | None = None,
         precision: Precision | None = None,
         per_microbatch: Sequence[str] = (),
+        reduce_dtype: ReduceDtype | None = None,
     ) -> None:
         self.cluster, self.certified, self.rules = cluster, certified, rules or {}
-        self.execution = Execution(precision, per_microbatch=tuple(per_microbatch))
+        self.execution = Execution(precision, per_microbatch=tuple(per_microbatch), reduce_dtype=reduce_dtype)
         self.progress = progress or (lambda message: None)
         self.solver = Solver(cluster, certified)
         self.limit_bytes = self.solver.limit_bytes
@@ -141,16 +141,20 @@ class Planner:
         pins = Pins.of(graph, self.cluster, mesh, roles, microbatches, recompute)
         tuner = Tuner(self.solver, graph, self.execution, pins, self.progress)
         alternatives = list(tuner.baselines()) if compared and self.cluster.num_devices > 1 else []
+        by_hand = len(tuner.tried)
         found = list(tuner.searched(alternatives))
-        pool = found if pins.guided else [*found, *alternatives]
-        whole = self._whole(graph, sorted(pool, key=rank))
+        pool, tried = ([*found, *alternatives], tuner.tried) if not pins.guided else (found, tuner.tried[by_hand:])
+        fitter = Fitter(self.solver, tuner.folded, values=pins.recompute is None)
+        fitted = {_way(f.candidate): f for f in fitter.best(filter(_may_keep_more, tried))}
+        whole = self._whole(graph, sorted([*(f.candidate for f in fitted.values()), *pool], key=rank))
         best = min(whole.values(), key=rank)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         plain = best
         best, rewrites = self._rewritten(graph, plain, roles)
-        if pins.recompute is None and best.fits:
-            best = self._by_block(best)
+        if best.fits and _way(plain) in fitted:
+            best = min([best, *by_block(fitter, fitted[_way(plain)], best)], key=rank)
+            self.progress(f"blocks apart: {best.prediction.step_s * 1e3:.1f} ms")
         if pins.guided:
             whole |= self._rivals(graph, best, alternatives)
         costed = [whole.get(_way(c), c) for c in [*alternatives, *found]]
@@ -181,6 +185,8 @@ class Planner:
             best = min(found.values(), key=rank, default=None)
             if best and (_about(best) <= rank(candidate) or (best.fits and len(found) >= _MOST_WHOLE)):
                 break
+            if _way(candidate) in found:  # the same, which keeps less
+                continue
             new = self.solver.again_whole(graph, candidate) if candidate.folded else candidate
             self.progress(f"{named(new)}, all blocks: {new.prediction.step_s * 1e3:.1f} ms")
             found[_way(new)] = new
@@ -194,35 +200,16 @@ class Planner:
     def _bound_s(self, tuner: Tuner, costed: Sequence[Candidate]) -> float:
         """What `SearchReport.bound_s` says, for the way in which the second of these is run: the plan.
 
-        Where readers share a resharding, the sum pays for it more than once and a plan may take less: then that counts.
+        Of values that are made again one by one it says nothing but that this adds to a plan that keeps all. Where
+        readers share a resharding, the sum pays for it more than once and a plan may take less: then that counts.
         """
-        plain, best = costed[:2]
-        if best.execution != plain.execution:
-            return 0.0
-        way = best.mesh.num_microbatches, best.execution
-        serial_s = [c.prediction.serial_s for c in costed if (c.mesh.num_microbatches, c.execution) == way]
-        return min(tuner.bound_s(*way), *serial_s)
-
-    def _by_block(self, best: Candidate) -> Candidate:
-        """With as few blocks made again as memory asks for: the last ones, which backward needs first, are kept."""
-        modules = (f"{node.source.module}." for node in best.graph.nodes)
-        names = [name for name in dict.fromkeys(map(module_block, modules)) if name]
-        if best.execution.recompute != "full" or len(names) < _FEWEST_BLOCKS:
-            return best
-        fewest, most = 0, len(names)  # blocks that are kept: so many fit, so many do not
-        while most - fewest > max(1, len(names) // _SHARES):
-            kept = (fewest + most) // 2
-            pairs = [(name, "none") for name in names[-kept:]]
-            execution = replace(best.execution, recompute=(*pairs, ("*", "full")))
-            prediction = predict(best.graph, self.cluster, execution)
-            if prediction.memory.total_bytes > self.limit_bytes:
-                most = kept
-                continue
-            fewest = kept
-            found = replace(best, execution=execution, prediction=prediction)
-            best = min(best, found, key=rank)
-        self.progress(f"{fewest} of {len(names)} blocks kept: {best.prediction.step_s * 1e3:.1f} ms")
-        return best
+        best, mode = costed[1], costed[1].execution.recompute
+        many = best.mesh.num_microbatches
+        execution = best.execution if isinstance(mode, str) else replace(best.execution, recompute="none")
+        serial_s = [
+            c.prediction.serial_s for c in costed if (c.mesh.num_microbatches, c.execution) == (many, execution)
+        ]
+        return min([tuner.bound_s(many, execution), *serial_s])
 
     def _rewritten(
         self, graph: Graph, best: Candidate, roles: Sequence[str] | None
@@ -235,7 +222,7 @@ class Planner:
         builder, eliminator = self.solver.builder(mesh, best.execution)
         leaf_search = LeafSearch(
             builder, eliminator, list(self.rules.values()), lambda part: restriction(part, roles, mesh),
-            lambda part: Way(made_again_of_part(part, best.execution), best.priced),
+            lambda part: Way(made_again_of_part(part, best.execution), best.priced, best.execution),
         )  # fmt: skip
         rewrites = leaf_search.improve(*best.solved)
         self.places.update(leaf_search.places)
@@ -243,13 +230,19 @@ class Planner:
             return best, ()
         new = replay(graph, rewrites, self.rules, mesh)
         _, solution, price = best.solved
-        problem, _ = self.solver.problem(Folded(new), mesh, roles, best.execution, best.priced)
+        execution = still_there(new, best.execution)
+        problem, _ = self.solver.problem(Folded(new), mesh, roles, execution, best.priced)
         if eliminator.solve(problem, price).objective >= solution.objective:
             return best, ()
-        zeros = (best.zero,)
-        rewritten = self.solver.solve(Folded(new), mesh, roles, best.name, best.execution, zeros, best.priced)
+        zeros = (best.lifetimes,)
+        rewritten = self.solver.solve(Folded(new), mesh, roles, best.name, execution, zeros, best.priced)
         self.progress(f"after {len(rewrites)} rewrites: {rewritten.prediction.step_s * 1e3:.1f} ms")
         return (rewritten, rewrites) if rank(rewritten) < rank(best) else (best, ())
+
+
+def _may_keep_more(candidate: Candidate) -> bool:
+    """Whether memory decided about it."""
+    return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
 
 
 def _way(candidate: Candidate) -> _Way:

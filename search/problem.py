@@ -21,6 +21,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import NOTHING, MadeAgain
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.search.domain import Domain
 from shardwright.search.interning import Interned
@@ -37,10 +38,12 @@ class Way(NamedTuple):
 
     again   what backward makes again
     zero    for how long gathered parameters stay
+    run     what says in which dtype their gradients are sent
     """
 
     again: MadeAgain = NOTHING
     zero: Zero = "zero-3"
+    run: Execution = DEFAULT
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, isfinite
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S
@@ -39,6 +39,10 @@ _MEMORY_TRIES = 3
 _NEARLY = 1.5
 
 
+Lifetimes = Zero | tuple[tuple[str, Zero], ...]
+"""For how long gathered parameters stay: all alike, or each by the name of its leaf."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A finished plan on one mesh.
@@ -48,7 +52,7 @@ class Candidate:
             a smaller sum on this mesh. For other lifetimes it says nothing: `Tuner.bound_s` is for all of them.
         graph: of the whole model, or of one whose blocks are `folded`.
         roles: of the axes of devices.
-        zero: for how long gathered parameters stay; `priced`: the lifetime that the layouts were chosen for.
+        lifetimes: for how long gathered parameters stay; `priced`: the lifetime that the layouts were chosen for.
         is_tight: whether more memory could make it faster.
         solved: what it was made from: problem, solution and the price of a byte.
     """
@@ -61,7 +65,7 @@ class Candidate:
     solved: tuple[Problem, Solution, float]
     roles: tuple[str, ...] = ()
     execution: Execution = DEFAULT
-    zero: Zero = "zero-3"
+    lifetimes: Lifetimes = "zero-3"
     priced: Zero = "zero-3"
     folded: bool = False
     is_tight: bool = False
@@ -83,6 +87,9 @@ def over_time(mesh: Mesh, num_microbatches: int) -> Mesh:
     if num_microbatches == 1:
         return mesh
     return Mesh((TIME, *mesh.names), (num_microbatches, *mesh.sizes))
+
+
+_L = TypeVar("_L", Zero, Lifetimes)
 
 
 class NoLayoutsError(PlanError):
@@ -124,7 +131,7 @@ class Solver:
     ) -> tuple[Problem, Eliminator]:
         """The problem of a graph on a mesh whose axes of devices have these roles."""
         builder, eliminator = self.builder(mesh, execution)
-        way = Way(self.again(folded.graph, execution), zero)
+        way = Way(self.again(folded.graph, execution), zero, execution)
         restrict = restriction(folded.graph, roles, mesh)
         problem = builder.build(folded, restrict, blocked=self.blocked(folded.graph), way=way)
         problem.mesh = mesh
@@ -137,7 +144,7 @@ class Solver:
         roles: Sequence[str],
         name: str,
         execution: Execution = DEFAULT,
-        zeros: Sequence[Zero] = ("zero-3",),
+        zeros: Sequence[Lifetimes] = ("zero-3",),
         priced: Zero = "zero-3",
         cutoff_s: float = inf,
     ) -> Candidate:
@@ -182,12 +189,12 @@ class Solver:
         solution = eliminator.solve(problem, price)
         bound_s = solution.bound - price * (self.limit_bytes - self.cluster.device.context_bytes)
         made = _Draft(c.name, bound_s, (problem, solution, price), c.roles, c.execution, c.priced)
-        found = self._finish(made, whole, (c.zero,))
+        found = self._finish(made, whole, (c.lifetimes,))
         if found.fits or not c.fits:
             return found
-        return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.zero, "zero-3"), c.priced)
+        return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.lifetimes, "zero-3"), c.priced)
 
-    def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Zero]) -> Candidate:
+    def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Lifetimes]) -> Candidate:
         """With the first lifetime that fits or with the last one, whichever is better."""
         problem, solution, price = draft.solved
         solved = materialize(problem, solution, self.certified)
@@ -198,7 +205,8 @@ class Solver:
             if any(c.fits for c in found) and zero != zeros[-1]:
                 continue
             known = zero == "zero-3" == draft.priced
-            graph = solved if known else with_lifetimes(solved, dict.fromkeys(parameters, zero))
+            own: dict[str, Zero] = dict.fromkeys(parameters, zero) if isinstance(zero, str) else dict(zero)
+            graph = solved if known else with_lifetimes(solved, {leaf: own[leaf] for leaf in parameters if leaf in own})
             if any(c.graph == graph for c in found):
                 continue
             prediction = predict(graph, self.cluster, draft.execution, repeats)
@@ -226,11 +234,11 @@ def _check_finite(problem: Problem, solution: Solution, roles: Sequence[str], ze
     )
 
 
-def different(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:
+def different(zeros: Sequence[_L], mesh: Mesh) -> list[_L | Zero]:
     """Those that differ on this mesh: with one microbatch, a parameter is kept, or gathered again."""
     if mesh.num_microbatches > 1:
         return list(zeros)
-    return list(dict.fromkeys("zero-3" if zero == "zero-3" else "kept" for zero in zeros))
+    return list(dict.fromkeys(zero if zero == "zero-3" or isinstance(zero, tuple) else "kept" for zero in zeros))
 
 
 def _blocked_choices(graph: Graph) -> Mapping[str, tuple[str, ...]]:

@@ -15,8 +15,9 @@ from math import inf
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution, Recompute
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins, RecomputeMode
@@ -44,6 +45,7 @@ class Tuner:
     Attributes:
         spaces: the meshes that are searched: all, or the one that is given.
         obstacle: why the batch cannot be cut into microbatches, or "".
+        tried: all that was solved, also what does not fit.
         refused: why no layouts could be run in the way that was tried last of those that have none.
     """
 
@@ -55,6 +57,7 @@ class Tuner:
         self.obstacle, self.refused = "", NoLayoutsError("nothing was tried")
         self.counts = self._counts()
         self.fastest_s = inf
+        self.tried: list[Candidate] = []
         self._start: dict[RecomputeMode, int] = {}  # the fewest microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
 
@@ -186,6 +189,7 @@ class Tuner:
             if not best.fits or best.prediction.step_s > _NEAR * self.fastest_s:
                 break
         assert best is not None
+        self.tried.append(best)
         self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         return best
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -20,10 +21,12 @@ from shardwright.judging import jury
 from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.precision import check_device
+from shardwright.lowering.private import default_device
 from shardwright.pcg.capture import Captured, capture, split_batch
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import Precision
+from shardwright.pcg.step.execution import Execution, Precision, ReduceDtype
 from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import fits, memory_verdict
 from shardwright.reports.wording import SEARCHED, infeasible
@@ -46,6 +49,14 @@ class Guide(NamedTuple):
     microbatches: int | None = None
     recompute: RecomputeMode | None = None
     per_microbatch: PerMicrobatch | None = None
+    reduce_dtype: ReduceDtype | torch.dtype | None = None
+
+    @property
+    def reduced(self) -> ReduceDtype | None:
+        """The dtype that gradients are sent in, by name; a `FieldError` for one that they cannot be."""
+        given = self.reduce_dtype
+        name = str(given).removeprefix("torch.") if isinstance(given, torch.dtype) else given
+        return Execution(reduce_dtype=name).reduce_dtype  # pyright: ignore[reportArgumentType]
 
     @property
     def statistics(self) -> Statistics:
@@ -97,6 +108,7 @@ def plan(
     recompute: RecomputeMode | None = None,
     per_microbatch: PerMicrobatch | None = None,
     precision: Precision | Sequence[Precision] | None = None,
+    reduce_dtype: ReduceDtype | torch.dtype | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -124,6 +136,9 @@ def plan(
             optimizer states in float32. "tf32": matrix products in tf32. "fp8" can be costed, not run. "fp32", "bf16"
             and "fp16" check that the model is in that dtype. By default the model's own dtypes; a `torch.autocast` in
             the model is kept in any case. Of several, the search chooses the fastest one that fits.
+        reduce_dtype: "float32", "bfloat16" or "float16", or that dtype of torch: what gradients of parameters are sent
+            in, to be summed over devices. By default the dtype of the parameters, in which they are accumulated and
+            handed over in any case. It is `reduce_dtype` of FSDP's `MixedPrecisionPolicy`, and goes with any precision.
         strict: an operator without a row in the op table is an error; otherwise it runs replicated.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
             that it holds. Rules that this machine has not proven yet are proven now, or left out, which `progress` is
@@ -137,8 +152,11 @@ def plan(
             `fits(plan)` of `shardwright.reports.facts` is False, and `shardwright plan` ends with status 3.
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
+    for own in _several(precision):
+        if own != "fp8":  # which can be costed
+            check_device(own, cluster.device.kind)
     certified = certified_by(rules, progress)
-    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch)
+    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype)
     return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress)[0]
 
 
@@ -155,6 +173,7 @@ def compile(
     recompute: RecomputeMode | None = None,
     per_microbatch: PerMicrobatch | None = None,
     precision: Precision | Sequence[Precision] | None = None,
+    reduce_dtype: ReduceDtype | torch.dtype | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -184,6 +203,7 @@ def compile(
         recompute: as in `plan`.
         per_microbatch: as in `plan`; a given plan has its own.
         precision: as in `plan`; a given plan has its own.
+        reduce_dtype: as in `plan`; a given plan has its own.
         strict: as in `plan`.
         rules: as in `plan`; rank 0 reads the file. A plan that rewrites the model by rules of a file needs it too.
         progress: as in `plan`; called on rank 0 only.
@@ -203,7 +223,7 @@ def compile(
 
     refuse_unreal(model)
     given = _load(plan)
-    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch)
+    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype)
     if given is not None and (named := [f"{name}=" for name, value in guide._asdict().items() if value is not None]):
         raise PlanError(
             f"plan= was given together with {' and '.join(named)}, which guide the search; give one or the other"
@@ -239,6 +259,8 @@ def compile(
         )
 
     join(timeout_s)
+    for own in _several(precision) if given is None else [given.precision]:
+        check_device(own, default_device().type)
     if not args and not kwargs:
         return LazyParallelModule(model, build)
     return build(args, kwargs or {})
@@ -276,7 +298,8 @@ def _plan(
 ) -> Plan:
     grid = _grid(guide.mesh)
     rules = certified.by_name()
-    planner = Planner(cluster, certified, progress, rules, captured.precision, captured.per_microbatch)
+    precision, modules = captured.precision, captured.per_microbatch
+    planner = Planner(cluster, certified, progress, rules, precision, modules, guide.reduced)
     found = planner.plan(
         captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, guide.roles),
         microbatches=guide.microbatches, recompute=guide.recompute,
@@ -301,7 +324,7 @@ def _searched(
     progress: Progress | None,
 ) -> tuple[Plan, Captured]:
     """The best plan of all precisions, the others among its alternatives, and the capture that it is for."""
-    found: list[tuple[Plan, Captured]] = []
+    guide, found = guide._replace(reduce_dtype=guide.reduced), list[tuple[Plan, Captured]]()
     for own in _several(precision):
         captured = _capture(model, args, kwargs, strict, progress, own, guide.statistics)
         found.append((_plan(model, cluster, captured, certified, guide, progress), captured))

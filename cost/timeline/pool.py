@@ -19,8 +19,9 @@ from shardwright.pcg.step.buckets import PLACED_BYTES
 from shardwright.pcg.step.chunk import Block, Chunk
 from shardwright.pcg.step.parameters import Parameter, Slices
 
-BufferKind = tuple[tuple[tuple[int, ...], float, Slices | None], ...]
-"""What decides whether two blocks can use the same set: of each parameter, its slices' shape, its bytes, its slices."""
+BufferKind = tuple[tuple[tuple[int, ...], str, float, Slices | None], ...]
+"""What decides whether two blocks can use the same set: of each parameter, its slices' shape, dtype and bytes, and how
+they are cut."""
 
 
 def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind, float]:
@@ -56,11 +57,14 @@ def _times(block: Block, verb: str) -> int:
 def _buffer_set(steps: Steps, block: Block, *, gradients: bool) -> tuple[BufferKind, float]:
     """Its kind and bytes, for the parameters of a block or for their gradients."""
     types, mesh = steps.graph.types, steps.graph.mesh
-    kind, size = list[tuple[tuple[int, ...], float, Slices | None]](), 0.0
+    kind, size = list[tuple[tuple[int, ...], str, float, Slices | None]](), 0.0
+    sent = steps.execution.reduce_dtype if gradients else None
     for p in block.parameters:
         num_bytes = p.summed_bytes if gradients else p.used_bytes
         shape = types[p.leaf].local_shape(mesh)
-        kind.append((shape, num_bytes, p.slices and p.slices._replace(lifetime="pass", summed=False)))
+        kind.append(
+            (shape, sent or p.used_dtype, num_bytes, p.slices and p.slices._replace(lifetime="pass", summed=False))
+        )
         size += _buffers(steps, p, num_bytes) * num_bytes
     return tuple(kind), size
 

@@ -159,12 +159,17 @@ class _Forward(_Pass):
 
 
 class _Sum(NamedTuple):
-    """A sum of gradients over devices, made so many times."""
+    """A sum of gradients over devices, made so many `times` here, and `every` time that a fold stands for.
+
+    `cast_bytes`: of the gradients, where they are cast to be sent, and back.
+    """
 
     name: str
     axes: tuple[str, ...]
     num_bytes: float
+    cast_bytes: float = 0.0
     times: int = 1
+    every: int = 1
 
 
 class _Backward(_Pass):
@@ -181,6 +186,7 @@ class _Backward(_Pass):
         self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
         self.scattered: list[tuple[str, float, int | None, int, Microbatch]] = []  # whole gradients: bytes, by whom
         self.task = -1  # in `later`, the last that gave gradients to parameters
+        self.cast: list[tuple[_Sum, int, int]] = []  # sums in another dtype, with their first and last task
         self.sums: list[_Sum] = []  # that nothing is to run beside: the stage before has its gradients first
 
     def run(self) -> None:
@@ -200,6 +206,7 @@ class _Backward(_Pass):
                     self.later.folds.append(Fold(begin[1], end[1], span.more))
         for each in self.sums:
             self._sum(each)
+        self._cast_back()
         self._memory()
 
     def act(self, action: Action) -> None:
@@ -271,7 +278,7 @@ class _Backward(_Pass):
     def _accumulate(self, use: Use) -> None:
         parameter, made = use.parameter, self.made[use.number]
         if use.block is not None:  # whole gradients of what is gathered
-            self.later.take("gradients", parameter.used_bytes, made, (), "opening")
+            self.later.take("gradients", parameter.whole_bytes, made, (), "opening")
             return
         if is_bucketed(parameter):  # the bucket's memory is always there
             self.later.take("gradients", parameter.gradient_bytes, made, (), "opening")
@@ -286,9 +293,10 @@ class _Backward(_Pass):
     def _reduce(self, uses: Sequence[Use]) -> None:
         """Sum a unit. What is in a bucket was kept until now; a fold's is seen at this moment only."""
         first, end = uses[0].parameter, self.later.last
-        name, total = f"gradient {first.leaf}", first.gradient_bytes
+        name, total, sent = f"gradient {first.leaf}", first.gradient_bytes, first.reduced_bytes
         if is_bucketed(first):
             name, total = "gradients in a bucket", sum((1 + u.more) * u.parameter.gradient_bytes for u in uses)
+            sent *= total / first.gradient_bytes
             for use in uses:
                 p, made = use.parameter, self.made[use.number]
                 num_bytes = (1 + use.more) * (p.used_bytes if p.slices is None else p.gradient_bytes)
@@ -296,22 +304,38 @@ class _Backward(_Pass):
                 if p.slices is None or not p.slices.summed:
                     total_bytes = (1 + use.more) * p.gradient_bytes
                     self.later.take("gradients", total_bytes, None, (max(made, end),), "closing")
+        every = 1 if is_bucketed(first) else 1 + uses[0].more
+        unit = _Sum(name, first.sums, sent, total if sent != total else 0.0, every=every)
         if self.steps.execution.overlap:
-            self._sum(_Sum(name, first.sums, total))
+            self._sum(unit)
         else:  # behind the folds
-            self.sums.append(_Sum(name, first.sums, total, 1 if is_bucketed(first) else 1 + uses[0].more))
+            self.sums.append(unit._replace(times=every))
 
     def _sum(self, what: _Sum) -> None:
         collective = "reduce_scatter" if self.steps.execution.shard_optimizer else "all_reduce"
         sent = self.steps.messages(collective, what.axes, what.num_bytes)  # one, timed as if one along each axis
         tasks: list[int] = []
+        if what.cast_bytes:
+            seconds = what.times * self.steps.cast_s(what.cast_bytes, what.num_bytes)
+            tasks.append(self.later.compute(f"cast of {what.name}", seconds, microbatch="last"))
         for axis in what.axes:
             seconds = what.times * self.steps.collective_s(collective, axis, what.num_bytes)
-            messages = () if tasks else sent * what.times
+            messages = sent * what.times if axis == what.axes[0] else ()
             task = self.later.launch(
                 what.name, axis, seconds, blocks=False, after=tasks[-1:], microbatch="last", messages=messages
             )
             tasks.append(task)
+        if what.cast_bytes:
+            self.cast.append((what, tasks[0], tasks[-1]))
+
+    def _cast_back(self) -> None:
+        """At the end of backward sums are waited for, and cast to what gradients are accumulated in."""
+        if not self.cast:
+            return
+        seconds = sum(what.every * self.steps.cast_s(what.cast_bytes, what.num_bytes) for what, _, _ in self.cast)
+        end = self.later.compute("sums of gradients", seconds, {task for _, _, task in self.cast}, "last")
+        for what, begin, _ in self.cast:  # a fold's is seen at this moment only
+            self.later.take("temporary", what.every * what.num_bytes, end if what.every > 1 else begin, (end,), "last")
 
     def _scatter(self, number: int, microbatch: Microbatch) -> None:
         """Sum the gradients of a gathered block, where ranks have summands; each keeps its slice."""
@@ -332,12 +356,14 @@ class _Backward(_Pass):
                 task = self.later.compute(name, seconds, microbatch=microbatch)
             for use in uses:
                 made, used = self.made.get(use.number, task), use.parameter.used_bytes
-                end = max(made, task)
+                end, whole, sent_bytes = max(made, task), use.parameter.whole_bytes, use.parameter.summed_bytes
                 if summed:  # what was accumulated, and the last microbatch's, which is added to it
                     self.later.take("temporary", used, made, (end,), "later")
-                    self.scattered.append(("gradients", used, None, end, "closing"))
+                    self.scattered.append(("gradients", whole, None, end, "closing"))
                 elif copied:
                     self.scattered.append(("temporary", used, made, end, "every"))
+                    if sent_bytes != used and is_direct(self.steps, use.parameter, sent_bytes):  # cast to be sent
+                        self.later.take("temporary", sent_bytes, task, (task,))
                 else:  # each rank takes its slice at once
                     self.later.take("temporary", used, made, (end,))
                 self.made[use.number] = task

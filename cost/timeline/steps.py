@@ -71,6 +71,10 @@ class Steps(Operations):
         """Seconds of a collective along a mesh axis over tensors of `num_bytes` per group, or of a slice of them."""
         return self._move_costs.collective_s(collective, self.graph.mesh.index(axis), num_bytes)
 
+    def cast_s(self, before_bytes: float, after_bytes: float) -> float:
+        """Seconds of a kernel that reads values in one dtype and writes them in another."""
+        return self.compute.work_s(Work("copy", (round(before_bytes),), 0.0, before_bytes + after_bytes, "float32"))
+
     def _cost(self, operation: Operation) -> OperationCost:
         node = self.graph.by_name[operation.name]
         if node.is_parallel:

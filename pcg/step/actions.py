@@ -119,9 +119,8 @@ def _again(memory: Allocation, reader: Region | None, rebuilt: set[Region]) -> I
         if region is None or region in rebuilt or (memory.kept and region is not reader):
             return
         rebuilt.add(region)
-        for occurrence in region.needed():
-            yield from ((read, region) for read in occurrence.reads)
-            yield occurrence
+        yield from ((read, region) for occurrence in region.occurrences for read in occurrence.reads)
+        yield from region.needed()
 
     stack = [steps(memory, reader)]
     while stack:

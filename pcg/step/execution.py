@@ -8,16 +8,16 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 from shardwright.pcg import checks
+from shardwright.pcg.step.recompute import Again, Recompute, RecomputeByBlock, canonical, fits
 from shardwright.pcg.types import is_float
 
 Precision = Literal["fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8"]
-Recompute = Literal["none", "selective", "full"]
-RecomputeByBlock = tuple[tuple[str, Recompute], ...]
+ReduceDtype = Literal["float32", "bfloat16", "float16"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Optimizer = Literal["adam", "sgd"]
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8")
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+REDUCE_DTYPES: tuple[ReduceDtype, ...] = ("float32", "bfloat16", "float16")
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
 
@@ -52,8 +52,9 @@ DTYPES: Mapping[Precision, Dtypes] = {
 class Execution:
     """A run of a plan: what its layouts and its mesh do not say.
 
-    A plan has a precision and a recomputation; its microbatches are its mesh's axis of time. Programs do both. The
-    other fields are for costing alone (`shardwright timeline`), and their defaults are what programs do.
+    A plan has a precision, a dtype that gradients are sent in, and a recomputation; its microbatches are its mesh's
+    axis of time. Programs do all of these. The other fields are for costing alone (`shardwright timeline`), and their
+    defaults are what programs do.
 
     Attributes:
         precision: None: the graph's own dtypes. "fp32", "bf16" and "fp16": every float in that dtype, optimizer
@@ -66,8 +67,10 @@ class Execution:
         compiled: whether chains of pointwise operators are fused (torch.compile).
         recompute: "selective": attention is run again in backward; "full": every block is, from its input. Under both,
             what is gathered of an activation is gathered again, not kept. A mapping says it by block of the model: from
-            a block's name or a pattern of `fnmatch` ("model.layers.*") to one of the three; the first that fits
-            decides, "none" where none does. It is stored as pairs.
+            a pattern that `fits` the block's name ("model.layers.*", "model.layers.0-7") to one of the three, or to a
+            list of the places in it whose values are made again ("mlp", "mlp.act_fn:silu"). A pattern may also fit a
+            module inside of blocks ("model.layers.*.mlp"). The first that fits decides, "none" where none does; ""
+            stands for what lies in no block. It is stored as pairs.
         offload: kept activations wait for backward in the host's memory.
         num_microbatches: the graph's batch is one microbatch; a step accumulates the gradients of this many.
         num_stages: how many pipeline stages the model's blocks are spread over; the mesh is that of one stage.
@@ -80,11 +83,13 @@ class Execution:
             of each microbatch by itself: names or patterns of `fnmatch`, each with all that is inside; "*": everywhere.
         late_gathers: whether backward gathers a block's weights only when it is through with the block before it, not
             beside that: BACKWARD_POST, not BACKWARD_PRE, as FSDP's documentation has them.
+        reduce_dtype: what gradients of parameters are sent in, to be summed over devices. What microbatches add up, and
+            what a sum gives, is in the dtype of the parameters in any case. None: gradients are sent in that too.
     """
 
     precision: Precision | None = None
     compiled: bool = False
-    recompute: Recompute | RecomputeByBlock | Mapping[str, Recompute] = "none"
+    recompute: Recompute | RecomputeByBlock | Mapping[str, Again] = "none"
     offload: bool = False
     num_microbatches: int = 1
     num_stages: int = 1
@@ -95,12 +100,15 @@ class Execution:
     overlap: bool = True
     late_gathers: bool = False
     per_microbatch: tuple[str, ...] = ()
+    reduce_dtype: ReduceDtype | None = None
 
     def __post_init__(self) -> None:
         owner = "Execution"
         if self.precision is not None:
             checks.choice(self.precision, owner, "precision", PRECISIONS)
-        object.__setattr__(self, "recompute", _canonical(self.recompute, owner))
+        if self.reduce_dtype is not None:
+            checks.choice(self.reduce_dtype, owner, "reduce_dtype", REDUCE_DTYPES)
+        object.__setattr__(self, "recompute", canonical(self.recompute, owner))
         object.__setattr__(self, "per_microbatch", _patterns(self.per_microbatch, owner))
         checks.choice(self.schedule, owner, "schedule", SCHEDULES)
         checks.choice(self.optimizer, owner, "optimizer", OPTIMIZERS)
@@ -144,9 +152,13 @@ class Execution:
         """What is made again, by pattern; one that holds for all as `*`."""
         return (("*", self.recompute),) if isinstance(self.recompute, str) else tuple(self.recompute)  # type: ignore[return-value]
 
-    def recompute_of(self, block: str) -> tuple[str, Recompute]:
-        """The pattern that decides about a block of the model ("": what lies in none), and what it says."""
-        return next((pair for pair in self.recomputes if fnmatchcase(block, pair[0])), ("", "none"))
+    def recompute_of(self, block: str, modules: Sequence[str] = ()) -> tuple[str, Again]:
+        """What decides about a block of the model ("": what lies in none) or modules in it: the pattern, and its word.
+
+        ("", "none") where no pattern does.
+        """
+        names = (block, *modules)
+        return next((pair for pair in self.recomputes if any(fits(name, pair[0]) for name in names)), ("", "none"))
 
     def is_per_microbatch(self, module: str) -> bool:
         """Whether the statistics of a module are those of each microbatch."""
@@ -161,6 +173,10 @@ class Execution:
     def state_dtype(self, dtype: str) -> str:
         """What the optimizer's master weights, gradients and moments of a parameter of this dtype are kept in."""
         return DTYPES[self.precision].state if self.precision and is_float(dtype) else dtype
+
+    def reduced_dtype(self, dtype: str) -> str:
+        """What gradients that are accumulated in this dtype are sent in, to be summed over devices."""
+        return self.reduce_dtype if self.reduce_dtype and is_float(dtype) else dtype
 
     @property
     def rates(self) -> Mapping[str, str]:
@@ -178,20 +194,6 @@ def _patterns(names: object, owner: str) -> tuple[str, ...]:
         wanted = "names of modules, or patterns of them"
         raise checks.FieldError(owner, "per_microbatch", f"expected {wanted}, in a list, got {names!r}")
     return tuple(checks.text(name, owner, "per_microbatch", "a module's name, or a pattern of them") for name in names)
-
-
-def _canonical(recompute: object, owner: str) -> Recompute | RecomputeByBlock:
-    """A mapping as hashable pairs; a `FieldError` for what is not a choice, or a mapping to choices."""
-    if isinstance(recompute, str):
-        return checks.choice(recompute, owner, "recompute", RECOMPUTES)  # type: ignore[return-value]
-    pairs = tuple(recompute.items()) if isinstance(recompute, Mapping) else recompute
-    if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        wanted = f"one of {', '.join(map(repr, RECOMPUTES))}, or a mapping from blocks of the model to these"
-        raise checks.FieldError(owner, "recompute", f"expected {wanted}, got {recompute!r}")
-    for pattern, mode in pairs:
-        checks.text(pattern, owner, "recompute", "a block's name, or a pattern of them")
-        checks.choice(mode, owner, f"recompute[{pattern!r}]", RECOMPUTES)
-    return pairs
 
 
 DEFAULT = Execution()

@@ -23,7 +23,7 @@ class Operations:
     """The operations and parameters of a typed parallel graph that is run in some way.
 
     Moves of two parallel operators are one operation. Sums that the batch alone determines come first, with all that
-    they need. `once`: what is computed before the first step.
+    they need: `early`. `once`: what is computed before the first step.
 
     Raises:
         PlanError: a precision of other values than those of a graph that is captured in 16 bits, or recomputation of
@@ -42,16 +42,16 @@ class Operations:
         self.moves = {node.name: (start, move) for node, start, move in fused_moves(graph)} | slices_of_time(graph)
         self._views = views_of_parameters(graph, found)
         self._alias: dict[str, str] = {}
-        sums, self._before = early_sums(graph, self.once)
-        self._sums = frozenset(sums)
+        sums, before = early_sums(graph, self.once)
+        self._sums, self.early = frozenset(sums), before.union(sums)
         operations = [
             operation
             for node in graph.nodes
             if not (node.is_leaf or node.name in self.once or node.name in self.leaf_of or node.name in elsewhere)
             if (operation := self._move(node) if node.is_parallel else self._operator(node)) is not None
         ]
-        first = [o._replace(block="") for o in operations if o.early or o.name in self._before]
-        rest = [o for o in operations if not (o.early or o.name in self._before)]
+        first = [o._replace(block="") for o in operations if o.name in self.early]
+        rest = [o for o in operations if o.name not in self.early]
         gathers = {name for name, (_, move) in self.moves.items() if move.collectives()[0] == "all_gather"}
         self.listed = _apart(first + arranged(graph, rest, execution, gathers, self.leaf_of))
 
@@ -163,15 +163,17 @@ def slices_of_time(graph: Graph) -> dict[str, tuple[str, Move]]:
 
 
 def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple[str, ...]]:
-    """Values that may lie in the memory of parameters, and in that of which."""
+    """Values that may lie in the memory of parameters, and in that of which. What a cast made of one has its own."""
     names, found = parameters.names, dict[str, tuple[str, ...]]()
+    stored = {name: leaf for name, leaf in names.items() if leaf in parameters.by_leaf}
     for node in graph.nodes:
         row = node.row
         keeps_memory = node.op in (PARTITION, REPLICATE) or (row is not None and row.aliases)
         rounded = any(graph.types[i].dtype != graph.types[node.name].dtype for i in node.inputs)  # by a cast
         if node.name in names or node.is_leaf or not keeps_memory or rounded:
             continue
-        leaves = dict.fromkeys(leaf for i in node.inputs for leaf in ((names[i],) if i in names else found.get(i, ())))
+        memory = ((stored[i],) if i in stored else found.get(i, ()) for i in node.inputs)
+        leaves = dict.fromkeys(leaf for leaves in memory for leaf in leaves)
         if leaves:
             found[node.name] = tuple(leaves)
     return found

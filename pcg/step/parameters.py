@@ -15,7 +15,8 @@ How often a block is gathered and its gradients are scattered is said by the ord
 
 In mixed precision there is a `cast` on the way. Before a `combine` it is part of the gathering: shards are cast, and
 16 bits gathered. Else it is an operator of the program, once in each forward, behind which readers see an activation;
-the gradient that comes back through it, and that of a gathered block, is summed in the parameter's own dtype.
+the gradient that comes back through it, and that of a gathered block, is accumulated in the parameter's own dtype, and
+sent in `Parameter.reduced_dtype`: the execution's `reduce_dtype`, or the parameter's own.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class Parameter:
     num_elements    of one rank's part, as stored
     used_bytes      of what readers see, and `gradient_bytes` of the accumulated gradient, on one rank
     used_dtype      in which it is gathered; `dtype` is that in which it is stored
-    summed_bytes    of the whole gradient of one that is gathered, in the dtype in which it is reduce-scattered
+    reduced_dtype   in which its gradient is sent, to be summed over devices
+    reduced_bytes   of the accumulated gradient in that dtype
+    whole_bytes     of the whole gradient of one that is gathered, where that is accumulated, and `summed_bytes` as it
+                    is reduce-scattered
     """
 
     leaf: str
@@ -84,6 +88,9 @@ class Parameter:
     used_bytes: float
     gradient_bytes: float
     used_dtype: str
+    reduced_dtype: str
+    reduced_bytes: float
+    whole_bytes: float
     summed_bytes: float
 
     @property
@@ -116,6 +123,8 @@ def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
         kind, seen = graph.types[leaf.name], graph.types[walk.result]
         num_elements = prod(kind.local_shape(graph.mesh))
         used = seen.dtype if narrow else execution.compute_dtype(seen.dtype)
+        state, whole = execution.state_dtype(kind.dtype), kind.dtype if narrow else used
+        num_whole = prod(seen.local_shape(graph.mesh))
         found.aliases.update(walk.aliases)
         found.by_leaf[leaf.name] = Parameter(
             leaf=leaf.name,
@@ -125,11 +134,14 @@ def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
             dtype=kind.dtype,
             slices=walk.slices,
             sums=tuple(axis for axis in graph.mesh.names if axis in walk.summed),
-            used_bytes=float(prod(seen.local_shape(graph.mesh)) * ITEM_BYTES[used]),
+            used_bytes=float(num_whole * ITEM_BYTES[used]),
             num_elements=num_elements,
-            gradient_bytes=num_elements * ITEM_BYTES[execution.state_dtype(kind.dtype)],
+            gradient_bytes=num_elements * ITEM_BYTES[state],
             used_dtype=used,
-            summed_bytes=float(prod(seen.local_shape(graph.mesh)) * ITEM_BYTES[kind.dtype if narrow else used]),
+            reduced_dtype=execution.reduced_dtype(kind.dtype),
+            reduced_bytes=float(num_elements * ITEM_BYTES[execution.reduced_dtype(state)]),
+            whole_bytes=float(num_whole * ITEM_BYTES[whole]),
+            summed_bytes=float(num_whole * ITEM_BYTES[execution.reduced_dtype(whole)]),
         )
     return found
 

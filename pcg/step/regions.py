@@ -6,12 +6,12 @@ after them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.order import postorder
+from shardwright.pcg.step.asked import Wish, check_used, wishes
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operation import Again, Operation
 
@@ -38,30 +38,19 @@ def arranged(
     found = _by_block(_with_readers(listed, gathers))
     if all(mode == "none" for _, mode in execution.recomputes):
         return found
-    modes = {o.block: execution.recompute_of(o.block) for o in found}
+    wished = wishes(graph, found, execution)
+    modes = {name: wish.mode for name, wish in wished.items()}
     for name, members in attentions(graph, stored):
         own = [o for o in found if o.name in members]
-        if own and all(modes[o.block][1] == "selective" for o in own):
+        if own and all(modes[o.name] == "selective" for o in own):
             found = _made_again(found, {o.name for o in own}, Again(name, whole=False))
-    found = _whole_blocks(found, {block for block, (_, mode) in modes.items() if block and mode == "full"})
-    found = _gathered_again(found, {o.name for o in found if o.name in gathers and modes[o.block][1] != "none"})
-    _check(found, execution)
+    apart = {o.block for o in found if wished[o.name].alone}
+    found = _whole_blocks(found, {o.block for o in found if o.block and modes[o.name] == "full"} - apart)
+    if apart:
+        found = _one_by_one(found, apart, _members(graph, found, wished))
+    found = _gathered_again(found, {o.name for o in found if o.name in gathers and modes[o.name] != "none"})
+    check_used(found, execution, wished)
     return found
-
-
-def _check(found: Sequence[Operation], execution: Execution) -> None:
-    used = {execution.recompute_of(o.block)[0] for o in found if o.again is not None}
-    blocks = list(dict.fromkeys(o.block for o in found if o.block))
-    for pattern, mode in execution.recomputes:
-        if mode == "none" or pattern in used:
-            continue
-        fitting = [block for block in blocks if execution.recompute_of(block)[0] == pattern]
-        where = f"recompute: {pattern!r}: {mode!r}"
-        if not fitting and (mode, pattern) != ("selective", "*"):
-            problem = f"{where}: no repeated block of the model is so named (or an earlier pattern has it)"
-            raise PlanError(f"{problem}; expected one of: {', '.join(blocks) or 'none, the model has none'}")
-        missing = "no attention (a softmax between two products of activations) and no gathered activation"
-        raise PlanError(f"{where}: there is {missing} to make again; choose 'full' or 'none'")
 
 
 # ---- side by side ----
@@ -127,6 +116,54 @@ def _whole_blocks(operations: Iterable[Operation], blocks: Collection[str]) -> l
         name = block if seen[block] == 1 else f"{block}, part {seen[block]}"
         found += [o._replace(again=Again(name, whole=True)) for o in own]
     return found
+
+
+def _members(graph: Graph, operations: Sequence[Operation], wished: Mapping[str, Wish]) -> set[str]:
+    """What is asked to be made again; of a block that is so as a whole, what leaves it is kept."""
+    block, leaves = {o.name: o.block for o in operations}, {name for _, name in graph.outputs}
+    for o in operations:
+        leaves.update(name for name in o.reads if block.get(name, o.block) != o.block)
+    again = (name for name, wish in wished.items() if wish.mode == "full")
+    return {name for name in again if wished[name].alone or name not in leaves}
+
+
+def _one_by_one(operations: Iterable[Operation], blocks: Collection[str], members: Collection[str]) -> list[Operation]:
+    """The operations with regions of their own for those of these blocks that are members."""
+    found, number = list[Operation](), 0
+    for block, own in groupby(operations, key=lambda o: o.block):
+        part = list(own)
+        for region in _regions(part, members) if block in blocks else ():
+            number += 1
+            part = _made_again(part, region, Again(f"{block}, part {number}", whole=False))
+        found += part
+    return found
+
+
+def _regions(operations: Sequence[Operation], members: Collection[str]) -> Iterable[set[str]]:
+    """Regions as large as can be: with nothing on a way from one member to another that is not in it.
+
+    Those that others depend on come first, so that none tears another when its members are put side by side.
+    """
+    level, home = dict[str, int](), dict[str, str]()
+
+    def root(name: str) -> str:
+        while home[name] != name:
+            name = home[name]
+        return name
+
+    for o in operations:
+        again = o.name in members
+        before = [name for name in o.reads if name in level]
+        level[o.name] = max((level[n] + (n in members and not again) for n in before), default=0)
+        if again:
+            home[o.name] = o.name
+            for name in before:
+                if name in members and level[name] == level[o.name]:
+                    home[root(name)] = o.name
+    regions = dict[str, set[str]]()
+    for name in sorted(home, key=level.__getitem__):
+        regions.setdefault(root(name), set()).add(name)
+    return regions.values()
 
 
 def _gathered_again(operations: Sequence[Operation], gathers: Collection[str]) -> list[Operation]:

@@ -25,6 +25,7 @@ from shardwright.api import refuse_unreal
 from shardwright.cli.models import Loaded
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
+from shardwright.lowering.precision import check_device
 from shardwright.pcg.capture import Captured, bind_arguments, capture, find_loss
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.precision import low_dtype
@@ -126,6 +127,7 @@ def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) 
     """
     refuse_unreal(loaded.model)
     check_backward(plan.graph)
+    check_device(plan.precision, "cpu")
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     captured = capture(
         loaded.model, batch, precision=plan.precision, num_microbatches=plan.mesh.num_microbatches,

@@ -12,7 +12,7 @@ import click
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.files import require_writable
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import PRECISIONS
+from shardwright.pcg.step.execution import PRECISIONS, REDUCE_DTYPES
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -123,8 +123,14 @@ def precision_option(command: Command) -> Command:
     return click.option("--precision", type=choice, multiple=True, callback=none, help=text)(command)
 
 
+def reduce_dtype_option(command: Command) -> Command:
+    """`--reduce-dtype`"""
+    text = "What gradients are sent in, to be summed over devices; by default the dtype of the parameters."
+    return click.option("--reduce-dtype", type=click.Choice(REDUCE_DTYPES), help=text)(command)
+
+
 def parse_recompute(text: str) -> RecomputeMode:
-    """`full`, or `model.layers.*=full,lm_head=none`: what backward computes again, by block of the model."""
+    """`full`, or `model.layers.0-7=full,model.layers.*.mlp=full`: what backward computes again."""
     if "=" not in text:
         return cast("RecomputeMode", text)
     pairs = [part.rpartition("=") for part in text.replace(" ", "").split(",")]
@@ -153,8 +159,8 @@ def per_microbatch_option(command: Command) -> Command:
 def recompute_option(command: Command) -> Command:
     """`--recompute`"""
     text = (
-        "What backward computes again: none, selective (attention) or full (every block); or by block, such as "
-        "'model.layers.*=full'. By default the search chooses."
+        "What backward computes again: none, selective (attention) or full (every block); or by block or module in "
+        "blocks, such as 'model.layers.0-7=full,model.layers.*.mlp=full'. By default the search does, by value."
     )
     return click.option("--recompute", type=parse_recompute, metavar="MODE", help=text)(command)
 
@@ -177,6 +183,7 @@ def search_options(command: Command) -> Command:
         recompute=recompute_option,
         per_microbatch=per_microbatch_option,
         precision=precision_option,
+        reduce_dtype=reduce_dtype_option,
         strict=click.option(
             "--strict", is_flag=True, help="An operator that cannot be split for want of a row is an error."
         ),

@@ -23,6 +23,7 @@ from shardwright.cli.options import (
     per_microbatch_option,
     precision_option,
     recompute_option,
+    reduce_dtype_option,
 )
 from shardwright.cli.planfiles import load_with_its_cluster, status_of
 from shardwright.pcg.errors import ShardwrightError
@@ -52,6 +53,7 @@ FAILURES = "failed-*.json"
 @recompute_option
 @per_microbatch_option
 @precision_option
+@reduce_dtype_option
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="With FILE.py:FUNCTION.")
 @click.option(
     "--lr", type=float, default=1e-3, show_default=True, help="Learning rate of AdamW, with FILE.py:FUNCTION."
@@ -67,6 +69,7 @@ def run(
     recompute: RecomputeMode | None,
     per_microbatch: tuple[str, ...] | None,
     precision: str | None,
+    reduce_dtype: str | None,
     steps: int,
     lr: float,
     seed: int,
@@ -91,7 +94,8 @@ def run(
             values = {"model": target, "cluster": str(cluster_file), "plan": str(plan_file) if plan_file else None,
                       "rules": str(rule_file) if rule_file else None, "precision": precision,
                       "microbatches": microbatches, "recompute": recompute,
-                      "per_microbatch": per_microbatch, "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
+                      "per_microbatch": per_microbatch, "reduce_dtype": reduce_dtype,
+                      "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
             settings.write_text(json.dumps(values), encoding="utf-8")
             status = launch(["-m", "shardwright.cli.train", str(settings)], cluster.num_devices)
             return _told(Path(folder)) or status
@@ -102,7 +106,7 @@ def run(
         if rule_file is not None:
             terminal.note("--rules is the script's own business: pass it to shardwright.compile(rules=...)")
         own = {"precision": precision, "microbatches": microbatches, "recompute": recompute,
-               "per_microbatch": per_microbatch}  # fmt: skip
+               "per_microbatch": per_microbatch, "reduce_dtype": reduce_dtype}  # fmt: skip
         for name in (name for name, value in own.items() if value is not None):
             terminal.note(
                 f"--{name.replace('_', '-')} is the script's own business: pass it to shardwright.compile({name}=...)"

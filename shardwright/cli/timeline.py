@@ -14,7 +14,8 @@ from shardwright.cli import terminal
 from shardwright.cli.options import CLUSTER_FORMS, PATH, examples, format_option, parse_cluster, plan_argument, writable
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.files import write_whole
-from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, RECOMPUTES, SCHEDULES
+from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, REDUCE_DTYPES, SCHEDULES
+from shardwright.pcg.step.recompute import RECOMPUTES
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -39,6 +40,8 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chu
               help="Batches whose gradients a step accumulates.")  # fmt: skip
 @click.option("--precision", type=click.Choice(PRECISIONS),
               help="By default the plan's own; fp32 and tf32 want a model planned in fp32.")  # fmt: skip
+@click.option("--reduce-dtype", type=click.Choice(REDUCE_DTYPES),
+              help="What gradients are sent in, to be summed; by default the plan's.")  # fmt: skip
 @click.option("--compiled", is_flag=True, help="Chains of pointwise operators are fused, as torch.compile does.")
 @click.option("--recompute", type=click.Choice(RECOMPUTES),
               help="What backward computes again: nothing, attention, every block; by default the plan's.")  # fmt: skip

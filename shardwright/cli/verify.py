@@ -15,6 +15,7 @@ from shardwright.pcg.errors import PlanError
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
+    from shardwright.search.plan import Plan
 
 
 @click.command(
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 @search_options
 @click.option("--loss-tolerance", type=float, show_default="1e-5, in 16 bits 1e-2", help="Relative error of the loss.")
 @click.option(
-    "--gradient-tolerance", type=float, show_default="1e-4, in 16 bits 1e-1", help="Relative error of a gradient."
+    "--gradient-tolerance",
+    type=float,
+    show_default="1e-4, summed in 16 bits 1e-2, computed in them 1e-1",
+    help="Relative error of a gradient.",
 )
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds until a rank counts as stuck.")
 @click.option("--dry-run", is_flag=True,
@@ -72,12 +76,15 @@ def verify(
         from shardwright.api import certified_by
         from shardwright.api import plan as best
         from shardwright.cli.numeric import NumericCheck, measure
-        from shardwright.pcg.precision import low_dtype
 
         if plan_file is None:
             plan = best(loaded.model, cluster, loaded.args, loaded.kwargs, **search, progress=progress)
         elif not (
-            given := [f"--{name}" for name, value in search.items() if value and name not in ("strict", "rules")]
+            given := [
+                f"--{name.replace('_', '-')}"
+                for name, value in search.items()
+                if value and name not in ("strict", "rules")
+            ]
         ):
             plan = load_with_its_cluster(plan_file, cluster)
         else:
@@ -85,12 +92,21 @@ def verify(
             raise PlanError(f"--plan was given together with {what}, which guide the search; give one or the other")
         progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
         errors = measure(plan, loaded, certified_by(search["rules"], progress), timeout)
-    usual = (1e-2, 1e-1) if low_dtype(plan.precision) else (1e-5, 1e-4)
+    usual = _tolerances(plan)
     given = (loss_tolerance, gradient_tolerance)
     tolerances = [own if chosen is None else chosen for chosen, own in zip(given, usual, strict=True)]
     check = NumericCheck(f"{plan.model} on mesh {plan.mesh}", errors, *tolerances)
     terminal.show(check, form)
     return status_of(plan) if check.passed else 1
+
+
+def _tolerances(plan: Plan) -> tuple[float, float]:
+    """What errors of the loss and of a gradient may be, by what is in 16 bits."""
+    from shardwright.pcg.precision import HALVES, low_dtype
+
+    if low_dtype(plan.precision):
+        return 1e-2, 1e-1
+    return 1e-5, 1e-2 if plan.execution.reduce_dtype in HALVES else 1e-4
 
 
 def _dry_run(model: Mapping[str, Any], plan_file: Path | None, search: Mapping[str, Any], rank: int, form: str) -> int:

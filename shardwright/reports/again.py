@@ -9,8 +9,9 @@ from functools import cached_property
 from shardwright.cost.predict import NodeCosts, Prediction, node_costs, predict
 from shardwright.pcg.graph import Node
 from shardwright.pcg.step.again import made_again
-from shardwright.pcg.step.execution import Recompute
 from shardwright.pcg.step.parameters import module_block
+from shardwright.pcg.step.places import places
+from shardwright.pcg.step.recompute import Again
 from shardwright.reports.units import ranges
 from shardwright.search.plan import Plan
 
@@ -19,12 +20,13 @@ from shardwright.search.plan import Plan
 class Remade:
     """Blocks of which backward makes the same again. `blocks`: their names; "" for what lies in none.
 
-    `compute_s`, `communication_s`: what that adds to a step, all microbatches together.
+    `mode`: a kind, or the places in the block of what is made again. `compute_s`, `communication_s`: what that adds to
+    a step, all microbatches together.
     """
 
     blocks: str
     num_blocks: int
-    mode: Recompute
+    mode: Again
     num_operators: int
     compute_s: float
     communication_s: float
@@ -42,23 +44,27 @@ class Recomputation:
     @cached_property
     def remade(self) -> tuple[Remade, ...]:
         """By mode, in the order of the model; empty where everything is kept."""
-        plan, groups = self.plan, dict[Recompute, dict[str, list[Node]]]()
+        plan, groups, blocks = self.plan, dict[Again, dict[str, list[Node]]](), dict[str, list[Node]]()
         for node in plan.graph.nodes:
             if node.name in self.nodes:
-                block = block_of(node)
-                mode = plan.execution.recompute_of(block)[1]
-                groups.setdefault(mode, {}).setdefault(block, []).append(node)
+                blocks.setdefault(block_of(node), []).append(node)
+        where = places(plan.graph, {})
+        for block, nodes in blocks.items():
+            mode = plan.execution.recompute_of(block)[1]
+            if mode not in ("selective", "full"):
+                mode = tuple(dict.fromkeys(where[node.name] for node in nodes if not node.is_parallel))
+            groups.setdefault(mode, {})[block] = nodes
         kept = node_costs(plan.graph, plan.cluster, self.everything_kept) if groups else {}
 
         def more(nodes: Iterable[Node], what: str) -> float:
             return sum(getattr(self.costs[n.name], what) - getattr(kept[n.name], what) for n in nodes)
 
         found: list[Remade] = []
-        for mode, blocks in groups.items():
-            nodes = [node for own in blocks.values() for node in own]
+        for mode, alike in groups.items():
+            nodes = [node for own in alike.values() for node in own]
             operators = sum(not node.is_parallel for node in nodes)
             added = (more(nodes, "compute_s"), more(nodes, "communication_s"))
-            found.append(Remade(names_of(blocks), len(blocks), mode, operators, *added))
+            found.append(Remade(names_of(alike), len(alike), mode, operators, *added))
         return tuple(found)
 
     @cached_property

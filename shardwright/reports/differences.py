@@ -37,7 +37,10 @@ def _again(rows: Sequence[Pair]) -> str:
     ways = {own.again for _, own, its in rows if own.again != its.again}
     if len(ways) == 2:
         return "other operators made again in backward"
-    return "" if not ways else "made again in backward" if ways == {True} else "not made again in backward"
+    if not ways:
+        return ""
+    some = any(own.again and its.again for _, own, its in rows)
+    return ("more " * some if ways == {True} else "less " if some else "not ") + "made again in backward"
 
 
 def _aspect(title: str, of: Callable[[ModuleRow], str]) -> Callable[[Sequence[Pair]], str]:

@@ -202,7 +202,7 @@ class PlanFacts:
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
         """By leaf: how each reaches its readers."""
-        return find_parameters(self.graph).by_leaf
+        return find_parameters(self.graph, self.plan.execution).by_leaf
 
     @cached_property
     def lifetimes(self) -> Mapping[str, Zero]:

@@ -21,7 +21,8 @@ from shardwright.reports.facts import (
 )
 from shardwright.reports.modules import module_tree
 from shardwright.reports.report import Paragraph, Report
-from shardwright.reports.running import device_mesh, gathered, made_again, precision, running_data, statistics, way
+from shardwright.reports.rounding import precision, rounded
+from shardwright.reports.running import device_mesh, gathered, made_again, running_data, statistics, way
 from shardwright.reports.tree import Module, ModuleRow, Totals, own_by_use
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.reports.wording import (
@@ -60,6 +61,7 @@ class PlanReport(Report):
             _axes(self.facts),
             *gathered(self.facts),
             *made_again(self.facts),
+            rounded(self.facts),
             _modules(self.facts, self.tree, self.depth),
             _communication(self.facts),
             _memory(self.plan),

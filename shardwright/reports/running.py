@@ -1,4 +1,4 @@
-"""How a step of a plan is run: microbatches, lifetimes of gathered weights, what is made again, precision."""
+"""How a step of a plan is run: microbatches, lifetimes of gathered weights, what is made again."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from shardwright.cost.timeline.memory import MemoryVerdict, verdict
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.precision import low_dtype
-from shardwright.pcg.step.execution import Execution, Recompute
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS
 from shardwright.reports.again import Remade
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.lifetimes import lifetime_name, lifetime_words
 from shardwright.reports.report import Paragraph
+from shardwright.reports.rounding import precision, roundings
 from shardwright.reports.units import plural, seconds, size
 from shardwright.search.plan import Plan
 from shardwright.search.spaces import batch_size
@@ -26,12 +26,15 @@ def device_mesh(mesh: Mesh) -> str:
     return str(Mesh.of(**dict(axes)))
 
 
+_MOST_NAMED = 3
+"""So many operators or modules are named in a line where there may be many; in a table, `_MOST_SHOWN`."""
+_MOST_SHOWN = 12
 _MODES: dict[str, str] = {
     "none": "everything that backward needs is kept",
     "selective": "attention is made again in backward",
     "full": "every block is made again in backward",
 }  # fmt: skip
-_AGAIN: dict[Recompute, str] = {"none": "nothing", "selective": "attention", "full": "all"}
+_AGAIN: dict[str, str] = {"none": "nothing", "selective": "attention", "full": "all"}
 
 
 def way(facts: PlanFacts, times: int = 1) -> str:
@@ -53,19 +56,24 @@ def _again(facts: PlanFacts) -> str:
     if isinstance(mode, str):
         return _MODES[mode]
     told = "; ".join(f"{remade_text(remade)} of {remade.blocks or 'what is in no block'}" for remade in found.remade)
-    number = sum(remade.num_blocks for remade in found.remade)
+    number = sum(remade.num_blocks for remade in found.remade if remade.blocks)
     return f"made again in backward: {told} ({number} of {found.num_blocks} blocks)" if told else _MODES["none"]
 
 
-def remade_text(remade: Remade) -> str:
-    """What backward makes again of such a block."""
-    return _AGAIN[remade.mode]
+def remade_text(remade: Remade, most: int = _MOST_NAMED) -> str:
+    """What backward makes again of such a block: all, attention, or values in some of its modules, `most` named."""
+    if isinstance(remade.mode, str):
+        return _AGAIN[remade.mode]
+    modules = list(dict.fromkeys(place.partition(":")[0] or "its own code" for place in remade.mode))
+    return "values in " + ", ".join(modules[:most]) + (", …" if len(modules) > most else "")
 
 
 def again_name(execution: Execution) -> str:
     """In a word, what is made again; "" for nothing."""
     mode = execution.recompute
-    return "by block" if not isinstance(mode, str) else "" if mode == "none" else mode
+    if isinstance(mode, str):
+        return "" if mode == "none" else mode
+    return "by value" if any(isinstance(again, tuple) for _, again in mode) else "by block"
 
 
 def saving(facts: PlanFacts) -> str:
@@ -84,22 +92,6 @@ def saving(facts: PlanFacts) -> str:
 _FITS: dict[MemoryVerdict, str] = {
     "fits": "fits too", "may not fit": "may not fit", "does not fit": "does not fit",
 }  # fmt: skip
-
-
-def precision(facts: PlanFacts) -> str:
-    """In which dtypes operators run, and what of that is rounded."""
-    name, low = facts.plan.precision or "the model's own", low_dtype(facts.plan.precision)
-    operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items()) or "no operators"
-    if not low:
-        return f"{name}: {operators}; nothing is rounded but as one process rounds"
-    return (
-        f"{name}: {operators}; rounded to {low}: what products read and give; kept in float32: weights, what is "
-        "summed of their gradients, optimizer states, the loss"
-    )
-
-
-_MOST_NAMED = 3
-"""So many operators are named where there may be many."""
 
 
 def statistics(facts: PlanFacts) -> str:
@@ -137,7 +129,7 @@ def gathered(facts: PlanFacts) -> Iterator[Paragraph]:
 def made_again(facts: PlanFacts) -> Iterator[Paragraph]:
     """What backward makes again, and what that costs and saves."""
     rows = [
-        (r.blocks or "in no block", remade_text(r), str(r.num_operators), seconds(r.compute_s),
+        (r.blocks or "in no block", remade_text(r, _MOST_SHOWN), str(r.num_operators), seconds(r.compute_s),
          seconds(r.communication_s))
         for r in facts.recomputation.remade
     ]  # fmt: skip
@@ -157,12 +149,14 @@ def running_data(facts: PlanFacts) -> dict[str, Any]:
             for g in facts.gathered
         ],
         "copies": COPIES if any(g.copies for g in facts.gathered) else "",
-        "remade": [{**asdict(r), "text": remade_text(r)} for r in facts.recomputation.remade],
+        "remade": [{**asdict(r), "text": remade_text(r, _MOST_SHOWN)} for r in facts.recomputation.remade],
         "saving": saving(facts),
         "statistics": statistics(facts) if facts.estimated else "",
         "precision": {
             "name": facts.plan.precision,
             "operators": dict(facts.dtypes),
+            "reduce_dtype": facts.plan.execution.reduce_dtype,
             "text": precision(facts),
+            "rounding": [asdict(row) for row in roundings(facts)],
         },
     }

@@ -206,7 +206,8 @@ def quality(plan: Plan) -> str:
         return f"no bound was proven; {searched}"
     gap = plan.prediction.serial_s / report.bound_s - 1
     cut = plural(plan.mesh.num_microbatches, "microbatch", "microbatches")
-    searched = f"in {cut} with the same recomputation, whatever memory they take, {searched}"
+    again = "the same recomputation" if isinstance(plan.execution.recompute, str) else "nothing made again"
+    searched = f"in {cut} with {again}, whatever memory they take, {searched}"
     if gap < -5e-5:
         return f"proven better than every layout of the operators as they were written, {searched}"
     if gap < 5e-5:

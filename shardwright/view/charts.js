@@ -58,13 +58,16 @@ function drawRunning() {
     g.copies.join(", "), bytes(g.stored_bytes), bytes(g.gathered_bytes)] }));
   const again = plan.remade.map((r) => ({ cells: [r.blocks || "in no block", r.text, String(r.num_operators), time(r.compute_s),
     time(r.communication_s)] }));
+  const rounding = plan.precision.rounding.map((r) => ({ cells: [r.what, r.dtype, String(r.count), r.rounded] }));
   at("running").append(element("h2", {}, "How a step is run"), element("p", {}, plan.way), element("p.note", {}, `precision: ${plan.precision.text}`),
     plan.statistics ? element("p.note", {}, `not exact: ${plan.statistics}`) : "",
     ...(gathered.length ? [element("h3", {}, "Weights that are stored in slices and gathered for use"),
       table([["weights", true], ["of"], ["lifetime"], [""], ["slices over"], ["copies over"], ["slices", true], ["gathered", true]], gathered),
       plan.copies ? element("p.note", {}, plan.copies) : ""] : []),
     ...(again.length ? [element("h3", {}, "Made again in backward"), element("p.note", {}, plan.saving),
-      table([["blocks"], ["what"], ["operators", true], ["adds compute", true], ["adds communication", true]], again)] : []));
+      table([["blocks"], ["what"], ["operators", true], ["adds compute", true], ["adds communication", true]], again)] : []),
+    element("h3", {}, "What is exact and what is rounded"),
+    table([["what"], ["in"], ["number", true], ["rounded"]], rounding));
 }
 
 // ---- where the time goes: an icicle of modules and operators ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -26,6 +27,7 @@ from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.search.plan import Plan, SearchReport
 from tests.each import each
 from tests.lowering.parallelize import follow, parallelize
@@ -36,14 +38,14 @@ from tests.search.graphs import cluster, mlp
 GRID = Mesh.of(dp=2, tp=2)
 
 
-def planned(graph: Graph) -> Plan:
+def planned(graph: Graph, execution: Execution = DEFAULT) -> Plan:
     """A plan for the graph, with its prediction."""
-    where = cluster(graph.mesh.num_devices)
-    return Plan(graph, where, "test", "", predict(graph, where), (), SearchReport(0.0, 1, 0.0, 1 << 60))
+    where, searched = cluster(graph.mesh.num_devices), SearchReport(0.0, 1, 0.0, 1 << 60)
+    return Plan(graph, where, "test", "", predict(graph, where, execution), (), searched, execution)
 
 
-def report(graph: Graph, rank: int = 0) -> DryRunReport:
-    return DryRunReport(planned(graph), dry_run(graph, rank))
+def report(graph: Graph, rank: int = 0, execution: Execution = DEFAULT) -> DryRunReport:
+    return DryRunReport(planned(graph, execution), dry_run(graph, rank, execution))
 
 
 def layered(mesh: Mesh, *, zero: str = "", tensor: str = "") -> Graph:
@@ -77,6 +79,18 @@ def test_the_prediction_is_what_runs(name: str) -> None:
     assert found.findings == [], str(found)
     assert sum(found.run.messages.values()) > 3, str(found)
     assert not dist.is_initialized()
+
+
+@each("name", PLANS)
+def test_gradients_are_sent_in_another_dtype(name: str) -> None:
+    """What is summed of them is half of what it was, all else as it was; predicted to the byte, and so is memory."""
+    graph = PLANS[name]()
+    own, found = report(graph), report(graph, execution=Execution(reduce_dtype="bfloat16"))
+    assert found.findings == [], str(found)
+    one, other = Counter(own.run.messages), Counter(found.run.messages)
+    before, after = one - other, other - one
+    assert after
+    assert after == Counter({m._replace(num_bytes=m.num_bytes // 2): times for m, times in before.items()})
 
 
 def test_ranks_stand_for_each_other() -> None:

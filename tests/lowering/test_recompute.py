@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +15,10 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.places import places
 from tests.each import each
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, peak_on_rank, serial_step, whole
 from tests.lowering.test_actions import Spy, lowered
@@ -48,6 +53,41 @@ def test_steps_are_those_of_one_process(name: str) -> None:
     for steps in run_ranks(body, 2, 120):
         for step in steps:
             assert_same_step(step, expected, 1e-9)
+
+
+def some_places(graph: Graph, rng: random.Random, *, inside: bool) -> Execution:
+    """Any operations of every block and of what lies in none; or only those whose value no other block reads."""
+    operations = Operations(graph).listed
+    where, chosen = places(graph, {o.name: o.block for o in operations}), dict[str, list[str]]()
+    home = {o.name: o.block for o in operations}
+    leaving = {name for o in operations for name in o.reads if home.get(name) != o.block}
+    share = rng.choice((0.2, 0.5, 0.9))
+    for o in operations:
+        if rng.random() < share and not (inside and (o.name in leaving or not o.block)):
+            chosen.setdefault(o.block, []).append(where[o.name])
+    return Execution(recompute={block: tuple(dict.fromkeys(own)) for block, own in chosen.items()})
+
+
+@pytest.mark.parametrize(("name", "number"), [("gpt", 3), ("t5", 1)])
+def test_any_values_may_be_made_again(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that reads what is made again. What leaves a block being kept, ranks gather what the list says.
+
+    But for T5, whose backward does not take decoder and encoder in the list's order.
+    """
+    found, rng = case(name), random.Random(7)
+    expected = serial_step(found)
+    for graph, inside in product(graphs(found), (True, False)):
+        for run in (some_places(graph, rng, inside=inside) for _ in range(number)):
+
+            def body(parallel: ParallelModule, run: Execution = run) -> tuple[Step, dict[str, Any]]:
+                spy = Spy(parallel, run, monkeypatch)
+                return parallel_step(parallel, found.batch), dict(spy.events)
+
+            wanted = lowered(graph, run)
+            for step, events in found.on_ranks(graph, body, run):
+                assert_same_step(step, expected, 1e-9)
+                for verb in ("gather", "scatter", "reduce") if inside and name == "gpt" else ():
+                    assert events.get(verb, []) == wanted.get(verb, []), run
 
 
 def test_blocks_that_are_gathered_piece_by_piece_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,8 +96,8 @@ class Member(NamedTuple):
     axis: Axis | None
 
 
-def reducing(members: Sequence[Member]) -> Reducer:
-    """A reducer of gradients that come in this order."""
+def reducing(members: Sequence[Member], sent: torch.dtype | None = None) -> Reducer:
+    """A reducer of gradients that come in this order; what is `sent` is in this dtype, or that of the parameters."""
     units: list[tuple[Axis, list[Plain]]] = []
     open_, axes = Buckets[Plain](), dict[str, Axis]()
     for held, axis in members:
@@ -107,7 +107,8 @@ def reducing(members: Sequence[Member]) -> Reducer:
             if (unit := open_.add(held, (axis.name, held.inside.dtype), size)) is not None:
                 units.append((axis, unit))
     units += [(axes[unit[0].name], unit) for unit in open_.rest()]
-    return Reducer(units, [held for held, _ in members])
+    typed = ((axis, unit, sent or unit[0].inside.dtype) for axis, unit in units)
+    return Reducer(typed, [held for held, _ in members])
 
 
 def member(held: Plain, axis: Axis | None = DP) -> Member:

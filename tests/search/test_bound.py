@@ -59,8 +59,8 @@ def test_nothing_that_the_search_costs_lies_below_the_bound(name: str) -> None:
             way = plan.mesh.num_microbatches, plan.execution
             for found, sum_s in solver.costed:
                 if (found.mesh.num_microbatches, found.execution) == way and given in (None, devices(found)):
-                    assert bound_s <= sum_s * (1 + 1e-9), (asked, found.name, found.priced, found.zero)
-                    num_compared, longer = num_compared + 1, longer + (found.zero != "zero-3")
+                    assert bound_s <= sum_s * (1 + 1e-9), (asked, found.name, found.priced, found.lifetimes)
+                    num_compared, longer = num_compared + 1, longer + (found.lifetimes != "zero-3")
             for other in plan.alternatives:
                 if given is None and other.mesh.num_microbatches == way[0] and "recompute" in asked:
                     assert bound_s <= other.prediction.serial_s, (asked, other.name)

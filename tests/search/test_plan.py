@@ -31,6 +31,11 @@ def test_a_saved_plan_is_the_same_plan(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_a_plan_keeps_its_precision_and_old_files_may_have_one(plan: Plan) -> None:
+    sent = replace(plan, execution=Execution(reduce_dtype="bfloat16"))
+    assert sent.to_json()["execution"] == {"reduce_dtype": "bfloat16"}
+    assert Plan.from_json(json.loads(json.dumps(sent.to_json()))) == sent
+    with pytest.raises(PlanError, match=r"execution\.reduce_dtype"):
+        Plan.from_json(edit(plan, execution={"reduce_dtype": "int8"}))
     mixed = replace(plan, execution=Execution("amp_bf16"))
     assert Plan.from_json(json.loads(json.dumps(mixed.to_json()))) == mixed
     old = edit(plan, version=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -22,9 +23,10 @@ from torch.nn import functional as F
 
 import shardwright as sw
 from shardwright.api import compile, plan
+from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
-from shardwright.pcg.errors import BatchError, CaptureError, DistributedError, PlanError
+from shardwright.pcg.errors import BatchError, CaptureError, ClusterError, DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.reports.plan import PlanReport
@@ -128,6 +130,54 @@ def test_a_plan_is_for_a_precision() -> None:
         compile(model, plan=found, precision="amp_fp16", kwargs=batch)
     with pytest.raises(PlanError, match="precision 'bf16': expected parameters in bfloat16, got float32; build the"):
         plan(model, sw.Cluster.local(2), kwargs=batch, precision="bf16")
+
+
+def test_a_plan_says_what_gradients_are_sent_in() -> None:
+    """By torch's dtype or its name, with a precision or without one, for a model in float32; it stays with the plan."""
+    model, batch = example()
+    known: dict[str, Any] = {"cluster": sw.Cluster.local(2), "kwargs": batch, **forced()}
+    own, named = (plan(model, **known, reduce_dtype=d) for d in (None, "bfloat16"))
+    found = plan(model, **known, reduce_dtype=torch.bfloat16)
+    assert (found.graph, found.prediction) == (named.graph, named.prediction)
+    assert (own.execution.reduce_dtype, found.execution.reduce_dtype) == (None, "bfloat16")
+    assert found.prediction.communication_bytes < own.prediction.communication_bytes
+    assert Plan.from_json(found.to_json()) == found
+    assert "as one process rounds; gradients are sent in bfloat16" in str(PlanReport(found))
+    with pytest.raises(PlanError, match="plan= was given together with reduce_dtype=, which guide the search"):
+        compile(model, plan=found, reduce_dtype=torch.float32, kwargs=batch)
+    for wrong in (torch.int32, "int32"):
+        with pytest.raises(ClusterError, match="reduce_dtype: expected one of 'float32', 'bfloat16', 'float16', got"):
+            plan(model, **known, reduce_dtype=wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_16_bit_floats_without_a_gpu() -> None:
+    """Training needs GPUs, planning for GPUs does not."""
+    model, batch = example()
+    with pytest.raises(PlanError, match="'amp_fp16': training in float16 needs a GPU, and this would run on cpu"):
+        plan(model, sw.Cluster.local(2), kwargs=batch, precision=("fp32", "amp_fp16"))
+    found = plan(model, sw.Cluster.preset("dgx-h100", 1, 2), kwargs=batch, precision="amp_fp16", **forced())
+    assert {t.dtype for t in found.graph.types.values()} >= {"float16", "float32"}
+    assert dry_run(found.graph, execution=found.execution).misshapen == ()
+    for given in ({"plan": found}, {"cluster": sw.Cluster.preset("dgx-h100", 1, 2), "precision": "amp_fp16"}):
+        for error in run_ranks(lambda given=given: _refusal(model, given, batch), 2):
+            assert error.startswith("precision 'amp_fp16': training in float16 needs a GPU, and this would run on cpu")
+
+
+def test_fp8_is_planned_and_not_run() -> None:
+    model, batch = example()
+    cluster = sw.Cluster.preset("dgx-h100", 1, 2)
+    assert plan(model, cluster, kwargs=batch, precision="fp8", **forced()).precision == "fp8"
+    for error in run_ranks(lambda: _refusal(model, {"cluster": cluster, "precision": ("fp32", "fp8")}, batch), 2):
+        assert error == "precision 'fp8': it can be planned and costed, but not run; plan with 'amp_bf16' to train"
+
+
+def _refusal(model: nn.Module, given: Mapping[str, Any], batch: Batch) -> str:
+    """What `compile` says, with a batch and before it has one."""
+    with pytest.raises(PlanError) as error:
+        compile(model, kwargs=batch, **given)
+    with pytest.raises(PlanError, match=re.escape(str(error.value))):
+        compile(model, **given)
+    return str(error.value)
 
 
 def test_the_search_chooses_among_precisions() -> None:

@@ -341,7 +341,9 @@ def test_what_cannot_be_trained_is_told(run: Run) -> None:
     useless = "the loss, depends on no parameter that is trained"
     assert_error(run("verify", "models.py:idle", "--cluster", "local:1"), useless)
     Cluster.local(1).save("cluster.json")
-    settings = dict.fromkeys(("plan", "precision", "rules", "microbatches", "recompute", "per_microbatch"))
+    settings = dict.fromkeys(
+        ("plan", "precision", "rules", "microbatches", "recompute", "per_microbatch", "reduce_dtype")
+    )
     settings |= {"seed": 0, "model": "models.py:idle", "cluster": "cluster.json"}
     with pytest.raises(DistributedError, match=useless):
         run_ranks(train, 1, args=(settings,))

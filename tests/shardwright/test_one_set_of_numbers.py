@@ -19,9 +19,10 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.pcg.capture import capture
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution, Recompute
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.parameters import module_block
+from shardwright.pcg.step.recompute import Recompute
 from shardwright.reports.comparison import Beside
 from shardwright.reports.facts import PlanFacts, memory_verdict, serial_parts, step_parts
 from shardwright.reports.finding import FoundReport

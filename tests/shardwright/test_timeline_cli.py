@@ -41,6 +41,7 @@ WAYS: list[tuple[tuple[str, ...], Execution]] = [
     ((), Execution()),
     (("--microbatches", "3"), Execution(num_microbatches=3)),
     *((("--precision", p), Execution(precision=p)) for p in ("fp32", "tf32", "amp_bf16", "amp_fp16", "fp16", "fp8")),
+    (("--reduce-dtype", "bfloat16"), Execution(reduce_dtype="bfloat16")),
     (("--compiled",), Execution(compiled=True)),
     (("--recompute", "full"), Execution(recompute="full")),
     (("--offload",), Execution(offload=True)),

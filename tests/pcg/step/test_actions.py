@@ -12,7 +12,9 @@ from shardwright.pcg.step.parameters import Parameter, Slices
 
 def parameter(leaf: str, *, sliced: bool = False, sums: tuple[str, ...] = ()) -> Parameter:
     slices = Slices("dp", 0, 1, copied=True) if sliced else None
-    return Parameter(leaf, leaf, f"h.{leaf}", True, "float32", slices, sums, 4, 16.0, 16.0, "float32", 16.0)
+    num_bytes, dtype = 16.0, "float32"
+    stored = (leaf, leaf, f"h.{leaf}", True, dtype, slices, sums, 4, num_bytes, num_bytes)
+    return Parameter(*stored, dtype, dtype, num_bytes, num_bytes, num_bytes)
 
 
 def product(name: str, x: str, weight: str, *, apart: bool = False) -> Operation:

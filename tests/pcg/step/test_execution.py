@@ -18,13 +18,19 @@ from tests.each import each
             {"precision": "fp4"},
             "Execution.precision: expected one of 'fp32', 'tf32', 'amp_bf16', 'bf16', 'amp_fp16', 'fp16', 'fp8', got",
         ),
+        (
+            {"reduce_dtype": "int8"},
+            "Execution.reduce_dtype: expected one of 'float32', 'bfloat16', 'float16', got 'int8'; choose one of them",
+        ),
         ({"recompute": "some"}, "Execution.recompute: expected one of 'none', 'selective', 'full', got 'some'"),
         (
             {"recompute": 3},
             "Execution.recompute: expected one of 'none', 'selective', 'full', or a mapping from blocks",
         ),
         ({"recompute": {"h.*": "all"}}, "Execution.recompute['h.*']: expected one of 'none', 'selective', 'full', got"),
-        ({"recompute": {"": "full"}}, "Execution.recompute: expected a non-empty string, got ''"),
+        ({"recompute": {" ": "full"}}, "Execution.recompute: expected a non-empty string, got ' '"),
+        ({"recompute": {"h.*": []}}, "Execution.recompute['h.*']: expected places in the block, got an empty list"),
+        ({"recompute": {"h.*": [1]}}, "Execution.recompute['h.*']: expected a non-empty string, got 1"),
         ({"schedule": "1b1f"}, "Execution.schedule: expected one of 'gpipe', '1f1b', 'interleaved', 'zero-bubble'"),
         ({"optimizer": "lion"}, "Execution.optimizer: expected one of 'adam', 'sgd', got 'lion'"),
         ({"compiled": 1}, "Execution.compiled: expected True or False, got 1; give one of them"),
@@ -67,6 +73,14 @@ def test_a_precision_says_the_dtypes_of_floats(precision: Any, compute: str, sta
     assert (run.compute_dtype("float64"), run.state_dtype("float64"), run.rates) == (compute, state, rates)
     assert {run.compute_dtype("int64"), run.state_dtype("int64")} == {"int64"}
     assert run.is_scaled == (precision == "amp_fp16")
+
+
+@each("given, dtype, found", [
+    (None, "float32", "float32"), ("bfloat16", "float32", "bfloat16"), ("float32", "bfloat16", "float32"),
+    ("bfloat16", "int64", "int64"),
+])  # fmt: skip
+def test_gradients_are_sent_in(given: Any, dtype: str, found: str) -> None:
+    assert Execution(reduce_dtype=given).reduced_dtype(dtype) == found
 
 
 def test_every_precision_is_described() -> None:

@@ -17,6 +17,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.actions import actions
+from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.chunk import whole_chunk
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operations
@@ -120,6 +121,62 @@ def test_what_is_not_there_cannot_be_made_again(block: type[nn.Module], recomput
     with pytest.raises(PlanError) as error:
         regions(model_of(block), recompute)
     assert str(error.value).startswith(message)
+
+
+def again(recompute: Any) -> dict[str, list[str]]:
+    """What is made again of each block, by the operators' modules and kinds."""
+    graph = model_of(Mlp)
+    found = dict[str, list[str]]()
+    for o in Operations(graph, Execution(recompute=recompute)).listed:
+        if o.again is not None:
+            module = o.module.removeprefix(f"{o.block}.") if o.module != o.block else ""
+            found.setdefault(o.block, []).append(f"{module}:{graph.by_name[o.name].op}")
+    return found
+
+
+def test_places_of_a_block_are_made_again_alone() -> None:
+    own = ["norm:layer_norm", ":gelu"]
+    assert again({"layers.0-1": ["norm", ":gelu"]}) == {"layers.0": own, "layers.1": own}
+    found = regions(model_of(Mlp), {"layers.1": ["norm", "up", ":gelu"]})
+    assert [ops for _, ops in found] == [["layer_norm", "linear", "add", "gelu"]]  # one after the other: one region
+
+
+def test_what_is_kept_between_two_parts_them() -> None:
+    """They could not run side by side: one reads what the other leads to."""
+    found = regions(model_of(Mlp), {"layers.1": ["norm", ":gelu"]})
+    assert [ops for _, ops in found] == [["layer_norm"], ["gelu"]]
+
+
+def test_a_module_in_a_block_decides_before_the_block() -> None:
+    assert again({"layers.*.up": "full", "layers.*": "none"})["layers.2"] == ["up:linear", "up:add"]
+    kept = again({"layers.*.up": "none", "layers.1": "full"})
+    assert kept == {"layers.1": ["norm:layer_norm", ":gelu", "down:linear", "down:add"]}  # what leaves it is kept
+
+
+def test_what_lies_in_no_block_is_made_again_by_its_places() -> None:
+    assert again({"": [":mul"]}) == {"": [":mul"]}
+
+
+@each(
+    ("recompute", "message"),
+    [
+        ({"layers.*": ["mpl"]}, "recompute: 'layers.*': 'mpl': no operation of such a block is there; expected"),
+        ({"layer.*": ["norm"]}, "recompute: 'layer.*': 'norm': no operation of such a block is there; expected"),
+        ({"": "full"}, "recompute: '': 'full': what lies in no block is not made again as a whole; give a list"),
+        ({"layers.*.ups": "full"}, "recompute: 'layers.*.ups': 'full': no repeated block of the model is so named"),
+    ],
+)
+def test_places_that_are_not_there_are_named(recompute: Any, message: str) -> None:
+    with pytest.raises(PlanError) as error:
+        again(recompute)
+    assert str(error.value).startswith(message)
+
+
+def test_places_that_a_rewrite_took_away_are_forgotten() -> None:
+    run = Execution(recompute={"layers.*": ["norm", "qkv:linear", "up:linear/combine"], "": ["head:linear"]})
+    assert still_there(model_of(Mlp), run).recompute == (("layers.*", ("norm", "up:linear/combine")),)
+    assert still_there(model_of(Mlp), Execution(recompute={"": ["head:linear"]})).recompute == "none"
+    assert still_there(model_of(Mlp), full := Execution(recompute="full")) is full
 
 
 class Mlp(nn.Module):

@@ -1,0 +1,64 @@
+"""Where an operation stands in its block of the model: the same name in equal blocks, whatever the layouts.
+
+mlp.act_fn:silu              the operator `silu` of the module `mlp.act_fn`, seen from the block
+:add#2                       the second `add` of the block's own code
+mlp.up:linear/combine        the change of layout of what that operator reads
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from shardwright.pcg.analysis import constant_nodes
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.step.parameters import module_block
+from shardwright.pcg.step.recompute import fits
+
+
+def places(graph: Graph, blocks: Mapping[str, str]) -> dict[str, str]:
+    """The place of every node that is no leaf. `blocks`: those that nodes belong to, where they are not in their own.
+
+    Copies of one node, such as masks in several layouts, have one place.
+    """
+    found, counts, constants = dict[str, str](), Counter[str](), constant_nodes(graph)
+    numbers = dict[tuple[str, str], int]()
+
+    def numbered(node: Node, place: str, where: str) -> str:
+        key = (where, node.name.partition(".")[0])
+        if key not in numbers:
+            counts[where] += 1
+            numbers[key] = counts[where]
+        return f"{place}#{numbers[key]}" if numbers[key] > 1 else place
+
+    def seen(node: Node) -> str:
+        module = node.source.module
+        return _seen_from(blocks.get(node.name, module_block(f"{module}.")), module)
+
+    nodes = [node for node in graph.nodes if not node.is_leaf]
+    for node in nodes:
+        if not node.is_parallel:
+            op = f"constant_{node.op}" if node.name in constants else node.op
+            found[node.name] = numbered(node, f"{seen(node)}:{op}", f"{node.source.module}:{op}")
+    for node in reversed(nodes):
+        if node.is_parallel:
+            first = next((found[reader] for reader in graph.users[node.name]), f"{seen(node)}:")
+            found[node.name] = numbered(node, f"{first}/{node.op}", f"{node.source.module}:{first}/{node.op}")
+    return found
+
+
+def is_at(place: str, pattern: str) -> bool:
+    """Whether a pattern fits a place, or a module that it lies in."""
+    return fits(place, pattern) or any(fits(module, pattern) for module in modules_of(place))
+
+
+def modules_of(place: str) -> Iterator[str]:
+    """The modules inside the block that a place lies in, seen from the block: `mlp`, `mlp.act_fn`."""
+    parts = place.partition(":")[0].split(".")
+    return (".".join(parts[:end]) for end in range(1, len(parts) + 1) if parts[0])
+
+
+def _seen_from(block: str, module: str) -> str:
+    if module == block:
+        return ""
+    return module.removeprefix(f"{block}.") if block else module

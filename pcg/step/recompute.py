@@ -1,0 +1,58 @@
+"""What is asked to be made again in backward: kinds, patterns of blocks, and lists of places in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import translate
+from functools import lru_cache
+from typing import Literal
+
+from shardwright.pcg import checks
+
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+Again = Recompute | tuple[str, ...]
+"""What is made again of a block: a kind, or the operations at these places (`pcg.step.places`), by name or pattern."""
+RecomputeByBlock = tuple[tuple[str, Again], ...]
+_RANGE = r"(?<![^.])(\d+)-(\d+)(?![^.])"
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a pattern of `fnmatch` fits a module's name. Of its parts, `0-7` is any number from 0 to 7."""
+    regex, ranges = _compiled(pattern)
+    found = regex.match(name)
+    return found is not None and all(
+        low <= int(n) <= high for n, (low, high) in zip(found.groups(), ranges, strict=True)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> tuple[re.Pattern[str], tuple[tuple[int, int], ...]]:
+    ranges = re.findall(_RANGE, pattern)
+    regex = translate(re.sub(_RANGE, "\0", pattern)).replace(re.escape("\0"), r"(\d+)")
+    return re.compile(regex), tuple((int(low), int(high)) for low, high in ranges)
+
+
+def canonical(recompute: object, owner: str) -> Recompute | RecomputeByBlock:
+    """A mapping as hashable pairs; a `FieldError` of `owner` for what is not a kind, or a mapping to kinds or lists."""
+    if isinstance(recompute, str):
+        return checks.choice(recompute, owner, "recompute", RECOMPUTES)  # type: ignore[return-value]
+    pairs = tuple(recompute.items()) if isinstance(recompute, Mapping) else recompute
+    if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        wanted = f"one of {', '.join(map(repr, RECOMPUTES))}, or a mapping from blocks of the model to these"
+        raise checks.FieldError(owner, "recompute", f"expected {wanted}, got {recompute!r}")
+    return tuple((_pattern(pattern, owner), _again(mode, owner, pattern)) for pattern, mode in pairs)
+
+
+def _pattern(pattern: object, owner: str) -> str:
+    return "" if pattern == "" else checks.text(pattern, owner, "recompute", "a block's name, or a pattern of them")
+
+
+def _again(mode: object, owner: str, pattern: object) -> Again:
+    where = f"recompute[{pattern!r}]"
+    if not isinstance(mode, (list, tuple)):
+        return checks.choice(mode, owner, where, RECOMPUTES)  # type: ignore[return-value]
+    if not mode:
+        raise checks.FieldError(owner, where, "expected places in the block, got an empty list; 'none' says that")
+    return tuple(checks.text(place, owner, where, "a place in the block, or a pattern of them") for place in mode)

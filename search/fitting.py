@@ -1,0 +1,184 @@
+"""Plans that keep what memory allows: the walk along prices of a byte for values and weights of known layouts.
+
+Layouts are chosen as if all blocks were run in one way. Here each value is made again or kept by itself, each group of
+weights has a lifetime of its own, and of two neighbouring solutions, one of which fits, some blocks take the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from shardwright.cost.predict import predict
+from shardwright.cost.timeline.steps import Steps
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.asked import still_there
+from shardwright.pcg.step.lifetimes import ZEROS, with_lifetimes
+from shardwright.pcg.step.parameters import module_block
+from shardwright.search.folding import Folded
+from shardwright.search.keeping import Keeping, KeepingProblem, Kept, expanded
+from shardwright.search.solving import Candidate, Solver, different, rank
+
+_HULL_STEPS = 8
+_MIXTURES = 3
+_MUCH = 0.2
+_MOST_WALKS = 8
+_WITHOUT = {"none": 1.0, "selective": 0.9, "full": 0.75}
+"""The part of a step that is left where nothing is made again: forward is a third of the work."""
+_HIGHEST_PRICE = 1e3
+"""Of all bytes that are kept, against the whole step: at that price nothing is worth keeping."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A plan, what it keeps of the whole model, and the next solution along the prices, which does not fit."""
+
+    candidate: Candidate
+    own: Keeping
+    larger: Keeping | None = None
+    larger_bytes: int = 0
+
+
+class Fitter:
+    """Decides what plans of one model keep.
+
+    Args:
+        solver: for the cluster.
+        folded: the model that the candidates are of, or whose blocks they have folded.
+        values: whether values may be made again one by one.
+    """
+
+    def __init__(self, solver: Solver, folded: Folded, *, values: bool) -> None:
+        self.solver, self.folded, self.values = solver, folded, values
+        self.blocks = {repeated.block: repeated.blocks for repeated in folded.repeated}
+
+    def best(self, candidates: Iterable[Candidate]) -> Iterator[Fitted]:
+        """Those that may be the fastest, each with what it should keep; the most promising first.
+
+        With everything kept a plan takes least time, so those that take more than the best so far are left out.
+        """
+        best_s = inf
+        for candidate in sorted(candidates, key=_kept_s)[:_MOST_WALKS]:
+            if _kept_s(candidate) >= best_s:
+                return
+            walk = _Walk(self, candidate)
+            if walk.most.candidate.prediction.step_s < best_s and (found := walk.run()) is not None:
+                best_s = min(best_s, found.candidate.prediction.step_s)
+                yield found
+
+    def expanded(self, keeping: Keeping) -> Keeping:
+        """What is said of the folded model, said of all of it."""
+        return expanded(keeping, self.blocks, self.folded.alike)
+
+    def judged(self, candidate: Candidate, keeping: Keeping) -> Candidate:
+        """The candidate with this kept, which is said of the whole model, by the timeline."""
+        leaves = {leaf.name for leaf in candidate.graph.leaves("parameter")}
+        graph = with_lifetimes(candidate.graph, {k: v for k, v in keeping.lifetimes.items() if k in leaves})
+        execution = candidate.execution
+        if self.values:
+            execution = still_there(graph, replace(execution, recompute=keeping.recompute))
+        prediction = predict(graph, self.solver.cluster, execution, self.folded.repeats if candidate.folded else None)
+        fits = prediction.memory.total_bytes <= self.solver.limit_bytes
+        lifetimes = tuple(keeping.lifetimes.items())
+        return replace(
+            candidate, graph=graph, execution=execution, prediction=prediction, fits=fits, lifetimes=lifetimes
+        )
+
+
+def _kept_s(candidate: Candidate) -> float:
+    """About what it would take with everything kept."""
+    mode = candidate.execution.recompute
+    return candidate.prediction.step_s * (_WITHOUT[mode] if isinstance(mode, str) else 1.0)
+
+
+class _Walk:
+    """Along the lower hull of (bytes, seconds) of one candidate, to the edge that crosses the limit."""
+
+    def __init__(self, fitter: Fitter, candidate: Candidate) -> None:
+        self.fitter, self.candidate = fitter, candidate
+        execution = replace(candidate.execution, recompute="none") if fitter.values else candidate.execution
+        self.steps = Steps(candidate.graph, fitter.solver.cluster, execution)
+        self.problems = [self._problem(share) for share in _exposed(candidate)]
+        self.over = self.problems[0].solve(0.0)
+        self.most = self._fitted(self.over)
+
+    def _problem(self, exposed: float) -> KeepingProblem:
+        times = self.fitter.folded.repeats if self.candidate.folded else {}
+        zeros = different(ZEROS, self.candidate.mesh)
+        return KeepingProblem(self.steps, times, exposed, zeros, values=self.fitter.values)
+
+    def _fitted(self, kept: Kept) -> Fitted:
+        keeping = self.fitter.expanded(kept.keeping)
+        return Fitted(self.fitter.judged(self.candidate, keeping), keeping)
+
+    def run(self) -> Fitted | None:
+        """The fastest that fits; None where none was found."""
+        if self.most.candidate.fits:
+            return self.most
+        found = [fitted for problem in self.problems if (fitted := self._along(problem)) is not None]
+        return min(found, key=lambda f: rank(f.candidate), default=None)
+
+    def _along(self, problem: KeepingProblem) -> Fitted | None:
+        over, larger_bytes = problem.solve(0.0), _bytes(self.most.candidate)
+        highest = _HIGHEST_PRICE * self.candidate.prediction.step_s / max(over.num_bytes, 1.0)
+        best = problem.solve(highest)
+        found = self._fitted(best)
+        if not found.candidate.fits:
+            return None
+        for _ in range(_HULL_STEPS):
+            if over.num_bytes <= best.num_bytes or best.seconds <= over.seconds:
+                break
+            between = problem.solve((best.seconds - over.seconds) / (over.num_bytes - best.num_bytes))
+            if between.keeping in (over.keeping, best.keeping):
+                break
+            tried = self._fitted(between)
+            if tried.candidate.fits:
+                best, found = between, min(found, tried, key=lambda f: rank(f.candidate))
+            else:
+                over, larger_bytes = between, _bytes(tried.candidate)
+        return replace(found, larger=self.fitter.expanded(over.keeping), larger_bytes=larger_bytes)
+
+
+def _exposed(candidate: Candidate) -> Sequence[float]:
+    """The share of communication that counts: what nothing hides now; and all, as what is made again hides much."""
+    p = candidate.prediction
+    own = min(1.0, p.exposed_s / p.communication_s) if p.communication_s else 0.0
+    return (own,) if p.communication_s < _MUCH * p.step_s else (own, 1.0)
+
+
+def by_block(fitter: Fitter, found: Fitted, whole: Candidate) -> Iterator[Candidate]:
+    """The whole plan with as many of its last blocks as fit keeping more: backward needs those first.
+
+    Each block takes about the same, so two tries or three find how many that are.
+    """
+    if found.larger is None:
+        return
+    names, home, limit = _blocks_of(whole.graph), _home(whole.graph), fitter.solver.limit_bytes
+    fits, (fewest, least), (most, largest) = 0, (0, _bytes(whole)), (len(names) + 1, found.larger_bytes)
+    for _ in range(_MIXTURES):
+        share = (limit - least) / (largest - least) if largest > least else 0.0
+        number = min(int(fewest + share * (most - fewest)), most - 1)
+        if number <= fits:
+            return
+        mixed = found.own.mixed(found.larger, frozenset(names[-number:]), home)
+        tried = fitter.judged(whole, mixed)
+        if tried.fits:
+            fits, fewest, least = number, number, _bytes(tried)
+            yield tried
+        else:
+            most, largest = number, _bytes(tried)
+
+
+def _bytes(candidate: Candidate) -> int:
+    return candidate.prediction.memory.total_bytes
+
+
+def _blocks_of(graph: Graph) -> list[str]:
+    modules = (f"{node.source.module}." for node in graph.nodes if not node.is_leaf)
+    return [name for name in dict.fromkeys(map(module_block, modules)) if name]
+
+
+def _home(graph: Graph) -> Mapping[str, str]:
+    """The block that each parameter lies in, or ""."""
+    return {leaf.name: module_block(str(leaf.attr("target"))) for leaf in graph.leaves("parameter")}

@@ -1,0 +1,234 @@
+"""What a rank keeps, value by value, where layouts are known: by elimination, under one price of a byte.
+
+A value that an operation makes is *kept* for backward, made *again* there, or *not needed*:
+
+    kept         its bytes, until backward
+    again        the seconds of what makes it, once more in each microbatch
+    not needed   nothing; but not where an operation's backward reads it, or what reads it is made again
+
+That is a statement about one value, or about one reader and one value, at a time: so a pairwise model says it all. What
+one block of the model gives to another is kept or not needed. A weight that is gathered stays as long as one of the
+lifetimes says, those that are gathered together for the same time: its collectives count by the share of communication
+that nothing hides. The sums are a guide: the timeline judges every solution on the way, as only there one sees what is
+there at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.cost.timeline.steps import Steps
+from shardwright.pcg.analysis import read_again
+from shardwright.pcg.step.chunk import Allocation, Chunk, whole_chunk
+from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.parameters import Parameter
+from shardwright.pcg.step.places import places
+from shardwright.pcg.step.recompute import RecomputeByBlock
+from shardwright.search.eliminate import Eliminator, Solution
+from shardwright.search.interning import Interned, Interner
+from shardwright.search.problem import Problem
+
+_NOT_NEEDED, _KEPT, _AGAIN = range(3)
+_UNAVAILABLE = np.array([[0.0, 0.0, inf], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+"""Of a value (rows) and of what reads it (columns): what is made again reads what is there."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What is made again of each block of a model, by places, and for how long each gathered weight stays, by leaf."""
+
+    again: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lifetimes: Mapping[str, Zero] = field(default_factory=dict)
+
+    @property
+    def recompute(self) -> RecomputeByBlock | str:
+        """As an `Execution` has it: neighbouring blocks of which the same is made again are one pattern."""
+        own = [(block, again) for block, again in self.again.items() if again]
+        runs = groupby(enumerate(own), key=lambda item: _run(item[0], *item[1]))
+        found = tuple(_pattern([block for _, (block, _) in run], again) for (*_, again), run in runs)
+        return found or "none"
+
+    def mixed(self, other: Keeping, blocks: frozenset[str], block_of: Mapping[str, str]) -> Keeping:
+        """What the other one says about these blocks, and this one about the rest. `block_of`: that of each leaf."""
+        names = dict.fromkeys((*self.again, *other.again))
+        again = {name: (other if name in blocks else self).again.get(name, ()) for name in names}
+        lifetimes: dict[str, Zero] = {
+            leaf: (other if block_of.get(leaf, "") in blocks else self).lifetimes[leaf] for leaf in self.lifetimes
+        }
+        return Keeping(again, lifetimes)
+
+
+def _run(place: int, block: str, again: tuple[str, ...]) -> tuple[str, int, tuple[str, ...]]:
+    """The same for neighbours that are numbered one after the other."""
+    stem, _, number = block.rpartition(".")
+    return (stem, int(number) - place, again) if number.isdecimal() else (block, -1, again)
+
+
+def _pattern(blocks: Sequence[str], again: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    first, last = blocks[0], blocks[-1].rpartition(".")[2]
+    return (first if len(blocks) == 1 else f"{first}-{last}"), again
+
+
+class Kept(NamedTuple):
+    """A solution: what it says, and its sums."""
+
+    keeping: Keeping
+    seconds: float
+    num_bytes: float
+
+
+class KeepingProblem:
+    """The pairwise model of a parallel graph whose layouts are known.
+
+    Args:
+        steps: the graph's operations with their costs; nothing is made again in them.
+        times: how often each block of the model occurs.
+        exposed: the share of communication that nothing hides.
+        values: whether values may be made again.
+        zeros: the lifetimes that gathered weights may have.
+    """
+
+    def __init__(
+        self, steps: Steps, times: Mapping[str, int], exposed: float, zeros: Sequence[Zero], *, values: bool
+    ) -> None:
+        self.steps, self.times, self.exposed, self.zeros = steps, times, exposed, zeros
+        self.graph, self.mesh = steps.graph, steps.graph.mesh
+        self.interner = Interner()
+        self.eliminator = Eliminator(self.interner)
+        self.problem = Problem(self.graph, self.mesh)
+        self.chunk = whole_chunk(steps)
+        self.values = _Values(self) if values else None
+        self.groups = dict[int, tuple[list[str], Sequence[Zero]]]()
+        self._add_weights()
+
+    def solve(self, price: float) -> Kept:
+        """The least of seconds + price · bytes."""
+        solution = self.eliminator.solve(self.problem, price)
+        again = self.values.made_again(solution) if self.values is not None else {}
+        lifetimes = dict[str, Zero]()
+        for v, (leaves, zeros) in self.groups.items():
+            lifetimes |= dict.fromkeys(leaves, zeros[solution.choices[v]])
+        return Kept(Keeping(again, lifetimes), *self._sums(solution))
+
+    def _sums(self, solution: Solution) -> tuple[float, float]:
+        seconds, num_bytes = (
+            sum(float(own.value[c]) for own, c in zip(costs, solution.choices, strict=True))
+            for costs in (self.problem.time_s, self.problem.kept_bytes)
+        )
+        return seconds, num_bytes
+
+    def add(self, time_s: Sequence[float], num_bytes: Sequence[float]) -> int:
+        """A variable with these costs of its choices; its number."""
+        for costs, own in ((self.problem.time_s, time_s), (self.problem.kept_bytes, num_bytes)):
+            costs.append(self.interner.call(np.array, tuple(own)))
+        return len(self.problem.time_s) - 1
+
+    # ---- gathered weights ----
+
+    def _add_weights(self) -> None:
+        together = defaultdict[Hashable, list[Parameter]](list)
+        for p in self.steps.parameters.values():
+            if p.slices is not None:
+                together[p.home, p.slices.axis, p.slices.copied, p.dtype, p.used_dtype].append(p)
+        read = read_again(self.graph)
+        for own in together.values():
+            many = self.times.get(own[0].module, 1)
+            costs = [self._lifetime(own, zero, again=any(p.leaf in read for p in own)) for zero in self.zeros]
+            variable = self.add([many * s for s, _ in costs], [many * b for _, b in costs])
+            self.groups[variable] = ([p.leaf for p in own], self.zeros)
+
+    def _lifetime(self, own: Sequence[Parameter], zero: Zero, *, again: bool) -> tuple[float, float]:
+        """Seconds of a step's collectives, and bytes that stay, of parameters that are gathered together."""
+        slices, many = own[0].slices, self.mesh.num_microbatches
+        assert slices is not None
+        used, summed = sum(p.used_bytes for p in own), sum(p.summed_bytes for p in own if p.grad)
+        gather_s = self.steps.collective_s("all_gather", slices.axis, used)
+        scatter_s = self.steps.collective_s("reduce_scatter", slices.axis, summed) if slices.copied else 0.0
+        gathers = {"zero-1": 1, "zero-2": 1, "kept": many}.get(zero, many * (1 + again))
+        scatters = 1 if zero == "zero-1" else many
+        gradients = sum(p.whole_bytes for p in own if p.grad) if many > 1 else 0.0  # accumulated whole
+        whole = {"zero-1": used + gradients, "zero-2": used, "kept": used}
+        return self.exposed * (gathers * gather_s + scatters * scatter_s), whole.get(zero, 0.0)
+
+
+class _Values:
+    """The variables of values that operations make; those of a view are its operand's."""
+
+    def __init__(self, parent: KeepingProblem) -> None:
+        self.parent, self.chunk = parent, parent.chunk
+        self.variables = dict[Allocation, int]()
+        self.where = places(parent.graph, {o.operation.name: o.operation.block for o in self.chunk.occurrences})
+        self._add_values()
+        self._add_readers()
+
+    def _add_values(self) -> None:
+        makers, masks = defaultdict[Allocation, list[int]](list), dict[Allocation, float]()
+        for o in self.chunk.occurrences:
+            makers[o.result].append(o.number)
+            masks[o.result] = masks.get(o.result, 0.0) + o.operation.mask_bytes
+        fixed, needed = set(_staying(self.chunk, self.parent.steps.early)), _needed(self.chunk)
+        for memory, numbers in makers.items():
+            block = self.chunk.occurrences[numbers[0]].operation.block
+            many = self.parent.times.get(block, 1)
+            stays = block in self.parent.times and memory in fixed
+            again_s = sum(self._forward_s(number) for number in numbers) * self.parent.mesh.num_microbatches
+            mask = many * masks[memory]
+            self.variables[memory] = self.parent.add(
+                [inf if memory in needed or stays else 0.0, 0.0, inf if memory in fixed else many * again_s],
+                [mask, many * memory.num_bytes + mask, 0.0],
+            )
+
+    def _forward_s(self, number: int) -> float:
+        return self.parent.steps.costs[self.chunk.occurrences[number].operation.name].forward_s
+
+    def _add_readers(self) -> None:
+        edges = self.parent.problem.edges
+        below, above = Interned(_UNAVAILABLE), Interned(np.ascontiguousarray(_UNAVAILABLE.T))
+        for o in self.chunk.occurrences:
+            reader = self.variables[o.result]
+            for memory in o.reads:
+                value = self.variables.get(memory)
+                if value is not None and value != reader:
+                    edges[min(value, reader), max(value, reader)] = below if value < reader else above
+
+    def made_again(self, solution: Solution) -> dict[str, tuple[str, ...]]:
+        """The places of what is made again, by block."""
+        found = defaultdict[str, list[str]](list)
+        for o in self.chunk.occurrences:
+            if solution.choices[self.variables[o.result]] == _AGAIN:
+                found[o.operation.block].append(self.where[o.operation.name])
+        return {block: tuple(own) for block, own in found.items()}
+
+
+def _staying(chunk: Chunk, early: frozenset[str]) -> Iterator[Allocation]:
+    """What is not made again: what another block reads, or nobody, and what is made before anything else."""
+    blocks = defaultdict[Allocation, set[str]](set)
+    for o in chunk.occurrences:
+        for memory in o.reads:
+            blocks[memory].add(o.operation.block)
+    for o in chunk.occurrences:
+        if blocks[o.result] != {o.operation.block} or o.operation.name in early:
+            yield o.result
+
+
+def _needed(chunk: Chunk) -> set[Allocation]:
+    """What the backward of some operation reads."""
+    return {memory for o in chunk.occurrences if o.operation.is_differentiated for memory in o.keeps}
+
+
+def expanded(keeping: Keeping, blocks: Mapping[str, Sequence[str]], leaves: Mapping[str, str]) -> Keeping:
+    """The same of a whole model, for what is said of a folded one.
+
+    `blocks`: all that a block of the folded model stands for; `leaves`: the parameter that stands for each left out.
+    """
+    again = {name: own for block, own in keeping.again.items() for name in blocks.get(block, (block,))}
+    known = dict(keeping.lifetimes)
+    known |= {leaf: known[first] for leaf, first in leaves.items() if first in known}
+    return Keeping(again, known)

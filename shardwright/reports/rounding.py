@@ -1,0 +1,132 @@
+"""What of a step is exact, and what is rounded to which dtype: read from the types of the plan's own graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import TIME
+from shardwright.pcg.moves import fused_moves, source_of
+from shardwright.pcg.precision import HALVES
+from shardwright.pcg.step.late import LOSS
+from shardwright.pcg.step.parameters import Parameter
+from shardwright.pcg.types import ITEM_BYTES, is_float
+from shardwright.reports.facts import PlanFacts
+from shardwright.reports.report import Paragraph
+from shardwright.reports.units import plural
+
+ROUNDS_BY = {"bfloat16": "2^-8", "float16": "2^-11", "float32": "2^-24", "float64": "2^-53"}
+"""The most that a dtype rounds a value by, relative to it: half a unit in the last place."""
+
+
+_WORK = {"matmul": "matrix products", "conv": "convolutions"}
+SUMS = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """`count` of `what` are in a dtype; `rounded` says what that rounds, or that it rounds nothing."""
+
+    what: str
+    dtype: str
+    count: int
+    rounded: str
+
+
+def roundings(facts: PlanFacts) -> tuple[Rounding, ...]:
+    """All of a step, in its order: casts, operators, sums over devices, weights, gradients, optimizer, loss."""
+    graph, parameters = facts.graph, list(facts.parameters.values())
+    trained = [p for p in parameters if p.grad]
+    return (
+        *_casts(facts),
+        *(Rounding("operators", dtype, n, "what they give") for dtype, n in facts.dtypes.items()),
+        *_counted("sums of activations over devices", _summed(graph), "every summand, and every addition"),
+        *_counted("weights that are stored", (p.dtype for p in parameters), "nothing"),
+        *_gathered(parameters),
+        *_counted("gradients that are accumulated", (p.dtype for p in trained), "every addition"),
+        *_sent(trained),
+        *_counted("optimizer states, of weights", (p.dtype for p in trained), "what the update gives"),
+        *_counted("loss", [graph.types[name].dtype for key, name in graph.outputs if key == LOSS], "what it is"),
+    )
+
+
+def _counted(what: str, dtypes: Iterable[str], rounded: str) -> Iterator[Rounding]:
+    for dtype, count in Counter(dtypes).most_common():
+        yield Rounding(what, dtype, count, rounded)
+
+
+def _casts(facts: PlanFacts) -> Iterator[Rounding]:
+    """The casts of the graph, by what is cast."""
+    types, found = facts.graph.types, Counter[tuple[str, str, str]]()
+    for node in facts.operators:
+        before, after = (types[name].dtype for name in (*node.inputs[:1], node.name))
+        if node.op == "cast" and is_float(before) and is_float(after) and before != after:
+            kind = "weight" if source_of(facts.graph, node.name).op == "parameter" else "activation"
+            found[kind, before, after] += 1
+    for (kind, before, after), count in found.most_common():
+        rounded = "nothing" if ITEM_BYTES[after] > ITEM_BYTES[before] else "each once"
+        yield Rounding(f"{kind}s that are cast, from {before}", after, count, rounded)
+
+
+def _summed(graph: Graph) -> Iterator[str]:
+    """Of activations, and of their gradients, what devices have summands of."""
+    for _, start, move in fused_moves(graph):
+        kind = graph.types[start]
+        if source_of(graph, start).op == "parameter" or not is_float(kind.dtype):
+            continue
+        if graph.mesh.names[move.axis] == TIME:  # along which nothing is sent
+            continue
+        forward, backward = move.collectives()
+        yield from [kind.dtype] * (forward in SUMS and kind.num_elements > 1) + [kind.dtype] * (
+            kind.grad and backward in SUMS
+        )
+
+
+def _gathered(parameters: Iterable[Parameter]) -> Iterator[Rounding]:
+    """Weights as they are gathered from their slices."""
+    for (own, used), count in Counter(
+        (p.dtype, p.used_dtype) for p in parameters if p.slices is not None
+    ).most_common():
+        yield Rounding("weights that are gathered", used, count, "nothing" if used == own else "each slice, before it")
+
+
+def _sent(trained: Iterable[Parameter]) -> Iterator[Rounding]:
+    """What gradients are sent in, to be summed over devices."""
+    sent = (p for p in trained if p.sums or (p.slices is not None and p.slices.copied))
+    for (own, dtype), count in Counter((p.dtype, p.reduced_dtype) for p in sent).most_common():
+        narrower = ITEM_BYTES[dtype] < ITEM_BYTES[own]
+        rounded = "each device's gradient once, and every addition" if narrower else "every addition"
+        yield Rounding("gradients that are summed over devices", dtype, count, rounded)
+
+
+def precision(facts: PlanFacts) -> str:
+    """In a line: which dtypes operators run in, and what is rounded that one process does not round."""
+    execution, narrow = facts.plan.execution, [dtype for dtype in facts.dtypes if dtype in HALVES]
+    operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items()) or "no operators"
+    own = {p.dtype for p in facts.parameters.values()}
+    name = execution.precision or "the model's own"
+    parts = [f"{name}: {operators}"]
+    if narrow and not own.intersection(narrow):
+        parts += [
+            f"rounded to {' and '.join(narrow)}: what products read and give",
+            "kept in float32: weights, what is accumulated of their gradients, optimizer states, the loss",
+        ]
+    elif not narrow and not execution.rates:
+        parts.append("nothing is rounded but as one process rounds")
+    if execution.rates:
+        kinds = " and ".join(_WORK[kind] for kind in execution.rates)
+        parts.append(f"{kinds} round what they read to {next(iter(execution.rates.values()))}, on devices that have it")
+    if execution.reduce_dtype:
+        parts.append(f"gradients are sent in {execution.reduce_dtype}")
+    return "; ".join(parts)
+
+
+def rounded(facts: PlanFacts) -> Paragraph:
+    """For people: the list."""
+    rows = [(r.what, r.dtype, str(r.count), r.rounded) for r in roundings(facts)]
+    there = [f"{dtype} by {most}" for dtype, most in ROUNDS_BY.items() if any(dtype == row[1] for row in rows)]
+    note = f"a value is rounded relative to itself, to {', '.join(there)} at most"
+    title = "What is exact and what is rounded"
+    return Paragraph(title, [note] if there else [], ("what", "in", ">number", "rounded"), rows)

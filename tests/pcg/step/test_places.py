@@ -1,0 +1,46 @@
+"""Where operations stand in their block: the same names in equal blocks."""
+
+from __future__ import annotations
+
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.places import is_at, places
+from tests.each import each
+from tests.pcg.step.test_regions import Attention, in_slices, model_of
+
+
+def test_equal_blocks_have_equal_places_and_no_two_operations_share_one() -> None:
+    graph = model_of(Attention)
+    operations = Operations(graph).listed
+    where = places(graph, {o.name: o.block for o in operations})
+    blocks = [[where[o.name] for o in operations if o.block == f"layers.{n}"] for n in range(3)]
+    assert blocks[0] == blocks[1] == blocks[2]
+    assert len(set(blocks[0])) == len(blocks[0])
+    assert {"q:linear", "out:linear", ":matmul", ":matmul#2", ":add"} <= set(blocks[0])
+
+
+def test_a_change_of_layout_is_named_by_its_reader() -> None:
+    """In every block the same, though the first reads the model's input and the others what the one before gives."""
+    graph = in_slices()
+    operations = Operations(graph).listed
+    where = places(graph, {o.name: o.block for o in operations})
+    moves = [[where[o.name] for o in operations if o.block == f"layers.{n}" and graph.by_name[o.name].is_parallel]
+             for n in range(3)]  # fmt: skip
+    assert moves[1] == moves[2] != []
+    assert any(place.startswith("up:linear/") for place in moves[1])
+
+
+@each(
+    ("place", "pattern", "expected"),
+    [
+        ("mlp.act:silu", "mlp", True),
+        ("mlp.act:silu", "mlp.act", True),
+        ("mlp.act:silu", "mlp.*", True),
+        ("mlp.act:silu", "mlp.act:silu", True),
+        ("mlp.act:silu", "mlp.act:mul", False),
+        ("mlp.act:silu", "ml", False),
+        (":add", ":add", True),
+        (":add", "", False),
+    ],
+)
+def test_patterns_fit_places_and_the_modules_around_them(place: str, pattern: str, expected: bool) -> None:
+    assert is_at(place, pattern) == expected
