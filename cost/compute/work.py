@@ -205,7 +205,7 @@ def _products(part: Local) -> Passes:
     assert row.products is not None
     products, item = tuple(row.products(part.shapes)), ITEM_BYTES[part.operands[0].dtype]
     passed = 2.0 * row.inside_bytes(part.shapes, part.operands[0].dtype) + part.result.num_bytes
-    between = _work(part, "pointwise", passed, row.flops_per_element)
+    between = _work(part, "copy", passed)
 
     def multiply(x: Product, m: float, n: float, k: float) -> Work:
         num_bytes = item * x.batch * (x.m * (x.n + x.k) + x.n * x.k)

@@ -189,7 +189,10 @@ def test_every_operator_has_work(probe: Any) -> None:
 
 @each("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
 def test_splitting_never_makes_more_work(probe: Any) -> None:
-    """In two along each factor that may be split: no device has more FLOPs than before, contractions have half."""
+    """In two along each factor that may be split: no device has more FLOPs than before, contractions have half.
+
+    Of experts the fullest device counts.
+    """
     shapes = [tuple(2 * extent for extent in shape) for shape in probe.shapes]
     attrs = dict(probe.attrs)
     if probe.op in ("reshape", "expand", "concat", "slice", "conv2d", "embedding_bag"):
@@ -206,8 +209,9 @@ def test_splitting_never_makes_more_work(probe: Any) -> None:
             continue
         part = flops(before.passes((factor.name,), tuple((x,) for x in operands), (result,)))
         assert all(mine <= all_ for mine, all_ in zip(part, whole_flops, strict=True)), factor
-        if row.contraction:
-            assert part[0] * 2 == whole_flops[0], factor
+        if row.contraction and (probe.op, factor.name) != ("experts", "o"):  # of which only the last product has it
+            fullest = IMBALANCE if factor.name == row.offset else 1.0
+            assert part[0] * 2 == pytest.approx(fullest * whole_flops[0], rel=1e-12), factor
 
 
 # ---- experts ----
