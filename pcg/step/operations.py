@@ -127,17 +127,23 @@ class Operations:
             num_bytes=0.0 if of_weight else operation.num_bytes,
             keeps=tuple(k for k in keeps if k not in self.parameters),
             saved=tuple(dict.fromkeys(leaf for leaf in leaves if leaf in self.parameters)),
-            mask_bytes=self._mask_bytes(node, "mask" in saved),
+            mask_bytes=self._mask_bytes(node, saved),
             apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
         )
 
-    def _mask_bytes(self, node: Node, drops: bool) -> float:
-        """Dropout keeps what it drops; every attention makes a mask of bools into one of numbers, and keeps that."""
+    def _mask_bytes(self, node: Node, saved: Sequence[int | str]) -> float:
+        """Dropout keeps what it drops; every attention makes a mask of bools into one of numbers, and keeps that.
+
+        Other rows say what they keep inside.
+        """
         types, mesh = self.graph.types, self.graph.mesh
         kind = types[node.name]
         if node.op == "sdpa" and kind.grad and len(node.inputs) > 3 and types[node.inputs[3]].dtype == "bool":
             return types[node.inputs[3]].local_bytes(mesh) * ITEM_BYTES[self.dtype(kind.dtype)]
-        return kind.local_bytes(mesh) / ITEM_BYTES[kind.dtype] if drops else 0.0
+        if "inside" in saved and node.row is not None:
+            dtype = self.dtype(types[next(iter(node.inputs))].dtype)
+            return node.row.inside_bytes(self.graph.local_shapes(node), dtype)
+        return kind.local_bytes(mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0
 
 
 def _apart(listed: Sequence[Operation]) -> list[Operation]:
