@@ -23,6 +23,7 @@ from shardwright.pcg.errors import CaptureError, GraphError
 from shardwright.pcg.exporting import is_library, line_of
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.regions import Regions
+from shardwright.pcg.routing import per_token
 
 LOSS = "loss"
 
@@ -92,7 +93,7 @@ class Importer:
                 self._call(node)
             elif node.op == "output":
                 outputs = list(self._outputs(node))
-        graph = self.builder.graph(outputs)
+        graph = per_token(self.builder.graph(outputs))
         used = {str(n.attr("target")) for n in graph.leaves("constant")}
         return graph, {k: v for k, v in self.constants.items() if k in used}
 

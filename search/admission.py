@@ -16,6 +16,7 @@ from shardwright.pcg.attrs import Attr
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.rows.experts import ACTIVATIONS
 from shardwright.pcg.types import ITEM_BYTES, is_float
 
 MOST_BYTES = 2**80
@@ -115,6 +116,7 @@ _KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
     ("a number, True or False", lambda x: isinstance(x, bool) or _number(x), "value"),
     ("True or False", lambda x: isinstance(x, bool), "causal descending grad keepdim"),
     ("'none' or 'tanh'", lambda x: x in ("none", "tanh"), "approximate"),
+    (f"one of {', '.join(ACTIVATIONS)}", lambda x: x in ACTIVATIONS, "activation"),
     ("'mean' or 'sum'", lambda x: x in ("mean", "sum"), "mode"),
     ("a dtype", lambda x: x in ITEM_BYTES, "dtype"),
     ("the name of a tensor", lambda x: isinstance(x, str) and all(x.split(".")), "target"),

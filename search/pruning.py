@@ -22,8 +22,6 @@ from math import inf, isfinite
 import numpy as np
 
 Edges = Mapping[tuple[int, int], np.ndarray]
-_AT_ONCE = 2**16
-"""Entries of all pairs of choices that are compared at once."""
 _CLIPS = 4
 _SWEEPS = 24
 _STALLED = 3
@@ -38,20 +36,15 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
 
     `tables` are those of the variable's edges, with its own choices along the first dimension.
     """
+    rows = np.concatenate([unary[:, None], *tables], axis=1)
     keep = np.flatnonzero(np.isfinite(unary))
-    if len(keep) < 2:
-        return keep
-    rows = np.concatenate([unary[:, None], *tables], axis=1)[keep]
-    order = np.argsort(rows.sum(1, where=np.isfinite(rows)), kind="stable")
-    keep, rows = keep[order], rows[order]
-    if rows.size * len(rows) <= _AT_ONCE:
-        beats = np.all(rows[:, None, :] <= rows[None, :, :], axis=2)
-        return np.sort(keep[~np.triu(beats, 1).any(axis=0)])
-    winners: list[int] = []
-    for i, row in enumerate(rows):
-        if not winners or not np.any(np.all(rows[winners] <= row[None, :], axis=1)):
-            winners.append(i)
-    return np.sort(keep[winners])
+    left = keep[np.argsort(rows[keep].sum(1, where=np.isfinite(rows[keep])), kind="stable")]
+    rows, winners = rows[left], list[int]()
+    while len(left):
+        winners.append(int(left[0]))
+        beaten = (rows[0] <= rows).all(1)
+        left, rows = left[~beaten], rows[~beaten]
+    return np.array(sorted(winners), dtype=np.intp)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from shardwright.pcg.attrs import Attr
 from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layouts, local_shape
-from shardwright.pcg.optable import ROWS
+from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 _Shape = tuple[int, ...]
@@ -92,9 +92,21 @@ class NodeCost:
                 total += local_bytes(self.result, result, self.sizes)
             elif item == "mask":
                 total += prod(local_shape(self.result.shape, result, self.sizes))
+            elif item == "inside":
+                total += self._inside_bytes(needs, result)
             else:
                 total += local_bytes(self.operands[int(item)], needs[int(item)], self.sizes)
         return total
+
+    def _inside_bytes(self, needs: tuple[Layouts, ...], result: Layouts) -> float:
+        assert self.row is not None
+        shapes = LocalShapes(
+            tuple(t.shape for t in self.operands),
+            self.result.shape,
+            tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True)),
+            local_shape(self.result.shape, result, self.sizes),
+        )
+        return self.row.inside_bytes(shapes, self.operands[0].dtype)
 
 
 @lru_cache(maxsize=1 << 16)

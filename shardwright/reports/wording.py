@@ -122,9 +122,10 @@ def _too_large(plan: Plan) -> list[str]:
     kept = {str(leaf.attr("target")): kept_bytes(_stored(graph.types[leaf.name]), plan.execution)
             for leaf in graph.leaves("parameter")}  # fmt: skip
     largest = max(kept, key=kept.__getitem__, default="")
-    if not largest or kept[largest] / num_devices <= usable_bytes(plan):
+    usable = usable_bytes(plan)
+    if not largest or not usable or kept[largest] / num_devices <= usable:
         return []
-    least = ceil(kept[largest] / usable_bytes(plan))
+    least = ceil(kept[largest] / usable)
     each = f"{size(kept[largest] / num_devices)} on each of {num_devices} devices in equal slices"
     states = "with its gradient and optimizer states"
     return [f"{largest} alone takes {each}, {states}: at least {least} devices have to share it"]

@@ -211,5 +211,5 @@ def test_what_is_joined_of_many_has_a_certified_plan() -> None:
 
 
 def test_what_no_certificate_lets_run_is_refused_before_the_search() -> None:
-    with pytest.raises(PlanError, match="= concat of 513 operands at .*: it has no certificate, not even to"):
+    with pytest.raises(PlanError, match=r"= concat of 513 operands at .*: it has no certificate, not even"):
         Planner(cluster(4), Certified()).plan(joined(513), mesh=Mesh.of(dp=2, tp=2), compared=False)

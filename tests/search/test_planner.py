@@ -25,7 +25,7 @@ from shardwright.search.solving import within_memory
 from shardwright.search.spaces import meshes
 from shardwright.substitutions.catalogue import CATALOGUE
 from tests.each import each
-from tests.search.graphs import cluster, every_choice, mlp
+from tests.search.graphs import blocks, cluster, every_choice, mlp
 
 FAST, SLOW = 1e12, 1e7
 
@@ -276,6 +276,13 @@ def test_a_graph_without_a_loss_is_told() -> None:
             GraphError, match=r"the graph has no output 'loss', only \[.*\]; a graph to plan gives a loss"
         ):
             Planner(cluster(2), every_choice).plan(made)
+
+
+def test_no_plan_that_people_choose_takes_the_place_of_the_one_that_is_asked_for() -> None:
+    """Data parallelism is faster here than slices that are gathered."""
+    graph = blocks(layers=2)
+    for roles, mesh in ((("zero",), Mesh.of(x=2)), (("tensor",), Mesh.of(y=2))):
+        assert planner(2).plan(graph, mesh=mesh, roles=roles).mesh == mesh
 
 
 def test_rewrites_that_leave_nothing_to_make_again_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
