@@ -118,6 +118,8 @@ class Tuner:
         if not found:
             raise self.refused
         own, space, tried = min(found, key=lambda entry: rank(entry[0]))
+        if self._has_room(own, space):
+            return
         rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
         if rest:
             yield self._told(min(self.ways(space, rest), key=rank))
@@ -144,6 +146,14 @@ class Tuner:
             found = min(tried, key=rank)
             fastest_s = min(fastest_s, found.prediction.step_s if found.fits else inf)
             yield found
+            if self._has_room(found, space):
+                return
+
+    def _has_room(self, found: Candidate, space: Space) -> bool:
+        """Whether all is kept and memory is not short, in the fewest microbatches: what is made again adds time only."""
+        fewest = divided(space, self.counts, self.pins.size)[0]
+        in_fewest = found.execution.recompute == "none" and found.mesh.num_microbatches == fewest
+        return in_fewest and found.fits and not found.is_tight
 
     def _microbatches(self, space: Space, mode: RecomputeMode) -> Iterator[Candidate]:
         """From where the space before it fitted, to the fewest that fit, and on while that is faster."""

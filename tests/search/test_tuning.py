@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from shardwright.search.check import check_plan
 from shardwright.search.folding import Folded
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
-from shardwright.search.solving import Candidate, different, over_time
+from shardwright.search.solving import Candidate, Solver, different, over_time
 from shardwright.search.spaces import batch_size, meshes, microbatch_counts
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
@@ -128,6 +129,24 @@ def test_recomputation_is_chosen_where_the_batch_cannot_be_cut_further() -> None
     plan = limited(search, 0.6 * needed).plan(graph)
     assert fits(plan)
     assert made_again(plan.graph, plan.execution).twice
+
+
+@pytest.mark.parametrize("mesh", [None, Mesh.of(dp=2)])
+def test_nothing_that_makes_more_again_is_tried_where_memory_is_not_short(
+    mesh: Mesh | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, solve = list[Execution](), Solver.solve
+
+    def recorded(self: Solver, *args: Any, **more: Any) -> Candidate:
+        tried.append(args[4])
+        return solve(self, *args, **more)
+
+    monkeypatch.setattr(Solver, "solve", recorded)
+    search = planner(link_bytes_per_s=1e8)
+    needed = search.plan(GRAPH, mesh=mesh).prediction.memory.total_bytes
+    assert all(execution.recompute == "none" for execution in tried)
+    limited(search, 0.4 * needed).plan(GRAPH, mesh=mesh)
+    assert any(execution.recompute != "none" for execution in tried)
 
 
 def test_only_as_much_is_made_again_as_memory_asks_for() -> None:
