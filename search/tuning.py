@@ -150,7 +150,7 @@ class Tuner:
                 return
 
     def _has_room(self, found: Candidate, space: Space) -> bool:
-        """Whether all is kept and memory is not short, in the fewest microbatches: what is made again adds time only."""
+        """Whether all is kept with memory to spare, in the fewest microbatches: more recomputation only adds time."""
         fewest = divided(space, self.counts, self.pins.size)[0]
         in_fewest = found.execution.recompute == "none" and found.mesh.num_microbatches == fewest
         return in_fewest and found.fits and not found.is_tight
