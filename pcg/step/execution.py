@@ -135,7 +135,7 @@ class Execution:
         """What differs from the defaults; what is made again by block as an object."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         if isinstance(self.recompute, tuple):
-            own["recompute"] = dict(self.recompute)
+            own["recompute"] = {k: list(again) if isinstance(again, tuple) else again for k, again in self.recompute}
         own["per_microbatch"] = list(self.per_microbatch)
         return {name: x for name, x in own.items() if x not in (getattr(DEFAULT, name), [])}
 
