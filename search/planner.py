@@ -24,6 +24,7 @@ from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.execution import Execution, Precision, ReduceDtype
 from shardwright.pcg.step.lifetimes import Zero, lifetimes
+from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.time import check_time
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.fitting import Fitter, by_block
@@ -148,6 +149,9 @@ class Planner:
         fitted = {_way(f.candidate): f for f in fitter.best(filter(_may_keep_more, tried))}
         whole = self._whole(graph, sorted([*(f.candidate for f in fitted.values()), *pool], key=rank))
         best = min(whole.values(), key=rank)
+        if not best.fits and any(f.candidate.fits for f in fitted.values()):  # the estimate was too low
+            refitted = Fitter(self.solver, Folded(graph), values=fitter.values).best([best])
+            best = min([best, *(f.candidate for f in refitted)], key=rank)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         plain = best
@@ -230,7 +234,7 @@ class Planner:
             return best, ()
         new = replay(graph, rewrites, self.rules, mesh)
         _, solution, price = best.solved
-        execution = still_there(new, best.execution)
+        execution = still_there(new, Operations(new).listed, best.execution)
         problem, _ = self.solver.problem(Folded(new), mesh, roles, execution, best.priced)
         if eliminator.solve(problem, price).objective >= solution.objective:
             return best, ()

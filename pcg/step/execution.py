@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 from shardwright.pcg import checks
-from shardwright.pcg.step.recompute import Again, Recompute, RecomputeByBlock, canonical, fits
+from shardwright.pcg.step.recompute import Again, GivenByBlock, Recompute, RecomputeByBlock, canonical, fits
 from shardwright.pcg.types import is_float
 
 Precision = Literal["fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8"]
@@ -89,7 +89,7 @@ class Execution:
 
     precision: Precision | None = None
     compiled: bool = False
-    recompute: Recompute | RecomputeByBlock | Mapping[str, Again] = "none"
+    recompute: Recompute | RecomputeByBlock | GivenByBlock = "none"
     offload: bool = False
     num_microbatches: int = 1
     num_stages: int = 1

@@ -15,6 +15,8 @@ RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 Again = Recompute | tuple[str, ...]
 """What is made again of a block: a kind, or the operations at these places (`pcg.step.places`), by name or pattern."""
 RecomputeByBlock = tuple[tuple[str, Again], ...]
+GivenByBlock = Mapping[str, Again | list[str]]
+"""As people give it."""
 _RANGE = r"(?<![^.])(\d{1,9})-(\d{1,9})(?![^.])"
 
 
