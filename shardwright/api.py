@@ -259,7 +259,7 @@ def compile(
         )
 
     join(timeout_s)
-    for own in _several(precision) if given is None else [given.precision]:
+    for own in _several(precision) if given is None else (given.precision,):
         check_device(own, default_device().type)
     if not args and not kwargs:
         return LazyParallelModule(model, build)
