@@ -56,13 +56,13 @@ class _Asked:
     def __init__(self, graph: Graph, operations: Sequence[Operation], execution: Execution) -> None:
         self.graph, self.execution, self.used = graph, execution, set[tuple[str, str]]()
         self.where = places(graph, {o.name: o.block for o in operations})
-        decided = cache(self._decided)
+        self._word, decided = cache(execution.recompute_of), cache(self._decided)
         self.wishes = {o.name: decided(o.block, self.where[o.name]) for o in operations}
 
     def _decided(self, block: str, place: str) -> Wish:
-        inside = [f"{block}.{module}" for module in modules_of(place)] if block else []
-        pattern, mode = self.execution.recompute_of(block)
-        own, word = self.execution.recompute_of(block, inside)
+        inside = tuple(f"{block}.{module}" for module in modules_of(place)) if block else ()
+        pattern, mode = self._word(block)
+        own, word = self._word(block, inside)
         if isinstance(word, str):
             return Wish(own, word, own != pattern or not isinstance(mode, str))
         named = [listed for listed in word if is_at(place, listed)]
@@ -74,7 +74,7 @@ class _Asked:
         """By node, also by those that are computed once or first, which are there but not made again."""
         found = {name: wish.pattern for name, wish in self.wishes.items()}
         rest = {name: module_block(f"{self.graph.by_name[name].source.module}.") for name in self.where}
-        return {name: self.execution.recompute_of(block)[0] for name, block in rest.items()} | found
+        return {name: self._word(block)[0] for name, block in rest.items()} | found
 
     def there(self, pattern: str) -> list[str]:
         """The places in blocks that a pattern decides about."""

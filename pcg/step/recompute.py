@@ -30,7 +30,7 @@ def exactly(name: str) -> str:
     return re.sub(r"[*?[]|(?<=\d)-(?=\d)", r"[\g<0>]", name)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 16)
 def _compiled(pattern: str) -> re.Pattern[str]:
     ranges = (_between(int(low), int(high)) for low, high in re.findall(_RANGE, pattern))
     regex = translate(re.sub(_RANGE, "\0", pattern))

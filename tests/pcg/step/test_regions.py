@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -183,6 +184,14 @@ def test_places_that_a_rewrite_took_away_are_forgotten() -> None:
         ("layers.2", "none"), ("layers.[01]", ("norm", "up:linear/combine")), ("layers.*", "full"),
     )  # fmt: skip
     assert still_there(graph, moved, full := Execution(recompute="full")) is full
+
+
+def test_many_patterns_take_no_more_than_seconds() -> None:
+    """A plan file may have them: each is compiled once, and asked once for each module, not for each operation."""
+    many = {f"other.*.{n}": "none" for n in range(6000)}
+    start = time.process_time()
+    assert len(again({**many, "layers.*": ["norm"]})) == 3
+    assert time.process_time() - start < 10
 
 
 class Mlp(nn.Module):
