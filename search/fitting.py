@@ -110,8 +110,7 @@ class _Walk:
         execution = replace(candidate.execution, recompute="none") if fitter.values else candidate.execution
         self.steps = Steps(candidate.graph, fitter.solver.cluster, execution)
         self.problems = [self._problem(share) for share in _exposed(candidate)]
-        self.over = self.problems[0].solve(0.0)
-        self.most = self._fitted(self.over)
+        self.most = self._fitted(self.problems[0].solve(0.0))
 
     def _problem(self, exposed: float) -> KeepingProblem:
         times = self.fitter.folded.repeats if self.candidate.folded else {}
