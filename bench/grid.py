@@ -27,8 +27,9 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.execution import Execution, Precision
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS
+from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.folding import Folded, fold
 from shardwright.search.planner import Planner

@@ -25,16 +25,17 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.amp.autocast_mode import autocast
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only
 
-from shardwright.pcg import exporting
 from shardwright.pcg.aten import IGNORED, Ref, dtype_name, lift
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import CaptureError, GraphError, PlanError, UnsupportedOperatorError
 from shardwright.pcg.exporting import export, is_library
 from shardwright.pcg.graph import OPAQUE, Graph, Source
 from shardwright.pcg.hooks import captured_hooks
+from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.precision import check_precision, low_dtype
 from shardwright.pcg.regions import Marker, Regions
-from shardwright.pcg.step.execution import Execution, Precision
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.precisions import PrecisionMode, base_of
 
 LOSS = "loss"
 
@@ -46,7 +47,7 @@ class Captured:
     aliases     the qualified names of each parameter leaf, the leaf's own first (several where weights are tied)
     constants   tensors that the graph reads and that are neither parameters nor buffers
     options     keyword arguments that are not tensors, baked into the graph
-    precision   the one that it was captured under (`pcg.precision`)
+    precision   the one that it was captured under (`pcg.precision`), or those by module as pairs
     per_microbatch  the modules whose statistics are those of each microbatch
     """
 
@@ -54,7 +55,7 @@ class Captured:
     aliases: Mapping[str, tuple[str, ...]]
     constants: Mapping[str, torch.Tensor]
     options: Mapping[str, Any]
-    precision: Precision | None = None
+    precision: PrecisionMode | None = None
     per_microbatch: tuple[str, ...] = ()
 
 
@@ -137,7 +138,7 @@ def capture(
     args: Sequence[Any] = (),
     *,
     strict: bool = False,
-    precision: Precision | None = None,
+    precision: PrecisionMode | None = None,
     num_microbatches: int = 1,
     per_microbatch: Sequence[str] = (),
 ) -> Captured:
@@ -145,13 +146,14 @@ def capture(
 
     `batch` maps argument names to global tensors (or nests of them); other values are baked in as options. With
     `strict`, an operator without a row in the op table is an `UnsupportedOperatorError` instead of running replicated.
-    `precision`: what is computed in which dtype, in place of the model's own (`pcg.precision`). `per_microbatch`: the
-    modules, by name or pattern, whose statistics over the batch are to be those of each of `num_microbatches`.
+    `precision`: what is computed in which dtype, in place of the model's own (`pcg.precision`), or a mapping that says
+    it by module (`pcg.modules`). `per_microbatch`: the modules, by name or pattern, whose statistics over the batch are
+    to be those of each of `num_microbatches`.
     Raises `CaptureError` naming the module and source line where tracing failed, or a hook that training would not call
     (`pcg.hooks`), `PlanError` where the parameters are not of a dtype that the precision is for, or a pattern names no
     module.
     """
-    check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
+    precision = check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
     execution = _checked_modules(model, per_microbatch)
     tensors, options = split_batch(model, args, batch)
     tensors = _told_apart(tensors)
@@ -160,8 +162,9 @@ def capture(
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
     marker = Marker(next((p.device.type for p in model.parameters()), "cpu"))
     with unset_fake_temporarily():  # the caller may still be in the mode that the model was built in
-        with captured_hooks(model):
-            exported = export(_LossOnly(model, options, marker, low_dtype(precision)), model, tensors, mode, marker)
+        with captured_hooks(model), in_own_precision(model, precision, marker.device):
+            low = low_dtype(base_of(precision))
+            exported = export(_LossOnly(model, options, marker, low), model, tensors, mode, marker)
         graph, constants = _Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch).run()
     if strict:
         _refuse_opaque(graph)
@@ -238,9 +241,7 @@ def _source(node: torch.fx.Node) -> Source:
     module = stack[-1][0].removeprefix("L['self']").lstrip(".").removeprefix("model").lstrip(".") if stack else ""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     own = [
-        (f, n)
-        for f, n in frames
-        if not (is_library(f) or f.startswith("<")) and f not in (__file__, exporting.__file__)
+        (f, n) for f, n in frames if not (is_library(f) or f.startswith("<") or Path(f).parent == Path(__file__).parent)
     ]
     return Source(module, f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "")
 

@@ -15,8 +15,9 @@ from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Execution, Precision
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operation
+from shardwright.pcg.step.precisions import DTYPES, PRECISIONS, Precision
 from shardwright.pcg.types import ITEM_BYTES
 from tests.each import each
 from tests.search.graphs import cluster
