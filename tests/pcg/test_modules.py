@@ -64,6 +64,7 @@ def products(graph: Graph) -> Iterator[str]:
 @each("precision, dtypes", [
     ({"tail": "fp32", "*": "amp_bf16"}, (WIDE, AMP, AMP, AMP, AMP, AMP)),
     ({"again": "fp32", "*": "amp_bf16"}, (WIDE, AMP, AMP, AMP, AMP, AMP)),  # the same module
+    ({"tail": "fp32", "again": "amp_bf16", "*": "amp_bf16"}, (WIDE, AMP, AMP, AMP, AMP, AMP)),
     ({"parts": "fp32", "*": "amp_bf16"}, (AMP, WIDE, AMP, WIDE, AMP, AMP)),  # a list; regions inside are kept
     ({"parts.*.b": "fp32", "*": "amp_bf16"}, (AMP, AMP, WIDE, AMP, WIDE, AMP)),
     ({"parts.1": "amp_bf16", "parts": "fp32", "*": "amp_bf16"}, (AMP, WIDE, AMP, AMP, AMP, AMP)),
