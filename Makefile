@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test mutants lint types matrix operators bench bench-accuracy bench-rules format clean
+.PHONY: help setup demo test mutants lint types matrix sweep operators bench bench-accuracy bench-rules format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,9 @@ types: $(STAMP) ## check types
 
 matrix: $(STAMP) ## run every model under every layout and write the table in docs/
 	$(PY) -m bench.matrix
+
+sweep: $(STAMP) ## run every model in 30 ways of training on 2, 4 and 8 ranks and write the page in docs/: hours; goes on where it was ended
+	OMP_NUM_THREADS=1 $(PY) -m bench.sweep
 
 operators: $(STAMP) ## run every operator that torch differentiates under plans and write the page in docs/: 6 to 15 minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.operators

@@ -1,4 +1,4 @@
-"""Steps of several microbatches, and ZeRO's lifetimes, against hand-written accumulation with DDP and FSDP2.
+"""Steps as people set them up by hand: accumulation, ZeRO's lifetimes, checkpoints and autocast with DDP and FSDP2.
 
 Two gloo ranks with one thread each train the same GPT with the same weights on the same global batch. In every round
 each contender takes one step; ratios of whole steps are taken within a round, and their median is reported. Peaks are
@@ -15,45 +15,73 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from bench.allocations import live_storages, peak_bytes
 from bench.gpt import Size, build, make_batch
 from bench.plans import Case
 from bench.recompute import Resident
-from bench.rounds import STEP, Samples, quartiles, ratio, run_rounds, slowest_rank
-from bench.speed import BOUND, Pair, check_agreement, num_parameters
+from bench.rounds import CPU, STEP, Samples, quartiles, ratio, run_rounds, slowest_rank
+from bench.speed import BOUND, TOLERANCE, Pair, check_agreement, num_parameters
 from bench.trainers import Trainer, adamw, eager, lowered, my_part, serial_graph, whole_gradients
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.precisions import Precision
+from shardwright.pcg.step.recompute import Recompute
 from shardwright.search.restrict import DATA, ZERO
 
 PAGE = Path(__file__).parents[1] / "docs" / "microbatches.md"
 HEADING = "## Against hand-written accumulation"
 STEPS_FOR_MEMORY = 2
+IN_16_BITS = 0.1
+"""How far gradients in bf16 may be from those in fp32; what `shardwright verify` allows."""
 Maker = Callable[[Size, str], Trainer]
 
 
-def ours(zero: Zero | None, many: int) -> Case:
+@dataclass(frozen=True)
+class Ours:
     """A step of so many microbatches on two ranks: data parallel, or with one lifetime of all parameters."""
-    role = DATA if zero is None else ZERO
-    return Case(f"{zero or 'data parallel'}, {many}", 2, Mesh.of(mb=many, dp=2), (role,), zero=zero, recompute="none")
+
+    zero: Zero | None
+    many: int
+    recompute: Recompute = "none"
+    precision: Precision | None = None
+
+    @property
+    def name(self) -> str:
+        again = "" if self.recompute == "none" else f"{self.recompute} recomputation"
+        return ", ".join(filter(None, [self.zero or "data parallel", again, self.precision, str(self.many)]))
+
+    @property
+    def execution(self) -> Execution:
+        return Execution(self.precision, recompute=self.recompute)
+
+    def plan(self, size: Size) -> Graph:
+        mesh, role = Mesh.of(mb=self.many, dp=2), DATA if self.zero is None else ZERO
+        case = Case(self.name, 2, mesh, (role,), zero=self.zero, recompute=self.recompute)
+        return case.plan(serial_graph(size, self.precision), "GPT").graph
 
 
 def accumulated(
-    model: nn.Module, batch: Mapping[str, Tensor], many: int, around: Callable[[bool], AbstractContextManager[None]]
+    model: Callable[..., Tensor],
+    batch: Mapping[str, Tensor],
+    many: int,
+    around: Callable[[bool], AbstractContextManager[None]],
 ) -> Callable[[], Tensor]:
     """Forward and backward of microbatches one by one, each `around` whether it is the last; the loss is their mean."""
     parts = [{key: value.chunk(many)[number] for key, value in batch.items()} for number in range(many)]
@@ -70,12 +98,13 @@ def accumulated(
     return forward_backward
 
 
-def ddp(many: int, shards_states: bool, size: Size, name: str) -> Trainer:
+def ddp(many: int, size: Size, name: str, *, shards_states: bool = False, in_bf16: bool = False) -> Trainer:
     """DDP with `no_sync` in all microbatches but the last; AdamW, or the same in a ZeroRedundancyOptimizer."""
     model = build(size)
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    forward = torch.autocast("cpu", torch.bfloat16)(wrapped) if in_bf16 else wrapped
     step = accumulated(
-        wrapped, my_part(make_batch(size)), many, lambda last: nullcontext() if last else wrapped.no_sync()
+        forward, my_part(make_batch(size)), many, lambda last: nullcontext() if last else wrapped.no_sync()
     )
     if shards_states:
         optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(
@@ -86,11 +115,13 @@ def ddp(many: int, shards_states: bool, size: Size, name: str) -> Trainer:
     return Trainer(name, step, optimizer, lambda: whole_gradients(model), mean_loss=True)
 
 
-def fsdp(zero: Zero, many: int, size: Size, name: str) -> Trainer:
+def fsdp(zero: Zero, many: int, size: Size, name: str, *, checkpoints: bool = False) -> Trainer:
     """FSDP2 on every block and on the whole, told to gather and scatter as often as this lifetime does."""
     model, mesh = build(size), init_device_mesh("cpu", (dist.get_world_size(),))
     reshard = None if zero == "zero-3" else False  # None: after forward, but of the root, which backward begins with
     for block in model.blocks:
+        if checkpoints:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
     whole = fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
 
@@ -103,11 +134,18 @@ def fsdp(zero: Zero, many: int, size: Size, name: str) -> Trainer:
     return Trainer(name, step, optimizer, lambda: whole_gradients(model), mean_loss=True)
 
 
-OURS = {case.name: case for case in (ours(None, 4), *(ours(zero, 1) for zero in ("zero-1", "zero-3")),
-                                     *(ours(zero, 4) for zero in ("zero-1", "zero-2", "kept", "zero-3")))}  # fmt: skip
+_OURS = (
+    *(Ours(zero, 4) for zero in (None, "zero-1", "zero-2", "kept", "zero-3")),
+    *(Ours(zero, 1) for zero in ("zero-1", "zero-3")),
+    *(Ours("zero-3", many, "full") for many in (1, 4)),
+    *(Ours(None, many, precision="amp_bf16") for many in (1, 4)),
+)
+OURS = {one.name: one for one in _OURS}
 WITH_BUCKETS: Mapping[str, Maker] = {
-    "DDP, `no_sync`, 4": partial(ddp, 4, False),
-    "DDP, ZeroRedundancyOptimizer, 1": partial(ddp, 1, True),
+    "DDP, `no_sync`, 4": partial(ddp, 4),
+    "DDP, ZeroRedundancyOptimizer, 1": partial(ddp, 1, shards_states=True),
+    "DDP, bf16 autocast, 1": partial(ddp, 1, in_bf16=True),
+    "DDP, `no_sync`, bf16 autocast, 4": partial(ddp, 4, in_bf16=True),
 }
 THEIRS: Mapping[str, Maker] = {
     **WITH_BUCKETS,
@@ -117,27 +155,32 @@ THEIRS: Mapping[str, Maker] = {
     "FSDP2, not resharded after forward, 4": partial(fsdp, "kept", 4),
     "FSDP2, resharded after the last backward, 4": partial(fsdp, "zero-2", 4),
     "FSDP2, gradients synchronized once, too, 4": partial(fsdp, "zero-1", 4),
+    "FSDP2, checkpoint per block, 1": partial(fsdp, "zero-3", 1, checkpoints=True),
+    "FSDP2, checkpoint per block, 4": partial(fsdp, "zero-3", 4, checkpoints=True),
 }
 PAIRS = (
     Pair("data parallel, 4", "DDP, `no_sync`, 4"),
+    Pair("data parallel, amp_bf16, 1", "DDP, bf16 autocast, 1"),
+    Pair("data parallel, amp_bf16, 4", "DDP, `no_sync`, bf16 autocast, 4"),
+    Pair("zero-1, 1", "DDP, ZeroRedundancyOptimizer, 1"),
     Pair("zero-3, 1", "FSDP2, 1"),
     Pair("zero-3, 4", "FSDP2, 4"),
+    Pair("zero-3, full recomputation, 1", "FSDP2, checkpoint per block, 1"),
+    Pair("zero-3, full recomputation, 4", "FSDP2, checkpoint per block, 4"),
     Pair("zero-1, 1", "FSDP2, not resharded after forward, 1"),
     Pair("kept, 4", "FSDP2, not resharded after forward, 4"),
     Pair("zero-2, 4", "FSDP2, resharded after the last backward, 4"),
     Pair("zero-1, 4", "FSDP2, gradients synchronized once, too, 4"),
-    Pair("zero-1, 1", "DDP, ZeroRedundancyOptimizer, 1"),
 )
 
 
 def planned(size: Size) -> dict[str, Graph]:
     """Our graphs by name."""
-    serial = serial_graph(size)
-    return {name: case.plan(serial, "GPT").graph for name, case in OURS.items()}
+    return {name: one.plan(size) for name, one in OURS.items()}
 
 
 def trainer(graphs: Mapping[str, Graph], size: Size, name: str) -> Trainer:
-    return lowered(size, graphs[name], name) if name in graphs else THEIRS[name](size, name)
+    return lowered(size, graphs[name], name, OURS[name].execution) if name in graphs else THEIRS[name](size, name)
 
 
 def race(graphs: Mapping[str, Graph], size: Size, num_rounds: int) -> dict[str, Samples]:
@@ -146,7 +189,7 @@ def race(graphs: Mapping[str, Graph], size: Size, num_rounds: int) -> dict[str, 
     reference = eager(size)
     loss, gradients = reference.whole_loss(), reference.gradients()
     for found in trainers:
-        check_agreement(found, loss, gradients)
+        check_agreement(found, loss, gradients, IN_16_BITS if "bf16" in found.name else TOLERANCE)
     return run_rounds(trainers, num_rounds)
 
 
@@ -166,12 +209,13 @@ INTRODUCTION = """
 Written by `python -m bench.accumulation` on {date}: {cpus}-core CPU, torch {torch}, two gloo ranks with one thread
 each, {rounds} interleaved rounds. A GPT ({layers} blocks of width {hidden}, {heads} heads, no dropout, fp32) on
 {batch} × {seq} tokens, in 1 or 4 microbatches, fused AdamW. The ratio is of whole steps, each as slow as its slowest
-rank: the median and the quartiles. The aim is 1.00, the most that is accepted {bound}. Memory is the peak of a step on
-rank 0, with parameters, gradients and optimizer states. Every contender's loss and gradients were seen to equal the
-single process's.
+rank: the median and the quartiles. The aim is 1.00, the most that is accepted {bound}. *CPU time* is the ratio of that
+of forward and backward, which other work on the machine disturbs least. Memory is the peak of a step on rank 0, with
+parameters, gradients and optimizer states. Every contender's loss and gradients were seen to equal the single
+process's; those in bf16 within its rounding.
 
-| microbatches | ours | theirs | step, ours to theirs | | ours | theirs | ours, peak | theirs, peak |
-|--:|---|---|---|---|--:|--:|--:|--:|
+| microbatches | ours | theirs | step, ours to theirs | | CPU time | ours | theirs | ours, peak | theirs, peak |
+|--:|---|---|---|---|---|--:|--:|--:|--:|
 """
 NOTES = """
 With one microbatch, `zero-1`, `zero-2` and `kept` are the same. FSDP2 is on every block and on the root, with plain
@@ -196,8 +240,8 @@ def section(size: Size, num_rounds: int, times: Mapping[str, Samples], peaks: Ma
         names = [name.rpartition(", ")[0] for name in both]
         ms = [f"{quartiles(times[name][:, STEP]).median * 1e3:.0f} ms" for name in both]
         mb = [f"{peaks[name] / 1e6:.0f} MB" for name in both]
-        many = pair.ours.rpartition(", ")[2]
-        rows.append("| " + " | ".join([many, *names, str(found), verdict(found.median), *ms, *mb]) + " |\n")
+        many, cpu = pair.ours.rpartition(", ")[2], ratio(times[pair.ours], times[pair.theirs], CPU)
+        rows.append("| " + " | ".join([many, *names, str(found), verdict(found.median), str(cpu), *ms, *mb]) + " |\n")
     return HEADING + head + "".join(rows) + NOTES
 
 

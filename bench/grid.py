@@ -1,221 +1,261 @@
 """How far the searched plan is from the best of a grid: mesh × microbatches × lifetimes × recomputation, brute force.
 
-Every way that people set up by hand is costed by the same timeline: data parallel, ZeRO and tensor parallel axes over
-all meshes of two axes, every number of microbatches that divides the batch, each lifetime of gathered weights, each
-kind of recomputation. `python -m bench.grid [--only NAME]` prints a table; planning times are of one thread.
-"""
+The grid is what people set up by hand, enumerated here and costed by the timeline. On meshes of one or two axes each
+axis has a role of its own: data parallel, ZeRO (inside or outside of it), tensor parallel (innermost, of up to 8
+devices). To each belong all numbers of microbatches that leave every device whole examples, the lifetimes of gathered
+weights, and the kinds of recomputation. Roles leave an axis of data no choice; a tensor parallel one has the layouts of
+the fastest sum, whatever memory they take. Equal blocks are folded and laid out alike.
 
-# pyright: reportCallIssue=false
-# transformers' configurations take fields that their signatures do not name
+A way is left out only where it cannot be the best one that fits, whatever its layouts. It computes for as long as all
+operators take in their fastest choice. When its forward ends, it holds weights and moments, and all activations that
+backward needs, each in its smallest choice; before the update, gradients too. So those are left out that compute for
+longer than the best way by then takes, and those that hold more than there is.
+
+    python -m bench.grid [--only TEXT]      what is missing of the grid and the plans; writes the page
+    python -m bench.grid --planner-only     plans again, against the grid as it is kept
+    python -m bench.grid --page             writes docs/grid.md of what is kept
+
+Results are kept in bench/data/grid.jsonl as they come, so what was interrupted goes on where it was. Beside each plan
+the best way of its grid is costed again: where that is no longer what it was, costs have changed, and the page says so.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from itertools import product
+from math import inf, prod
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.search import Example, fake_llama
-from examples.zoo import ResNeXt
+from bench import grid_page
+from bench.grid_cases import CASES, Case
+from bench.grid_store import Cell, Found, Key, kept, write
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.lifetimes import ZEROS
-from shardwright.pcg.step.precisions import Precision
-from shardwright.pcg.step.recompute import RECOMPUTES
+from shardwright.pcg.step.lifetimes import ZEROS, Zero
+from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
+from shardwright.pcg.step.time import check_time
 from shardwright.search.folding import Folded, fold
-from shardwright.search.planner import Planner
+from shardwright.search.planner import Planner, most_frequent
 from shardwright.search.restrict import DATA, TENSOR, ZERO
-from shardwright.search.solving import Candidate, Solver, different, over_time
-from shardwright.search.spaces import Space, batch_size, divided, meshes, microbatch_counts
+from shardwright.search.solving import Candidate, Solver, over_time
+from shardwright.search.spaces import batch_size
 from shardwright.verifier.choices import Certified
 
 BOUND = 0.03
+"""How much slower than the best of the grid a plan may be."""
+SETUPS = ((DATA,), (ZERO,), (TENSOR,), (DATA, ZERO), (ZERO, DATA), (DATA, TENSOR), (ZERO, TENSOR))
+"""Roles of the axes of a mesh, the outermost first."""
+MOST_TENSOR = 8
+_GRADIENT = 1 / 4
+"""The gradient's share of what is stored of a weight: beside itself and two moments, all in one dtype."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model with its batch, and the clusters that it is planned for: names of presets, with machines."""
+class Way(NamedTuple):
+    """A cell of the grid, but for the lifetime of gathered weights. `devices`: their mesh, without time."""
 
-    name: str
-    build: Callable[[], Example]
-    clusters: Sequence[tuple[str, int]]
-    precision: Precision | None = None
-
-
-def llama(hidden: int, layers: int, inner: int, heads: int, batch: int = 64, seq: int = 4096) -> Callable[[], Example]:
-    """transformers' Llama 3 of these sizes on fake tensors, in bf16."""
-    return lambda: fake_llama(batch, seq, hidden_size=hidden, num_hidden_layers=layers, intermediate_size=inner,
-                              num_attention_heads=heads)  # fmt: skip
-
-
-def fake(make: Callable[[], Example]) -> Callable[[], Example]:
-    """A model of transformers on fake tensors, in fp32 weights."""
-
-    def build() -> Example:
-        with FakeTensorMode():
-            model, batch = make()
-        return model.train(), batch
-
-    return build
-
-
-def _tokens(batch: int, seq: int) -> dict[str, Tensor]:
-    ids = torch.zeros(batch, seq, dtype=torch.long)
-    return {"input_ids": ids, "labels": ids.clone()}
-
-
-@fake
-def gpt2_xl() -> Example:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=48, n_head=25, use_cache=False)), _tokens(256, 1024)
-
-
-@fake
-def bert_large() -> Example:
-    from transformers import BertConfig, BertForMaskedLM
-
-    config = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
-    return BertForMaskedLM(config), _tokens(256, 512)
-
-
-@fake
-def vit_22b() -> Example:
-    """Without its parallel blocks: as transformers writes a ViT."""
-    from transformers import ViTConfig, ViTForImageClassification
-    from transformers.initialization import no_init_weights
-
-    config = ViTConfig(
-        hidden_size=6144, num_hidden_layers=48, num_attention_heads=48, intermediate_size=24576, patch_size=14,
-        num_labels=1000,
-    )  # fmt: skip
-    batch = {"pixel_values": torch.zeros(512, 3, 224, 224), "labels": torch.zeros(512, dtype=torch.long)}
-    with no_init_weights():  # trunc_normal_ asks for values
-        return ViTForImageClassification(config), batch
-
-
-@fake
-def t5_11b() -> Example:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(d_model=1024, d_ff=65536, num_heads=128, d_kv=128, num_layers=24, use_cache=False,
-                      decoder_start_token_id=0)  # fmt: skip
-    return T5ForConditionalGeneration(config), _tokens(128, 512)
-
-
-@fake
-def mixtral() -> Example:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    return MixtralForCausalLM(MixtralConfig(use_cache=False)), _tokens(64, 4096)
-
-
-@fake
-def resnext_101() -> Example:
-    """32 groups of 8 channels."""
-    batch = {"images": torch.zeros(256, 3, 224, 224), "labels": torch.zeros(256, dtype=torch.long)}
-    return ResNeXt(64, 256, (3, 4, 23, 3), 32, 1000), batch
-
-
-H100, A100, A100_40, A10 = "dgx-h100", "dgx-a100", "dgx-a100-40", "a10-box"
-CASES = (
-    Case("Llama-1B", llama(2048, 16, 8192, 32), ((H100, 1), (H100, 4), (A100, 2), (A100_40, 2), (A10, 4))),
-    Case("Llama-8B", llama(4096, 32, 14336, 32), ((H100, 1), (H100, 2), (H100, 8), (A100, 1), (A100, 4), (A100_40, 4))),
-    Case("Llama-8B, batch 256", llama(4096, 32, 14336, 32, batch=256), ((H100, 1), (H100, 2), (H100, 8), (A100, 4))),
-    Case("Llama-70B", llama(8192, 80, 28672, 64), ((H100, 4), (H100, 8), (H100, 16), (H100, 32), (A100, 8))),
-    Case("GPT-2 XL", gpt2_xl, ((A100, 1), (A10, 4), (H100, 4)), "amp_bf16"),
-    Case("BERT-large", bert_large, ((A10, 1), (A100_40, 2)), "amp_bf16"),
-    Case("ViT-22B", vit_22b, ((H100, 8), (H100, 32)), "amp_bf16"),
-    Case("T5-11B", t5_11b, ((A100, 4), (H100, 8)), "amp_bf16"),
-    Case("Mixtral 8x7B", mixtral, ((H100, 8),), "amp_bf16"),
-    Case("ResNeXt-101", resnext_101, ((A10, 1), (A100, 1)), "amp_bf16"),
-    Case("Llama-70B, batch 512", llama(8192, 80, 28672, 64, batch=512), ((H100, 8), (H100, 16), (H100, 32))),
-)
-
-
-@dataclass(frozen=True)
-class Result:
-    """Seconds of the plan's step, of the best way of the grid, and of planning."""
-
-    plan_s: float
-    plan: str
-    grid_s: float
-    grid: str
-    num_ways: int
-    seconds: float
+    devices: Mesh
+    roles: tuple[str, ...]
+    recompute: Recompute
+    num_microbatches: int = 1
 
     @property
-    def gap(self) -> float:
-        return self.plan_s / self.grid_s - 1
+    def mesh(self) -> Mesh:
+        return over_time(self.devices, self.num_microbatches)
+
+    @property
+    def execution(self) -> Execution:
+        return Execution(recompute=self.recompute)
+
+    @property
+    def zeros(self) -> Sequence[Zero]:
+        """The lifetimes that differ: of what is stored in slices; with one microbatch it is kept, or gathered again."""
+        if ZERO not in self.roles:
+            return ("zero-3",)
+        return ZEROS if self.num_microbatches > 1 else ("kept", "zero-3")
 
 
-def grid(folded: Folded, solver: Solver) -> Iterator[Candidate]:
-    """Every way of the grid that fits."""
-    size = batch_size(folded.graph)
-    for mesh in meshes(solver.cluster.num_devices):
-        for roles in product((DATA, ZERO, TENSOR), repeat=len(mesh)):
-            space = Space("grid", mesh, roles)
-            for count, mode in product(divided(space, microbatch_counts(size), size), RECOMPUTES):
-                timed = over_time(mesh, count)
-                for zero in different(ZEROS, timed) if ZERO in roles else ("zero-3",):
-                    try:
-                        found = solver.solve(
-                            folded, timed, roles, "grid", Execution(recompute=mode), (zero,), zero, cutoff_s=0.0
-                        )
-                    except PlanError:  # no attention
-                        continue
-                    if found.fits:
-                        yield found
+def ways(num_devices: int, batch: int) -> Iterator[Way]:
+    """The whole grid; the smaller degrees of tensor parallelism first."""
+    pairs = [(n, num_devices // n) for n in range(2, num_devices // 2 + 1) if num_devices % n == 0]
+    axes = [(sizes, roles) for sizes in ((num_devices,), *pairs) for roles in SETUPS if len(roles) == len(sizes)]
+    for sizes, roles in sorted(axes, key=lambda axis: _degree(axis, TENSOR)):
+        if TENSOR in roles and sizes[-1] > MOST_TENSOR:
+            continue
+        mesh, degree = Mesh(tuple("xy"[: len(sizes)]), sizes), _degree((sizes, roles), DATA, ZERO)
+        counts = [n for n in range(1, batch // degree + 1) if batch % (n * degree) == 0]
+        for mode, count in product(RECOMPUTES, reversed(counts)):
+            yield Way(mesh, roles, mode, count)
 
 
-def judge(graph: Graph, cluster: Cluster) -> Result:
-    """Plan, then try everything."""
-    certified = Certified()
-    start = time.perf_counter()
-    plan = Planner(cluster, certified).plan(graph)
-    seconds = time.perf_counter() - start
-    ways = list(grid(fold(graph), Solver(cluster, certified)))
-    best = min(ways, key=lambda c: c.prediction.step_s, default=None)
-    own = f"{plan.mesh} {plan.execution.recompute}" + ("" if _fits(plan.prediction, cluster) else ", does not fit")
+def _degree(axes: tuple[Sequence[int], Sequence[str]], *wanted: str) -> int:
+    return prod(size for size, role in zip(*axes, strict=True) if role in wanted)
+
+
+class Floor(NamedTuple):
+    """What no layouts of a way go below: seconds of compute, and bytes of memory."""
+
+    computes_s: float
+    holds_bytes: float
+
+
+class Grid:
+    """Costs the ways of one graph on one cluster.
+
+    Attributes:
+        best: of those that fit, by now; `zero`: its lifetime of gathered weights.
+        num_ways, num_costed: how many there are with their lifetimes, and how many the timeline has costed.
+        of_the_batch: values that depend on it; what is made of weights alone may be made once a step, or not kept.
+    """
+
+    def __init__(self, folded: Folded, solver: Solver) -> None:
+        self.folded, self.solver = folded, solver
+        self.best: Candidate | None = None
+        self.zero: Zero = "zero-3"
+        self.num_ways = self.num_costed = 0
+        self.floor = cache(self._floor)
+        self.of_the_batch = set[str]()
+        for node in folded.graph.nodes:
+            if node.op == "input" or not self.of_the_batch.isdisjoint(node.inputs):
+                self.of_the_batch.add(node.name)
+
+    @property
+    def best_s(self) -> float:
+        return inf if self.best is None else self.best.prediction.step_s
+
+    def run(self) -> Candidate | None:
+        """The best way of the grid that fits."""
+        for way in ways(self.solver.cluster.num_devices, batch_size(self.folded.graph)):
+            self.num_ways += len(way.zeros)
+            if not self._is_hopeless(way):
+                self._try(way)
+        return self.best
+
+    def _try(self, way: Way) -> None:
+        for zero in way.zeros:
+            try:
+                found = solve(self.folded, self.solver, way, zero)
+                check_time(found.graph, way.execution)
+            except PlanError:  # no layouts of these roles, statistics over the batch
+                return
+            self.num_costed += 1
+            step = Floor(found.prediction.step_s, found.prediction.memory.total_bytes)
+            if any(mine < least for mine, least in zip(step, self.floor(way), strict=True)):
+                raise AssertionError(f"{way}: {step}, below {self.floor(way)}")
+            if found.fits and found.prediction.step_s < self.best_s:
+                self.best, self.zero = found, zero
+
+    def _is_hopeless(self, way: Way) -> bool:
+        """More microbatches compute for longer, and many devices for longer than their part of what one would."""
+        alone = Way(Mesh(("x",), (1,)), (DATA,), way.recompute)
+        if self.floor(alone).computes_s / self.solver.cluster.num_devices >= self.best_s:
+            return True
+        if self.floor(way._replace(num_microbatches=1)).computes_s >= self.best_s:
+            return True
+        return self.floor(way).computes_s >= self.best_s or self.floor(way).holds_bytes > self.solver.limit_bytes
+
+    def _floor(self, way: Way) -> Floor:
+        try:
+            problem, _ = self.solver.problem(self.folded, way.mesh, way.roles, way.execution, "zero-3")
+        except PlanError:  # no attention
+            return Floor(inf, inf)
+        computes_s = stored_bytes = kept_bytes = 0.0
+        for (kind, name), number in problem.index.items():
+            time_s, least_bytes = (float(t[number].value.min()) for t in (problem.time_s, problem.kept_bytes))
+            if kind == "storage":
+                computes_s, stored_bytes = computes_s + time_s, stored_bytes + least_bytes
+            elif name in self.of_the_batch:
+                computes_s, kept_bytes = computes_s + time_s, kept_bytes + least_bytes
+        holds_bytes = max(stored_bytes, (1 - _GRADIENT) * stored_bytes + kept_bytes)
+        return Floor(computes_s, holds_bytes + self.solver.cluster.device.context_bytes)
+
+
+def solve(folded: Folded, solver: Solver, way: Way, zero: Zero) -> Candidate:
+    """A way with one lifetime of gathered weights. A `PlanError` where it has no layouts, or nothing to make again."""
+    return solver.solve(folded, way.mesh, way.roles, "grid", way.execution, (zero,), zero, cutoff_s=0.0)
+
+
+def grid(graph: Graph, cluster: Cluster) -> Found:
+    """The best way of the grid."""
+    searched = Grid(fold(graph), Solver(cluster, Certified()))
+    start = time.process_time()
+    best = searched.run()
+    cpu_s = round(time.process_time() - start, 1)
     if best is None:
-        return Result(plan.prediction.step_s, own, float("inf"), "nothing fits", 0, seconds)
-    what = f"{best.mesh} {'×'.join(best.roles)} {best.lifetimes} {best.execution.recompute}"
-    return Result(plan.prediction.step_s, own, best.prediction.step_s, what, len(ways), seconds)
+        return Found("nothing fits", None, cpu_s, None, searched.num_ways, searched.num_costed)
+    mesh, mode = dict(zip(best.mesh.names, best.mesh.sizes, strict=True)), best.execution.recompute
+    assert isinstance(mode, str)
+    cell = Cell(mesh, best.roles, searched.zero, mode)
+    return Found(cell.words, best.prediction.step_s, cpu_s, cell, searched.num_ways, searched.num_costed)
 
 
-def _fits(prediction: object, cluster: Cluster) -> bool:
-    from shardwright.cost.timeline.memory import safe_bytes
+def plan(graph: Graph, cluster: Cluster, cell: Cell | None) -> Found:
+    """What the planner finds, and what the best way of the grid takes under the same costs."""
+    planner = Planner(cluster, Certified())
+    start = time.process_time()
+    plan = planner.plan(graph)
+    cpu_s = round(time.process_time() - start, 1)
+    grid_s = None if cell is None else step_s(fold(graph), Solver(cluster, Certified()), cell)
+    if plan.prediction.memory.total_bytes > planner.limit_bytes:
+        return Found("nothing fits", None, cpu_s, grid_s=grid_s)
+    mode = plan.execution.recompute
+    again = [] if mode == "none" else [f"{mode} recomputation" if isinstance(mode, str) else "recomputation by block"]
+    way = ", ".join([str(plan.mesh), *most_frequent(plan.graph), *again])
+    return Found(way, plan.prediction.step_s, cpu_s, grid_s=grid_s)
 
-    return prediction.memory.total_bytes <= safe_bytes(cluster.device.memory_bytes)  # type: ignore[attr-defined]
+
+def step_s(folded: Folded, solver: Solver, cell: Cell) -> float:
+    """What one way of the grid takes."""
+    mesh = Mesh.of(**cell.mesh)
+    devices = Mesh.of(**{name: size for name, size in cell.mesh.items() if name != TIME})
+    way = Way(devices, tuple(cell.roles), cell.recompute, mesh.num_microbatches)
+    return solve(folded, solver, way, cell.zero).prediction.step_s
+
+
+def missing(case: Case, only: str, results: Mapping[Key, Found], planner_only: bool) -> list[tuple[Key, Cluster]]:
+    """What is to be found of a case: the grid, before its plan."""
+    todo = list[tuple[Key, Cluster]]()
+    for preset, machines in case.clusters:
+        where = f"{machines} × {preset}"
+        keys = [Key("grid", case.name, where), Key("plan", case.name, where)]
+        if only in f"{case.name}, {where}":
+            cluster = Cluster.preset(preset, nodes=machines)
+            todo += [(key, cluster) for key in keys if key not in results or (planner_only and key.kind == "plan")]
+    return todo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a row for every case; 1 where a plan is further from the best of the grid than it may be."""
-    parser = argparse.ArgumentParser(prog="python -m bench.grid", description=__doc__)
-    parser.add_argument("--only", default="", help="cases whose name holds this")
+    """Find what is asked for; 1 where a plan is further from the best of the grid than it may be."""
+    parser = argparse.ArgumentParser(prog="python -m bench.grid", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--only", default="", metavar="TEXT", help='cases that hold it, as "Llama-70B, 8 × dgx-h100"')
+    parser.add_argument("--planner-only", action="store_true", help="plan again, keep the grid")
+    parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args(arguments)
-    print("| model | cluster | plan | step | best of the grid | step | ways | gap | planning |")
-    print("|---|---|---|--:|---|--:|--:|--:|--:|")
-    far = 0
-    for case in (c for c in CASES if options.only in c.name):
+    torch.set_num_threads(1)
+    for case in [] if options.page else CASES:
+        if not (todo := missing(case, options.only, kept(), options.planner_only)):
+            continue
         model, batch = case.build()
         graph = capture(model, batch, precision=case.precision).graph
-        for name, nodes in case.clusters:
-            r = judge(graph, Cluster.preset(name, nodes=nodes))
-            far += r.gap > BOUND
-            cells = (case.name, f"{nodes} × {name}", r.plan, f"{r.plan_s:.3f} s", r.grid, f"{r.grid_s:.3f} s",
-                     str(r.num_ways), f"{r.gap:+.1%}", f"{r.seconds:.1f} s")  # fmt: skip
-            print("| " + " | ".join(cells) + " |", flush=True)
-    return 1 if far else 0
+        for key, cluster in todo:
+            best = kept().get(replace(key, kind="grid"))
+            found = grid(graph, cluster) if key.kind == "grid" or best is None else plan(graph, cluster, best.cell)
+            write({**kept(), key: found})
+            print(f"{key}: {found}", flush=True)
+    rows = grid_page.rows(kept())
+    grid_page.write(rows, BOUND)
+    return int(any(row.gap > BOUND for row in rows))
 
 
 if __name__ == "__main__":

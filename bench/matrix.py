@@ -61,7 +61,7 @@ class Cell:
     def good(self) -> bool:
         if self.errors is None:
             return self.refused
-        return self.errors.within_double if self.case.double else self.errors.within_tolerance
+        return self.errors.within_double if self.case.kind == "fp64" else self.errors.within_tolerance
 
 
 def run_cell(prepared: Prepared, case: Case) -> Cell:
@@ -99,7 +99,7 @@ def run(models: Sequence[str], cases: Sequence[Case]) -> Iterator[Cell]:
     """Every cell, one after the other: the ranks of one cell keep the machine busy."""
     for name in models:
         for case in cases:
-            prepared = prepare(name, double=case.double, num_steps=NUM_STEPS if case.double else 0)
+            prepared = prepare(name, kind=case.kind, num_steps=NUM_STEPS if case.kind == "fp64" else 0)
             if case.suits(prepared.captured.graph):
                 yield run_cell(prepared, case)
 

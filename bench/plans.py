@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import random
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Literal
 
+from bench.accuracy import Kind
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, CollectiveLine, Level
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.clusters.local import default_cluster
+from shardwright.cost.predict import predict
+from shardwright.cost.timeline.memory import SAFE_SHARE
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.graph import Graph
+from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute, RecomputeByBlock
+from shardwright.pcg.types import TensorType
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
@@ -24,6 +31,28 @@ from shardwright.verifier.choices import Certified
 
 CERTIFIED = Certified()
 """The choices that carry a certificate; nothing else enters a plan."""
+Lifetimes = Zero | Literal["mixed"]
+"""Of all gathered parameters, or of one after the other another one."""
+
+
+@dataclass(frozen=True)
+class RandomSubset:
+    """Keeps each certified choice with probability `share`, decided by its name and the seed; "R" always.
+
+    `always`: by node, another choice that is kept: the one that cuts it into microbatches.
+    """
+
+    seed: int
+    share: float
+    always: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = ()) -> frozenset[str]:
+        kept = ("R", self.always.get(node.name))
+        found = CERTIFIED(node, operands, blocked)
+        return frozenset(c for c in found if c in kept or self._keeps(f"{node.name}/{c}"))
+
+    def _keeps(self, name: str) -> bool:
+        return random.Random(zlib.crc32(f"{self.seed}/{name}".encode())).random() < self.share
 
 
 @dataclass(frozen=True)
@@ -36,9 +65,11 @@ class Case:
         mesh: with the axis of time, if a step has microbatches.
         roles: of its axes of devices.
         fast_links: whether links cost nothing.
-        zero: how long gathered parameters stay; None: as long as the search says.
+        zero: how long gathered parameters stay, "mixed": not all equally long; None: as long as the search says.
         recompute: what backward makes again; None: what the search says.
-        double: in fp64, the weights after several steps compared as well.
+        kind: in what the model is trained.
+        share: the part of the memory that its plan would take which is there.
+        subset: what may be chosen of what is certified; None: all of it.
     """
 
     name: str
@@ -46,9 +77,11 @@ class Case:
     mesh: Mesh | None = None
     roles: tuple[str, ...] | None = None
     fast_links: bool = False
-    zero: Zero | None = None
+    zero: Lifetimes | None = None
     recompute: Recompute | RecomputeByBlock | None = None
-    double: bool = False
+    kind: Kind = "fp32"
+    share: float | None = None
+    subset: RandomSubset | None = None
 
     def __str__(self) -> str:
         return f"{self.name}, {self.num_ranks} ranks"
@@ -67,16 +100,26 @@ class Case:
 
     def plan(self, graph: Graph, model: str) -> Plan:
         """The plan of a serial graph for this case, from a fresh planner, and proven to be that graph's."""
-        planner = Planner(self.cluster, CERTIFIED)
-        given = self.mesh is not None
-        plan = planner.plan(
-            graph, model, mesh=self.mesh, roles=self.roles, recompute=self.recompute, compared=not given
-        )
+        plan = self._searched(graph, model, self.cluster)
+        if self.share is not None:
+            memory_bytes = int(self.share * plan.prediction.memory.total_bytes / SAFE_SHARE)
+            device = replace(self.cluster.device, memory_bytes=memory_bytes)
+            plan = self._searched(graph, model, replace(self.cluster, device=device))
         if self.zero is not None:
-            leaves = plan.graph.leaves("parameter")
-            plan = replace(plan, graph=with_lifetimes(plan.graph, {leaf.name: self.zero for leaf in leaves}))
+            zeros: Sequence[Zero] = ZEROS if self.zero == "mixed" else [self.zero]
+            leaves = enumerate(plan.graph.leaves("parameter"))
+            each: dict[str, Zero] = {leaf.name: zeros[number % len(zeros)] for number, leaf in leaves}
+            changed = with_lifetimes(plan.graph, each)
+            plan = replace(plan, graph=changed, prediction=predict(changed, plan.cluster, plan.execution))
         check_plan(plan, graph, CERTIFIED)
         return plan
+
+    def _searched(self, graph: Graph, model: str, cluster: Cluster) -> Plan:
+        planner = Planner(cluster, self.subset or CERTIFIED, precision="amp_bf16" if self.kind == "amp_bf16" else None)
+        given = self.mesh is not None
+        return planner.plan(
+            graph, model, mesh=self.mesh, roles=self.roles, recompute=self.recompute, compared=not given
+        )
 
 
 def fast_links(num_ranks: int) -> Cluster:
@@ -128,7 +171,7 @@ def trained(
     for zero, recompute in product(zeros, recomputes):
         text = f"{zero or name}, {mesh.num_microbatches} microbatches, {_named(recompute)}"
         text = f"{name}: {text}" if zero and name != ZERO else text
-        yield Case(text, mesh.num_devices, mesh, roles, False, zero, recompute, True)
+        yield Case(text, mesh.num_devices, mesh, roles, False, zero, recompute, "fp64")
 
 
 TRAINING = (

@@ -17,28 +17,27 @@ import re
 import signal
 import sys
 import time
-import zlib
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bench.accuracy import Errors, Prepared, measure, prepare
-from bench.plans import CERTIFIED, fast_links
+from bench.plans import CERTIFIED, RandomSubset, fast_links
 from examples.zoo import ZOO
 from shardwright.pcg.errors import PlanError, ShardwrightError
-from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.parameters import module_block
-from shardwright.pcg.step.recompute import RECOMPUTES
+from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.pcg.step.time import check_time
-from shardwright.pcg.types import TensorType
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO
 
-MODELS = ("mlp", "gpt", "gpt2", "llama")
+MODELS = ("mlp", "gpt", "gpt2", "llama", "bert", "vit", "t5", "dlrm")
 MESHES = (
     Mesh.of(mb=2, x=2), Mesh.of(mb=4, x=2), Mesh.of(mb=2, x=2, y=2), Mesh.of(mb=2, x=4), Mesh.of(x=2),
     Mesh.of(x=2, y=2),
@@ -52,26 +51,7 @@ BACKEND = "aot_eager"
 COMPILED = 0.08
 NUM_STEPS = 3
 PLAN_S = 20
-
-
-@dataclass(frozen=True)
-class RandomSubset:
-    """Keeps each certified choice with probability `share`, decided by its name and the seed; "R" always.
-
-    `always`: by node, another choice that is kept: the one that cuts it into microbatches.
-    """
-
-    seed: int
-    share: float
-    always: Mapping[str, str] = field(default_factory=dict)
-
-    def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = ()) -> frozenset[str]:
-        kept = ("R", self.always.get(node.name))
-        found = CERTIFIED(node, operands, blocked)
-        return frozenset(c for c in found if c in kept or self._keeps(f"{node.name}/{c}"))
-
-    def _keeps(self, name: str) -> bool:
-        return random.Random(zlib.crc32(f"{self.seed}/{name}".encode())).random() < self.share
+RUN_S, COMPILE_S = 120.0, 600.0
 
 
 def cuts(serial: Graph, num_microbatches: int) -> dict[str, str]:
@@ -83,24 +63,33 @@ def cuts(serial: Graph, num_microbatches: int) -> dict[str, str]:
     return {node.name: node.split[0] for node in graph.nodes if node.split}
 
 
+def _mode(serial: Graph, block: str, drawn: Recompute) -> Recompute:
+    """What was drawn for a block, or all of it where it has no attention."""
+    try:
+        made_again(serial, Execution(recompute={block: drawn}))
+    except PlanError:
+        return "full"
+    return drawn
+
+
 class TooLongError(ShardwrightError):
     """A plan that was not found in time: subsets by chance leave no two blocks equal."""
 
 
 @contextmanager
 def within(seconds: int) -> Generator[None]:
-    """Raise `TooLongError` in the main thread after so long."""
+    """Raise `TooLongError` in the main thread after so long on a processor."""
 
     def stop(*_: object) -> None:
         raise TooLongError(f"no plan within {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @dataclass(frozen=True)
@@ -132,13 +121,13 @@ class Pair:
 
     @property
     def prepared(self) -> Prepared:
-        return prepare(self.model, double=True, trained=self.trained, num_steps=NUM_STEPS)
+        return prepare(self.model, kind="fp64", trained=self.trained, num_steps=NUM_STEPS)
 
     def plan(self) -> tuple[Graph, Execution]:
         """The best plan of what was drawn. Raises `PlanError` where the model cannot be run in microbatches."""
         draw, serial = random.Random(-1 - self.number), self.prepared.captured.graph
         blocks = sorted({module_block(str(leaf.attr("target"))) for leaf in serial.leaves("parameter")} - {""})
-        execution = Execution(recompute={block: draw.choice(RECOMPUTES) for block in blocks})
+        execution = Execution(recompute={block: _mode(serial, block, draw.choice(RECOMPUTES)) for block in blocks})
         allowed = RandomSubset(self.number, self.share, cuts(serial, self.mesh.num_microbatches))
         planner = Planner(fast_links(self.mesh.num_devices), allowed)
         graph = planner.solve(serial, self.mesh, self.roles, "random", execution=execution).graph
@@ -151,7 +140,8 @@ class Pair:
         prepared = self.prepared
         with within(PLAN_S):
             graph, execution = self.plan()
-        return measure(prepared, graph, execution=execution, backend=self.backend)
+        timeout_s = COMPILE_S if self.backend else RUN_S
+        return measure(prepared, graph, timeout_s, execution, self.backend)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

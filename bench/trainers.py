@@ -23,6 +23,8 @@ from bench.megatron import MegatronGPT, sharded_dims
 from shardwright.lowering.module import lower
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.precisions import Precision
 
 
 @dataclass(frozen=True)
@@ -147,15 +149,15 @@ def _gathered(name: str, grad: Tensor) -> Tensor:
 # ---- ours ----
 
 
-def lowered(size: Size, graph: Graph, name: str) -> Trainer:
+def lowered(size: Size, graph: Graph, name: str, execution: Execution = DEFAULT) -> Trainer:
     """A lowered plan of the same model."""
     model = build(size)
-    parallel = lower(graph, model)
+    parallel = lower(graph, model, precision=execution.precision, execution=execution)
     batch = make_batch(size)
     step = lambda: parallel.forward_backward(**batch)  # noqa: E731
     return Trainer(name, step, adamw(list(parallel.parameters())), lambda: whole_gradients(parallel))
 
 
-def serial_graph(size: Size) -> Graph:
+def serial_graph(size: Size, precision: Precision | None = None) -> Graph:
     """The captured GPT."""
-    return capture(build(size), make_batch(size)).graph
+    return capture(build(size), make_batch(size), precision=precision).graph

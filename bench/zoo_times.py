@@ -95,10 +95,16 @@ class Subject:
 class Stepper:
     """One plan on this rank, ready to take steps."""
 
-    def __init__(self, module: ParallelModule, batch: Mapping[str, Tensor], before: Mapping[int, int]) -> None:
-        """`before`: the storages that were alive before `module` was made and still are."""
+    def __init__(
+        self,
+        module: ParallelModule,
+        batch: Mapping[str, Tensor],
+        before: Mapping[int, int],
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """`before`: the storages that were alive before `module` was made and still are; `optimizer`: default AdamW."""
         self.module, self.batch, self.before = module, batch, before
-        self.optimizer = torch.optim.AdamW(list(module.parameters()), lr=1e-4, fused=True)
+        self.optimizer = optimizer or torch.optim.AdamW(list(module.parameters()), lr=1e-4, fused=True)
 
     def step(self) -> None:
         self.module.forward_backward(**self.batch)
@@ -106,10 +112,9 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def resident_bytes(self) -> int:
-        """What this rank holds between two steps: all storages that this plan has brought, and its part of a batch."""
+        """What this rank holds between two steps: all storages that this plan has brought, and the batch as passed."""
         own = {address: size for address, size in live_storages().items() if address not in self.before}
-        parts = self.module._batch.local(self.batch)
-        return sum(own.values()) + sum(t.nbytes for part in parts for t in part.values())
+        return sum(own.values()) + sum(tensor.nbytes for tensor in self.batch.values())
 
 
 class Measured(NamedTuple):

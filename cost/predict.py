@@ -114,7 +114,8 @@ def node_costs(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -
         size = graph.mesh.sizes[move.axis]
         elements = num_bytes / ITEM_BYTES[kind.dtype]
         sent = sum(
-            collective_bytes(name, n, size) for name, n in costs.sent_bytes(tensor, kind.layouts, move, elements)
+            times * collective_bytes(name, n, size)
+            for name, n, times in costs.sent_bytes(tensor, kind.layouts, move, elements)
         )
         free = node.name in constants
         seconds = (

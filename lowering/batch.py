@@ -12,9 +12,9 @@ from torch import Tensor
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Time, take
 from shardwright.lowering.storage import slices
-from shardwright.pcg.capture import flat_batch
 from shardwright.pcg.errors import BatchError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.importing import flat_batch
 from shardwright.pcg.layout import Layout, Layouts, R, format_layouts
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.parallel import PARTITION

@@ -146,7 +146,7 @@ class Expressions:
         return row.torch.replace("rt.device()", "device").format(*operands, **attrs)
 
     def _offset(self, node: Node, factor: str) -> str:
-        """Where this rank's part of the first operand begins along a factor, or None where it holds all of it."""
+        """Where this rank's part of the operand that has a factor begins along it, or None where it holds all of it."""
         mesh = self.graph.mesh
         axes = [a for a, choice in enumerate(node.split) if choice == factor and mesh.sizes[a] > 1]
         if not axes:
@@ -156,8 +156,9 @@ class Expressions:
             rank = f"{mesh.names[a]}.rank"
             position = f"({position} * {mesh.sizes[a]} + {rank})" if position else rank
         signature = self.graph.signature(node)
-        dim = signature.operands[0].index((signature.index(factor),))
-        return f"{position} * {self.graph.types[node.inputs[0]].local_shape(mesh)[dim]}"
+        alone = (signature.index(factor),)
+        held, dims = next((n, d) for n, d in zip(node.inputs, signature.operands, strict=True) if alone in d)
+        return f"{position} * {self.graph.types[held].local_shape(mesh)[dims.index(alone)]}"
 
     def _shard(self, kind: TensorType) -> str:
         steps = shard_order(kind.shape, kind.layouts, self.graph.mesh.sizes)

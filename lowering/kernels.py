@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -117,10 +118,101 @@ def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     if x.dtype == torch.bfloat16 and (x.is_cuda or is_dry):
         return F.grouped_mm(x, w, offs=ends.to(torch.int32))
     even = (x.shape[0] * number // len(w) for number in range(1, len(w) + 1))
-    bounds = [0, *(even if is_dry else ends.tolist()), x.shape[0]]
-    *groups, rest = x.split([b - a for a, b in pairwise(bounds)])
-    parts = [rows @ matrix for rows, matrix in zip(groups, w.unbind(), strict=True)]
-    return torch.cat([*parts, rest.new_zeros(len(rest), w.shape[2])])
+    return _GroupedProduct.apply(x, w, [0, *(even if is_dry else ends.tolist())])
+
+
+class _GroupedProduct(Function):
+    """One product for each group, into a part of the result; rows after the last group give zeros."""
+
+    @staticmethod
+    def forward(ctx: AutogradContext, x: Tensor, w: Tensor, bounds: list[int]) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.groups = [(number, a, b) for number, (a, b) in enumerate(pairwise(bounds)) if a < b]
+        out = x.new_empty(len(x), w.shape[2])
+        out[bounds[-1] :].zero_()
+        for number, a, b in ctx.groups:
+            torch.mm(x[a:b], w[number], out=out[a:b])
+        return out
+
+    @staticmethod
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        into_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+        into_w = torch.zeros_like(w) if ctx.needs_input_grad[1] else None
+        for number, a, b in ctx.groups:
+            if into_x is not None:
+                torch.mm(grad[a:b], w[number].t(), out=into_x[a:b])
+            if into_w is not None:
+                torch.mm(x[a:b].t(), grad[a:b], out=into_w[number])
+        return into_x, into_w, None
+
+
+_ACTIVATIONS = {
+    "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu, "sigmoid": torch.sigmoid,
+    "silu": F.silu, "tanh": torch.tanh,
+}  # fmt: skip
+
+
+def expert_linear(x: Tensor, w: Tensor, index: Tensor, offset: int | None) -> Tensor:
+    """Rows of `x` [..., i] times the matrices of `w` [e, i, o] that `index` [...] names: [..., o].
+
+    With an `offset`, `w` holds experts [offset, offset + e); rows of others give zeros.
+    """
+    lead = torch.broadcast_shapes(x.shape[:-1], index.shape)
+    order, ends = by_expert(index.expand(lead), len(w), offset)
+    places = torch.arange(x.shape[:-1].numel(), device=x.device).view(x.shape[:-1]).expand(lead).reshape(-1)
+    y = grouped_mm(x.reshape(-1, x.shape[-1])[places[order]], w, ends)
+    return _put_back(y, order, lead.numel()).view(*lead, w.shape[2])
+
+
+def experts(
+    x: Tensor, index: Tensor, weights: Tensor, up: Tensor, down: Tensor, activation: str, offset: int | None
+) -> Tensor:
+    """For every token of `x` [..., i], the sum of what its experts say: [..., o].
+
+    They are `index` [..., k], and count by `weights` [..., k]. An expert is activation(x `up` [e, i, f]) `down` [e, f,
+    o], or gated: activation(first half) · second half. With an `offset`, expert 0 is the one of that number; what
+    others say is left out.
+    """
+    lead, slots = torch.broadcast_shapes(x.shape[:-1], index.shape[:-1]), index.shape[-1]
+    order, ends = by_expert(index.expand(*lead, slots), len(up), offset)
+    tokens = x.expand(*lead, x.shape[-1]).reshape(-1, x.shape[-1])
+    h = grouped_mm(tokens[order // slots], up, ends)
+    act = _ACTIVATIONS[activation]
+    if h.shape[-1] == down.shape[1]:
+        h = act(h)
+    else:
+        gate, value = h.split(down.shape[1], -1)
+        h = act(gate) * value
+    y = grouped_mm(h, down, ends) * weights.expand(*lead, slots).reshape(-1)[order].unsqueeze(-1)
+    if len(order) == lead.numel() * slots:
+        return _put_back(y, order, len(order)).view(*lead, slots, -1).sum(-2)
+    return y.new_zeros(lead.numel(), y.shape[1]).index_add(0, order // slots, y).view(*lead, -1)
+
+
+def by_expert(index: Tensor, num_experts: int, offset: int | None) -> tuple[Tensor, Tensor]:
+    """The rows of these experts, those of each together, and where each expert's end; of others there is none.
+
+    A dry run knows no indices: it takes all rows.
+    """
+    flat = index.reshape(-1)
+    if offset is not None:
+        flat = flat - offset
+        flat = flat.masked_fill_((flat < 0) | (flat >= num_experts), num_experts)
+    ordered, order = flat.sort(stable=True)
+    ends = torch.searchsorted(ordered, torch.arange(num_experts, device=flat.device), right=True)
+    if offset is not None and not isinstance(ends, FakeTensor):
+        order = order[: int(ends[-1])]
+    return order, ends
+
+
+def _put_back(rows: Tensor, order: Tensor, count: int) -> Tensor:
+    """Row `order[i]` of the result is row i; rows that are not there are zeros. No two go to one place."""
+    if len(order) < count:
+        return rows.new_zeros(count, rows.shape[1]).index_copy(0, order, rows)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(count, device=order.device)
+    return rows[places]
 
 
 class _Dropout(Function):

@@ -30,9 +30,9 @@ from shardwright.lowering.saved import Saved
 from shardwright.lowering.storage import Held, by_block, check_model, hold_buffer, hold_parameter
 from shardwright.lowering.training import Training
 from shardwright.pcg.analysis import buffers_in_backward
-from shardwright.pcg.capture import names_by_first, tied_names
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.importing import names_by_first, tied_names
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.step.execution import DEFAULT, Execution

@@ -5,6 +5,10 @@ handle of each value that is made inside, and the region keeps its operands. The
 the function again, up to the last value that is needed, where `torch.utils.checkpoint` stops too; every value is let go
 of as its reader has it. Unlike there, what a region gives can be made again for its readers outside as well, operands
 may be handles themselves (of gathered parameters, of other regions), and parameters are not taken for activations.
+
+Only autograd keeps a region, by its handles; neither its results nor its hooks do. A thread of gloo that has sent a
+tensor holds that, and the hooks that were there, until it comes to let go of them, at another time on each rank. But
+with a region go its handles of gathered parameters, and these all ranks have to free, and gather again, alike.
 """
 
 from __future__ import annotations
@@ -40,20 +44,33 @@ class Saved:
         """`stored`: parameters and buffers, which are always there."""
         self.blocks, self.device = blocks, device
         self.stored = {private.storage_key(tensor) for tensor in stored}
-        self.given: dict[int, weakref.ref[Tensor]] = {}  # results that are made again for their readers, by address
+        self.given: dict[int, _Result] = {}  # what is made again for its readers, by address
 
-    def hooks(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def hooks(self) -> Generator[None]:
         """Under this, autograd keeps handles of what is gathered or made again."""
-        self.given.clear()
-        return saved_tensors_hooks(self.pack, unpack)
+        with self.giving(), saved_tensors_hooks(self.pack, unpack):
+            yield
+
+    @contextmanager
+    def giving(self) -> Generator[None]:
+        """A program runs: only now are its regions' results known as such."""
+        try:
+            yield
+        finally:
+            self.given.clear()
 
     def pack(self, tensor: Tensor) -> Tensor | Handle:
         """A tensor as it is kept outside of the region that made it."""
         packed = self.blocks.pack(tensor)
         if packed is not tensor or not self.given:
             return packed
-        result = found() if (found := self.given.get(private.storage_key(tensor))) is not None else None
-        return tensor if result is None else result.region.handle(result, tensor)  # type: ignore[attr-defined]
+        found = self.given.get(private.storage_key(tensor))
+        return tensor if found is None or found.tensor() is None else found.region.handle(found.number, tensor)
+
+    def is_there(self, tensor: Tensor, known: set[int]) -> bool:
+        """Whether it is one of the known ones, by address, or what is always there."""
+        return (where := private.storage_key(tensor)) in known or where in self.stored
 
     # ---- called by the program ----
 
@@ -67,8 +84,7 @@ class Saved:
         if region is not None:
             for number, result in enumerate(results if isinstance(results, tuple) else (results,)):
                 if isinstance(result, Tensor) and result.numel() and private.storage_key(result) not in region.known:
-                    result.region, result.number = region, number  # type: ignore[attr-defined]
-                    self.given[private.storage_key(result)] = weakref.ref(result)
+                    self.given[private.storage_key(result)] = _Result(weakref.ref(result), region, number)
         return results
 
     def _run(
@@ -78,7 +94,7 @@ class Saved:
             return None, function(*operands, **options)
         generator = private.default_generator(self.device) if random else None
         region = _Region(self, function, operands, options, generator)
-        with saved_tensors_hooks(region.pack, unpack):
+        with saved_tensors_hooks(_weakly(region.pack), unpack):
             return region, function(*operands, **options)
 
 
@@ -98,6 +114,14 @@ class _Inside(NamedTuple):
 
     def tensor(self) -> Tensor:
         return self.region.value(self.number)
+
+
+class _Result(NamedTuple):
+    """What a region gave; the address is another tensor's once it is gone."""
+
+    tensor: weakref.ref[Tensor]
+    region: _Region
+    number: int
 
 
 class _Given(NamedTuple):
@@ -140,18 +164,15 @@ class _Region:
 
     def pack(self, tensor: Tensor) -> Tensor | Handle:
         kept = self.saved.pack(tensor)
-        if kept is not tensor or self._is_there(tensor, self.known):
+        if kept is not tensor or self.saved.is_there(tensor, self.known):
             return kept
         self.num_inside += 1
         return _Inside(self, self.num_inside - 1)
 
-    def handle(self, result: Tensor, part: Tensor) -> _Given:
-        number: int = result.number  # type: ignore[attr-defined]
+    def handle(self, number: int, part: Tensor) -> _Given:
+        """Of a view of the result of this number."""
         self.handles[number] += 1
         return _Given(self, number, (part.size(), part.stride(), part.storage_offset()))
-
-    def _is_there(self, tensor: Tensor, known: set[int]) -> bool:
-        return (where := private.storage_key(tensor)) in known or where in self.saved.stored
 
     # ---- backward ----
 
@@ -168,17 +189,18 @@ class _Region:
 
     def _run_again(self) -> None:
         operands = [x.tensor() if isinstance(x, _Operand) else x for x in self.operands]
-        known, found = _addresses(operands), list[Tensor]()
+        saved, known, found = self.saved, _addresses(operands), list[Tensor]()
+        enough = 0 if self.handles else self.num_inside
 
         def collect(tensor: Tensor) -> None:
-            if self.saved.pack(tensor) is tensor and not self._is_there(tensor, known):
+            if saved.pack(tensor) is tensor and not saved.is_there(tensor, known):
                 found.append(tensor.detach())
-                if len(found) == self.num_inside and not self.handles:
+                if len(found) == enough:
                     raise _Enough
 
         results: Results = ()
-        again = self.saved.blocks.again()
-        with torch.enable_grad(), again, self._drawing(), saved_tensors_hooks(collect, _nothing), suppress(_Enough):
+        hooks = saved_tensors_hooks(collect, _nothing)
+        with torch.enable_grad(), saved.blocks.again(), saved.giving(), self._drawing(), hooks, suppress(_Enough):
             results = self.function(*operands, **self.options)
         self.values = dict(enumerate(found))
         found.clear()  # which the values' own history still refers to, by the hook
@@ -200,6 +222,18 @@ def _drawing(generator: torch.Generator, state: Tensor | None) -> Generator[None
         yield
     finally:
         generator.set_state(now)
+
+
+def _weakly(pack: Callable[[Tensor], Tensor | Handle]) -> Callable[[Tensor], Tensor | Handle]:
+    """The same as a hook that does not keep its region."""
+    method = weakref.WeakMethod(pack)
+
+    def weak(tensor: Tensor) -> Tensor | Handle:
+        bound = method()
+        assert bound is not None
+        return bound(tensor)
+
+    return weak
 
 
 def unpack(kept: Tensor | Handle) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from shardwright.pcg.analysis import following
 from shardwright.pcg.factors import Shape
@@ -76,6 +77,12 @@ class GraphBuilder:
         node = Node(self._fresh(self._hint), op, inputs, make_attrs(**attrs), (), self.source)
         self._seen[key] = node.name
         return self._append(node)
+
+    def again(self, node: Node, inputs: Sequence[str]) -> str:
+        """Append a node of another graph, which reads `inputs` here; what it draws is what it drew there."""
+        if not (node.is_leaf or node.may_draw):
+            return self.op(node.op, *inputs, **dict(node.attrs))
+        return self._append(replace(node, name=self._fresh(node.name), inputs=tuple(inputs)))
 
     def operands(self, *operands: Operand) -> tuple[str, ...]:
         """Names for all: scalars take the dtype of the tensors beside them, floats among integers `default_float`."""

@@ -8,6 +8,7 @@ refused by `pcg.unseen`.
 
 from __future__ import annotations
 
+import inspect
 import io
 import sys
 import traceback
@@ -175,3 +176,9 @@ def _remedy(error: BaseException) -> str:
 def is_library(filename: str) -> bool:
     """Whether a source file is torch's."""
     return str(Path(torch.__file__).parent) in filename
+
+
+def line_of(function: Callable[..., Any]) -> str:
+    """Where a function begins, as `file.py:12`; "" for what is not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else ""

@@ -48,7 +48,11 @@ class Signature:
 
     @property
     def result_shape(self) -> Shape:
-        return tuple(prod(self.factors[f].size for f in dim) for dim in self.result)
+        return self.shape_of(self.result)
+
+    def shape_of(self, dims: tuple[tuple[int, ...], ...]) -> Shape:
+        """The shape of a tensor of these dimensions."""
+        return tuple(prod(self.factors[f].size for f in dim) for dim in dims)
 
     def index(self, name: str) -> int | None:
         """The factor of that name, or None."""

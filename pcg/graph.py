@@ -85,14 +85,17 @@ class Graph:
 
     def local_attrs(self, node: Node) -> Attrs:
         """The attributes with which a device computes its part of a node that has a row."""
+        return ROWS[node.op].localize(dict(node.attrs), self.local_shapes(node))
+
+    def local_shapes(self, node: Node) -> LocalShapes:
+        """The shapes of a node's operands and result, and of a device's parts of them."""
         operands, result = [self.types[name] for name in node.inputs], self.types[node.name]
-        shapes = LocalShapes(
+        return LocalShapes(
             tuple(t.shape for t in operands),
             result.shape,
             tuple(t.local_shape(self.mesh) for t in operands),
             result.local_shape(self.mesh),
         )
-        return ROWS[node.op].localize(dict(node.attrs), shapes)
 
     def validate(self) -> Graph:
         """Check every invariant; returns the graph itself, so that passes can end with it."""

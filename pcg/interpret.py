@@ -171,23 +171,25 @@ def _offset(graph: Graph, node: Node, factor: str, coordinate: Coordinate) -> in
     index = signature.index(factor)
     for name, dims in zip(node.inputs, signature.operands, strict=True):
         if (index,) in dims:
-            return shard_slices(graph.types[name], graph.mesh, coordinate)[dims.index((index,))].start
+            return _part(graph.types[name], dims.index((index,)), graph.mesh, coordinate).start
     raise GraphError(f"{node}: no operand has factor {factor!r} as a dimension of its own")
 
 
 def shard_slices(value: TensorType, mesh: Mesh, coordinate: Coordinate) -> tuple[slice, ...]:
     """The device's part of the logical tensor as one slice per dimension; `LayoutError` where shards are blocked."""
-    slices: list[slice] = []
-    for dim, extent in enumerate(value.shape):
-        alone = tuple(S(0, x.blocks) if x.is_shard and x.dim == dim else R for x in value.layouts)
-        indices = np.arange(extent)
-        for axis, _, blocks in check_layouts((extent,), alone, mesh):
-            indices = _take(indices, 0, blocks, mesh.sizes[axis], coordinate[axis])
-        start = int(indices[0]) if len(indices) else 0
-        if len(indices) and int(indices[-1]) - start + 1 != len(indices):
-            raise LayoutError(f"{value}: the part of a device along dimension {dim} is not contiguous")
-        slices.append(slice(start, start + len(indices)))
-    return tuple(slices)
+    return tuple(_part(value, dim, mesh, coordinate) for dim in range(len(value.shape)))
+
+
+def _part(value: TensorType, dim: int, mesh: Mesh, coordinate: Coordinate) -> slice:
+    extent = value.shape[dim]
+    alone = tuple(S(0, x.blocks) if x.is_shard and x.dim == dim else R for x in value.layouts)
+    indices = np.arange(extent)
+    for axis, _, blocks in check_layouts((extent,), alone, mesh):
+        indices = _take(indices, 0, blocks, mesh.sizes[axis], coordinate[axis])
+    start = int(indices[0]) if len(indices) else 0
+    if len(indices) and int(indices[-1]) - start + 1 != len(indices):
+        raise LayoutError(f"{value}: the part of a device along dimension {dim} is not contiguous")
+    return slice(start, start + len(indices))
 
 
 # ---- all devices ----

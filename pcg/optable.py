@@ -12,7 +12,7 @@ from typing import NoReturn
 from shardwright.pcg.attrs import Attr, Attrs
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.row import LocalShapes, Row, keep_attrs, local_result_shape, numpy_dtype
-from shardwright.pcg.rows import contractions, indexing, neural, pointwise, reductions, structural
+from shardwright.pcg.rows import contractions, experts, indexing, neural, pointwise, reductions, structural
 
 
 class OpTable(dict[str, Row]):
@@ -29,7 +29,7 @@ class OpTable(dict[str, Row]):
         raise GraphError(f"operator {name!r} has no row in the op table; add one to pcg/rows or fix the name")
 
 
-TOPICS = (pointwise, structural, reductions, contractions, indexing, neural)
+TOPICS = (pointwise, structural, reductions, contractions, experts, indexing, neural)
 ROWS = OpTable(row for topic in TOPICS for row in topic.ROWS)
 
 __all__ = ["Attr", "Attrs", "LocalShapes", "keep_attrs", "local_result_shape", "numpy_dtype"]

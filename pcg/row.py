@@ -6,16 +6,16 @@ string, its reference semantics in NumPy, the torch expression of a lowered prog
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from shardwright.pcg.attrs import Attr, Attrs
 from shardwright.pcg.factors import Shape, Signature, resolve
-from shardwright.pcg.types import is_float, promote
+from shardwright.pcg.types import ITEM_BYTES, is_float, promote
 
 Autocast = Literal["", "low", "wide", "widest"]
 FactorRule = str | Callable[[Sequence[Shape], Attrs], tuple[str, Mapping[str, int]]]
@@ -30,6 +30,12 @@ class LocalShapes:
     local_operands: tuple[Shape, ...]
     local_result: Shape
 
+    @classmethod
+    def whole(cls, signature: Signature) -> LocalShapes:
+        """Of an operator that one device runs by itself."""
+        operands = tuple(map(signature.shape_of, signature.operands))
+        return cls(operands, signature.result_shape, operands, signature.result_shape)
+
 
 def keep_attrs(attrs: Attrs, shapes: LocalShapes) -> Attrs:
     """Most operators do the same on every device."""
@@ -39,6 +45,16 @@ def keep_attrs(attrs: Attrs, shapes: LocalShapes) -> Attrs:
 def local_result_shape(attrs: Attrs, shapes: LocalShapes) -> Attrs:
     """For operators whose attribute `shape` is the shape of their result."""
     return {**attrs, "shape": shapes.local_result}
+
+
+class Product(NamedTuple):
+    """`batch` products of matrices [m, k] · [k, n], the second of which are the operand `matrix`."""
+
+    matrix: int
+    batch: int
+    m: float
+    n: int
+    k: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +81,12 @@ class Row:
     commutative   its operands can be exchanged
     differentiable  gradients go through it to its operands of floats
     rounds        does not give integers for integers
-    saves         what backward keeps: operand indices, "result" or "mask" (one byte an element)
+    saves         what backward keeps: operand indices, "result", "mask" (one byte an element) or "inside"
+    inside        how many elements, in the dtype of its first operand, it keeps beside operands and result
     joint         backward is one kernel that takes all of `saves`, whichever operand gets a gradient
     contraction   multiply-adds over the iteration space: 2 FLOPs a point and pass (else `flops_per_element` each)
     outside       factors that a contraction does not iterate over
+    products      the products that a contraction is made of, where it is not one over all its factors
     lookup        picks entries of its first operand by indices: its work is what it returns, not the table
     autocast      what mixed precision makes of its operands of floats: "low": 16 bits; "wide": at least fp32; "widest":
                   the widest of them; "": nothing, the result is as wide as the widest (`pcg.precision`)
@@ -99,6 +117,8 @@ class Row:
     joint: bool = False
     contraction: bool = False
     outside: tuple[str, ...] = ()
+    products: Callable[[LocalShapes], Iterable[Product]] | None = None
+    inside: Callable[[LocalShapes], float] | None = None
     lookup: bool = False
     scratch: bool = False
     autocast: Autocast = ""
@@ -139,8 +159,15 @@ class Row:
     def result_dtype(self, dtypes: Sequence[str], attrs: Attrs) -> str:
         return self.dtype(dtypes, attrs) if self.dtype else promote(*dtypes)
 
+    def inside_bytes(self, shapes: LocalShapes, dtype: str) -> float:
+        """Bytes of what it keeps `inside`, computing in that dtype."""
+        return ITEM_BYTES[dtype] * self.inside(shapes) if self.inside is not None else 0.0
+
     def flops(self, signature: Signature) -> float:
         """Floating-point operations of the forward pass over the logical tensors."""
+        if self.products is not None:
+            shapes = LocalShapes.whole(signature)
+            return sum(2.0 * x.batch * x.m * x.n * x.k for x in self.products(shapes))
         if self.contraction:
             return 2.0 * self.passes * prod(f.size for f in signature.factors if f.name not in self.outside)
         if self.view:

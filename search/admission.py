@@ -16,6 +16,7 @@ from shardwright.pcg.attrs import Attr
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.rows.experts import ACTIVATIONS
 from shardwright.pcg.types import ITEM_BYTES, is_float
 
 MOST_BYTES = 2**80
@@ -46,15 +47,22 @@ def _check_meshes(mesh: Mesh, devices: int, told: Mapping[str, Any]) -> None:
             raise PlanError(f"{place}: {other} has {other.num_devices} devices, the cluster {devices}")
 
 
+_PARTS = ("compute_s", "communication_s", "optimizer_s")
+
+
 def _check_times(told: Mapping[str, Any]) -> None:
     places = [("", told), *((f"alternatives[{n}].", other) for n, other in enumerate(told["alternatives"]))]
     for place, holder in places:
         own = holder["prediction"]
-        parts = own["compute_s"] + own["communication_s"] + own["optimizer_s"]
+        parts = sum(own[part] for part in _PARTS)
         if not isclose(own.get("serial_s", parts), parts, rel_tol=1e-9):
             raise PlanError(
                 f"{place}prediction.serial_s: expected {parts!r}, its parts together, got {own['serial_s']!r}"
             )
+    bound_s, most_s = told["report"]["bound_s"], sum(told["prediction"][part] for part in _PARTS)
+    as_written = not told["report"]["rewrites"] and isinstance(told.get("execution", {}).get("recompute", "none"), str)
+    if as_written and bound_s > most_s * (1 + 1e-9):
+        raise PlanError(f"report.bound_s: expected at most {most_s!r}, which the plan itself takes, got {bound_s!r}")
 
 
 def _check_outputs(graph: Graph) -> None:
@@ -102,6 +110,7 @@ _KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
     ("a number, True or False", lambda x: isinstance(x, bool) or _number(x), "value"),
     ("True or False", lambda x: isinstance(x, bool), "causal descending grad keepdim"),
     ("'none' or 'tanh'", lambda x: x in ("none", "tanh"), "approximate"),
+    (f"one of {', '.join(ACTIVATIONS)}", lambda x: x in ACTIVATIONS, "activation"),
     ("'mean' or 'sum'", lambda x: x in ("mean", "sum"), "mode"),
     ("a dtype", lambda x: x in ITEM_BYTES, "dtype"),
     ("the name of a tensor", lambda x: isinstance(x, str) and all(x.split(".")), "target"),

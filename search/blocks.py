@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import Graph, Node
@@ -23,7 +24,7 @@ MAX_BLOCKED = 3
 def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
     """For every operator, the choices such as "o/3" that its neighbours can use."""
     found: dict[str, dict[tuple[int, int], None]] = defaultdict(dict)
-    signatures = {n.name: graph.signature(n) for n in graph.nodes if _splittable(n, constants)}
+    signatures = {n.name: _signature(graph, n) for n in graph.nodes if _splittable(n, constants)}
     useful = _Useful(graph, signatures)
     blocked: dict[str, set[Layout]] = defaultdict(set)
     for node in reversed(graph.nodes):
@@ -49,9 +50,16 @@ def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, tup
 
 
 def _splittable(node: Node, constants: frozenset[str]) -> bool:
-    """Blocks need an operator that works alike on any part: not one that draws, nor one that counts positions."""
-    row = node.row
-    return row is not None and node.name not in constants and not row.random and row.offset is None
+    """Blocks need an operator that works alike on any part: not one that draws."""
+    return node.row is not None and node.name not in constants and not node.row.random
+
+
+def _signature(graph: Graph, node: Node) -> Signature:
+    """With the factor as fixed along which the operator counts positions: there its parts are consecutive."""
+    signature, row = graph.signature(node), node.row
+    counted = row.offset if row is not None else None
+    factors = tuple(replace(f, role="fixed") if f.name == counted else f for f in signature.factors)
+    return replace(signature, factors=factors)
 
 
 def _refine(

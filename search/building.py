@@ -219,12 +219,10 @@ class _Build:
         """
         charged: list[int | str] = []
         for item in saves:
-            name = (
-                self.roots.get(node.inputs[item], "")
-                if isinstance(item, int)
-                else f"{node.name}{'.mask' * (item == 'mask')}"
-            )
-            maker = node.name if item == "mask" else name
+            beside = item in ("mask", "inside")  # memory of neither operand nor result
+            own = f"{node.name}.{item}" if beside else node.name
+            name = self.roots.get(node.inputs[item], "") if isinstance(item, int) else own
+            maker = node.name if beside else name
             stays = bool(name) and name not in self.constants and self.way.again.keeps(maker, node.name)
             if stays and name not in self.charged and not self._is_stored(name):
                 self.charged.add(name)

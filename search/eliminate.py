@@ -23,7 +23,7 @@ import numpy as np
 from shardwright.search.conditioning import improved
 from shardwright.search.interning import Forgetful, Interned, Interner
 from shardwright.search.model import Model
-from shardwright.search.problem import Costs, Order, Problem
+from shardwright.search.problem import Costs, Order, Problem, Solution
 from shardwright.search.pruning import relax
 
 LARGE_TABLE = 2**20
@@ -35,15 +35,6 @@ MOST_ENTRIES = 2**23
 _ROUNDS = 1
 _FEWER = 0.9
 """So many of the choices have to be gone that another round is worth its time."""
-
-
-@dataclass(frozen=True)
-class Solution:
-    """The choice of every variable and the objective's value. `bound`: none is lower; that value, where it is exact."""
-
-    choices: tuple[int, ...]
-    objective: float
-    bound: float
 
 
 @dataclass(frozen=True)
@@ -67,9 +58,13 @@ class Eliminator:
 
     def solve(self, problem: Problem, price_per_byte: float = 0.0) -> Solution:
         """The minimum of time + price · kept bytes; of large models a solution near it, and a bound."""
+        if price_per_byte not in problem.solved:
+            problem.solved[price_per_byte] = self._solve(problem, price_per_byte)
+        return problem.solved[price_per_byte]
+
+    def _solve(self, problem: Problem, price_per_byte: float) -> Solution:
         model = Model.of(problem, price_per_byte, self.interner)
-        if model.drop_dominated():
-            model.drop_dominated()
+        model.drop_dominated()
         order = problem.order
         if order is None or any(now > then for now, then in zip(model.sizes, order.sizes, strict=True)):
             order = problem.order = model.min_fill()

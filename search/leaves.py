@@ -16,9 +16,9 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.building import ProblemBuilder
-from shardwright.search.eliminate import Eliminator, Solution
+from shardwright.search.eliminate import Eliminator
 from shardwright.search.plan import Rewrite
-from shardwright.search.problem import Problem, Restrict, Way
+from shardwright.search.problem import Problem, Restrict, Solution, Way
 from shardwright.search.reshard import replicated
 from shardwright.search.splits import Leaf, extract, leaves, transplant
 from shardwright.substitutions.apply import apply

@@ -17,8 +17,7 @@ from shardwright.pcg.optable import ROWS
 from shardwright.pcg.order import postorder
 from shardwright.pcg.types import TensorType
 from shardwright.search.domain import CertifiedSplits
-from shardwright.search.eliminate import Solution
-from shardwright.search.problem import Problem
+from shardwright.search.problem import Problem, Solution
 from shardwright.search.reshard import can_hold, replicated
 
 

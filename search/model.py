@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import prod
 
@@ -45,15 +45,28 @@ class Model:
         own = sum(float(u.value[c]) for u, c in zip(self.unary, choices, strict=True))
         return own + sum(float(t.value[choices[i], choices[j]]) for (i, j), t in self.edges.items())
 
-    def drop_dominated(self) -> bool:
-        """Drop choices that another choice of the same variable beats whatever the neighbours do; whether any did."""
-        before = list(self.unary)
-        for v in range(len(self.unary)):
+    def drop_dominated(self) -> None:
+        """Drop choices that another choice of the same variable beats whatever the neighbours do.
+
+        Twice of variables whose neighbours have lost choices since: what these told apart may have gone.
+        """
+        lost = self._drop_dominated(range(len(self.unary)))
+        self._drop_dominated(sorted({n for v in lost for n in self.neighbours[v]}))
+
+    def _drop_dominated(self, variables: Iterable[int]) -> list[int]:
+        """The variables that have lost choices."""
+        lost: list[int] = []
+        for v in variables:
+            before = self.unary[v]
+            if len(before.value) == 1:
+                continue
             around = sorted(self.neighbours[v])
             tables = [self.edges[min(v, n), max(v, n)] for n in around]
             first = tuple(v < n for n in around)
-            self.keep(v, self.interner.call(_undominated, self.unary[v], first, *tables))
-        return any(now is not then for now, then in zip(self.unary, before, strict=True))
+            self.keep(v, self.interner.call(_undominated, before, first, *tables))
+            if self.unary[v] is not before:
+                lost.append(v)
+        return lost
 
     def keep(self, v: int, choices: Interned[np.ndarray]) -> None:
         """Keep only these of a variable's choices."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
@@ -26,6 +26,7 @@ from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import Zero, lifetimes
 from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
+from shardwright.search.anytime import Stop
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.fitting import Fitter, by_block
 from shardwright.search.folding import Folded
@@ -121,6 +122,7 @@ class Planner:
         microbatches: int | None = None,
         recompute: RecomputeMode | None = None,
         compared: bool = True,
+        time_limit_s: float | None = None,
     ) -> Plan:
         """The best plan over all meshes, microbatches and recomputation, or over what is left by what is given.
 
@@ -132,31 +134,35 @@ class Planner:
             microbatches: so many in a step.
             recompute: what backward makes again: a mode, or modes by block of the model.
             compared: whether plans that people choose by hand are tuned too, to be compared with.
+            time_limit_s: after so many seconds the best plan so far is finished, as after Ctrl-C, with a bound of all
+                meshes.
 
         Raises:
             PlanError: what is given does not fit the cluster or the model, or does not go together.
             GraphError: the graph gives no loss.
         """
-        start = time.perf_counter()
+        start, stop = time.perf_counter(), Stop(time_limit_s)
         graph.check_loss()
         pins = Pins.of(graph, self.cluster, mesh, roles, microbatches, recompute)
         tuner = Tuner(self.solver, graph, self.execution, pins, self.progress)
-        alternatives = list(tuner.baselines()) if compared and self.cluster.num_devices > 1 else []
+        compared &= self.cluster.num_devices > 1
+        alternatives = list(stop.within(tuner.baselines())) if compared else []
         by_hand = len(tuner.tried)
-        found = list(tuner.searched(alternatives))
+        found = list(stop.within(tuner.searched(alternatives), needed=pins.guided or not alternatives))
         pool, tried = ([*found, *alternatives], tuner.tried) if not pins.guided else (found, tuner.tried[by_hand:])
         fitter = Fitter(self.solver, tuner.folded, values=pins.recompute is None)
-        fitted = {_way(f.candidate): f for f in fitter.best(filter(_may_keep_more, tried))}
-        whole = self._whole(graph, sorted([*(f.candidate for f in fitted.values()), *pool], key=rank))
+        fitted = {_way(f.candidate): f for f in stop.within(fitter.best(filter(_may_keep_more, tried)))}
+        ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
+        whole = {_way(c): c for c in stop.within(self._whole(graph, ranked), needed=True)}
         best = min(whole.values(), key=rank)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         plain = best
-        best, rewrites = self._rewritten(graph, plain, roles)
+        best, rewrites = (plain, ()) if stop.reached else self._rewritten(graph, plain, roles)
         if best.fits and _way(plain) in fitted:
-            best = min([best, *by_block(fitter, fitted[_way(plain)], best)], key=rank)
+            best = min([best, *stop.within(by_block(fitter, fitted[_way(plain)], best))], key=rank)
             self.progress(f"blocks apart: {best.prediction.step_s * 1e3:.1f} ms")
-        if pins.guided:
+        if pins.guided and not stop.reached:
             whole |= self._rivals(graph, best, alternatives)
         costed = [whole.get(_way(c), c) for c in [*alternatives, *found]]
         report = SearchReport(
@@ -166,7 +172,8 @@ class Planner:
             self.limit_bytes,
             tuple(rewrites),
             tuner.obstacle,
-            () if best.fits else remedies(graph, best, tuner),
+            () if best.fits or stop.reached else remedies(graph, best, tuner),
+            stop.reason,
         )
         shown = (c for c in costed if _way(c) != _way(best))
         others = tuple(
@@ -176,7 +183,7 @@ class Planner:
         digest = fingerprint(graph)
         return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, best.execution)
 
-    def _whole(self, graph: Graph, ranked: Sequence[Candidate]) -> dict[_Way, Candidate]:
+    def _whole(self, graph: Graph, ranked: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best candidates, of the whole graph: those of folded graphs are estimates, to which that is near.
 
         Of those that are estimated faster than the best of these, so many at most are solved once one fits.
@@ -191,7 +198,7 @@ class Planner:
             new = self.solver.again_whole(graph, candidate) if candidate.folded else candidate
             self.progress(f"{named(new)}, all blocks: {new.prediction.step_s * 1e3:.1f} ms")
             found[_way(new)] = new
-        return found
+            yield new
 
     def _rivals(self, graph: Graph, best: Candidate, others: Sequence[Candidate]) -> dict[_Way, Candidate]:
         """Plans beside the one that was asked for, of the whole graph where an estimate says that they are faster."""
@@ -232,7 +239,10 @@ class Planner:
         new = replay(graph, rewrites, self.rules, mesh)
         _, solution, price = best.solved
         execution = still_there(new, best.execution)
-        problem, _ = self.solver.problem(Folded(new), mesh, roles, execution, best.priced)
+        try:
+            problem, _ = self.solver.problem(Folded(new), mesh, roles, execution, best.priced)
+        except PlanError:  # what is to be made again, such as attention, is no longer there
+            return best, ()
         if eliminator.solve(problem, price).objective >= solution.objective:
             return best, ()
         zeros = (best.lifetimes,)

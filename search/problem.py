@@ -62,6 +62,15 @@ class Order:
     entries: int
 
 
+@dataclass(frozen=True)
+class Solution:
+    """The choice of every variable and the objective's value. `bound`: none is lower; that value, where it is exact."""
+
+    choices: tuple[int, ...]
+    objective: float
+    bound: float
+
+
 @dataclass
 class Problem:
     """Variables, numbered, with the costs of their choices; `edges[i, j]` is the cost table between two, i < j.
@@ -71,6 +80,7 @@ class Problem:
     domains     by name: what operators, and tensors that are stored, choose from
     closures    by name: how tensors change layouts
     order       the elimination order, once a solver has decided it
+    solved      by price of a byte, what a solver has found
     """
 
     graph: Graph
@@ -83,6 +93,7 @@ class Problem:
     kept_bytes: list[Costs] = field(default_factory=list)
     edges: dict[tuple[int, int], Costs] = field(default_factory=dict)
     order: Order | None = None
+    solved: dict[float, Solution] = field(default_factory=dict)
 
     def chosen(self, choices: Sequence[int], kind: str, name: str) -> Layouts | None:
         """The layouts that these choices give a tensor; None where it has no such variable."""

@@ -38,11 +38,12 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
     """
     rows = np.concatenate([unary[:, None], *tables], axis=1)
     keep = np.flatnonzero(np.isfinite(unary))
-    order = keep[np.argsort(rows[keep].sum(1, where=np.isfinite(rows[keep])), kind="stable")]
-    winners: list[int] = []
-    for i in order:
-        if not winners or not np.any(np.all(rows[winners] <= rows[i][None, :], axis=1)):
-            winners.append(int(i))
+    left = keep[np.argsort(rows[keep].sum(1, where=np.isfinite(rows[keep])), kind="stable")]
+    rows, winners = rows[left], list[int]()
+    while len(left):
+        winners.append(int(left[0]))
+        beaten = (rows[0] <= rows).all(1)
+        left, rows = left[~beaten], rows[~beaten]
     return np.array(sorted(winners), dtype=np.intp)
 
 

@@ -7,9 +7,10 @@ gradient on the way back; their min-plus closure gives the cheapest path between
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 from math import inf
 
 import numpy as np
@@ -66,32 +67,32 @@ def can_hold(shape: tuple[int, ...], state: Layouts, sizes: tuple[int, ...]) -> 
 
 def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) -> Closure:
     """Floyd and Warshall over the single-axis moves."""
-    index = {state: i for i, state in enumerate(states)}
     cost = np.full((len(states), len(states)), inf)
     np.fill_diagonal(cost, 0.0)
-    for i, state in enumerate(states):
-        for axis, before in enumerate(state):
-            for j, after in _neighbours(state, axis, states, index):
-                kinds = {before.kind, after[axis].kind}
-                if not tensor.grad and "C" in kinds:  # the same as R
-                    cost[i, j] = 0.0 if "R" in kinds else inf
-                elif (move := move_between(state, after, axis, costs.sizes)) is not None:
-                    cost[i, j] = costs.move_s(tensor, state, move)
+    for i, j, axis in _neighbours(states):
+        before, after = states[i], states[j]
+        kinds = {before[axis].kind, after[axis].kind}
+        if not tensor.grad and "C" in kinds:  # the same as R
+            cost[i, j] = 0.0 if "R" in kinds else inf
+        elif (move := move_between(before, after, axis, costs.sizes)) is not None:
+            cost[i, j] = costs.move_s(tensor, before, move)
     following = np.where(np.isfinite(cost), np.arange(len(states))[None, :], -1)
     for k in range(len(states)):
         through = cost[:, k, None] + cost[None, k, :]
         better = through < cost - 1e-15
         cost = np.where(better, through, cost)
         following = np.where(better, following[:, k, None], following)
-    return Closure(states, index, cost, following, tensor.grad)
+    return Closure(states, {state: i for i, state in enumerate(states)}, cost, following, tensor.grad)
 
 
-def _neighbours(
-    state: Layouts, axis: int, states: tuple[Layouts, ...], index: dict[Layouts, int]
-) -> list[tuple[int, Layouts]]:
-    layouts = {s[axis] for s in states} - {state[axis]}
-    candidates = ((*state[:axis], x, *state[axis + 1 :]) for x in layouts)
-    return [(index[c], c) for c in candidates if c in index]
+def _neighbours(states: tuple[Layouts, ...]) -> Iterator[tuple[int, int, int]]:
+    """The pairs of states, by their numbers, that differ on one axis, and which that is."""
+    for axis in range(len(states[0])):
+        lines = defaultdict[Layouts, list[int]](list)
+        for i, state in enumerate(states):
+            lines[*state[:axis], *state[axis + 1 :]].append(i)
+        for line in lines.values():
+            yield from ((i, j, axis) for i, j in permutations(line, 2))
 
 
 def replicated(num_axes: int) -> Layouts:

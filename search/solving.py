@@ -26,10 +26,10 @@ from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.domain import CertifiedSplits
-from shardwright.search.eliminate import Eliminator, Solution
+from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded
 from shardwright.search.materialize import materialize
-from shardwright.search.problem import Problem, Restrict, Way
+from shardwright.search.problem import Problem, Restrict, Solution, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction
 
 _HULL_STEPS = 8
@@ -114,6 +114,7 @@ class Solver:
         self.cluster, self.certified = cluster, certified
         self.limit_bytes = safe_bytes(cluster.device.memory_bytes)
         self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
+        self._problems: dict[tuple[object, ...], Problem] = {}
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
         self.again = lru_cache(maxsize=None)(made_again)
 
@@ -129,12 +130,16 @@ class Solver:
     def problem(
         self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, zero: Zero
     ) -> tuple[Problem, Eliminator]:
-        """The problem of a graph on a mesh whose axes of devices have these roles."""
+        """The problem of a graph on a mesh whose axes of devices have these roles, and what was solved of it."""
         builder, eliminator = self.builder(mesh, execution)
+        key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero
+        if key in self._problems:
+            return self._problems[key], eliminator
         way = Way(self.again(folded.graph, execution), zero, execution)
         restrict = restriction(folded.graph, roles, mesh)
         problem = builder.build(folded, restrict, blocked=self.blocked(folded.graph), way=way)
         problem.mesh = mesh
+        self._problems[key] = problem
         return problem, eliminator
 
     def solve(

@@ -31,6 +31,7 @@ from shardwright.pcg.step.precisions import Precision, PrecisionByModule, Precis
 from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import fits, memory_verdict
 from shardwright.reports.wording import SEARCHED, infeasible
+from shardwright.search.anytime import Stop
 from shardwright.search.check import check_plan
 from shardwright.search.pins import RecomputeMode
 from shardwright.search.plan import Alternative, Plan
@@ -51,6 +52,7 @@ class Guide(NamedTuple):
     recompute: RecomputeMode | None = None
     per_microbatch: PerMicrobatch | None = None
     reduce_dtype: ReduceDtype | torch.dtype | None = None
+    time_limit_s: float | None = None
 
     @property
     def reduced(self) -> ReduceDtype | None:
@@ -112,6 +114,7 @@ def plan(
     reduce_dtype: ReduceDtype | torch.dtype | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
+    time_limit_s: float | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Search the best way to train `model` on `cluster`. Nothing is run or distributed.
@@ -147,6 +150,8 @@ def plan(
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
             that it holds. Rules that this machine has not proven yet are proven now, or left out, which `progress` is
             told; proofs are kept in the cache folder.
+        time_limit_s: seconds of search, in each precision, after which the best plan so far is finished, which takes a
+            little longer; so does Ctrl-C. The plan says so, and its bound is that of all meshes.
         progress: called with a line of text now and then.
 
     Raises:
@@ -160,7 +165,7 @@ def plan(
         if own != "fp8":  # which can be costed
             check_device(base_of(own), cluster.device.kind)
     certified = certified_by(rules, progress)
-    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype)
+    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, Stop(time_limit_s).limit_s)
     return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress)[0]
 
 
@@ -306,7 +311,7 @@ def _plan(
     planner = Planner(cluster, certified, progress, rules, precision, modules, guide.reduced)
     found = planner.plan(
         captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, guide.roles),
-        microbatches=guide.microbatches, recompute=guide.recompute,
+        microbatches=guide.microbatches, recompute=guide.recompute, time_limit_s=guide.time_limit_s,
     )  # fmt: skip
     check_plan(found, captured.graph, certified, rules)
     return found

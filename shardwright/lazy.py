@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.parts import bake, mirror
-from shardwright.pcg.capture import tied_names
+from shardwright.pcg.importing import tied_names
 
 Build = Callable[[Sequence[Any], Mapping[str, Any]], ParallelModule]
 

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from shardwright.pcg.capture import flat_batch, names_by_first, split_batch
+from shardwright.pcg.capture import split_batch
 from shardwright.pcg.errors import DistributedError, ShardwrightError
+from shardwright.pcg.importing import flat_batch, names_by_first
 
 T = TypeVar("T")
 

@@ -267,6 +267,25 @@ CONTRACTIONS: dict[str, list[Sample]] = {
         sample(real(4, 12, 7, 9), real(16, 12, 3, 2), stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1),
         sample(real(4, 96, 7, 9), real(128, 12, 3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=8),
     ],
+    "expert_linear": [
+        sample(real(4, 8, 12), real(20, 12, 16), below(20, 4, 8), offset=0),
+        sample(real(8, 1, 12), real(20, 12, 16), below(20, 8, 4), offset=0),
+        sample(real(8, 12), real(20, 12, 16), below(24, 8), offset=0),
+    ],
+    "experts": [
+        sample(
+            real(4, 8, 12),
+            below(20, 4, 8, 40),
+            real(4, 8, 40),
+            real(20, 12, 32),
+            real(20, 16, 28),
+            activation="silu",
+            offset=0,
+        ),
+        sample(
+            real(8, 12), below(20, 8, 4), real(8, 4), real(20, 12, 16), real(20, 16, 28), activation="gelu", offset=0
+        ),
+    ],
     "grouped_mm": [sample(real(24, 8), real(4, 8, 12), ascending(24, 4, dtype="int32"))],
 }
 

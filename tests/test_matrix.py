@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.accuracy import Step, compare, measure, prepare
+from bench.accuracy import Errors, Step, compare, measure, prepare
 from bench.matrix import Cell, page, run_cell
 from bench.plans import CASES, TRAINING, Case, fast_links
 from bench.replicated import describe
@@ -48,7 +48,7 @@ def test_four_ranks_equal_one(name: str, case: Case) -> None:
 @each("name", ["gpt2", "llama"])
 def test_what_a_model_computes_in_fp32_by_itself_is_compared_in_fp64(name: str) -> None:
     """The loss of transformers' models, and llama's norms."""
-    prepared = prepare(name, double=True)
+    prepared = prepare(name, kind="fp64")
     assert not [t for t in prepared.captured.graph.types.values() if t.dtype == "float32"]
     case = next(c for c in TRAINING if c.roles == (TENSOR,) and c.recompute == "none")
     cell = run_cell(prepared, case)
@@ -95,6 +95,46 @@ def test_loss_buffers_and_random_state_count_too() -> None:
         assert not compare(wrong, good).within_tolerance
 
 
+def test_further_steps_count_by_their_losses_and_by_how_far_the_weights_have_come() -> None:
+    """All weights have come 0.1 far: one that is 1e-3 off is a hundredth of that, whatever its own size."""
+    weights = {"a": torch.tensor([100.0]), "b": torch.tensor([1.0])}
+    good = replace(step(a=[1.0]), weights=weights, moved=0.1, losses=(4.0, 2.0))
+    assert compare(good, good).drift == compare(good, good).losses == 0.0
+    off = replace(good, weights={**weights, "a": torch.tensor([100.001])}, losses=(4.0, 2.02))
+    errors = compare(off, good)
+    assert errors.drift == pytest.approx(0.01, rel=0.02)
+    assert errors.losses == pytest.approx(0.01)
+    assert compare(replace(off, weights={"b": torch.ones(1)}), good).drift == float("inf")
+    assert not errors.within_growth(Errors.worst([compare(good, good)]))
+    assert errors.within_growth(replace(errors, drift=0.006, losses=0.006))
+    assert not errors.within_growth(replace(errors, drift=0.004))
+
+
+def test_rounding_is_compared_with_that_of_one_process() -> None:
+    autocast = replace(compare(step(a=[1.0]), step(a=[1.0])), loss=1e-2, losses=2e-2, whole=3e-2, drift=4e-2)
+    assert autocast.within_rounding(autocast)
+    assert replace(autocast, loss=2e-2, losses=4e-2, whole=6e-2, drift=8e-2).within_rounding(autocast)
+    for name, value in {"loss": 3e-2, "losses": 5e-2, "whole": 7e-2, "drift": 9e-2}.items():
+        assert not replace(autocast, **{name: value}).within_rounding(autocast), name
+    assert not replace(autocast, same_random_state=False).within_rounding(autocast)
+
+
+def test_each_kind_of_numbers_has_its_tolerance() -> None:
+    exact = compare(step(a=[1.0]), step(a=[1.0]))
+    single, rounded = replace(exact, loss=1e-6, drift=1e-3), replace(exact, loss=1e-3, whole=1e-2)
+    prepared = prepare("mlp")
+    for kind, rounding, accepted in (
+        ("fp64", None, [exact]),
+        ("fp32", None, [exact, single]),
+        ("fp32", exact, [exact]),
+        ("fp32", replace(exact, drift=1e-3), [exact, single]),
+        ("amp_bf16", exact, [exact]),
+        ("amp_bf16", rounded, [exact, rounded]),
+    ):
+        judge = replace(prepared, kind=kind, rounding=rounding)
+        assert [errors for errors in (exact, single, rounded) if judge.accepts(errors)] == accepted, kind
+
+
 def test_what_stays_whole_is_said_with_its_reason() -> None:
     serial = prepare("gpt").captured.graph
     tensor = Case("tensor", 2, Mesh(("tp",), (2,)), ("tensor",)).plan(serial, "gpt").graph
@@ -122,7 +162,7 @@ def test_the_page_shows_errors_and_failures() -> None:
 
 def test_a_model_that_cannot_be_cut_is_told_the_operator() -> None:
     case = next(c for c in TRAINING if c.mesh is not None and c.mesh.num_microbatches == 2 and c.recompute == "none")
-    cell = run_cell(prepare("resnext", double=True), case)
+    cell = run_cell(prepare("resnext", kind="fp64"), case)
     assert cell.refused, cell.failure
     assert cell.good
     assert "batch cannot be cut into 2 microbatches exactly here" in cell.failure

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from bench.accuracy import measure, prepare
-from bench.plans import fast_links
-from bench.random_plans import Pair, RandomSubset
+from bench.plans import RandomSubset, fast_links
+from bench.random_plans import Pair
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, FREE

@@ -153,7 +153,7 @@ class Certified:
 
     def _judge_blocked(self, node: Node, operands: Sequence[TensorType], choice: str) -> str:
         """Why a split within blocks is not certified, or "": the rule of the factor string with that factor refined."""
-        if (row := ROWS[node.op]).random or row.offset is not None:
+        if (row := ROWS[node.op]).random or row.offset == parse_choice(choice)[0]:
             return f"{node.op} needs consecutive parts; it is not split in blocks"
         try:
             site = _Site.of(node, operands, choice)

@@ -1,4 +1,4 @@
-"""The lemmas that every proof stands on: integers, digits, finite sums by induction, laws. Each is proven by Z3.
+"""The lemmas that proofs stand on: integers, digits, finite sums by induction, orders, laws. Each is proven by Z3.
 
 Sums are handled by prefix sums S(n): S(0) = 0 and S(n + 1) = S(n) + t(n). A lemma about sums is proven by its base case
 and its induction step, both ground; the principle of induction itself is trusted.
@@ -12,6 +12,7 @@ from functools import lru_cache
 from shardwright.pcg.errors import RuleError
 from shardwright.verifier.algebra.lawbook import FACTS, LAWS, Lemma, Obligation
 from shardwright.verifier.logic import z3
+from shardwright.verifier.routing import ROUTING
 from shardwright.verifier.solver import is_valid
 
 
@@ -108,6 +109,7 @@ def _sum_of_sums() -> list[Obligation]:
 
 LEMMAS: Mapping[str, Lemma] = {
     **LAWS,
+    **ROUTING,
     **{
         lemma.name: lemma
         for lemma in (

@@ -109,7 +109,7 @@ class Probe:
 _WINDOW = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
 SMALL = 4
 """Of a side, where the kernel takes next to nothing."""
-LOOPS = ("grouped_mm",)
+LOOPS = ("expert_linear", "experts", "grouped_mm")
 """Loops over groups on the host in fp32, in which dispatch is timed; one kernel in 16 bits on a GPU."""
 IDLE = ("contiguous",)
 """Have nothing to do on samples, which are contiguous."""
@@ -141,6 +141,9 @@ def _special(n: int) -> tuple[Probe, ...]:
         Probe("conv2d", ((1, 1, 1, 1),) * 2,
               attrs={"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}),
         Probe("grouped_mm", (x, (4, n, n), (4,)), indices=(2,)),
+        Probe("expert_linear", (x, (4, n, n), (n,)), attrs={"offset": None}, indices=(2,)),
+        Probe("experts", (x, (n, 2), (n, 2), (4, n, 2 * n), (4, n, n)),
+              attrs={"activation": "silu", "offset": None}, indices=(1,)),
         Probe("layer_norm", (x, (n,), (n,)), attrs={"normalized_dims": 1, "eps": 1e-5}),
         Probe("rms_norm", (x, (n,)), attrs={"normalized_dims": 1, "eps": 1e-5}),
         Probe("sdpa", (heads, heads, heads), attrs={"causal": True, "scale": None}),

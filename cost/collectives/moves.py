@@ -90,23 +90,19 @@ class MoveCosts:
                 often = (*state[: self.time], C, *state[self.time + 1 :])
                 return 2 * self.num_microbatches * self.move_s(tensor, often, move)
         sent = self.sent_bytes(tensor, state, move, prod(tensor.shape) / others)
-        return sum(self.collective_s(name, move.axis, num_bytes) for name, num_bytes in sent)
+        return sum(times * self.collective_s(name, move.axis, num_bytes) for name, num_bytes, times in sent)
 
     def sent_bytes(
         self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float
-    ) -> Iterator[tuple[str, float]]:
-        """Every collective of a move of so many elements, with the bytes that they take."""
-        num_forward, _ = self.counts(tensor, state, move)
-        for number, name in enumerate(self.collectives_of(tensor, state, move)):
-            is_gradient = number >= num_forward
-            dtype = tensor.summed if is_gradient and tensor.summed else tensor.dtype
-            yield name, num_elements * ITEM_BYTES[dtype]
+    ) -> Iterator[tuple[str, float, int]]:
+        """What a move of so many elements runs: a collective, the bytes that it takes, how often in a step.
 
-    def collectives_of(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
-        """All that a move of a tensor in `state` runs in a step: those of the value, then those of its gradient."""
-        forward, backward = move.collectives()
-        num_forward, num_backward = self.counts(tensor, state, move)
-        return (forward,) * num_forward + (backward,) * num_backward
+        That of the value comes first, then that of its gradient.
+        """
+        dtypes = tensor.dtype, tensor.summed or tensor.dtype
+        for name, dtype, times in zip(move.collectives(), dtypes, self.counts(tensor, state, move), strict=True):
+            if times:
+                yield name, num_elements * ITEM_BYTES[dtype], times
 
     def counts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[int, int]:
         """How often the value moves in a step, and its gradient.

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.analysis import Written, is_whole
+from shardwright.pcg.attrs import Attr
 from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layouts, local_shape
+from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.types import ITEM_BYTES, TensorType
+
+_Shape = tuple[int, ...]
 
 
 def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) -> float:
@@ -36,12 +41,12 @@ class NodeCost:
         kept: tuple[int | str, ...],
         written: Written,
     ) -> None:
-        self.operands, self.result, self.sizes = operands, result, sizes
+        self.operands, self.result, self.sizes = tuple(operands), result, sizes
         self.compute, self.kept = compute, kept
         self.written: Written = written
-        self.op, self.attrs = node.op, dict(node.attrs)
+        self.op, self.attrs = node.op, node.attrs
         self.row = node.row
-        self.signature = self.row.signature([t.shape for t in operands], self.attrs) if self.row else None
+        self.signature = self.row.signature([t.shape for t in operands], dict(self.attrs)) if self.row else None
         self._known: dict[object, tuple[Passes, tuple[float, float]]] = {}
 
     def passes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> Passes:
@@ -64,7 +69,7 @@ class NodeCost:
         returned, extents = local_shape(self.result.shape, result, self.sizes), self._extents(split)
         key = (shapes, returned, extents)
         if key not in self._known:
-            found = passes(self._local(shapes, returned, extents))
+            found = _part_passes(self.op, self.attrs, self.operands, self.result, *key, self.written)
             self._known[key] = found, self.compute.passes_s(self.op, found)
         return self._known[key]
 
@@ -79,12 +84,6 @@ class NodeCost:
                 degrees[name] = degrees.get(name, 1) * size
         return tuple(f.size // degrees.get(f.name, 1) for f in self.signature.factors)
 
-    def _local(self, shapes: Sequence[tuple[int, ...]], returned: tuple[int, ...], extents: tuple[int, ...]) -> Local:
-        operands = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in zip(self.operands, shapes, strict=True))
-        mine = TensorType(returned, self.result.dtype, (), self.result.grad)
-        drawn = self.result.num_elements if self.row is not None and self.row.random else 0
-        return Local(self.row, self.attrs, self.signature, extents, operands, mine, drawn, self.written)
-
     def kept_bytes(self, needs: tuple[Layouts, ...], result: Layouts) -> float:
         """Bytes that stay on a device for the backward pass."""
         total = 0.0
@@ -93,6 +92,38 @@ class NodeCost:
                 total += local_bytes(self.result, result, self.sizes)
             elif item == "mask":
                 total += prod(local_shape(self.result.shape, result, self.sizes))
+            elif item == "inside":
+                total += self._inside_bytes(needs, result)
             else:
                 total += local_bytes(self.operands[int(item)], needs[int(item)], self.sizes)
         return total
+
+    def _inside_bytes(self, needs: tuple[Layouts, ...], result: Layouts) -> float:
+        assert self.row is not None
+        shapes = LocalShapes(
+            tuple(t.shape for t in self.operands),
+            self.result.shape,
+            tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True)),
+            local_shape(self.result.shape, result, self.sizes),
+        )
+        return self.row.inside_bytes(shapes, self.operands[0].dtype)
+
+
+@lru_cache(maxsize=1 << 16)
+def _part_passes(
+    op: str,
+    attrs: tuple[tuple[str, Attr], ...],
+    operands: tuple[TensorType, ...],
+    result: TensorType,
+    shapes: tuple[_Shape, ...],
+    returned: _Shape,
+    extents: _Shape,
+    written: Written,
+) -> Passes:
+    """The kernels of a part of an operator, on whatever mesh and by whoever it is asked: searches ask very often."""
+    row, own = ROWS.get(op), dict(attrs)
+    signature = row.signature([t.shape for t in operands], own) if row else None
+    local = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in zip(operands, shapes, strict=True))
+    mine = TensorType(returned, result.dtype, (), result.grad)
+    drawn = result.num_elements if row is not None and row.random else 0
+    return passes(Local(row, own, signature, extents, local, mine, drawn, written))

@@ -7,8 +7,9 @@ Everything follows from the op table's rows. A contraction's factor string gives
     the second operand and the result                 n
     both operands, or the second (a kernel), only     k
 
-and its backward is one multiplication per operand that needs a gradient, [m, n]·[n, k] and [n, m]·[m, k]. Whatever else
-an operator does is a pass over its operands, its result and what its backward kept.
+and its backward is one multiplication per operand that needs a gradient, [m, n]·[n, k] and [n, m]·[m, k]. A row that is
+made of several says which. Whatever else an operator does is a pass over its operands, its result and what its backward
+kept.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import Literal, get_args
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.attrs import Attrs
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.optable import Row
-from shardwright.pcg.types import TensorType, is_float
+from shardwright.pcg.optable import LocalShapes, Row
+from shardwright.pcg.row import Product
+from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
 WorkKind = Literal["matmul", "attention", "conv", "pointwise", "reduction", "lookup", "random", "copy", "view"]
 """What a kernel is bound by. A `view` has no kernel: it costs its dispatch."""
@@ -96,6 +98,13 @@ class Local:
         return floats[-1] if floats else "float32"
 
     @property
+    def shapes(self) -> LocalShapes:
+        """The logical shapes and this device's."""
+        assert self.signature is not None
+        whole = LocalShapes.whole(self.signature)
+        return replace(whole, local_operands=tuple(t.shape for t in self.operands), local_result=self.result.shape)
+
+    @property
     def trained(self) -> tuple[TensorType, ...]:
         """The operands that get a gradient."""
         return tuple(t for t in self.operands if t.grad) if self.result.grad else ()
@@ -112,7 +121,11 @@ def passes(part: Local) -> Passes:
 
 def _groups(part: Local) -> int:
     """As in `matmul_shape`: of factors outside the products, those of the matrices."""
-    if part.row is None or part.signature is None or not part.row.outside:
+    if part.row is None or part.signature is None:
+        return 1
+    if part.row.products is not None:
+        return sum(product.batch for product in part.row.products(part.shapes))
+    if not part.row.outside:
         return 1
     second = {f for dim in part.signature.operands[1] for f in dim}
     names = [factor.name for factor in part.signature.factors]
@@ -123,6 +136,8 @@ def _passes(part: Local) -> Passes:
     row = part.row
     if row is None:
         return _elementwise(part, "pointwise", 1.0)
+    if row.products is not None:
+        return _products(part)
     if row.contraction:
         return _attention(part) if row.passes > 1 else _contraction(part)
     if row.view and part.written != "copy":
@@ -177,6 +192,32 @@ def _contraction(part: Local) -> Passes:
         (multiply(batch, m, n, k),),
         tuple(multiply(*shape, backward=True) for shape, grad in zip(backward, trained, strict=True) if grad),
     )
+
+
+def _products(part: Local) -> Passes:
+    """Several products of rows that are sorted before and put back after, and a pass over what lies between them.
+
+    Backward has as many for the matrices, and for the rows of all but the first, whose rows are the first operand's.
+    Kernels that make the gradient of an operand come first, in the order of the operands, as of other contractions.
+    """
+    row = part.row
+    assert row is not None
+    assert row.products is not None
+    products, item = tuple(row.products(part.shapes)), ITEM_BYTES[part.operands[0].dtype]
+    passed = 2.0 * row.inside_bytes(part.shapes, part.operands[0].dtype) + part.result.num_bytes
+    between = _work(part, "copy", passed)
+
+    def multiply(x: Product, m: float, n: float, k: float) -> Work:
+        num_bytes = item * x.batch * (x.m * (x.n + x.k) + x.n * x.k)
+        sizes = (x.batch, *(max(1, round(size)) for size in (m, n, k)))
+        return Work("matmul", sizes, 2.0 * x.batch * x.m * x.n * x.k, num_bytes, part.operands[0].dtype)
+
+    forward = tuple(multiply(x, x.m, x.n, x.k) for x in products)
+    into_rows = [multiply(x, x.m, x.k, x.n) for x in products]
+    into = {0: into_rows[0], **{x.matrix: multiply(x, x.k, x.n, x.m) for x in products}}
+    trained = [i for i, t in enumerate(part.operands) if t.grad and part.result.grad]
+    backward = (*(into.get(i, between) for i in trained), *into_rows[1:], between)
+    return Passes((*forward, between), backward if trained else ())
 
 
 def _has_windows(signature: Signature) -> bool:

@@ -269,7 +269,8 @@ class _Backward(_Pass):
 
     def _contribute(self, occurrence: Occurrence, task: int) -> None:
         self.task = task
-        for use in self.chunk.trained(occurrence):
+        views = (use for use in occurrence.views if self.chunk.uses[use].parameter.grad)  # whose memory is that of both
+        for use in (*self.chunk.trained(occurrence), *views):
             self.made.setdefault(use, task)
 
     # ---- gradients of parameters ----

@@ -125,7 +125,7 @@ class Steps(Operations):
     def _operator_cost(self, node: Node) -> OperationCost:
         kind, how = self.graph.types[node.name], written(self.graph, node)
         types = [self.graph.types[i] for i in node.inputs]
-        of_weights = tuple(i in self.leaf_of for i in node.inputs)
+        of_weights = tuple(self._name(i) in self.parameters for i in node.inputs)  # not what is cast in the program
         fusion = self._fusions.get(node.name, UNFUSED)
         key = (node.op, node.attrs, node.split, tuple(types), kind, how, of_weights, fusion)
         if key not in self._known:

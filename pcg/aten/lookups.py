@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardwright.pcg.aten.reductions import mean, total
 from shardwright.pcg.aten.registry import HANDLERS, NotCovered, cast, dimension, handles, require
-from shardwright.pcg.aten.structure import reshape
+from shardwright.pcg.aten.structure import reshape, unsqueeze
 from shardwright.pcg.builder import GraphBuilder
 
 Bags = tuple[str, None, None, None]
@@ -64,6 +64,18 @@ def _index(b: GraphBuilder, x: str, indices: Sequence[str | None]) -> str:
     require(used == list(range(used[0], used[0] + len(used))))
     require(not any(b.types[v].dtype in ("bool", "uint8") for v in names))
     return b.op("index", x, *names, dim=used[0])
+
+
+@handles("scatter.value")
+def _scatter(b: GraphBuilder, x: str, dim: int, index: str, value: float) -> str:
+    """One value at the places that are named along a dimension: a choice, by which places those are."""
+    dim = dimension(b, x, dim)
+    shape, count = b.shape(x), b.shape(index)
+    require((*shape[:dim], *shape[dim + 1 :]) == (*count[:dim], *count[dim + 1 :]))
+    places = b.op("arange", start=0, stop=shape[dim], step=1, dtype=b.types[index].dtype)
+    column = reshape(b, places, (shape[dim], 1, *(1,) * (len(shape) - dim - 1)))
+    named = b.op("any", b.op("eq", unsqueeze(b, index, dim), column), dims=(dim + 1,), keepdim=False)
+    return b.op("where", named, b.scalar(value, b.types[x].dtype), x)
 
 
 @handles("index_put")

@@ -99,6 +99,6 @@ ROWS = [
     Row("sort_indices", along(), _sort_indices, f"{_SORT}[1]", dtype=_int64),
     Row("topk_values", along("k"), _topk_values, "{0}.topk({k}, dim={dim})[0]", saves=("result",)),
     Row("topk_indices", along("k"), _topk_indices, "{0}.topk({k}, dim={dim})[1]", dtype=_int64),
-    Row("histc", lambda shapes, attrs: ("a! -> n!", {"n": integer(attrs, "bins")}), _histc,
-        "{0}.histc({bins}, {low}, {high})", differentiable=False),
+    Row("histc", lambda shapes, attrs: ("a -> n!", {"n": integer(attrs, "bins")}), _histc,
+        "{0}.histc({bins}, {low}, {high})", fresh=True, differentiable=False),
 ]  # fmt: skip

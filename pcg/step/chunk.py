@@ -219,11 +219,9 @@ class Chunk:
     # ---- what is asked of it ----
 
     def blocks_of(self, occurrence: Occurrence, *, backward: bool = False) -> list[int]:
-        """The gathered blocks whose memory an operation reads, forward or backward."""
-        uses, saved = (
-            (self.uses[number] for number in (*occurrence.weights, *occurrence.views)),
-            occurrence.operation.saved,
-        )
+        """The gathered blocks whose memory an operation reads, forward or, what comes last first, backward."""
+        numbers, saved = (*occurrence.weights, *occurrence.views), occurrence.operation.saved
+        uses = [self.uses[number] for number in (numbers[::-1] if backward else numbers)]
         found = (use.block for use in uses if not backward or use.parameter.leaf in saved)
         return list(dict.fromkeys(block for block in found if block is not None))
 

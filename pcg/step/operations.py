@@ -8,9 +8,9 @@ from functools import cached_property
 from shardwright.pcg.analysis import computed_once, saved_by, summed_in_place, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.layout import R
+from shardwright.pcg.layout import R, local_blocks
 from shardwright.pcg.mesh import TIME
-from shardwright.pcg.moves import Move, fused_moves
+from shardwright.pcg.moves import SLICE, Move, fused_moves, source_of
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.operation import Operation
@@ -99,7 +99,17 @@ class Operations:
         inplace = forward == "" or (forward == "all_reduce" and summed_in_place(self.graph, start))
         alias = self._name(start) if inplace and start not in self.leaf_of else ""
         sums = bool(alias) and forward != ""
-        return self._operation(node, (start,))._replace(alias=alias, sums_in_place=sums, early=node.name in self._sums)
+        operation = self._operation(node, (start,))
+        if self._lies_in_batch(node, start, move):
+            return operation._replace(alias=self._name(start), num_bytes=0.0)
+        return operation._replace(alias=alias, sums_in_place=sums, early=node.name in self._sums)
+
+    def _lies_in_batch(self, node: Node, start: str, move: Move) -> bool:
+        """Whether it is a slice of an input that is a view: along the first dimension, in one piece."""
+        if move.collectives()[0] != SLICE or source_of(self.graph, start).op != "input":
+            return False
+        layouts, sizes = self.graph.types[node.name].layouts, self.graph.mesh.sizes
+        return layouts[move.axis].dim == 0 and local_blocks(layouts, move.axis, sizes) == 1
 
     def _operator(self, node: Node) -> Operation:
         row, kind, names = node.row, self.graph.types[node.name], [self._name(i) for i in node.inputs]
@@ -117,17 +127,23 @@ class Operations:
             num_bytes=0.0 if of_weight else operation.num_bytes,
             keeps=tuple(k for k in keeps if k not in self.parameters),
             saved=tuple(dict.fromkeys(leaf for leaf in leaves if leaf in self.parameters)),
-            mask_bytes=self._mask_bytes(node, "mask" in saved),
+            mask_bytes=self._mask_bytes(node, saved),
             apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
         )
 
-    def _mask_bytes(self, node: Node, drops: bool) -> float:
-        """Dropout keeps what it drops; every attention makes a mask of bools into one of numbers, and keeps that."""
+    def _mask_bytes(self, node: Node, saved: Sequence[int | str]) -> float:
+        """Dropout keeps what it drops; every attention makes a mask of bools into one of numbers, and keeps that.
+
+        Other rows say what they keep inside.
+        """
         types, mesh = self.graph.types, self.graph.mesh
         kind = types[node.name]
         if node.op == "sdpa" and kind.grad and len(node.inputs) > 3 and types[node.inputs[3]].dtype == "bool":
             return types[node.inputs[3]].local_bytes(mesh) * ITEM_BYTES[self.dtype(kind.dtype)]
-        return kind.local_bytes(mesh) / ITEM_BYTES[kind.dtype] if drops else 0.0
+        if "inside" in saved and node.row is not None:
+            dtype = self.dtype(types[next(iter(node.inputs))].dtype)
+            return node.row.inside_bytes(self.graph.local_shapes(node), dtype)
+        return kind.local_bytes(mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0
 
 
 def _apart(listed: Sequence[Operation]) -> list[Operation]:

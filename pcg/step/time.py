@@ -138,7 +138,7 @@ def _why_not(graph: Graph, node: Node) -> str:
     reader = node
     while reader.is_parallel and graph.users[reader.name]:
         reader = graph.by_name[graph.users[reader.name][0]]
-    source = reader.source.module and f" at {reader.source}"
+    source = f" at {reader.source}" if reader.source.module or reader.source.line else ""
     many = graph.mesh.num_microbatches
     kind = "it needs the whole batch (statistics or products of means over it)"
     if reader.op == OPAQUE:

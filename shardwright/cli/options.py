@@ -200,6 +200,13 @@ def search_options(command: Command) -> Command:
         per_microbatch=per_microbatch_option,
         precision=precision_option,
         reduce_dtype=reduce_dtype_option,
+        time_limit_s=click.option(
+            "--time-limit",
+            "time_limit_s",
+            type=float,
+            metavar="SECONDS",
+            help="End the search after so long, with the best plan so far and its bound; so does Ctrl-C.",
+        ),
         strict=click.option(
             "--strict", is_flag=True, help="An operator that cannot be split for want of a row is an error."
         ),

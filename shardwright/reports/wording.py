@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from math import ceil
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.groups import group_of
 from shardwright.cost.predict import Prediction
-from shardwright.cost.timeline.memory import Memory, verdict
+from shardwright.cost.timeline.memory import Memory, Stored, kept_bytes, verdict
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import MOVES
+from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import (
     AxisFacts,
     SplitAlong,
@@ -110,7 +112,27 @@ def remedies(plan: Plan) -> list[str]:
     if fits(plan):
         return []
     lines = [f"{remedy.what}: a step of {seconds(remedy.step_s)}" for remedy in found]
-    return lines or ["nothing was found that would fit: more devices, a smaller batch, offload or pipeline stages"]
+    lines = lines or ["nothing was found that would fit: more devices, a smaller batch, offload or pipeline stages"]
+    return [*_too_large(plan), *lines]
+
+
+def _too_large(plan: Plan) -> list[str]:
+    """The largest weight, where it does not fit even in equal slices."""
+    graph, num_devices = plan.graph, plan.cluster.num_devices
+    kept = {str(leaf.attr("target")): kept_bytes(_stored(graph.types[leaf.name]), plan.execution)
+            for leaf in graph.leaves("parameter")}  # fmt: skip
+    largest = max(kept, key=kept.__getitem__, default="")
+    usable = usable_bytes(plan)
+    if not largest or not usable or kept[largest] / num_devices <= usable:
+        return []
+    least = ceil(kept[largest] / usable)
+    each = f"{size(kept[largest] / num_devices)} on each of {num_devices} devices in equal slices"
+    states = "with its gradient and optimizer states"
+    return [f"{largest} alone takes {each}, {states}: at least {least} devices have to share it"]
+
+
+def _stored(kind: TensorType) -> Stored:
+    return Stored(kind.num_elements, kind.dtype, kind.grad, True, kind.dtype)
 
 
 def infeasible(plan: Plan) -> str:
@@ -199,7 +221,8 @@ def quality(plan: Plan) -> str:
     """How far the plan can be from the best one, as proven for what `SearchReport.bound_s` is a bound of."""
     report = plan.report
     meshes = plural(report.num_meshes, "mesh", "meshes")
-    searched = f"by the cost model without overlap; {meshes} searched in {seconds(report.seconds)}"
+    early = f", ended by {report.stopped} before it was through" if report.stopped else ""
+    searched = f"by the cost model without overlap; {meshes} searched in {seconds(report.seconds)}{early}"
     if not fits(plan):
         return f"no plan within memory was found; this is the smallest, {searched}"
     if report.bound_s <= 0:

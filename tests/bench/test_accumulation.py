@@ -62,7 +62,7 @@ def test_the_section_replaces_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
         accumulation.write(section(TINY, 2, times, dict.fromkeys(times, 3_000_000)))
     text = page.read_text()
     assert text.startswith("# Page\n\ntext\n\n## ")
-    line = "| 4 | zero-3 | FSDP2 | 2.00 (2.00–2.00) | **missed** | 1000 ms | 500 ms | 3 MB | 3 MB |"
+    line = "| 4 | zero-3 | FSDP2 | 2.00 (2.00–2.00) | **missed** | 2.00 (2.00–2.00) | 1000 ms | 500 ms | 3 MB | 3 MB |"
     assert text.count(line) == 1
     assert text.count("**missed**") == len(PAIRS)
     assert "obsolete" not in text

@@ -23,11 +23,13 @@ from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.outside import Outside
 from shardwright.lowering.tape import Tape
+from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import DistributedError, PlanError
-from shardwright.pcg.graph import Graph
+from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.search.plan import Plan, SearchReport
 from tests.each import each
 from tests.lowering.parallelize import follow, parallelize
@@ -91,6 +93,35 @@ def test_gradients_are_sent_in_another_dtype(name: str) -> None:
     before, after = one - other, other - one
     assert after
     assert after == Counter({m._replace(num_bytes=m.num_bytes // 2): times for m, times in before.items()})
+
+
+def routed(layers: int = 3) -> Graph:
+    """Networks of experts, each with its two matrices in blocks of their own, which are stored in slices."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (8192, 512), "float32", "x")
+    given = [b.leaf(name, "input", (8192, 2), dtype, name) for name, dtype in (("index", "int64"), ("w", "float32"))]
+    y = x
+    for number in range(layers):
+        b.at(f"y{number}", Source(f"layers.{number}.experts"))
+        shapes = {"up": (8, 8192, 512), "down": (8, 512, 8192)}
+        held = [
+            b.leaf(f"{name}{number}", "parameter", shape, "float32", f"layers.{number}.experts.{name}", grad=True)
+            for name, shape in shapes.items()
+        ]
+        turned = [b.op("permute", name, dims=(0, 2, 1)) for name in held]
+        y = b.op("add", y, b.op("experts", y, *given, *turned, activation="relu"))
+    graph = b.graph([("loss", b.op("sum", b.op("mul", y, y), dims=(0, 1), keepdim=False))])
+    mesh = Mesh.of(dp=8)
+    storage = {str(n.attr("target")): (S(0),) for n in (*graph.leaves("parameter"), *graph.leaves("input"))}
+    return parallelize(graph, mesh, follow(graph, mesh, (0,)), storage)
+
+
+@each("zero", ["kept", "zero-3"])
+def test_experts(zero: Zero) -> None:
+    """Backward gathers first what it needs first, and nothing twice: the second matrices before the first."""
+    graph = routed()
+    found = report(with_lifetimes(graph, {leaf.name: zero for leaf in graph.leaves("parameter")}))
+    assert found.messages == found.run.messages, str(found)
 
 
 def test_ranks_stand_for_each_other() -> None:

@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.pcg.aten import HANDLERS, Ref, dtype_name, find_handler, lift
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.capture import _Importer
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.exporting import export
 from shardwright.pcg.graph import OPAQUE, Graph
+from shardwright.pcg.importing import Importer
 from shardwright.pcg.interpret import run_serial
 from tests.each import each
 from tests.pcg.aten_cases.catalogue import CASES, TOPICS, UNCOVERED, Case
@@ -105,7 +105,7 @@ def lift_all(catalogue: Mapping[str, Sequence[Case]]) -> dict[str, Lifted]:
     """One export for all, because an export takes its time whatever is in it."""
     probe = Calls([one for cases in catalogue.values() for one in cases])
     exported = export(probe, probe, {}, None)
-    graph, constants = _Importer(probe, exported, {}, 1, lambda module: False).run()
+    graph, constants = Importer(probe, exported, {}, 1, lambda module: False).run()
     named = dict(probe.named_parameters()) | dict(probe.named_buffers()) | constants
     leaves = {node.name: named[str(node.attr("target"))] for node in graph.nodes if node.is_leaf}
     after = copy.deepcopy(probe)

@@ -519,8 +519,30 @@ def test_mutated_inputs_are_refused() -> None:
             x.add_(1)
             return self.inner(x).sum()
 
-    with pytest.raises(CaptureError, match="the model mutates its input 'x' in place; clone it first"):
+    with pytest.raises(
+        CaptureError, match=r"^model \(test_capture\.py:\d+\): the model mutates its input 'x' in place; clone it first"
+    ):
         capture(Mutating(), {"x": BATCH["x"].clone()})
+
+
+def test_refusals_inside_no_grad_name_the_module_and_its_forward() -> None:
+    """Torch has no line of what runs there: rotary embeddings with complex numbers of transformers."""
+
+    class Rotary(nn.Module):
+        @torch.no_grad()
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.polar(torch.ones_like(x), x).real
+
+    class Turned(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rotary = Rotary()
+
+        def forward(self, x: Tensor) -> Any:
+            return (self.inner(x).mean() * self.rotary(x)).sum()
+
+    with pytest.raises(CaptureError, match=r"^rotary \(test_capture\.py:\d+\): aten\.polar.*a result is complex64"):
+        capture(Turned(), BATCH)
 
 
 def test_mutated_parameters_are_refused() -> None:
@@ -532,7 +554,9 @@ def test_mutated_parameters_are_refused() -> None:
         def forward(self, x: Tensor) -> Any:
             return self.inner(self.tokens(x.long() % 6)).sum()
 
-    with pytest.raises(CaptureError, match=r"mutates its parameter 'tokens\.weight' in place; clone it first"):
+    with pytest.raises(
+        CaptureError, match=r"^tokens \(.*:\d+\): .*mutates its parameter 'tokens\.weight' in place; cl"
+    ):
         capture(Renormed(), BATCH)
 
 

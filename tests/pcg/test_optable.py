@@ -50,6 +50,9 @@ def test_names_are_unique() -> None:
         ("conv2d", [(4, 12, 7, 9), (16, 12, 3, 2)],
          {"groups": 1, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}, 2 * 4 * 12 * 16 * 3 * 2 * 5 * 8),
         ("grouped_mm", [(24, 8), (4, 8, 12), (4,)], {}, 2 * 24 * 8 * 12),
+        ("expert_linear", [(24, 1, 8), (4, 8, 12), (24, 2)], {}, 2 * 24 * 2 * 8 * 12),
+        ("experts", [(24, 8), (24, 2), (24, 2), (4, 8, 40), (4, 20, 12)], {"activation": "silu"},
+         2 * 24 * 2 * (8 * 40 + 20 * 12)),
         ("reshape", [(4, 8)], {"shape": (32,)}, 0),
         ("add", [(4, 8), (8,)], {}, 32),
         ("sum", [(4, 8)], {"dims": (1,), "keepdim": False}, 32),
@@ -108,9 +111,10 @@ def test_every_row_is_complete(row: Row) -> None:
             assert list(partial) == sorted(set(partial))
             assert all(i < len(one.operands) for i in partial)
         for item in row.saves:
-            assert item in ("result", "mask") or int(item) < max(len(s.operands) for s in SAMPLES[row.name])
+            assert item in ("result", "mask", "inside") or int(item) < max(len(s.operands) for s in SAMPLES[row.name])
         names = {f.name for f in row.signature(one.shapes, one.attrs).factors}
         assert set(row.outside) <= names
+        assert ("inside" in row.saves) == (row.inside is not None)
         assert row.offset is None or row.offset in names
 
 

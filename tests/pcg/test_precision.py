@@ -28,8 +28,8 @@ ONLY_ON_GPUS = {
     "layer_norm", "rms_norm",
 }  # fmt: skip
 """What `torch.autocast` widens on GPUs, and on CPUs runs in the dtype that it comes in."""
-NOT_IN_ITS_LISTS = {"grouped_mm"}
-"""A product that `torch.autocast` leaves alone, which in fp32 would be none of a GPU's fast ones."""
+NOT_IN_ITS_LISTS = {"expert_linear", "grouped_mm"}
+"""Products that `torch.autocast` leaves alone, which in fp32 would be none of a GPU's fast ones."""
 
 
 def operands(sample: Sample, dtype: torch.dtype) -> list[Tensor]:

@@ -87,3 +87,22 @@ def test_what_cannot_fall_into_blocks_is_refused() -> None:
     held = [replace(t, layouts=(R,)) for t in (table, index)]
     with pytest.raises(LayoutError, match="embedding needs consecutive parts along 'v'; split it without blocks"):
         infer(lookup, held, mesh)
+
+
+def test_experts_that_no_axis_divides_are_split_by_their_hidden_units() -> None:
+    """Each device has its units of gate and value, which one parameter holds, transposed: `S(1,2)` of it."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (12, 8), "float32", "x")
+    index, weights = (
+        b.leaf("index", "input", (12, 2), "int64", "index"),
+        b.leaf("weights", "input", (12, 2), "float32", "weights"),
+    )
+    up = b.leaf("up", "parameter", (3, 32, 8), "float32", "up", grad=True)
+    down = b.leaf("down", "parameter", (3, 8, 16), "float32", "down", grad=True)
+    turned = [b.op("permute", name, dims=(0, 2, 1)) for name in (up, down)]
+    y = b.op("experts", x, index, weights, *turned, activation="silu")
+    graph = b.graph([("loss", b.op("sum", b.op("mul", y, y), dims=(0, 1), keepdim=False))])
+    found = Planner(cluster(4), Certified()).solve(graph, Mesh.of(tp=4), ("tensor",), "tp").graph
+    assert next(found.leaves("experts")).split == ("f",)
+    layouts = [str(found.types[node.name].layouts[0]) for node in found.leaves("parameter")]
+    assert layouts == ["S(1,2)", "S(2)"]

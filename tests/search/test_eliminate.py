@@ -13,9 +13,9 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import eliminate
 from shardwright.search.building import ProblemBuilder
-from shardwright.search.eliminate import Eliminator, Solution, minimize_last
+from shardwright.search.eliminate import Eliminator, minimize_last
 from shardwright.search.interning import Interned, Interner
-from shardwright.search.problem import Problem
+from shardwright.search.problem import Problem, Solution
 from shardwright.search.pruning import Reparametrization
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp, num_made

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import eliminate
+from shardwright.search import eliminate, pruning
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.conditioning import improved
 from shardwright.search.eliminate import Eliminator
@@ -146,3 +146,17 @@ def exact(part: Model) -> tuple[int, ...]:
 
 def exact_cost(problem: Problem) -> float:
     return Eliminator(Interner()).solve(problem).objective
+
+
+def test_choices_are_dominated_alike_however_many_are_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ties and infinities, of which the cheaper choices by what is finite come first."""
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        own, tables = rng.integers(0, 3, 9) * 1.0, [rng.integers(0, 3, (9, 2)) * 1.0 for _ in range(2)]
+        for costs in (own, *tables):
+            costs[rng.random(costs.shape) < 0.2] = np.inf
+        with monkeypatch.context() as patch:
+            patch.setattr(pruning, "_AT_ONCE", 0)
+            one_by_one = pruning.undominated(own, tables)
+        assert pruning.undominated(own, tables).tolist() == one_by_one.tolist()
+        assert len(one_by_one) < 9

@@ -136,6 +136,7 @@ def test_a_plan_of_another_cluster_size_is_refused(plan: Plan) -> None:
         (("prediction", "step_s"), -1, "prediction.step_s: expected at least 0, got -1"),
         (("prediction", "step_s"), "fast", "prediction.step_s: expected a number, got 'fast'"),
         (("prediction", "serial_s"), 1.0, "its parts together, got 1.0"),
+        (("report", "bound_s"), 1e9, "report.bound_s: expected at most "),
         (("prediction", "memory", "slack_bytes"), None, "memory.slack_bytes: expected an integer, got None"),
         (("alternatives", 0, "mesh"), {"dp": 2}, "alternatives[0].mesh: [dp=2] has 2 devices, the cluster 4"),
         (("alternatives", 0, "mesh"), {"class": 4}, "axis name 'class' is not an identifier"),

@@ -18,11 +18,14 @@ from shardwright.reports.facts import fits
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.wording import quality
 from shardwright.search.check import check_plan
+from shardwright.search.leaves import LeafSearch
+from shardwright.search.plan import Rewrite
 from shardwright.search.planner import Planner
 from shardwright.search.solving import within_memory
 from shardwright.search.spaces import meshes
+from shardwright.substitutions.catalogue import CATALOGUE
 from tests.each import each
-from tests.search.graphs import cluster, every_choice, mlp
+from tests.search.graphs import blocks, cluster, every_choice, mlp
 
 FAST, SLOW = 1e12, 1e7
 
@@ -273,3 +276,26 @@ def test_a_graph_without_a_loss_is_told() -> None:
             GraphError, match=r"the graph has no output 'loss', only \[.*\]; a graph to plan gives a loss"
         ):
             Planner(cluster(2), every_choice).plan(made)
+
+
+def test_no_plan_that_people_choose_takes_the_place_of_the_one_that_is_asked_for() -> None:
+    """Data parallelism is faster here than slices that are gathered."""
+    graph = blocks(layers=2)
+    for roles, mesh in ((("zero",), Mesh.of(x=2)), (("tensor",), Mesh.of(y=2))):
+        assert planner(2).plan(graph, mesh=mesh, roles=roles).mesh == mesh
+
+
+def test_rewrites_that_leave_nothing_to_make_again_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention that is written out may be another thing after a rewrite; what is asked for goes first."""
+    graph = GraphBuilder()
+    x, target = (graph.leaf(name, "input", (8, 4, 16), "float32", name) for name in "xy")
+    q, k, v = (graph.op("linear", x, graph.leaf(name, "parameter", (16, 16), "float32", name, True)) for name in "qkv")
+    scores = graph.op("softmax", graph.op("matmul", q, graph.op("permute", k, dims=(0, 2, 1))), dim=2)
+    loss = graph.op("sum", graph.op("mul", graph.op("matmul", scores, v), target), dims=(0, 1, 2), keepdim=False)
+    found = planner(2)
+    found.rules = CATALOGUE
+    monkeypatch.setattr(LeafSearch, "improve", lambda *solved: (Rewrite("x", "y", ()),))
+    monkeypatch.setattr("shardwright.search.planner.replay", lambda *rewrites: mlp())
+    plan = found.plan(graph.graph([("loss", loss)]), mesh=Mesh.of(x=2), recompute="selective", microbatches=1)
+    assert plan.execution.recompute == "selective"
+    assert plan.report.rewrites == ()

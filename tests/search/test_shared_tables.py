@@ -177,7 +177,7 @@ def test_a_ring_needs_tables_of_three() -> None:
     assert largest == 4**3
     for far in ((0, 3), (1, 4)):
         made.edges[far] = made.edges[0, 5]
-    made.order = None
+    made.order, made.solved = None, {}
     assert order_of(made)[1] == 4**4
 
 

@@ -250,6 +250,16 @@ def test_what_would_fit_is_told_where_nothing_does() -> None:
     assert Plan.from_json(plan.to_json()).report.remedies == plan.report.remedies
 
 
+def test_a_weight_that_no_slice_of_fits_is_named() -> None:
+    """With its gradient and two moments it takes four times its bytes; half of that is more than there is."""
+    graph = mlp(8, 256, 1024, layers=1)
+    plan = limited(planner(), 4 * 256 * 1024 * 4 // 2 - 1000).plan(graph)
+    assert not fits(plan)
+    assert "up alone takes 2.10 MB on each of 2 devices in equal slices, with its gradient and optimizer" in str(
+        PlanReport(plan)
+    )
+
+
 def test_what_is_estimated_only_says_so() -> None:
     """Weights of odd sizes are whole on every device; stages share them out."""
     graph = mlp(8, 255, 1023, layers=4)

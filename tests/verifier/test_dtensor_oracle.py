@@ -42,6 +42,7 @@ NO_PARTIAL = "DTensor does not know that the operator is linear in this operand 
 NO_OPERATOR = "DTensor has no strategy for the operator, or takes it apart into some without"
 TAKES_APART = "DTensor takes the product apart into views that it cannot keep sharded, because one operand is broadcast"
 OWN_MASK = "DTensor marks the indices first, without communication; its partial sums then carry the mask of its own"
+SORTS = "DTensor sorts the rows of all tokens together, which no shard of them is part of"
 WRONG_CONV = "DTensor's handler of convolutions looks at the batch and the width only: it names a wrong placement"
 
 DIFFERENCES = (
@@ -61,6 +62,8 @@ DIFFERENCES = (
     Difference("conv2d", "P0 P1 c f", "R", WRONG_CONV),
     Difference("conv2d", "b", REFUSES, "DTensor runs the shards with all groups, which the kernel refuses"),
     Difference("grouped_mm", "*", REFUSES, NO_OPERATOR),
+    *(Difference(row, "*", REFUSES, NO_OPERATOR) for row in ("expert_linear", "experts")),
+    *(Difference(row, "*", REDISTRIBUTES, SORTS) for row in ("expert_linear", "experts")),
     Difference("embedding_bag", "*", REFUSES, NO_OPERATOR),
     Difference("sdpa", "*", REFUSES, "the kernel for grouped heads or partial values is taken apart into views and "
                "sums that do not take these shards"),
@@ -127,7 +130,6 @@ OFFERED: dict[tuple[str, str], str] = {
     ("sdpa", "R R S(3) -> S(3)"): STRICTER,
     ("sdpa", "R R P R -> P"): STRICTER,
     ("sdpa", "R R S(3) R -> S(3)"): STRICTER,
-    ("histc", "S(0) -> P"): STRICTER,
     ("amax", "S(0) -> P(max)"): NO_MAXIMA,
     ("amax", "S(1) -> P(max)"): NO_MAXIMA,
     ("amax", "S(2) -> P(max)"): NO_MAXIMA,

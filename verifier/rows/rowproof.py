@@ -7,13 +7,14 @@ from functools import lru_cache
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.optable import ROWS, keep_attrs
-from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.pattern import FactorDims, Pattern
+from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, z3
 from shardwright.verifier.proof import Failure, Proof
 from shardwright.verifier.rows.attributes import attribute_claims
-from shardwright.verifier.rows.claims import Claim, Encoding, K, body_claim, sum_claim, tensor_claims
+from shardwright.verifier.rows.claims import Claim, Encoding, K, holds_alone, position_claims, sum_claim, tensor_claims
 from shardwright.verifier.rows.semantics import BODIES, IndexTerm, terms
 from shardwright.verifier.solver import is_valid, premises, refute
 
@@ -83,22 +84,33 @@ def _failed_term(rule: RowRule, term: IndexTerm, used: set[str]) -> Failure | No
 @lru_cache(maxsize=65536)
 def _broken_claim(term: IndexTerm, factor: str | None, told: bool, localizing: str, localized: bool) -> Failure | None:
     """The first claim that does not hold. Rows with equal patterns and bodies share the answer."""
-    encoding = Encoding(term.pattern, factor)
+    encoding, tensors = Encoding(term.pattern, factor), _open(term, factor)
     with premises(encoding.given) as known:
-        for title, formula in _claims(term, encoding, told, localizing, localized):
+        for title, formula in _claims(term, tensors, encoding, told, localizing, localized):
             if not known.imply(formula):
                 return refute(f"{term.title}: {title}", formula, encoding.given, encoding.sizes)
     return None
 
 
-def _claims(term: IndexTerm, encoding: Encoding, told: bool, localizing: str, localized: bool) -> Iterator[Claim]:
+_Tensor = tuple[str, FactorDims, Placement]
+
+
+def _open(term: IndexTerm, factor: str | None) -> list[_Tensor]:
+    """The tensors of which more is asked than what holds of each of them alone."""
+    titles = (*(f"operand {number}" for number in range(len(term.operands))), "the result")
+    tensors = zip(titles, term.pattern.tensors, (*term.operands, term.result), strict=True)
+    return [(title, dims, placement) for title, dims, placement in tensors if not holds_alone(dims, placement, factor)]
+
+
+def _claims(
+    term: IndexTerm, tensors: list[_Tensor], encoding: Encoding, told: bool, localizing: str, localized: bool
+) -> Iterator[Claim]:
     if localizing:
         yield from attribute_claims(localizing, encoding, localized)
-    for number, (dims, placement) in enumerate(zip(term.pattern.operands, term.operands, strict=True)):
-        yield from tensor_claims(encoding, f"operand {number}", dims, placement)
-    yield from tensor_claims(encoding, "the result", term.pattern.result, term.result)
+    for title, dims, placement in tensors:
+        yield from tensor_claims(encoding, title, dims, placement)
     yield sum_claim(encoding, term)
-    yield body_claim(encoding, term, told)
+    yield from position_claims(encoding, term, told)
 
 
 def _linearity(rule: RowRule, term: IndexTerm, used: set[str]) -> Failure | None:

@@ -83,6 +83,8 @@ def _first(x: list[Number]) -> Number:
     return x[0]
 
 
+_hidden = z3.Function("hidden", z3.RealSort(), z3.RealSort(), z3.RealSort())
+
 BODIES: dict[str, Callable[[list[Number]], Number]] = {
     **dict.fromkeys(("cast", "detach", "reshape", "permute", "expand", "slice", "contiguous", "sum", "flip"), _first),
     **dict.fromkeys(("linear", "matmul", "mul"), lambda x: x[0] * x[1]),
@@ -91,6 +93,8 @@ BODIES: dict[str, Callable[[list[Number]], Number]] = {
     "sub": lambda x: x[0] - x[1],
     "div": lambda x: x[0] / x[1],
     "where": lambda x: z3.If(x[0] != 0, x[1], x[2]),
+    "expert_linear": lambda x: z3.If(x[2] == z3.Real("position"), x[0] * x[1], z3.RealVal(0)),
+    "experts": lambda x: z3.If(x[1] == z3.Real("position"), x[2] * _hidden(x[0], x[3]) * x[4], z3.RealVal(0)),
     **dict.fromkeys(("embedding", "pick"), lambda x: z3.If(x[1] == z3.Real("position"), x[0], z3.RealVal(0))),
 }
 """Bodies that are written out, for cells that are numbers: their linearity is proven, not taken from the row."""

@@ -71,17 +71,22 @@ def test_a_move_is_priced_as_its_collectives(before: Layout, after: Layout, forw
         assert COSTS.move_s(TensorClass((64, 48), "bfloat16", True), state, move) == pytest.approx(to + back)
 
 
+def run_by(costs: MoveCosts, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
+    """All collectives of a move in a step."""
+    return tuple(name for name, _, times in costs.sent_bytes(tensor, state, move, 1.0) for _ in range(times))
+
+
 @each(("before", "after", "forward", "backward"), MOVES)
 def test_what_a_move_runs(before: Layout, after: Layout, forward: str, backward: str) -> None:
     move = Move(0, before, after)
     again = (forward,) if forward == "all_gather" else ()
     state = (before, R)
     stored = replace(TENSOR, stored=True)
-    assert COSTS.collectives_of(TENSOR, state, move) == (forward, backward)
-    assert COSTS.collectives_of(stored, state, move) == (forward, backward)
-    assert COSTS.collectives_of(replace(stored, again=True), state, move) == (forward, *again, backward)
-    assert COSTS.collectives_of(replace(stored, grad=False), state, move) == (forward,)
-    assert COSTS.collectives_of(replace(stored, grad=False, again=True), state, move) == (forward, *again)
+    assert run_by(COSTS, TENSOR, state, move) == (forward, backward)
+    assert run_by(COSTS, stored, state, move) == (forward, backward)
+    assert run_by(COSTS, replace(stored, again=True), state, move) == (forward, *again, backward)
+    assert run_by(COSTS, replace(stored, grad=False), state, move) == (forward,)
+    assert run_by(COSTS, replace(stored, grad=False, again=True), state, move) == (forward, *again)
 
 
 @each(("before", "after", "forward", "backward"), MOVES)
@@ -91,13 +96,13 @@ def test_what_differs_from_microbatch_to_microbatch_moves_in_each(
     costs, move = MoveCosts(CLUSTER, Mesh(("mb", "a", "b"), (4, *SIZES))), Move(1, before, after)
     again = (forward,) if forward == "all_gather" else ()
     stored = replace(TENSOR, stored=True, again=True)
-    assert costs.collectives_of(TENSOR, (R, before, R), move) == (forward,) * 4 + (backward,) * 4
-    assert costs.collectives_of(stored, (R, before, R), move) == (forward, backward)  # kept for all of a step
-    counted = {zero: Counter(costs.collectives_of(replace(stored, zero=zero), (C, before, R), move)) for zero in ZEROS}
+    assert run_by(costs, TENSOR, (R, before, R), move) == (forward,) * 4 + (backward,) * 4
+    assert run_by(costs, stored, (R, before, R), move) == (forward, backward)  # kept for all of a step
+    counted = {zero: Counter(run_by(costs, replace(stored, zero=zero), (C, before, R), move)) for zero in ZEROS}
     assert counted["zero-3"] == Counter((forward, *again, backward) * 4)
     assert counted["kept"] == Counter((forward, backward) * 4)
     assert counted["zero-2"] == Counter((forward,) * (1 if again else 4) + (backward,) * 4)
-    made_again = costs.collectives_of(replace(TENSOR, twice=True), (C, before, R), move)
+    made_again = run_by(costs, replace(TENSOR, twice=True), (C, before, R), move)
     assert Counter(made_again) == Counter((forward, forward, backward) * 4)
     for zero, time in product(ZEROS, (C, R)):
         priced = costs.move_s(replace(stored, zero=zero), (time, before, R), move)

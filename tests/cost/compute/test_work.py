@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,9 +18,11 @@ from shardwright.cost.clusters.device import Device
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import WORK_KINDS, Passes
+from shardwright.lowering import kernels
 from shardwright.pcg.graph import Node, required_layouts
 from shardwright.pcg.layout import R, shard_order
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.rows.experts import IMBALANCE
 from shardwright.pcg.types import TensorType
 from tests.each import each
 
@@ -186,7 +189,10 @@ def test_every_operator_has_work(probe: Any) -> None:
 
 @each("probe", dispatch_probes("float32"), ids=lambda probe: probe.op)
 def test_splitting_never_makes_more_work(probe: Any) -> None:
-    """In two along each factor that may be split: no device has more FLOPs than before, contractions have half."""
+    """In two along each factor that may be split: no device has more FLOPs than before, contractions have half.
+
+    Of experts the fullest device counts.
+    """
     shapes = [tuple(2 * extent for extent in shape) for shape in probe.shapes]
     attrs = dict(probe.attrs)
     if probe.op in ("reshape", "expand", "concat", "slice", "conv2d", "embedding_bag"):
@@ -203,5 +209,56 @@ def test_splitting_never_makes_more_work(probe: Any) -> None:
             continue
         part = flops(before.passes((factor.name,), tuple((x,) for x in operands), (result,)))
         assert all(mine <= all_ for mine, all_ in zip(part, whole_flops, strict=True)), factor
-        if row.contraction:
-            assert part[0] * 2 == whole_flops[0], factor
+        if row.contraction and (probe.op, factor.name) != ("experts", "o"):  # of which only the last product has it
+            fullest = IMBALANCE if factor.name == row.offset else 1.0
+            assert part[0] * 2 == pytest.approx(fullest * whole_flops[0], rel=1e-12), factor
+
+
+# ---- experts ----
+
+EXPERTS = [(24, 12), (24, 4), (24, 4), (8, 12, 32), (8, 16, 20)]
+
+
+def experts(split: str, size: int) -> tuple[NodeCost, Passes, float]:
+    """A network of experts under a split: its passes, and what it keeps inside."""
+    cost = costed("experts", EXPERTS, {"activation": "silu"}, (size,), {1: "int64"})
+    assert cost.signature is not None
+    needs, result = required_layouts(cost.signature, split, len(EXPERTS), ROWS["experts"])
+    layouts = tuple((need,) for need in needs)
+    cost.kept = ("inside",)
+    return cost, cost.passes((split,), layouts, (result,)), cost.kept_bytes(layouts, (result,))
+
+
+def products(passes: Passes) -> float:
+    return sum(work.flops for work in (*passes.forward, *passes.backward) if work.kind == "matmul")
+
+
+@each(("split", "size", "part"), [("_0", 4, 1 / 4), ("k", 4, 1 / 4), ("f", 4, 1 / 4), ("e", 4, IMBALANCE / 4)])
+def test_experts_are_divided_by_tokens_units_and_number(split: str, size: int, part: float) -> None:
+    """Where experts are split, a step waits for the device that has most rows."""
+    (cost, whole, kept), (_, mine, own) = experts("R", size), experts(split, size)
+    assert products(whole) == 3 * ROWS["experts"].flops(cost.signature)  # type: ignore[arg-type]
+    assert products(mine) == pytest.approx(part * products(whole))
+    assert own == pytest.approx(kept * (part if split != "f" else (12 + 64 / 4 + 20) / (12 + 64 + 20)))
+    assert (whole.groups, mine.groups) == (16, 4 if split == "e" else 16)
+
+
+def test_experts_keep_inside_what_autograd_keeps() -> None:
+    """Beside weights and indices."""
+    names = [torch.randn(shape) for shape in EXPERTS]
+    names[1] = torch.arange(96).reshape(24, 4) % 8
+    operands = [x.requires_grad_() if x.is_floating_point() else x for x in names]
+    own, kept = {x.untyped_storage().data_ptr() for x in operands}, dict[int, int]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and tensor.is_floating_point():
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        x, index, weights, up, down = operands
+        result = kernels.experts(x, index, weights, up, down, "silu", None)
+    small = 96 * 4  # the weights in the order of the rows
+    assert sum(kept.values()) == experts("R", 1)[2] + small
+    assert result.shape == (24, 20)

@@ -15,12 +15,15 @@ from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operation
 from shardwright.pcg.step.precisions import DTYPES, PRECISIONS, Precision
 from shardwright.pcg.types import ITEM_BYTES
+from shardwright.search.planner import Planner
+from shardwright.search.restrict import DATA
 from tests.each import each
-from tests.search.graphs import cluster
+from tests.search.graphs import cluster, every_choice
 
 WIDTH = 4096
 precisions = each("precision", PRECISIONS)
@@ -136,3 +139,20 @@ def test_a_graph_in_16_bits_keeps_its_values(own: str, precision: Precision) -> 
     with pytest.raises(PlanError) as error:
         linear(precision, gpu, own)
     assert str(error.value) == f"precision '{precision}': expected parameters in {good}, got {own}; {advice}"
+
+
+def test_the_gradient_of_a_weight_that_the_program_casts_takes_its_time() -> None:
+    """Its readers see an activation, so their backward is in one part; all of it is in the timeline."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (64, 512), "bfloat16", "x")
+    w, v = (b.leaf(name, "parameter", (512, 512), "float32", name, grad=True) for name in ("w", "v"))
+    y = b.op("relu", b.op("linear", x, b.op("cast", w, dtype="bfloat16")))
+    y = b.op("linear", y, b.op("cast", v, dtype="bfloat16"))
+    graph = b.graph([("loss", b.op("sum", y, dims=(0, 1), keepdim=False))])
+    machine = cluster(2)
+    found = Planner(machine, every_choice).solve(graph, Mesh.of(x=2), (DATA,), "data")
+    steps = Steps(found.graph, machine, Execution())
+    products = [o for o in steps.listed if found.graph.by_name[o.name].op == "linear"]
+    assert [(o.apart, steps.costs[o.name].weight_s) for o in products] == [(False, 0.0)] * 2
+    nodes_s = found.prediction.compute_s + found.prediction.optimizer_s
+    assert simulate(program(found.graph, machine)).busiest.compute_s == pytest.approx(nodes_s, rel=1e-2)

@@ -62,6 +62,12 @@ LOOKUPS: dict[str, list[Case]] = {
         case(lambda x, i: x.gather(0, i), real(3, 4), ints(3, 5, 2)),
         case(lambda x, i: x.take_along_dim(i, 0), real(3, 4), ints(3, 2, 4)),
     ],
+    "scatter.value": [
+        case(lambda x, i: x.scatter(1, i, 1), real(3, 4), ints(4, 3, 2)),
+        case(lambda x, i: x.scatter(0, i, -2.5), real(3, 4), ints(3, 2, 4)),
+        case(lambda x, i: x.scatter(-1, i, 7), ints(9, 2, 3, 4), ints(4, 2, 3, 6)),
+        case(lambda x, i: x.scatter(1, i, True), flags(3, 4), ints(4, 3, 1)),
+    ],
     "index_put": [
         case(lambda x, i, v: x.index_put((i,), v), real(5), tensor(3, 0), real(2)),
         case(lambda x, i, v: x.index_put((i,), v), real(5), tensor(-1, 1), real()),

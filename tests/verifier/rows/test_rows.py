@@ -10,15 +10,15 @@ import pytest
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import is_float
-from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.pattern import Pattern, letter
 from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.verifier.falsifiers.falsify import Counterexample, falsify
-from shardwright.verifier.logic import z3
-from shardwright.verifier.rows import attributes, rowproof
+from shardwright.verifier.logic import Formula, z3
+from shardwright.verifier.rows import attributes, claims, rowproof
 from shardwright.verifier.rows.claims import Encoding, tensor_claims
 from shardwright.verifier.rows.rowproof import prove
 from shardwright.verifier.rows.semantics import adjoint, forward
-from shardwright.verifier.solver import refute
+from shardwright.verifier.solver import Premises, refute
 from tests.each import each
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import DEGREES, Case, admits, cases
@@ -137,7 +137,29 @@ def test_vocabulary_parallel_embedding_needs_its_offset() -> None:
     assert prove(true).certified
     failure = prove(replace(true, local=())).failure
     assert failure is not None
-    assert failure.claim == "forward: equal cells and positions"
+    assert failure.claim == "forward: equal positions along a"
+
+
+def test_questions_about_a_concatenation_do_not_grow_with_its_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One gradient per operand, and every operand in each of them: a dense block has dozens."""
+    asked = list[int]()
+
+    def count(self: Premises, formula: Formula) -> bool:
+        asked[-1] += 1
+        return imply(self, formula)
+
+    imply = Premises.imply
+    monkeypatch.setattr(Premises, "imply", count)
+    for num_operands in (2, 4, 20):
+        claims._holds.cache_clear()
+        rowproof._broken_claim.cache_clear()
+        asked.append(0)
+        operands = [f"a {letter(2 + i)}! b" for i in range(num_operands)]
+        pattern = f"{', '.join(operands)} -> a {letter(2 + num_operands)}! b"
+        assert prove(rule("concat", pattern, num_operands, "b")).certified
+        terms = 1 + num_operands
+        asked[-1] -= terms  # of each, how many terms are summed
+    assert asked[0] == asked[1] == asked[2] > 0
 
 
 def test_attributes_are_proven_by_running_the_rows_own_localize() -> None:

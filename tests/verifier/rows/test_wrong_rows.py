@@ -21,7 +21,6 @@ from tests.verifier.rows.test_semantics import EVERY, Array, evaluate, pick, siz
 TRUE_SPLITS = {
     ("any", "b"),  # NumPy adds bools by "or"; partial values are sums of numbers
     ("any", "c"),
-    ("histc", "a"),  # counts add up
     ("gather", "d"),  # each index picks for itself
     ("sdpa", "g"),  # the features of the values
 }

@@ -1,0 +1,258 @@
+"""A serial graph from what `torch.export` gives: every ATen node becomes rows of the op table.
+
+Tied weights are one leaf; buffers that the model mutates are outputs of the graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_flatten_with_path
+
+from shardwright.pcg.aten import IGNORED, Ref, dtype_name, lift
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.errors import CaptureError, GraphError
+from shardwright.pcg.exporting import is_library, line_of
+from shardwright.pcg.graph import Graph, Source
+from shardwright.pcg.regions import Regions
+from shardwright.pcg.routing import per_token
+
+LOSS = "loss"
+
+
+def tied_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Every parameter's qualified names, keyed by the first of them."""
+    return names_by_first(dict(model.named_parameters(remove_duplicate=False)))
+
+
+def names_by_first(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
+    """All names of every tensor, keyed by the first of them."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
+    return {group[0]: tuple(group) for group in names.values()}
+
+
+def _constant_name(target: str, value: torch.Tensor) -> str:
+    """Export numbers the tensors that forward makes, as it comes upon them; they are named by their elements here."""
+    if re.fullmatch(r"lifted_tensor_\d+", target) is None or isinstance(value, FakeTensor):
+        return target
+    digest = hashlib.sha256(f"{value.dtype}{list(value.shape)}".encode())
+    digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f"constant_{digest.hexdigest()[:16]}"
+
+
+def _source(node: torch.fx.Node) -> Source:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    module = stack[-1][0].removeprefix("L['self']").lstrip(".").removeprefix("model").lstrip(".") if stack else ""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [
+        (f, n) for f, n in frames if not (is_library(f) or f.startswith("<") or Path(f).parent == Path(__file__).parent)
+    ]
+    return Source(module, f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "")
+
+
+def flat_batch(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves of a batch by key, those inside a nest too: `pixels`, `boxes.0`."""
+    leaves = tree_flatten_with_path(dict(batch))[0]
+    return {".".join(str(getattr(p, "key", getattr(p, "idx", p))) for p in path): value for path, value in leaves}
+
+
+class Importer:
+    """Walks an exported program once and appends rows to a builder."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        exported: torch.export.ExportedProgram,
+        tensors: Mapping[str, Any],
+        num_microbatches: int,
+        is_cut: Callable[[str], bool],
+    ) -> None:
+        self.model, self.exported = model, exported
+        self.keys = list(flat_batch(tensors))
+        self.regions = Regions(exported.graph)
+        self.builder = GraphBuilder(dtype_name(torch.get_default_dtype()), num_microbatches, is_cut)
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+
+    def run(self) -> tuple[Graph, dict[str, torch.Tensor]]:
+        self._placeholders()
+        outputs: list[tuple[str, str]] = []
+        for node in self.exported.graph.nodes:
+            if node.op == "call_function" and not self.regions.passes(node):
+                self.builder.low = self.regions.low
+                self._call(node)
+            elif node.op == "output":
+                outputs = list(self._outputs(node))
+        graph = per_token(self.builder.graph(outputs))
+        used = {str(n.attr("target")) for n in graph.leaves("constant")}
+        return graph, {k: v for k, v in self.constants.items() if k in used}
+
+    def _placeholders(self) -> None:
+        signature = self.exported.graph_signature
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        first = {id(parameters[names[0]]): names[0] for names in tied_names(self.model).values()}
+        buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        keys = iter(self.keys)
+        made: dict[tuple[str, str], str] = {}
+        kinds = {spec.arg.name: spec for spec in signature.input_specs}
+        for node in self.exported.graph.nodes:
+            if node.op != "placeholder":
+                continue
+            self._refuse_unseen(node, kinds[node.name].kind)
+            target = (kinds[node.name].target or "").removeprefix("model.")
+            value, grad = node.meta["val"], False
+            if not isinstance(value, torch.Tensor):  # beside tensors in a nest: baked in
+                self.values[node] = value
+                next(keys)
+                continue
+            if target in parameters:
+                kind, target, grad = "parameter", first[id(parameters[target])], parameters[target].requires_grad
+            elif target in buffers:
+                kind = "buffer"
+            elif kinds[node.name].kind is torch.export.graph_signature.InputKind.USER_INPUT:
+                kind, target = "input", next(keys)
+            else:
+                kind, constant = "constant", self.exported.constants[kinds[node.name].target or ""]
+                if not isinstance(constant, torch.Tensor):
+                    raise CaptureError(
+                        f"{self._where(next(iter(node.users), node))}: the model reads {target!r}, a "
+                        f"{type(constant).__name__}; expected tensors"
+                    )
+                target = _constant_name(target, constant)
+                self.constants[target] = constant
+            if (kind, target) not in made:
+                name = re.sub(r"\W", "_", target)
+                made[kind, target] = self.builder.leaf(
+                    name, kind, tuple(value.shape), dtype_name(value.dtype), target, grad
+                )
+            self.values[node] = made[kind, target]
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            found = self.values[value]
+            return Ref(found) if isinstance(found, str) else found
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._argument(v) for v in value)
+        return value
+
+    def _call(self, node: torch.fx.Node) -> None:
+        if node.target is operator.getitem:
+            whole, index = node.args
+            self.values[node] = self.values[whole][index]  # type: ignore[index]
+        elif node.users and _operator_name(node) not in IGNORED:
+            self._lift(node)
+
+    def _lift(self, node: torch.fx.Node) -> None:
+        source, value = _source(node), node.meta.get("val")
+        several = isinstance(value, (tuple, list))
+        read = {int(str(user.args[1])) for user in node.users} if several else {0}
+        self.builder.at(node.name, source)
+        try:
+            if isinstance(node.target, torch._ops.HigherOrderOperator):
+                raise GraphError("operators that run graphs of their own have no rows; use torch.where for torch.cond")
+            args = [self._argument(a) for a in node.args]
+            kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
+            types = [_result_type(v) for v in (value if several else [value])]
+            order = _order_of_draws(node)
+            if order is not None:
+                args[0] = Ref(self.builder.op("permute", args[0], dims=order))
+                types = [kind and (tuple(kind[0][d] for d in order), kind[1]) for kind in types]
+            names = lift(self.builder, str(node.target), args, kwargs, types, read)
+            if order is not None:
+                back = tuple(order.index(d) for d in range(len(order)))
+                names = tuple(name and self.builder.op("permute", name, dims=back) for name in names)
+        except GraphError as error:
+            raise CaptureError(f"{self._where(node)}: {node.target} could not be lifted: {error}") from error
+        self.values[node] = names if several else names[0]
+
+    def _outputs(self, node: torch.fx.Node) -> Iterator[tuple[str, str]]:
+        specs = self.exported.graph_signature.output_specs
+        kinds = torch.export.graph_signature.OutputKind
+        for spec, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
+            if spec.kind is kinds.USER_OUTPUT:
+                yield LOSS, self._argument(value)
+            elif spec.kind is kinds.BUFFER_MUTATION:
+                yield (spec.target or "").removeprefix("model."), self._argument(value)
+            else:
+                what = "parameter" if spec.kind is kinds.PARAMETER_MUTATION else "input"
+                target = (spec.target or "").removeprefix("model.")
+                where = self._where(value) if isinstance(value, torch.fx.Node) else type(self.model).__name__
+                raise CaptureError(f"{where}: the model mutates its {what} {target!r} in place; clone it first")
+
+    def _refuse_unseen(self, node: torch.fx.Node, kind: torch.export.graph_signature.InputKind) -> None:
+        """What a program reads that is no tensor: a generator, another object, or the order of side effects."""
+        kinds = torch.export.graph_signature.InputKind
+        if kind not in (kinds.CUSTOM_OBJ, kinds.TOKEN):
+            return
+        reader = next(iter(node.users), node)
+        where, name = self._where(reader), _operator_name(reader)
+        if kind is kinds.TOKEN:
+            effect = next((a for a in reader.args if isinstance(a, torch._ops.OpOverload)), name)
+            raise CaptureError(
+                f"{where}: {effect} has a side effect, and capture keeps only what is computed; do it outside of "
+                "forward"
+            )
+        given = str(getattr(node.meta["val"], "class_fqn", type(node.meta["val"]).__name__)).removeprefix("torch._C.")
+        remedy = (
+            "ranks would not draw from it alike; draw from torch's own generator, which torch.manual_seed seeds, or "
+            "draw outside of forward and pass the tensor in the batch"
+            if given == "Generator"
+            else "pass tensors instead"
+        )
+        raise CaptureError(f"{where}: {name} reads a {given}, which capture cannot keep: {remedy}")
+
+    def _where(self, node: torch.fx.Node) -> Source:
+        """The source of a node, for errors; where torch has no line of it, that where its module's forward begins."""
+        found = _source(node)
+        return (
+            found if found.line else Source(found.module, line_of(type(self.model.get_submodule(found.module)).forward))
+        )
+
+
+def _order_of_draws(node: torch.fx.Node) -> tuple[int, ...] | None:
+    """The order in which dropout draws for the dimensions of its operand, that of its memory; None where it is theirs.
+
+    A graph does not say how tensors are stored, so there dropout draws in the order of the dimensions.
+    """
+    if _operator_name(node) != "native_dropout" or not isinstance(node.args[0], torch.fx.Node):
+        return None
+    order = memory_order(torch.empty_like(node.args[0].meta["val"], device="meta").stride())
+    return None if order == tuple(range(len(order))) else order
+
+
+def memory_order(strides: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions of a tensor as they lie in memory, outermost first."""
+    return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
+
+
+def _result_type(value: Any) -> tuple[tuple[int, ...], str] | None:
+    """Shape and dtype of one result; operators may leave out some of theirs."""
+    if value is None:
+        return None
+    if not isinstance(value, torch.Tensor):
+        raise GraphError(
+            f"it gives the number {value}, which depends on data; keep it a tensor (x.index_select(0, i.reshape(1)) "
+            "instead of x[i] for a tensor i of no dimensions)"
+        )
+    if value.layout is not torch.strided:
+        raise GraphError(f"it gives a tensor of layout {value.layout}; compute with dense ones (torch.strided)")
+    if any(not isinstance(size, int) for size in value.shape):
+        raise GraphError(
+            "it gives a tensor whose shape depends on data; choose elements with torch.where, which keeps the shape"
+        )
+    return tuple(value.shape), dtype_name(value.dtype)
+
+
+def _operator_name(node: torch.fx.Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return schema.name.split("::")[-1] if schema is not None else getattr(node.target, "__name__", str(node.target))

@@ -1,0 +1,122 @@
+"""Networks of experts: two `expert_linear` and what stands between and after them, as a row that experts can split.
+
+A sum over experts can be partial, but not what a nonlinear function makes of it: the function has to be inside the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.pcg.analysis import cut_with
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.rows.experts import ACTIVATIONS
+from shardwright.pcg.types import promote
+
+
+@dataclass(frozen=True)
+class _Network:
+    """Operands of `experts`, by name, but that `x` is [*tokens, 1, i]; and what its first product gives is made of."""
+
+    x: str
+    index: str
+    weights: str
+    up: str
+    down: str
+    activation: str
+
+
+def with_networks(graph: Graph) -> Graph:
+    """Every sum, by weights, of what a token's experts say becomes one `experts`."""
+    finder, b, names = _Finder(graph), GraphBuilder(), dict[str, str]()
+    for node in graph.nodes:
+        b.at(node.name, node.source)
+        found = finder.network(node)
+        if found is None:
+            names[node.name] = b.again(node, [names[name] for name in node.inputs])
+            continue
+        *tokens, _, size = graph.types[found.x].shape
+        x = b.op("reshape", names[found.x], shape=(*tokens, size))
+        others = [names[name] for name in (found.index, found.weights, found.up, found.down)]
+        names[node.name] = b.op("experts", x, *others, activation=found.activation)
+    return b.graph([(key, names[name]) for key, name in graph.outputs])
+
+
+class _Finder:
+    """Goes from a node to what it reads, as long as nobody else reads that."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.types = graph, graph.types
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self.types[name].shape
+
+    def _own(self, name: str, *ops: str) -> Node | None:
+        """The node, if it is one of these operators and is read by one other alone."""
+        node = self.graph.by_name[name]
+        return node if node.op in ops and len(set(self.graph.users[name])) == 1 else None
+
+    def network(self, node: Node) -> _Network | None:
+        """Σ_k weights[…, k] · last[…, k, :], if this sum is one."""
+        scaled = self._own(node.inputs[0], "mul") if node.op == "sum" and not node.attr("keepdim") else None
+        if scaled is None:
+            return None
+        for product, column in (scaled.inputs, scaled.inputs[::-1]):
+            last, weights = self._own(product, "expert_linear"), self.graph.by_name[column]
+            if last is not None and weights.op == "reshape" and node.attr("dims") == (len(self._shape(product)) - 2,):
+                found = self._of(last, weights)
+                return found if found is not None and self._computes_in(found) == self.types[node.name].dtype else None
+        return None
+
+    def _of(self, last: Node, column: Node) -> _Network | None:
+        """The network that ends in this product, with weights that stand in a column."""
+        hidden, down, index = last.inputs
+        first, activation = self._hidden(hidden)
+        weights, entries = column.inputs[0], self._shape(index)
+        if first is None or first.inputs[2] != index:
+            return None
+        x, up, _ = first.inputs
+        shapes = (self._shape(weights), self._shape(column.name), self._shape(x)[:-1], self._shape(hidden)[:-1])
+        if shapes != (entries, (*entries, 1), (*entries[:-1], 1), entries):
+            return None
+        return _Network(x, index, weights, up, down, activation)
+
+    def _computes_in(self, network: _Network) -> str:
+        return promote(*(self.types[name].dtype for name in (network.x, network.weights, network.up, network.down)))
+
+    def _hidden(self, name: str) -> tuple[Node | None, str]:
+        """The product that a hidden value is made of, and how: by an activation, or by one that is a gate."""
+        gated = self._own(name, "mul")
+        if gated is None:
+            activation = self._own(name, *_OPERATORS)
+            first = activation and self._own(activation.inputs[0], "expert_linear")
+            return first, _word(activation) if activation is not None else ""
+        for active, value in (gated.inputs, gated.inputs[::-1]):
+            activation = self._own(active, *_OPERATORS)
+            first = activation and self._halved(activation.inputs[0], value)
+            if activation is not None and first is not None:
+                return first, _word(activation)
+        return None, ""
+
+    def _halved(self, gate: str, value: str) -> Node | None:
+        """The `expert_linear` of whose columns these are the first and the second half."""
+        halves = [self._own(name, "slice") for name in (gate, value)]
+        if (
+            halves[0] is None
+            or list(cut_with(self.graph, halves[0])) != halves
+            or self._shape(gate) != self._shape(value)
+        ):
+            return None
+        whole = self.graph.by_name[halves[0].inputs[0]]
+        of_columns = halves[0].attr("dim") == len(self._shape(whole.name)) - 1
+        alone = len(set(self.graph.users[whole.name])) == 2
+        return whole if whole.op == "expert_linear" and of_columns and alone else None
+
+
+_OPERATORS = tuple(word.partition("_")[0] for word in ACTIVATIONS)
+
+
+def _word(activation: Node) -> str:
+    """The activation as `experts` calls it."""
+    tanh = activation.op == "gelu" and activation.attr("approximate") == "tanh"
+    return f"{activation.op}{'_tanh' * tanh}"

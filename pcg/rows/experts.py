@@ -1,0 +1,95 @@
+"""Mixtures of experts: every token has a product, or a small network, of the experts that an index names.
+
+What these rows mean, they mean for each token by itself, however a kernel sorts tokens in between. So tokens split; and
+as a token's expert is one term of a sum over all experts, of which the index picks it, experts split too: a device adds
+what its own experts say, and tokens of others get zeros from it (as in `pcg.rows.indexing`, of tables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+
+import numpy as np
+
+from shardwright.pcg.row import LocalShapes, Product, Row
+from shardwright.pcg.rows import pointwise
+
+IMBALANCE = 1.1
+"""Rows of the device that has most, over those of a mean one, where experts are split; assumed."""
+
+_UNARY = {row.name: row.numpy for row in pointwise.ROWS}
+ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    **{name: _UNARY[name] for name in ("gelu", "relu", "sigmoid", "silu", "tanh")},
+    "gelu_tanh": lambda x: _UNARY["gelu"](x, approximate="tanh"),
+}
+"""Between the two products of an expert; `gelu_tanh` is the one that is approximated."""
+
+
+def _np_expert_linear(x: np.ndarray, w: np.ndarray, index: np.ndarray, offset: int = 0) -> np.ndarray:
+    """x[…, :] · w[index[…] - offset]; indices outside this part of the experts give zeros: another device has them."""
+    lead = np.broadcast_shapes(x.shape[:-1], index.shape)
+    out = np.zeros((*lead, w.shape[2]), np.result_type(x, w))
+    for expert, matrix in enumerate(w):
+        out += np.where((index == expert + offset)[..., None], x @ matrix, 0)
+    return out
+
+
+def _np_experts(
+    x: np.ndarray, index: np.ndarray, weights: np.ndarray, up: np.ndarray, down: np.ndarray, activation: str,
+    offset: int = 0,
+) -> np.ndarray:  # fmt: skip
+    lead = np.broadcast_shapes(x.shape[:-1], index.shape[:-1], weights.shape[:-1])
+    out, width = np.zeros((*lead, down.shape[2]), np.result_type(x, up, down, weights)), down.shape[1]
+    for expert, (first, second) in enumerate(zip(up, down, strict=True)):
+        hidden = x @ first
+        hidden = ACTIVATIONS[activation](hidden[..., :width]) * (hidden[..., width:] if first.shape[1] > width else 1)
+        share = np.where(index == expert + offset, weights, 0).sum(-1)
+        out += share[..., None] * (hidden @ second)
+    return out
+
+
+def _rows(shapes: LocalShapes, index: int, experts: int) -> float:
+    """Rows that a device's experts get, of all that it has an index of, where experts have as many as each other."""
+    lead = np.broadcast_shapes(shapes.local_operands[0][:-1], shapes.local_operands[index][: len(shapes.result) - 1])
+    slots = prod(lead) * prod(shapes.local_operands[index][len(shapes.result) - 1 :])
+    mine, every = shapes.local_operands[experts][0], shapes.operands[experts][0]
+    return slots * (1.0 if mine == every else IMBALANCE * mine / every)
+
+
+def _linear_products(shapes: LocalShapes) -> Iterator[Product]:
+    experts, inner, outer = shapes.local_operands[1]
+    yield Product(1, experts, _rows(shapes, 2, 1) / experts, outer, inner)
+
+
+def _expert_products(shapes: LocalShapes) -> Iterator[Product]:
+    (experts, inner, wide), (_, hidden, outer) = shapes.local_operands[3:]
+    rows = _rows(shapes, 1, 3) / experts
+    yield Product(3, experts, rows, wide, inner)
+    yield Product(4, experts, rows, outer, hidden)
+
+
+def _linear_inside(shapes: LocalShapes) -> float:
+    """The rows that are multiplied, in the order of their experts."""
+    return _rows(shapes, 2, 1) * shapes.local_operands[0][-1]
+
+
+def _experts_inside(shapes: LocalShapes) -> float:
+    """For each row: what is multiplied, the first product, what is made of it, and the second product."""
+    (_, inner, wide), (_, hidden, outer) = shapes.local_operands[3:]
+    activated = hidden * (wide // hidden)  # the activation and, of a gated one, its product with the other half
+    return _rows(shapes, 1, 3) * (inner + wide + activated + outer)
+
+
+ROWS = [
+    Row("expert_linear", "... i, e i o, ... -> ... o", _np_expert_linear, "rt.expert_linear({0}, {1}, {2}, {offset})",
+        indexes={2: (1, 0)}, linear_in=((0,), (1,)), fresh=True, offset="e", saves=(1, "inside"), contraction=True,
+        autocast="low", products=_linear_products, inside=_linear_inside,
+        doc="every row of x times the matrix that its index names"),
+    Row("experts", "... i!, ... k, ... k, e i! (b! f), e f o -> ... o", _np_experts,
+        "rt.experts({0}, {1}, {2}, {3}, {4}, {activation!r}, {offset})", free={"activation": "silu"},
+        indexes={1: (3, 0)}, linear_in=((2,), (4,)), fresh=True, offset="e", saves=(3, 4, "inside"), contraction=True,
+        products=_expert_products, inside=_experts_inside, rounds=True,
+        doc="for every token, the sum of what its experts say, each by its weight; an expert is activation(x up) down, "
+            "or, where `up` is twice as wide as `down`, activation(first half) · second half"),
+]  # fmt: skip

@@ -1,0 +1,53 @@
+"""When a search ends with what it has: at a time, or where the user asks for that with Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from shardwright.pcg import checks
+
+T = TypeVar("T")
+
+
+class Stop:
+    """The end of one search.
+
+    Attributes:
+        reason: why it ended early, or "".
+        limit_s: seconds that it may take; None: any.
+    """
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        """From now on. A `FieldError` for a limit that is no positive number."""
+        if limit_s is not None:
+            checks.positive(limit_s, "", "time_limit_s", "seconds")
+        self.reason, self.limit_s = "", limit_s
+        self._end = None if limit_s is None else time.perf_counter() + limit_s
+
+    def within(self, items: Iterable[T], *, needed: bool = False) -> Iterator[T]:
+        """The items that are made until then; `needed`: the first in any case.
+
+        Ctrl-C while one is made ends the search; before one that is needed, it ends the program as ever.
+        """
+        iterator, nothing = iter(items), object()
+        while needed or not self.reached:
+            try:
+                item = next(iterator, nothing)
+            except KeyboardInterrupt:
+                if needed:
+                    raise
+                self.reason = "Ctrl-C"
+                return
+            if item is nothing:
+                return
+            needed = False
+            yield item  # type: ignore[misc]
+
+    @property
+    def reached(self) -> bool:
+        """Whether the search has to end."""
+        if not self.reason and self._end is not None and time.perf_counter() >= self._end:
+            self.reason = f"the time limit of {self.limit_s:g} s"
+        return bool(self.reason)

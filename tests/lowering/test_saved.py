@@ -1,0 +1,72 @@
+"""What autograd keeps of a step, on one rank."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardwright.lowering.blocks import Blocks
+from shardwright.lowering.private import storage_key
+from shardwright.lowering.saved import Saved
+
+
+def ignore(shard: Tensor, gradient: Tensor) -> None:
+    """There are no shards."""
+
+
+def saved() -> Saved:
+    return Saved(Blocks(ignore, (), ()), (), torch.device("cpu"))
+
+
+def test_a_region_is_let_go_of_with_the_last_that_backward_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever still holds what it gave, or the hooks: a thread of gloo, for longer on one rank than on another.
+
+    Where ranks freed a block at different times, one gathered it again and another did not, and all waited for ever
+    (llama, four ranks, pair 10020 of `bench.random_plans`).
+    """
+    held = list[object]()
+
+    def hooks(*both: Callable[..., Any]) -> saved_tensors_hooks:
+        held.extend(both)
+        return saved_tensors_hooks(*both)
+
+    monkeypatch.setattr("shardwright.lowering.saved.saved_tensors_hooks", hooks)
+    x = torch.ones(4, requires_grad=True)
+    kept, made = x * 2, saved()
+    operand = weakref.ref(kept)
+    with made.hooks():
+        result = made.remade(torch.exp, kept)
+        loss = (result * result).sum()
+    del kept
+    assert operand() is not None
+    loss.backward()
+    assert operand() is None
+    assert len(held) == 6  # of the program, of the region, and of the region when it has run again
+    torch.testing.assert_close(x.grad, 4 * result.detach() ** 2)
+
+
+def test_a_region_that_backward_does_not_need_is_let_go_of_behind_forward() -> None:
+    kept, made = torch.ones(4, requires_grad=True) * 2, saved()
+    operand = weakref.ref(kept)
+    with made.hooks():
+        result = made.remade(torch.neg, kept)
+        result.sum()
+    del kept
+    assert operand() is None
+
+
+def test_what_lies_where_a_result_has_lain_is_kept_as_it_is() -> None:
+    x, made = torch.ones(4, requires_grad=True), saved()
+    with made.hooks():
+        result, later = made.remade(torch.exp, x), torch.ones(4)
+        (known,) = made.given.values()
+        made.given = {storage_key(later): known}  # as if the address had been given again
+        assert made.pack(later) is not later
+        del result
+        assert made.pack(later) is later

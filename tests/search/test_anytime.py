@@ -1,0 +1,82 @@
+"""A search that is ended early: by time, or by Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from shardwright.pcg.checks import FieldError
+from shardwright.pcg.mesh import Mesh
+from shardwright.reports.plan import PlanReport
+from shardwright.search.anytime import Stop
+from shardwright.search.check import check_plan
+from shardwright.search.planner import Planner
+from shardwright.search.tuning import Tuner
+from tests.search.graphs import blocks, cluster, every_choice
+
+
+def slow(number: int) -> Iterator[int]:
+    for i in range(number):
+        time.sleep(0.02)
+        yield i
+
+
+def interrupted() -> Iterator[int]:
+    yield 0
+    raise KeyboardInterrupt
+
+
+def test_without_a_limit_all_is_made() -> None:
+    stop = Stop()
+    assert list(stop.within(slow(3))) == [0, 1, 2]
+    assert (stop.reached, stop.reason) == (False, "")
+
+
+def test_after_the_limit_only_what_is_needed_is_made() -> None:
+    stop = Stop(0.01)
+    assert list(stop.within(slow(3))) == [0]
+    assert stop.reason == "the time limit of 0.01 s"
+    assert list(stop.within(slow(3))) == []
+    assert list(stop.within(slow(3), needed=True)) == [0]
+
+
+def test_ctrl_c_ends_the_search_once_there_is_something() -> None:
+    stop = Stop()
+    assert list(stop.within(interrupted(), needed=True)) == [0]
+    assert stop.reason == "Ctrl-C"
+    later = interrupted()
+    next(later)
+    with pytest.raises(KeyboardInterrupt):
+        list(Stop().within(later, needed=True))
+
+
+@pytest.mark.parametrize("limit_s", [0, -1.0, float("nan"), "soon"])
+def test_a_limit_is_a_positive_number(limit_s: float) -> None:
+    with pytest.raises(FieldError, match="time_limit_s: expected a positive number"):
+        Stop(limit_s)
+
+
+def test_a_plan_that_was_stopped_says_so_and_is_bounded_over_all_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By time after its first candidate; by Ctrl-C while the second mesh is searched."""
+    graph, planner = blocks(16), Planner(cluster(8), every_choice)
+    whole = planner.plan(graph)
+    for mesh in (None, Mesh.of(x=8)):
+        early = planner.plan(graph, mesh=mesh, time_limit_s=1e-6)
+        check_plan(early, graph, every_choice)
+        assert early.report.stopped == "the time limit of 1e-06 s"
+        assert "ended by the time limit of 1e-06 s before it was through" in str(PlanReport(early))
+    assert early.report.num_meshes == 1
+    ways = Tuner.ways
+
+    def ended(tuner: Tuner, space: object, modes: object = None) -> Iterator[object]:
+        if getattr(space, "name", "") == "search on [x=4, y=2]":
+            raise KeyboardInterrupt
+        yield from ways(tuner, space, modes)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tuner, "ways", ended)
+    stopped = planner.plan(graph)
+    assert stopped.report.stopped == "Ctrl-C"
+    assert stopped.report.bound_s == pytest.approx(whole.report.bound_s)
+    assert {a.name for a in stopped.alternatives} < {a.name for a in whole.alternatives} | {"search on [x=8]"}
