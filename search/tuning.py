@@ -182,15 +182,14 @@ class Tuner:
     def _try(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
         """With layouts for gathers of the likeliest lifetime; where that comes near the best plan, of the other too.
 
-        Not of another one than the longest where memory is not short: it only sends more.
+        Also where memory is not short: layouts of the smaller sum may overlap less.
         """
         execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
         best: Candidate | None = None
         for priced in _priced(space.zeros, mesh):
             found = self.solver.solve(self.folded, mesh, space.roles, space.name, execution, space.zeros, priced)
             best = found if best is None else min(best, found, key=rank)
-            enough = priced == different(LONGEST_FIRST, mesh)[0] and not found.is_tight
-            if enough or not best.fits or best.prediction.step_s > _NEAR * self.fastest_s:
+            if not best.fits or best.prediction.step_s > _NEAR * self.fastest_s:
                 break
         assert best is not None
         self.tried.append(best)
@@ -226,6 +225,7 @@ def _given(mesh: Mesh, roles: Sequence[str] | None) -> Space:
 
 
 def _priced(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:
-    """The longest and the shortest lifetime."""
+    """The shortest and the longest lifetime, in the order in which they are likely to be the best."""
     own = different(zeros, mesh)
-    return list(dict.fromkeys((own[0], own[-1])))
+    ends = dict.fromkeys((own[0], own[-1]))
+    return list(ends) if mesh.num_microbatches > 1 else list(reversed(ends))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from shardwright.pcg import checks
 from shardwright.pcg.step import precisions
 from shardwright.pcg.step.precisions import DTYPES, Precision, PrecisionMode
-from shardwright.pcg.step.recompute import Again, Recompute, RecomputeByBlock, canonical, fits
+from shardwright.pcg.step.recompute import Again, GivenByBlock, Recompute, RecomputeByBlock, canonical, fits
 from shardwright.pcg.types import is_float
 
 ReduceDtype = Literal["float32", "bfloat16", "float16"]
@@ -64,7 +64,7 @@ class Execution:
 
     precision: PrecisionMode | None = None
     compiled: bool = False
-    recompute: Recompute | RecomputeByBlock | Mapping[str, Again] = "none"
+    recompute: Recompute | RecomputeByBlock | GivenByBlock = "none"
     offload: bool = False
     num_microbatches: int = 1
     num_stages: int = 1
@@ -108,9 +108,10 @@ class Execution:
     def to_json(self) -> dict[str, object]:
         """What differs from the defaults; precisions by module and what is made again by block as objects."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("precision", "recompute"):
-            if isinstance(own[name], tuple):
-                own[name] = dict(own[name])
+        if isinstance(self.precision, tuple):
+            own["precision"] = dict(self.precision)
+        if isinstance(self.recompute, tuple):
+            own["recompute"] = {k: list(again) if isinstance(again, tuple) else again for k, again in self.recompute}
         own["per_microbatch"] = list(self.per_microbatch)
         return {name: x for name, x in own.items() if x not in (getattr(DEFAULT, name), [])}
 
