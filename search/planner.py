@@ -22,9 +22,10 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.asked import still_there
-from shardwright.pcg.step.execution import Execution, Precision, ReduceDtype
+from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import Zero, lifetimes
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
 from shardwright.search.anytime import Stop
 from shardwright.search.domain import CertifiedSplits
@@ -73,7 +74,7 @@ class Planner:
         certified: CertifiedSplits,
         progress: Progress | None = None,
         rules: Mapping[str, Equation] | None = None,
-        precision: Precision | None = None,
+        precision: PrecisionMode | None = None,
         per_microbatch: Sequence[str] = (),
         reduce_dtype: ReduceDtype | None = None,
     ) -> None:
