@@ -39,8 +39,9 @@ from bench.trainers import Trainer, adamw, eager, lowered, my_part, serial_graph
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution, Precision
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.search.restrict import DATA, ZERO
 

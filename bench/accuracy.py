@@ -40,7 +40,8 @@ from shardwright.lowering.launch import TIMEOUT_S, run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import Captured, capture, find_loss
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.precisions import Precision
 
 Kind = Literal["fp32", "fp64", "amp_bf16"]
 """In what a model is trained and compared."""

@@ -15,7 +15,7 @@ from bench.rounds import noise
 from shardwright.cost.calibration.workload import trimmed_mean
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.memory import Memory
-from shardwright.pcg.step.execution import Precision
+from shardwright.pcg.step.precisions import Precision
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ from shardwright.cost.timeline.program import Programs
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.capture import capture, find_loss
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.execution import Execution, Precision
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.precisions import Precision
 from shardwright.search.planner import Planner
 
 ROOT = Path(__file__).parents[1]

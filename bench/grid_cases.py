@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.search import Example, fake_llama
 from examples.zoo import ResNeXt
-from shardwright.pcg.step.execution import Precision
+from shardwright.pcg.step.precisions import Precision
 
 
 @dataclass(frozen=True)

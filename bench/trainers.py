@@ -23,7 +23,8 @@ from bench.megatron import MegatronGPT, sharded_dims
 from shardwright.lowering.module import lower
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.precisions import Precision
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,9 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.importing import names_by_first, tied_names
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME
-from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.parameters import Parameter
+from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.time import as_run
 
 

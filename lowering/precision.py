@@ -14,7 +14,7 @@ import torch
 
 from shardwright.pcg import checks
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Precision
+from shardwright.pcg.step.precisions import DTYPES, PRECISIONS, Precision
 
 PRODUCTS: Mapping[Precision | None, str] = {"tf32": "tf32", "fp32": "ieee"}
 """What products of float32 run in on GPUs; under other precisions, as the user has set it."""

@@ -26,8 +26,8 @@ from shardwright.lowering.saved import Saved
 from shardwright.lowering.storage import Held, by_block, local_part, refuse_thawed
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.execution import Precision
 from shardwright.pcg.step.late import LOSS, check_backward
+from shardwright.pcg.step.precisions import Precision
 
 
 class Training(Fixed):

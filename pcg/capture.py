@@ -27,10 +27,12 @@ from shardwright.pcg.exporting import export
 from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.hooks import captured_hooks
 from shardwright.pcg.importing import LOSS, Importer, tied_names
+from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.precision import check_precision, low_dtype
 from shardwright.pcg.regions import Marker
 from shardwright.pcg.state import Kept, settled
-from shardwright.pcg.step.execution import Execution, Precision
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.precisions import PrecisionMode, base_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Captured:
     aliases     the qualified names of each parameter leaf, the leaf's own first (several where weights are tied)
     constants   tensors that the graph reads and that are neither parameters nor buffers
     options     keyword arguments that are not tensors, baked into the graph
-    precision   the one that it was captured under (`pcg.precision`)
+    precision   the one that it was captured under (`pcg.precision`), or those by module as pairs
     per_microbatch  the modules whose statistics are those of each microbatch
     """
 
@@ -48,7 +50,7 @@ class Captured:
     aliases: Mapping[str, tuple[str, ...]]
     constants: Mapping[str, torch.Tensor]
     options: Mapping[str, Any]
-    precision: Precision | None = None
+    precision: PrecisionMode | None = None
     per_microbatch: tuple[str, ...] = ()
 
 
@@ -132,7 +134,7 @@ def capture(
     args: Sequence[Any] = (),
     *,
     strict: bool = False,
-    precision: Precision | None = None,
+    precision: PrecisionMode | None = None,
     num_microbatches: int = 1,
     per_microbatch: Sequence[str] = (),
 ) -> Captured:
@@ -140,24 +142,25 @@ def capture(
 
     `batch` maps argument names to global tensors (or nests of them); other values are baked in as options. With
     `strict`, an operator without a row in the op table is an `UnsupportedOperatorError` instead of running replicated.
-    `precision`: what is computed in which dtype, in place of the model's own (`pcg.precision`). `per_microbatch`: the
-    modules, by name or pattern, whose statistics over the batch are to be those of each of `num_microbatches`.
+    `precision`: what is computed in which dtype, in place of the model's own (`pcg.precision`), or a mapping that says
+    it by module (`pcg.modules`). `per_microbatch`: the modules, by name or pattern, whose statistics over the batch are
+    to be those of each of `num_microbatches`.
     Raises `CaptureError` naming the module and source line where tracing failed, a hook that training would not call
     (`pcg.hooks`), or state of Python objects that every step would change (`pcg.state`), `PlanError` where the
     parameters are not of a dtype that the precision is for, or a pattern names no module.
     """
-    check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
+    precision = check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
     execution = _checked_modules(model, per_microbatch)
     tensors, options = split_batch(model, args, batch)
     tensors = _told_apart(tensors)
     mode = _fake_mode(model)
     if mode is not None:
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
-    device, low = next((p.device.type for p in model.parameters()), "cpu"), low_dtype(precision)
+    device, low = next((p.device.type for p in model.parameters()), "cpu"), low_dtype(base_of(precision))
 
     def once(kept: Kept) -> tuple[Graph, Mapping[str, torch.Tensor]]:
         marker = Marker(device)
-        with captured_hooks(model):
+        with captured_hooks(model), in_own_precision(model, precision, device):
             exported = export(_LossOnly(model, options, marker, low, kept), model, tensors, mode, marker)
         return Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch).run()
 

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from shardwright.pcg import checks
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.row import Row
-from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Precision
+from shardwright.pcg.step.precisions import DTYPES, Precision, PrecisionByModule, PrecisionMode, canonical, every
 from shardwright.pcg.types import TensorType, is_float, promote
 
 HALVES = ("float16", "bfloat16")
@@ -64,16 +63,22 @@ def _beside_tensors(operands: Sequence[TensorType]) -> tuple[str, ...]:
     )
 
 
-def check_precision(precision: Precision | None, parameters: Collection[str]) -> None:
-    """Whether a model with parameters of these dtypes can be captured under a precision.
+def check_precision(
+    precision: PrecisionMode | None, parameters: Collection[str]
+) -> Precision | PrecisionByModule | None:
+    """A precision, or those by module as pairs, that a model with parameters of these dtypes can be captured under.
 
     Raises:
         FieldError: there is no such precision.
         PlanError: the parameters are not in the dtype that it is for.
     """
-    if precision is None:
-        return
-    checks.choice(precision, "", "precision", PRECISIONS)
+    checked = canonical(precision, "")
+    for own in sorted(every(checked)):
+        _check_state(own, parameters)
+    return checked
+
+
+def _check_state(precision: Precision, parameters: Collection[str]) -> None:
     own, given = DTYPES[precision], {dtype for dtype in parameters if is_float(dtype)}
     wrong = sorted(given - ({own.state, "float64"} if low_dtype(precision) else {own.compute}))
     if not wrong:

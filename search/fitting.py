@@ -14,7 +14,9 @@ from shardwright.cost.predict import predict
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.asked import still_there
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, with_lifetimes
+from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import module_block
 from shardwright.search.folding import Folded
 from shardwright.search.keeping import Keeping, KeepingProblem, Kept, expanded
@@ -72,18 +74,26 @@ class Fitter:
         return expanded(keeping, self.blocks, self.folded.alike)
 
     def judged(self, candidate: Candidate, keeping: Keeping) -> Candidate:
-        """The candidate with this kept, which is said of the whole model, by the timeline."""
+        """The candidate with this kept of its graph, by the timeline; where that is folded, told of the whole model."""
         leaves = {leaf.name for leaf in candidate.graph.leaves("parameter")}
         graph = with_lifetimes(candidate.graph, {k: v for k, v in keeping.lifetimes.items() if k in leaves})
-        execution = candidate.execution
-        if self.values:
-            execution = still_there(graph, replace(execution, recompute=keeping.recompute))
-        prediction = predict(graph, self.solver.cluster, execution, self.folded.repeats if candidate.folded else None)
-        fits = prediction.memory.total_bytes <= self.solver.limit_bytes
-        lifetimes = tuple(keeping.lifetimes.items())
+        run, told = self._run(candidate, keeping), keeping
+        if candidate.folded:
+            told = self.expanded(keeping)
+        else:  # which may have been rewritten
+            run = still_there(graph, Operations(graph).listed, run)
+        prediction = predict(graph, self.solver.cluster, run, self.folded.repeats if candidate.folded else None)
         return replace(
-            candidate, graph=graph, execution=execution, prediction=prediction, fits=fits, lifetimes=lifetimes
+            candidate,
+            graph=graph,
+            execution=self._run(candidate, told) if candidate.folded else run,
+            prediction=prediction,
+            fits=prediction.memory.total_bytes <= self.solver.limit_bytes,
+            lifetimes=tuple(told.lifetimes.items()),
         )
+
+    def _run(self, candidate: Candidate, keeping: Keeping) -> Execution:
+        return replace(candidate.execution, recompute=keeping.recompute) if self.values else candidate.execution
 
 
 def _kept_s(candidate: Candidate) -> float:
@@ -100,8 +110,7 @@ class _Walk:
         execution = replace(candidate.execution, recompute="none") if fitter.values else candidate.execution
         self.steps = Steps(candidate.graph, fitter.solver.cluster, execution)
         self.problems = [self._problem(share) for share in _exposed(candidate)]
-        self.over = self.problems[0].solve(0.0)
-        self.most = self._fitted(self.over)
+        self.most = self._fitted(self.problems[0].solve(0.0))
 
     def _problem(self, exposed: float) -> KeepingProblem:
         times = self.fitter.folded.repeats if self.candidate.folded else {}
@@ -109,8 +118,7 @@ class _Walk:
         return KeepingProblem(self.steps, times, exposed, zeros, values=self.fitter.values)
 
     def _fitted(self, kept: Kept) -> Fitted:
-        keeping = self.fitter.expanded(kept.keeping)
-        return Fitted(self.fitter.judged(self.candidate, keeping), keeping)
+        return Fitted(self.fitter.judged(self.candidate, kept.keeping), self.fitter.expanded(kept.keeping))
 
     def run(self) -> Fitted | None:
         """The fastest that fits; None where none was found."""

@@ -30,7 +30,7 @@ from shardwright.pcg.step.chunk import Allocation, Chunk, whole_chunk
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.places import places
-from shardwright.pcg.step.recompute import RecomputeByBlock
+from shardwright.pcg.step.recompute import RecomputeByBlock, exactly
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.problem import Problem
@@ -72,8 +72,8 @@ def _run(place: int, block: str, again: tuple[str, ...]) -> tuple[str, int, tupl
 
 
 def _pattern(blocks: Sequence[str], again: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    first, last = blocks[0], blocks[-1].rpartition(".")[2]
-    return (first if len(blocks) == 1 else f"{first}-{last}"), again
+    first, last = exactly(blocks[0]), blocks[-1].rpartition(".")[2]
+    return (first if len(blocks) == 1 else f"{first}-{last}"), tuple(map(exactly, again))
 
 
 class Kept(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.clusters.cluster import Cluster
@@ -10,11 +10,11 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.recompute import RECOMPUTES, Again, Recompute, RecomputeByBlock
+from shardwright.pcg.step.recompute import RECOMPUTES, GivenByBlock, Recompute, RecomputeByBlock
 from shardwright.search.restrict import FREE, ROLES
 from shardwright.search.spaces import batch_size, degrees
 
-RecomputeMode = Recompute | RecomputeByBlock | Mapping[str, Again]
+RecomputeMode = Recompute | RecomputeByBlock | GivenByBlock
 _MOST_NAMED = 8
 
 

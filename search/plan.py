@@ -22,8 +22,9 @@ from shardwright.pcg.files import write_whole
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.schema import load_schema, problem
-from shardwright.pcg.step.execution import DEFAULT, Execution, Precision
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.search.admission import admit
 
@@ -141,8 +142,10 @@ class Plan:
         )
 
     @property
-    def precision(self) -> Precision | None:
-        return self.execution.precision
+    def precision(self) -> Precision | Mapping[str, Precision] | None:
+        """As it was asked for: of the whole model, or by module."""
+        own = self.execution.precision
+        return own if own is None or isinstance(own, str) else dict(own)
 
     @property
     def mesh(self) -> Mesh:

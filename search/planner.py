@@ -22,8 +22,10 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.asked import still_there
-from shardwright.pcg.step.execution import Execution, Precision, ReduceDtype
+from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import Zero, lifetimes
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
 from shardwright.search.anytime import Stop
 from shardwright.search.domain import CertifiedSplits
@@ -72,7 +74,7 @@ class Planner:
         certified: CertifiedSplits,
         progress: Progress | None = None,
         rules: Mapping[str, Equation] | None = None,
-        precision: Precision | None = None,
+        precision: PrecisionMode | None = None,
         per_microbatch: Sequence[str] = (),
         reduce_dtype: ReduceDtype | None = None,
     ) -> None:
@@ -154,6 +156,9 @@ class Planner:
         ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
         whole = {_way(c): c for c in stop.within(self._whole(graph, ranked), needed=True)}
         best = min(whole.values(), key=rank)
+        if not best.fits and any(f.candidate.fits for f in fitted.values()):  # the estimate was too low
+            refitted = stop.within(Fitter(self.solver, Folded(graph), values=fitter.values).best([best]))
+            best = min([best, *(f.candidate for f in refitted)], key=rank)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         plain = best
@@ -237,7 +242,7 @@ class Planner:
             return best, ()
         new = replay(graph, rewrites, self.rules, mesh)
         _, solution, price = best.solved
-        execution = still_there(new, best.execution)
+        execution = still_there(new, Operations(new).listed, best.execution)
         try:
             problem, _ = self.solver.problem(Folded(new), mesh, roles, execution, best.priced)
         except PlanError:  # what is to be made again, such as attention, is no longer there

@@ -26,7 +26,8 @@ from shardwright.lowering.private import default_device
 from shardwright.pcg.capture import Captured, capture, split_batch
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import Execution, Precision, ReduceDtype
+from shardwright.pcg.step.execution import Execution, ReduceDtype
+from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, base_of, canonical, shown
 from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import fits, memory_verdict
 from shardwright.reports.wording import SEARCHED, infeasible
@@ -109,7 +110,7 @@ def plan(
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
     per_microbatch: PerMicrobatch | None = None,
-    precision: Precision | Sequence[Precision] | None = None,
+    precision: PrecisionMode | Sequence[PrecisionMode] | None = None,
     reduce_dtype: ReduceDtype | torch.dtype | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
@@ -138,7 +139,10 @@ def plan(
         precision: "amp_bf16" and "amp_fp16": what `torch.autocast` runs in 16 bits, with weights, their gradients and
             optimizer states in float32. "tf32": matrix products in tf32. "fp8" can be costed, not run. "fp32", "bf16"
             and "fp16" check that the model is in that dtype. By default the model's own dtypes; a `torch.autocast` in
-            the model is kept in any case. Of several, the search chooses the fastest one that fits.
+            the model is kept in any case. A mapping says it by module: from names or patterns of modules (with all that
+            is inside) to "fp32" or "amp_bf16", the first that fits deciding, and from "*", the last, to what all others
+            compute in, as `{"lm_head": "fp32", "*": "amp_bf16"}`; see docs/precision.md. Of several precisions, in a
+            list, the search chooses the fastest one that fits.
         reduce_dtype: "float32", "bfloat16" or "float16", or that dtype of torch: what gradients of parameters are sent
             in, to be summed over devices. By default the dtype of the parameters, in which they are accumulated and
             handed over in any case. It is `reduce_dtype` of FSDP's `MixedPrecisionPolicy`, and goes with any precision.
@@ -159,7 +163,7 @@ def plan(
     """
     for own in _several(precision):
         if own != "fp8":  # which can be costed
-            check_device(own, cluster.device.kind)
+            check_device(base_of(own), cluster.device.kind)
     certified = certified_by(rules, progress)
     guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, Stop(time_limit_s).limit_s)
     return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress)[0]
@@ -177,7 +181,7 @@ def compile(
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
     per_microbatch: PerMicrobatch | None = None,
-    precision: Precision | Sequence[Precision] | None = None,
+    precision: PrecisionMode | Sequence[PrecisionMode] | None = None,
     reduce_dtype: ReduceDtype | torch.dtype | None = None,
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
@@ -233,7 +237,7 @@ def compile(
         raise PlanError(
             f"plan= was given together with {' and '.join(named)}, which guide the search; give one or the other"
         )
-    if given is not None and given.precision not in (_several(precision) if precision else [given.precision]):
+    if given is not None and precision and given.execution.precision not in _several(precision):
         raise PlanError(f"precision={precision!r} was given with a plan for {given.precision!r}; leave it out")
     target = _target(cluster, given)
     check_world(target.num_devices)
@@ -257,15 +261,15 @@ def compile(
             model,
             constants=constants,
             options=split_batch(model, args, kwargs)[1],
-            precision=agreed.precision,
+            precision=agreed.execution.base,
             timeout_s=timeout_s,
             execution=agreed.execution,
             check_inputs=check_inputs,
         )
 
     join(timeout_s)
-    for own in _several(precision) if given is None else [given.precision]:
-        check_device(own, default_device().type)
+    for own in _several(precision if given is None else given.precision):
+        check_device(base_of(own), default_device().type)
     if not args and not kwargs:
         return LazyParallelModule(model, build)
     return build(args, kwargs or {})
@@ -277,7 +281,7 @@ def _capture(
     kwargs: Mapping[str, Any] | None,
     strict: bool,
     progress: Progress | None,
-    precision: Precision | None,
+    precision: PrecisionMode | None,
     statistics: Statistics,
 ) -> Captured:
     if progress:
@@ -325,7 +329,7 @@ def _searched(
     certified: Certified,
     guide: Guide,
     strict: bool,
-    precision: Precision | Sequence[Precision] | None,
+    precision: PrecisionMode | Sequence[PrecisionMode] | None,
     progress: Progress | None,
 ) -> tuple[Plan, Captured]:
     """The best plan of all precisions, the others among its alternatives, and the capture that it is for."""
@@ -336,7 +340,12 @@ def _searched(
     best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
     others = tuple(
         Alternative(
-            f"{SEARCHED}{p.mesh}, {p.precision}", p.mesh, p.prediction, fits(p), p.execution, most_frequent(p.graph)
+            f"{SEARCHED}{p.mesh}, {shown(p.execution.precision)}",
+            p.mesh,
+            p.prediction,
+            fits(p),
+            p.execution,
+            most_frequent(p.graph),
         )
         for p, _ in found
         if p is not best
@@ -344,12 +353,14 @@ def _searched(
     return replace(best, alternatives=(*best.alternatives, *others)), captured
 
 
-def _several(precision: Precision | Sequence[Precision] | None) -> list[Precision | None]:
-    if precision is None or isinstance(precision, str):
-        return [precision]
-    if not precision:
-        raise PlanError("precision=() names none; leave it out for the model's own")
-    return list(dict.fromkeys(precision))
+def _several(
+    precision: PrecisionMode | Sequence[PrecisionMode] | None,
+) -> list[Precision | PrecisionByModule | None]:
+    """Each once, by module as pairs."""
+    if precision is not None and not precision:
+        raise PlanError(f"precision={precision!r} names none; leave it out for the model's own")
+    several = precision if isinstance(precision, Sequence) and not isinstance(precision, str) else [precision]
+    return list(dict.fromkeys(canonical(own, "") for own in several))
 
 
 def _check_feasible(found: Plan) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from shardwright.pcg.errors import PlanError
@@ -28,64 +28,66 @@ class Wish(NamedTuple):
 
 def wishes(graph: Graph, operations: Sequence[Operation], execution: Execution) -> dict[str, Wish]:
     """By the names of operations. A `PlanError` for a place in a list that no operation is at."""
-    blocks = {o.name: o.block for o in operations}
-    where, found, used = places(graph, blocks), dict[str, Wish](), set[tuple[str, str]]()
+    asked = _Asked(graph, operations, execution)
+    for pattern, place in asked.missing():
+        there = asked.there(pattern)
+        shown = ", ".join(there[:_MOST_NAMED]) + (", …" if len(there) > _MOST_NAMED else "")
+        raise PlanError(
+            f"recompute: {pattern!r}: {place!r}: no operation of such a block is there; expected one of: "
+            f"{shown or 'none, no block of the model is so named'}"
+        )
+    return asked.wishes
 
-    @cache
-    def decided(block: str, place: str) -> Wish:
-        inside = [f"{block}.{module}" for module in modules_of(place)] if block else []
-        pattern, mode = execution.recompute_of(block)
-        own, word = execution.recompute_of(block, inside)
+
+def still_there(graph: Graph, operations: Sequence[Operation], execution: Execution) -> Execution:
+    """The same for a graph that was rewritten since: of lists, the places that it still has."""
+    if isinstance(execution.recompute, str):
+        return execution
+    missing, pairs = set(_Asked(graph, operations, execution).missing()), list[tuple[str, Again]]()
+    for pattern, mode in execution.recomputes:
+        own = mode if isinstance(mode, str) else tuple(p for p in mode if (pattern, p) not in missing)
+        pairs.append((pattern, own or "none"))
+    return replace(execution, recompute=tuple(pairs))
+
+
+class _Asked:
+    """The wish about every operation, and the places that lists name."""
+
+    def __init__(self, graph: Graph, operations: Sequence[Operation], execution: Execution) -> None:
+        self.graph, self.execution, self.used = graph, execution, set[tuple[str, str]]()
+        self.where = places(graph, {o.name: o.block for o in operations})
+        self._word, decided = cache(execution.recompute_of), cache(self._decided)
+        self.wishes = {o.name: decided(o.block, self.where[o.name]) for o in operations}
+
+    def _decided(self, block: str, place: str) -> Wish:
+        inside = tuple(f"{block}.{module}" for module in modules_of(place)) if block else ()
+        pattern, mode = self._word(block)
+        own, word = self._word(block, inside)
         if isinstance(word, str):
             return Wish(own, word, own != pattern or not isinstance(mode, str))
         named = [listed for listed in word if is_at(place, listed)]
-        used.update((own, listed) for listed in named)
+        self.used.update((own, listed) for listed in named)
         return Wish(own, "full" if named else "none", alone=True)
 
-    for o in operations:
-        found[o.name] = decided(o.block, where[o.name])
-    others = {name: execution.recompute_of(_own_block(graph, name))[0] for name in where if name not in found}
-    _check_places(execution, used, where, {n: wish.pattern for n, wish in found.items()} | others)
-    return found
+    @cached_property
+    def _patterns(self) -> Mapping[str, str]:
+        """By node, also by those that are computed once or first, which are there but not made again."""
+        found = {name: wish.pattern for name, wish in self.wishes.items()}
+        rest = {name: module_block(f"{self.graph.by_name[name].source.module}.") for name in self.where}
+        return {name: self._word(block)[0] for name, block in rest.items()} | found
 
+    def there(self, pattern: str) -> list[str]:
+        """The places in blocks that a pattern decides about."""
+        return list(dict.fromkeys(self.where[name] for name, by in self._patterns.items() if by == pattern))
 
-def _own_block(graph: Graph, name: str) -> str:
-    return module_block(f"{graph.by_name[name].source.module}.")
-
-
-def _check_places(
-    execution: Execution,
-    used: set[tuple[str, str]],
-    where: Mapping[str, str],
-    patterns: Mapping[str, str],
-) -> None:
-    """Changes of layout differ from plan to plan. What is computed once or first is there, but not made again."""
-    for pattern, mode in execution.recomputes:
-        for place in mode if isinstance(mode, tuple) else ():
-            if (pattern, place) in used or "/" in place:
-                continue
-            there = list(dict.fromkeys(where[name] for name, by in patterns.items() if by == pattern))
-            if any(is_at(other, place) for other in there):
-                continue
-            shown = ", ".join(there[:_MOST_NAMED]) + (", …" if len(there) > _MOST_NAMED else "")
-            raise PlanError(
-                f"recompute: {pattern!r}: {place!r}: no operation of such a block is there; expected one of: "
-                f"{shown or 'none, no block of the model is so named'}"
-            )
-
-
-def still_there(graph: Graph, execution: Execution) -> Execution:
-    """The same for a graph that was rewritten since: of lists, the places that it still has."""
-    there = set(places(graph, {}).values())
-    pairs = list[tuple[str, Again]]()
-    for pattern, mode in execution.recomputes:
-        own = (
-            tuple(p for p in mode if "/" in p or any(is_at(place, p) for place in there))
-            if isinstance(mode, tuple)
-            else mode
-        )
-        pairs += [(pattern, own)] if own else []
-    return execution if isinstance(execution.recompute, str) else replace(execution, recompute=tuple(pairs) or "none")
+    def missing(self) -> Iterator[tuple[str, str]]:
+        """Patterns and places in their lists that no operation is at. Changes of layout differ from plan to plan."""
+        for pattern, mode in self.execution.recomputes:
+            for place in mode if isinstance(mode, tuple) else ():
+                if (pattern, place) in self.used or "/" in place:
+                    continue
+                if not any(is_at(other, place) for other in self.there(pattern)):
+                    yield pattern, place
 
 
 def check_used(operations: Sequence[Operation], execution: Execution, wished: Mapping[str, Wish]) -> None:

@@ -5,47 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from shardwright.pcg import checks
-from shardwright.pcg.step.recompute import Again, Recompute, RecomputeByBlock, canonical, fits
+from shardwright.pcg.step import precisions
+from shardwright.pcg.step.precisions import DTYPES, Precision, PrecisionMode
+from shardwright.pcg.step.recompute import Again, GivenByBlock, Recompute, RecomputeByBlock, canonical, fits
 from shardwright.pcg.types import is_float
 
-Precision = Literal["fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8"]
 ReduceDtype = Literal["float32", "bfloat16", "float16"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Optimizer = Literal["adam", "sgd"]
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8")
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = ("float32", "bfloat16", "float16")
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
-
-
-class Dtypes(NamedTuple):
-    """What a precision makes of every float.
-
-    compute      values used, activations and their gradients
-    state        master weights, accumulated gradients and optimizer states
-    rates        kinds of work that run at the rate of another precision
-    is_scaled    whether the loss is scaled, and the gradients scaled back and checked before the update
-    """
-
-    compute: str
-    state: str
-    rates: Mapping[str, str] = {}
-    is_scaled: bool = False
-
-
-DTYPES: Mapping[Precision, Dtypes] = {
-    "fp32": Dtypes("float32", "float32"),
-    "tf32": Dtypes("float32", "float32", {"matmul": "tf32", "conv": "tf32"}),
-    "amp_bf16": Dtypes("bfloat16", "float32"),
-    "bf16": Dtypes("bfloat16", "bfloat16"),
-    "amp_fp16": Dtypes("float16", "float32", is_scaled=True),
-    "fp16": Dtypes("float16", "float16"),
-    "fp8": Dtypes("bfloat16", "float32", {"matmul": "fp8"}),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +37,8 @@ class Execution:
             gradients and optimizer states in fp32. "fp8": as "amp_bf16", with matrix multiplications in fp8. A graph
             in which anything is in 16 bits, its parameters or what it casts, keeps its own dtypes for values (only
             optimizer states, rates and the scaling of the loss change), so a precision of other values is refused
-            there.
+            there. A mapping says it by module (`pcg.step.precisions`), which a capture has made into casts: then values
+            have the graph's own dtypes. It is stored as pairs.
         compiled: whether chains of pointwise operators are fused (torch.compile).
         recompute: "selective": attention is run again in backward; "full": every block is, from its input. Under both,
             what is gathered of an activation is gathered again, not kept. A mapping says it by block of the model: from
@@ -87,9 +62,9 @@ class Execution:
             what a sum gives, is in the dtype of the parameters in any case. None: gradients are sent in that too.
     """
 
-    precision: Precision | None = None
+    precision: PrecisionMode | None = None
     compiled: bool = False
-    recompute: Recompute | RecomputeByBlock | Mapping[str, Again] = "none"
+    recompute: Recompute | RecomputeByBlock | GivenByBlock = "none"
     offload: bool = False
     num_microbatches: int = 1
     num_stages: int = 1
@@ -104,8 +79,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         owner = "Execution"
-        if self.precision is not None:
-            checks.choice(self.precision, owner, "precision", PRECISIONS)
+        object.__setattr__(self, "precision", precisions.canonical(self.precision, owner))
         if self.reduce_dtype is not None:
             checks.choice(self.reduce_dtype, owner, "reduce_dtype", REDUCE_DTYPES)
         object.__setattr__(self, "recompute", canonical(self.recompute, owner))
@@ -132,10 +106,12 @@ class Execution:
             raise checks.FieldError(owner, "num_microbatches", problem)
 
     def to_json(self) -> dict[str, object]:
-        """What differs from the defaults; what is made again by block as an object."""
+        """What differs from the defaults; precisions by module and what is made again by block as objects."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
+        if isinstance(self.precision, tuple):
+            own["precision"] = dict(self.precision)
         if isinstance(self.recompute, tuple):
-            own["recompute"] = dict(self.recompute)
+            own["recompute"] = {k: list(again) if isinstance(again, tuple) else again for k, again in self.recompute}
         own["per_microbatch"] = list(self.per_microbatch)
         return {name: x for name, x in own.items() if x not in (getattr(DEFAULT, name), [])}
 
@@ -166,13 +142,23 @@ class Execution:
         owners = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
         return any(fnmatchcase(owner, pattern) for pattern in self.per_microbatch for owner in owners)
 
+    @property
+    def base(self) -> Precision | None:
+        """The precision of all modules that have none of their own; None: the model's own."""
+        return precisions.base_of(self.precision)
+
+    @property
+    def whole(self) -> Precision | None:
+        """The precision of the whole model; None where that is the graph's own, or one by module."""
+        return self.precision if isinstance(self.precision, str) else None
+
     def compute_dtype(self, dtype: str) -> str:
         """What a value of this dtype in the graph is computed and kept in as an activation."""
-        return DTYPES[self.precision].compute if self.precision and is_float(dtype) else dtype
+        return DTYPES[self.whole].compute if self.whole and is_float(dtype) else dtype
 
     def state_dtype(self, dtype: str) -> str:
         """What the optimizer's master weights, gradients and moments of a parameter of this dtype are kept in."""
-        return DTYPES[self.precision].state if self.precision and is_float(dtype) else dtype
+        return DTYPES[self.whole].state if self.whole and is_float(dtype) else dtype
 
     def reduced_dtype(self, dtype: str) -> str:
         """What gradients that are accumulated in this dtype are sent in, to be summed over devices."""
@@ -181,12 +167,12 @@ class Execution:
     @property
     def rates(self) -> Mapping[str, str]:
         """Kinds of work on floats that run at the rate of another precision, "tf32" or "fp8", if the device has it."""
-        return DTYPES[self.precision].rates if self.precision else {}
+        return DTYPES[self.whole].rates if self.whole else {}
 
     @property
     def is_scaled(self) -> bool:
         """Whether a loss scaler passes over all gradients before the update."""
-        return self.precision is not None and DTYPES[self.precision].is_scaled
+        return self.base is not None and DTYPES[self.base].is_scaled
 
 
 def _patterns(names: object, owner: str) -> tuple[str, ...]:

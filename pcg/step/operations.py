@@ -157,10 +157,10 @@ def _apart(listed: Sequence[Operation]) -> list[Operation]:
 
 def _check_precision(execution: Execution, narrow: set[str]) -> None:
     wanted = execution.compute_dtype("float32")
-    if narrow and execution.precision and wanted not in narrow:
+    if narrow and execution.whole and wanted not in narrow:
         own, good = " and ".join(sorted(narrow)), " or ".join(sorted({wanted, "float32"}))
         problem = f"expected parameters in {good}, got {own}; leave the precision out, or plan the model in float32"
-        raise PlanError(f"precision {execution.precision!r}: {problem}")
+        raise PlanError(f"precision {execution.whole!r}: {problem}")
 
 
 def slices_of_time(graph: Graph) -> dict[str, tuple[str, Move]]:

@@ -21,29 +21,30 @@ def places(graph: Graph, blocks: Mapping[str, str]) -> dict[str, str]:
 
     Copies of one node, such as masks in several layouts, have one place.
     """
-    found, counts, constants = dict[str, str](), Counter[str](), constant_nodes(graph)
-    numbers = dict[tuple[str, str], int]()
+    found, counts, constants = dict[str, str](), Counter[tuple[str, str]](), constant_nodes(graph)
+    numbers, homes = dict[tuple[str, str, str], int](), dict[str, str]()
 
-    def numbered(node: Node, place: str, where: str) -> str:
-        key = (where, node.name.partition(".")[0])
+    def numbered(node: Node, place: str) -> str:
+        key = (homes[node.name], place, node.name.partition(".")[0])
         if key not in numbers:
-            counts[where] += 1
-            numbers[key] = counts[where]
+            counts[key[:2]] += 1
+            numbers[key] = counts[key[:2]]
         return f"{place}#{numbers[key]}" if numbers[key] > 1 else place
 
-    def seen(node: Node) -> str:
-        module = node.source.module
-        return _seen_from(blocks.get(node.name, module_block(f"{module}.")), module)
+    def home(node: Node) -> str:
+        return blocks.get(node.name, module_block(f"{node.source.module}."))
 
     nodes = [node for node in graph.nodes if not node.is_leaf]
     for node in nodes:
         if not node.is_parallel:
-            op = f"constant_{node.op}" if node.name in constants else node.op
-            found[node.name] = numbered(node, f"{seen(node)}:{op}", f"{node.source.module}:{op}")
+            op, homes[node.name] = f"constant_{node.op}" if node.name in constants else node.op, home(node)
+            found[node.name] = numbered(node, f"{_seen_from(homes[node.name], node.source.module)}:{op}")
     for node in reversed(nodes):
         if node.is_parallel:
-            first = next((found[reader] for reader in graph.users[node.name]), f"{seen(node)}:")
-            found[node.name] = numbered(node, f"{first}/{node.op}", f"{node.source.module}:{first}/{node.op}")
+            reader = next(iter(graph.users[node.name]), "")
+            homes[node.name] = homes[reader] if reader else home(node)
+            first = found[reader] if reader else f"{_seen_from(homes[node.name], node.source.module)}:"
+            found[node.name] = numbered(node, f"{first}/{node.op}")
     return found
 
 

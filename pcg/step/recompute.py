@@ -15,23 +15,39 @@ RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 Again = Recompute | tuple[str, ...]
 """What is made again of a block: a kind, or the operations at these places (`pcg.step.places`), by name or pattern."""
 RecomputeByBlock = tuple[tuple[str, Again], ...]
-_RANGE = r"(?<![^.])(\d+)-(\d+)(?![^.])"
+GivenByBlock = Mapping[str, Again | list[str]]
+"""As people give it."""
+_RANGE = r"(?<![^.])(\d{1,9})-(\d{1,9})(?![^.])"
 
 
 def fits(name: str, pattern: str) -> bool:
     """Whether a pattern of `fnmatch` fits a module's name. Of its parts, `0-7` is any number from 0 to 7."""
-    regex, ranges = _compiled(pattern)
-    found = regex.match(name)
-    return found is not None and all(
-        low <= int(n) <= high for n, (low, high) in zip(found.groups(), ranges, strict=True)
-    )
+    return _compiled(pattern).match(name) is not None
 
 
-@lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> tuple[re.Pattern[str], tuple[tuple[int, int], ...]]:
-    ranges = re.findall(_RANGE, pattern)
-    regex = translate(re.sub(_RANGE, "\0", pattern)).replace(re.escape("\0"), r"(\d+)")
-    return re.compile(regex), tuple((int(low), int(high)) for low, high in ranges)
+def exactly(name: str) -> str:
+    """The pattern that fits this name alone: `*`, `?`, `[` and what looks like a range stand for themselves."""
+    return re.sub(r"[*?[]|(?<=\d)-(?=\d)", r"[\g<0>]", name)
+
+
+@lru_cache(maxsize=1 << 16)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    ranges = (_between(int(low), int(high)) for low, high in re.findall(_RANGE, pattern))
+    regex = translate(re.sub(_RANGE, "\0", pattern))
+    return re.compile(re.sub("\0", lambda found: next(ranges, found[0]), regex))
+
+
+def _between(low: int, high: int) -> str:
+    """A regex of the numbers from low to high: of each run of those that begin alike and end in any digits."""
+    runs = list[str]()
+    while low <= high:
+        free = 0
+        while low % 10 ** (free + 1) == 0 and low + 10 ** (free + 1) <= high + 1 and (low or not free):
+            free += 1
+        digits = str(low)
+        runs.append(digits[: len(digits) - free] + "[0-9]" * free)
+        low += 10**free
+    return f"(?:{'|'.join(runs) or '(?!)'})"
 
 
 def canonical(recompute: object, owner: str) -> Recompute | RecomputeByBlock:

@@ -28,6 +28,7 @@ from shardwright.lowering.module import lower
 from shardwright.lowering.precision import check_device
 from shardwright.pcg.capture import Captured, bind_arguments, capture, find_loss
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.precision import low_dtype
 from shardwright.pcg.step.late import check_backward
 from shardwright.reports.report import Paragraph, Report
@@ -127,7 +128,7 @@ def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) 
     """
     refuse_unreal(loaded.model)
     check_backward(plan.graph)
-    check_device(plan.precision, "cpu")
+    check_device(plan.execution.base, "cpu")
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     captured = capture(
         loaded.model, batch, precision=plan.precision, num_microbatches=plan.mesh.num_microbatches,
@@ -146,26 +147,27 @@ def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) 
 
 
 def _single(model: nn.Module, batch: Mapping[str, Any], plan: Plan) -> tuple[TrainingStep, Tensor]:
-    """The reference: the model itself, under autocast where the plan is.
+    """The reference: the model itself, under autocast where the plan is, and its modules where theirs are.
 
     Where the plan has statistics of each microbatch by itself, it runs one after the other.
     """
     torch.manual_seed(STEP_SEED)
-    low, total = low_dtype(plan.precision), torch.zeros(())
+    low, total = low_dtype(plan.execution.base), torch.zeros(())
     many = plan.mesh.num_microbatches if plan.execution.per_microbatch else 1
-    for number in range(many):
-        with torch.autocast("cpu", getattr(torch, low), enabled=True) if low else nullcontext():
-            loss = find_loss(model(**tree_map_only(Tensor, lambda x, n=number: x.chunk(many)[n], batch)))
-        assert loss is not None
-        (loss / many).backward()
-        total = total + loss.detach() / many
+    with in_own_precision(model, plan.precision, "cpu"):
+        for number in range(many):
+            with torch.autocast("cpu", getattr(torch, low), enabled=True) if low else nullcontext():
+                loss = find_loss(model(**tree_map_only(Tensor, lambda x, n=number: x.chunk(many)[n], batch)))
+            assert loss is not None
+            (loss / many).backward()
+            total = total + loss.detach() / many
     return _taken(model, total), torch.get_rng_state()
 
 
 def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[str, Any], reference: TrainingStep,
               state: Tensor) -> Errors:  # fmt: skip
     parallel = lower(
-        plan.graph, model, constants=captured.constants, options=captured.options, precision=plan.precision,
+        plan.graph, model, constants=captured.constants, options=captured.options, precision=plan.execution.base,
         execution=plan.execution,
     )  # fmt: skip
     torch.manual_seed(STEP_SEED)

@@ -12,7 +12,8 @@ import click
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.files import require_writable
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import PRECISIONS, REDUCE_DTYPES
+from shardwright.pcg.step.execution import REDUCE_DTYPES
+from shardwright.pcg.step.precisions import PRECISIONS, PrecisionMode
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -114,13 +115,15 @@ def writable(context: click.Context, parameter: click.Parameter, path: Path | No
 
 def precision_option(command: Command) -> Command:
     """`--precision`"""
-    choice = click.Choice(PRECISIONS)
     text = (
-        "What is computed in which dtype, such as amp_bf16, as torch.autocast has it; by default the model's own. "
-        "Given several times, the search chooses."
+        f"What is computed in which dtype: {', '.join(PRECISIONS)}; amp_bf16 is as torch.autocast has it. Or by "
+        "module: 'lm_head=fp32,*=amp_bf16', of which the first that fits decides. By default the model's own. Given "
+        "several times, the search chooses."
     )
     none = lambda context, parameter, given: given or None  # noqa: E731
-    return click.option("--precision", type=choice, multiple=True, callback=none, help=text)(command)
+    return click.option(
+        "--precision", type=parse_precision, metavar="PRECISION", multiple=True, callback=none, help=text
+    )(command)
 
 
 def reduce_dtype_option(command: Command) -> Command:
@@ -129,14 +132,27 @@ def reduce_dtype_option(command: Command) -> Command:
     return click.option("--reduce-dtype", type=click.Choice(REDUCE_DTYPES), help=text)(command)
 
 
+def parse_precision(text: str) -> PrecisionMode:
+    """`amp_bf16`, or `lm_head=fp32,*=amp_bf16`: what is computed in which dtype."""
+    if "=" not in text:
+        return click.Choice(PRECISIONS).convert(text, None, None)
+    return cast("PrecisionMode", _by_name(text, "--precision", "a precision, or pairs such as 'lm_head=fp32'"))
+
+
 def parse_recompute(text: str) -> RecomputeMode:
     """`full`, or `model.layers.0-7=full,model.layers.*.mlp=full`: what backward computes again."""
     if "=" not in text:
         return cast("RecomputeMode", text)
+    return cast("RecomputeMode", _by_name(text, "--recompute", "a mode, or pairs such as 'model.layers.*=full'"))
+
+
+def _by_name(text: str, option: str, wanted: str) -> dict[str, str]:
+    """`NAME=WORD,NAME=WORD`; an error that says what is wanted."""
     pairs = [part.rpartition("=") for part in text.replace(" ", "").split(",")]
-    if not all(name and mode for name, _, mode in pairs):
-        raise ShardwrightError(f"--recompute {text!r}: give a mode, or pairs such as 'model.layers.*=full'")
-    return cast("RecomputeMode", {name: mode for name, _, mode in pairs})
+    names = [name for name, _, _ in pairs]
+    if not all(name and word for name, _, word in pairs) or len(set(names)) < len(names):
+        raise ShardwrightError(f"{option} {text!r}: give {wanted}, each name once")
+    return {name: word for name, _, word in pairs}
 
 
 def microbatches_option(command: Command) -> Command:

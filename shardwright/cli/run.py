@@ -30,6 +30,7 @@ from shardwright.pcg.errors import ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
+    from shardwright.pcg.step.precisions import PrecisionMode
     from shardwright.search.pins import RecomputeMode
 
 FAILURES = "failed-*.json"
@@ -68,7 +69,7 @@ def run(
     microbatches: int | None,
     recompute: RecomputeMode | None,
     per_microbatch: tuple[str, ...] | None,
-    precision: str | None,
+    precision: tuple[PrecisionMode, ...] | None,
     reduce_dtype: str | None,
     steps: int,
     lr: float,

@@ -14,7 +14,8 @@ from shardwright.cli import terminal
 from shardwright.cli.options import CLUSTER_FORMS, PATH, examples, format_option, parse_cluster, plan_argument, writable
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.files import write_whole
-from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, REDUCE_DTYPES, SCHEDULES
+from shardwright.pcg.step.execution import OPTIMIZERS, REDUCE_DTYPES, SCHEDULES
+from shardwright.pcg.step.precisions import PRECISIONS
 from shardwright.pcg.step.recompute import RECOMPUTES
 
 if TYPE_CHECKING:

@@ -103,8 +103,9 @@ def verify(
 def _tolerances(plan: Plan) -> tuple[float, float]:
     """What errors of the loss and of a gradient may be, by what is in 16 bits."""
     from shardwright.pcg.precision import HALVES, low_dtype
+    from shardwright.pcg.step.precisions import every
 
-    if low_dtype(plan.precision):
+    if any(map(low_dtype, every(plan.precision))):
         return 1e-2, 1e-1
     return 1e-5, 1e-2 if plan.execution.reduce_dtype in HALVES else 1e-4
 

@@ -12,6 +12,7 @@ from shardwright.pcg.moves import fused_moves, source_of
 from shardwright.pcg.precision import HALVES
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.parameters import Parameter
+from shardwright.pcg.step.precisions import shown
 from shardwright.pcg.types import ITEM_BYTES, is_float
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.report import Paragraph
@@ -106,8 +107,7 @@ def precision(facts: PlanFacts) -> str:
     execution, narrow = facts.plan.execution, [dtype for dtype in facts.dtypes if dtype in HALVES]
     operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items()) or "no operators"
     own = {p.dtype for p in facts.parameters.values()}
-    name = execution.precision or "the model's own"
-    parts = [f"{name}: {operators}"]
+    parts = [f"{shown(execution.precision)}: {operators}"]
     if narrow and not own.intersection(narrow):
         parts += [
             f"rounded to {' and '.join(narrow)}: what products read and give",

@@ -24,7 +24,8 @@ from shardwright.pcg.analysis import written
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.step.execution import Execution, Precision
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.precisions import Precision
 from tests.each import each
 
 LLAMA_BLOCK = 2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 8192 * 2048 + 2 * 2048

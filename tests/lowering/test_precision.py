@@ -22,9 +22,10 @@ from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves, source_of
-from shardwright.pcg.step.execution import Precision, ReduceDtype
+from shardwright.pcg.step.execution import ReduceDtype
 from shardwright.pcg.step.lifetimes import with_lifetimes
 from shardwright.pcg.step.parameters import find_parameters
+from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.search.planner import Planner
 from tests.each import each

@@ -24,8 +24,9 @@ from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import Execution, Precision, ReduceDtype
+from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
+from shardwright.pcg.step.precisions import Precision
 from shardwright.search.planner import Planner
 from shardwright.search.solving import Candidate
 from tests.each import each

@@ -16,7 +16,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.precision import HALVES, check_precision, low_dtype, operand_dtypes
-from shardwright.pcg.step.execution import PRECISIONS, Precision
+from shardwright.pcg.step.precisions import PRECISIONS, Precision
 from shardwright.pcg.types import TensorType
 from tests.each import each
 from tests.models import zoo

@@ -17,6 +17,7 @@ from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.chunk import whole_chunk
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, lifetimes
+from shardwright.pcg.step.places import places
 from shardwright.search.folding import Folded, fold
 from shardwright.search.keeping import Keeping, KeepingProblem, Kept, expanded
 from shardwright.search.restrict import CONTEXT, TENSOR, ZERO
@@ -130,6 +131,35 @@ def test_what_is_said_of_a_folded_model_is_said_of_all_of_it() -> None:
     found = expanded(said, {run_.block: run_.blocks}, folded.alike)
     assert found.again == {f"layers.{n}": ("mlp",) for n in range(6)}
     assert found.lifetimes == {"table": "zero-3", **{f"up{n}": "kept" for n in range(6)}}
+
+
+def test_what_leaves_a_block_is_not_made_again() -> None:
+    found = problem(graph("gpt", ZERO, 2))
+    again, chunk = found.solve(PRICES[-1]).keeping.again, found.chunk
+    where = places(found.graph, {o.operation.name: o.operation.block for o in chunk.occurrences})
+    home = {o.result: o.operation.block for o in chunk.occurrences}
+    left = {memory for o in chunk.occurrences for memory in o.reads if home.get(memory, "") != o.operation.block}
+    made = {o.result for o in chunk.occurrences if where[o.operation.name] in again.get(o.operation.block, ())}
+    assert made
+    assert left
+    assert not made & left
+
+
+@each("microbatches", [1, 2])
+def test_a_folded_model_has_the_sums_of_the_whole(microbatches: int) -> None:
+    """Values and weights of a block count as often as it occurs."""
+    serial, mesh = blocks(batch=16, width=32, layers=6), over_time(Mesh.of(x=2), microbatches)
+    folded, solver = fold(serial), Solver(CLUSTER, every_choice)
+    one, whole = (
+        KeepingProblem(Steps(solver.solve(f, mesh, (ZERO,), "test").graph, CLUSTER, Execution()), f.repeats, 1.0, ZEROS,
+                       values=True) for f in (folded, Folded(serial))
+    )  # fmt: skip
+    for price in PRICES:
+        few, all_ = one.solve(price), whole.solve(price)
+        assert (few.seconds, few.num_bytes) == pytest.approx((all_.seconds, all_.num_bytes), rel=1e-9)
+        said = expanded(few.keeping, {r.block: r.blocks for r in folded.repeated}, folded.alike)
+        assert said.recompute == all_.keeping.recompute
+        assert said.lifetimes == all_.keeping.lifetimes
 
 
 def test_a_kept_solution_says_what_it_sums() -> None:

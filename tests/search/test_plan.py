@@ -38,6 +38,19 @@ def test_a_plan_keeps_its_precision_and_old_files_may_have_one(plan: Plan) -> No
         Plan.from_json(edit(plan, execution={"reduce_dtype": "int8"}))
     mixed = replace(plan, execution=Execution("amp_bf16"))
     assert Plan.from_json(json.loads(json.dumps(mixed.to_json()))) == mixed
+    by_module = replace(plan, execution=Execution({"head": "fp32", "*": "amp_bf16"}))
+    assert (
+        by_module.to_json()["execution"]
+        == {"precision": {"head": "fp32", "*": "amp_bf16"}}
+        == {"precision": by_module.precision}
+    )
+    assert Plan.from_json(json.loads(json.dumps(by_module.to_json()))) == by_module
+    for wrong, problem in (
+        ({"head": "fp8"}, r"execution\.precision"), ({"": "fp32"}, r"execution\.precision"),
+        ({"*": "fp32", "head": "amp_bf16"}, r"precision\['\*'\]: it fits every module"), ({}, "precision: expected"),
+    ):  # fmt: skip
+        with pytest.raises(PlanError, match=problem):
+            Plan.from_json(edit(plan, execution={"precision": wrong}))
     old = edit(plan, version=2)
     del old["execution"]
     assert Plan.from_json(old) == plan

@@ -29,6 +29,7 @@ from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.errors import BatchError, CaptureError, ClusterError, DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.step.precisions import shown
 from shardwright.reports.plan import PlanReport
 from shardwright.search.plan import Plan
 from shardwright.substitutions.pattern import Pattern
@@ -130,6 +131,35 @@ def test_a_plan_is_for_a_precision() -> None:
         compile(model, plan=found, precision="amp_fp16", kwargs=batch)
     with pytest.raises(PlanError, match="precision 'bf16': expected parameters in bfloat16, got float32; build the"):
         plan(model, sw.Cluster.local(2), kwargs=batch, precision="bf16")
+
+
+def test_a_plan_is_for_precisions_by_module() -> None:
+    """It keeps them, runs for them only, and of several the search chooses."""
+    model, batch = example()
+    policy: dict[str, Any] = {"head": "fp32", "*": "amp_bf16"}
+    found = plan(model, sw.Cluster.local(2), kwargs=batch, precision=policy, **forced())
+    loaded = Plan.from_json(json.loads(json.dumps(found.to_json())))
+    assert (loaded, loaded.precision) == (found, policy)
+    linears = {str(n.source.module): found.graph.types[n.name].dtype for n in found.graph.nodes if n.op == "linear"}
+    assert linears == {"up": "bfloat16", "head": "float32"}
+    assert "precision       amp_bf16, with head in fp32: " in str(PlanReport(found))
+    assert dry_run(found.graph, execution=found.execution).misshapen == ()
+    for other in ("amp_bf16", {"up": "fp32", "*": "amp_bf16"}):
+        with pytest.raises(PlanError, match=r"was given with a plan for \{'head': 'fp32', .*\}; leave it out"):
+            compile(model, plan=found, precision=other, kwargs=batch)  # pyright: ignore[reportArgumentType]
+    assert (
+        run_ranks(lambda: bool(compile(model, plan=found, kwargs=batch, precision=policy)(**batch) > 0), 2)
+        == [True] * 2
+    )
+    otherwise = replace(found, execution=replace(found.execution, precision={"up": "fp32", "*": "amp_bf16"}))
+    with pytest.raises(DistributedError, match="plan for 'Tied' has fingerprint"):
+        run_ranks(lambda: compile(model, plan=otherwise, kwargs=batch), 2)
+    several = plan(model, sw.Cluster.local(2), kwargs=batch, precision=[policy, "fp32", dict(policy)], **forced())
+    names = ["amp_bf16, with head in fp32", "fp32"]
+    others = [name for name in names if any(a.name.endswith(f"[dp=2], {name}") for a in several.alternatives)]
+    assert sorted([*others, shown(several.execution.precision)]) == names
+    with pytest.raises(PlanError, match=r"precision=\{\} names none; leave it out for the model's own"):
+        plan(model, sw.Cluster.local(2), kwargs=batch, precision={})
 
 
 def test_a_plan_says_what_gradients_are_sent_in() -> None:

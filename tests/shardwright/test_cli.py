@@ -234,6 +234,12 @@ def assert_error(result: tuple[int, str, str], message: str) -> None:
         (["plan", "models.py:net", "--mesh", "x=2", "--roles", "fast"], "unknown axis role 'fast'"),
         (["plan", "models.py:net", "--roles", "data"], "without a mesh"),
         (["plan", "models.py:net", "--mesh", "x=3"], "has 3 devices"),
+        (["plan", "models.py:net", "--precision", "fp4"], "Invalid value for '--precision': 'fp4' is not one of"),
+        (["plan", "models.py:net", "--precision", "up="], "--precision 'up=': give a precision, or pairs such as"),
+        (["plan", "models.py:net", "--precision", "up=fp32,up=fp32"], "'lm_head=fp32', each name once"),
+        (["plan", "models.py:net", "--precision", "upp=fp32"], "'upp' names no module of Net; .* such as 'up'"),
+        (["plan", "models.py:net", "--precision", "up=fp8,*=fp32"], r"\['up'\]: expected 'fp32' or .*, got 'fp8'"),
+        (["plan", "models.py:net", "--recompute", "up=full,up=none"], "--recompute 'up=full,up=none': give a mode, or"),
         (["explain", "nope.json"], "nope.json: cannot read the plan: No such file"),
         (["explain", "models.py"], "models.py: not a complete JSON file"),
         (["explain", "empty.json"], "this is not a plan"),
@@ -355,6 +361,18 @@ def test_verify_passes_and_tells_the_norm(run: Run) -> None:
     assert status == 0, err
     assert out.startswith("PASSED: Net on mesh [tp=2], 4 gradients, 0 buffers")
     assert "‖g − g_ref‖₂ / max(‖g_ref‖₂, 1e-5·‖G_ref‖₂)" in out
+
+
+def test_precisions_by_module(run: Run) -> None:
+    """Of two the search chooses one; `verify` compares with a process whose modules run in them too."""
+    policy = ("--precision", "down=fp32,*=amp_bf16")
+    given = ("--mesh", "dp=2", "--roles", "zero", "--microbatches", "1")
+    status, out, err = run("plan", "models.py:net", *policy, "--precision", "fp32", *given)
+    assert status == 0, err
+    assert "amp_bf16, with down in fp32" in out
+    status, out, err = run("verify", "models.py:net", *policy, *given, "--loss-tolerance", "1e-5")
+    assert status == 0, err
+    assert out.startswith("PASSED: Net on mesh [dp=2], 4 gradients")
 
 
 def test_verify_fails_with_status_1(run: Run) -> None:
@@ -498,7 +516,8 @@ def test_ranks_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_run_a_model(run: Run) -> None:
-    status, out, err = run("run", "models.py:net", "--cluster", "local:2", "--steps", "3")
+    status, out, err = run("run", "models.py:net", "--cluster", "local:2", "--steps", "3",
+                           "--precision", "up=fp32,*=amp_bf16")  # fmt: skip
     assert status == 0, err
     assert "step    3  loss " in out
     assert "median step " in out

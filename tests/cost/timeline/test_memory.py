@@ -13,7 +13,8 @@ from shardwright.cost.timeline.memory import (
     update_bytes,
     verdict,
 )
-from shardwright.pcg.step.execution import OPTIMIZERS, PRECISIONS, Execution, Optimizer, Precision
+from shardwright.pcg.step.execution import OPTIMIZERS, Execution, Optimizer
+from shardwright.pcg.step.precisions import PRECISIONS, Precision
 from tests.each import each
 
 

@@ -16,8 +16,9 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Execution, Precision
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operation
+from shardwright.pcg.step.precisions import DTYPES, PRECISIONS, Precision
 from shardwright.pcg.types import ITEM_BYTES
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA

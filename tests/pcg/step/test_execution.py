@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from shardwright.pcg.errors import ClusterError
-from shardwright.pcg.step.execution import DTYPES, PRECISIONS, Execution
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.precisions import DTYPES, PRECISIONS
 from tests.each import each
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor, nn
+
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.places import is_at, places
 from tests.each import each
-from tests.pcg.step.test_regions import Attention, in_slices, model_of
+from tests.pcg.step.test_regions import Attention, captured, in_slices, model_of
 
 
 def test_equal_blocks_have_equal_places_and_no_two_operations_share_one() -> None:
@@ -27,6 +30,29 @@ def test_a_change_of_layout_is_named_by_its_reader() -> None:
              for n in range(3)]  # fmt: skip
     assert moves[1] == moves[2] != []
     assert any(place.startswith("up:linear/") for place in moves[1])
+
+
+class Around(nn.Module):
+    """Part of a block is the model's own code, and so is what comes after the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList((nn.Linear(16, 16), nn.Linear(16, 16))) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for first, second in self.layers:  # type: ignore[misc]
+            x = second(torch.tanh(first(x) + x))
+        return torch.tanh(x).mean()
+
+
+def test_code_around_modules_is_counted_in_its_block() -> None:
+    """In every block the same; so a folded model, which has one block for all, calls all operations by these places."""
+    graph = captured(Around())
+    operations = Operations(graph).listed
+    where = places(graph, {o.name: o.block for o in operations})
+    blocks = [[where[o.name] for o in operations if o.block == f"layers.{n}"] for n in range(3)]
+    assert blocks[0] == blocks[1] == blocks[2] == ["0:linear", "0:add", ":add", ":tanh", "1:linear", "1:add"]
+    assert next(where[o.name] for o in operations if not o.block) == ":tanh"
 
 
 @each(

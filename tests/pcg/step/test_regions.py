@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -173,10 +174,24 @@ def test_places_that_are_not_there_are_named(recompute: Any, message: str) -> No
 
 
 def test_places_that_a_rewrite_took_away_are_forgotten() -> None:
-    run = Execution(recompute={"layers.*": ["norm", "qkv:linear", "up:linear/combine"], "": ["head:linear"]})
-    assert still_there(model_of(Mlp), run).recompute == (("layers.*", ("norm", "up:linear/combine")),)
-    assert still_there(model_of(Mlp), Execution(recompute={"": ["head:linear"]})).recompute == "none"
-    assert still_there(model_of(Mlp), full := Execution(recompute="full")) is full
+    """Of each pattern: that another block still has such a place does not help. And no later pattern takes over."""
+    graph = model_of(Mlp)
+    listed = Operations(graph).listed
+    moved = [o._replace(block="layers.9") if o.module == "layers.2.norm" else o for o in listed]
+    own = ["norm", "qkv:linear", "up:linear/combine"]
+    asked: dict[str, Any] = {"layers.2": ["norm"], "layers.[01]": own, "layers.*": "full"}
+    assert still_there(graph, moved, Execution(recompute=asked)).recompute == (
+        ("layers.2", "none"), ("layers.[01]", ("norm", "up:linear/combine")), ("layers.*", "full"),
+    )  # fmt: skip
+    assert still_there(graph, moved, full := Execution(recompute="full")) is full
+
+
+def test_many_patterns_take_no_more_than_seconds() -> None:
+    """A plan file may have them: each is compiled once, and asked once for each module, not for each operation."""
+    many = {f"other.*.{n}": "none" for n in range(6000)}
+    start = time.process_time()
+    assert len(again({**many, "layers.*": ["norm"]})) == 3
+    assert time.process_time() - start < 10
 
 
 class Mlp(nn.Module):

@@ -1,0 +1,115 @@
+"""Precision by module: the forward of a module runs in a `torch.autocast` region of its own, in capture as in eager.
+
+In fp32 that region is disabled, and arguments in 16 bits are widened, as `torch.amp.custom_fwd` does it with
+`cast_inputs=torch.float32`. In amp_bf16 and amp_fp16 it is enabled; where it is around nothing that is, results are
+widened: products of float32 read nothing else. So what counts is whose forward computes: a weight that the forward of
+another module reads is read in that one's precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.amp.autocast_mode import autocast
+from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.precision import HALVES, low_dtype
+from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, of_modules
+from shardwright.pcg.step.recompute import fits
+
+_NEAR = 3
+
+
+class _Own(NamedTuple):
+    """What decides about a module: the pattern and its precision; the module by name."""
+
+    pattern: str
+    precision: Precision
+    name: str
+
+
+@contextmanager
+def in_own_precision(model: nn.Module, precision: PrecisionMode | None, device: str) -> Generator[None]:
+    """Around a forward of the model on a kind of device, "cpu" or "cuda": modules run in what `precision` says of them.
+
+    Of its patterns the first that fits a module or one around it decides. Raises a `PlanError` for one that decides
+    about no module, or only about modules whose forward is not called.
+    """
+    owns, called = _decided(model, of_modules(precision)), set[str]()
+    with ExitStack() as stack:
+        for module, own in owns.items():
+            for hook in _in_region(module, own, device, called):
+                stack.callback(hook.remove)
+        yield
+    for own in owns.values():
+        if own.pattern not in called:
+            raise PlanError(
+                f"precision: {own.pattern!r} names {own.name!r} of {type(model).__name__}, which no forward calls; "
+                "name the module whose forward reads its weights"
+            )
+
+
+def _in_region(module: nn.Module, own: _Own, device: str, called: set[str]) -> tuple[RemovableHandle, RemovableHandle]:
+    """By hooks next to its forward, as `torch.export` loses the path of a module whose forward is replaced."""
+    low = low_dtype(own.precision)
+    entered: list[tuple[autocast, bool]] = []
+
+    def enter(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:  # noqa: ANN401
+        called.add(own.pattern)
+        region = autocast(device, getattr(torch, low) if low else None, enabled=bool(low))
+        entered.append((region, torch.is_autocast_enabled(device)))
+        region.__enter__()
+        return (args, kwargs) if low else _widened((args, kwargs))
+
+    def leave(_: nn.Module, args: Any, result: Any) -> Any:  # noqa: ANN401
+        region, is_low_around = entered.pop()
+        region.__exit__(None, None, None)
+        return result if is_low_around else _widened(result)
+
+    return (
+        module.register_forward_pre_hook(enter, with_kwargs=True),
+        module.register_forward_hook(leave, prepend=True, always_call=True),
+    )
+
+
+def _widened(values: Any) -> Any:  # noqa: ANN401
+    """With tensors of 16 bits in float32, in whatever nest."""
+    halves = [getattr(torch, name) for name in HALVES]
+    return tree_map_only(Tensor, lambda x: x.float() if x.dtype in halves else x, values)
+
+
+def _decided(model: nn.Module, pairs: PrecisionByModule) -> Mapping[nn.Module, _Own]:
+    """The outermost modules with a forward about which each pattern decides."""
+    rest = len(pairs)
+    around: dict[str, tuple[int, int]] = {}  # the pattern that decides, and that of the forward around; by their place
+    found: dict[nn.Module, tuple[int, str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        outer, inside = around.get(name.rpartition(".")[0], (rest, rest))
+        mine = min(outer, next((i for i, (pattern, _) in enumerate(pairs) if fits(name, pattern)), rest))
+        if type(module).forward is not nn.Module.forward:  # a list of modules has none
+            if mine != inside:
+                found[module] = min(found.get(module, (rest, "")), (mine, name))
+            inside = mine
+        around[name] = mine, inside
+    for place, (pattern, _) in enumerate(pairs):
+        if all(place != mine for mine, _ in around.values()):
+            raise PlanError(_names_none(model, pattern, list(around)))
+    return {module: _Own(*pairs[place], name) for module, (place, name) in found.items()}
+
+
+def _names_none(model: nn.Module, pattern: str, names: list[str]) -> str:
+    if any(fits(name, pattern) for name in names):
+        return (
+            f"precision: every module that {pattern!r} names is named by an earlier pattern, or one around it is, and "
+            "the first that fits decides; put it before that"
+        )
+    near = get_close_matches(pattern, names, _NEAR) or [name for name in names if name][:_NEAR]
+    shown = ", ".join(map(repr, near)) or "none, it has no modules inside"
+    return f"precision: {pattern!r} names no module of {type(model).__name__}; give names or patterns, such as {shown}"

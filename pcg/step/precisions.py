@@ -1,0 +1,113 @@
+"""What a step computes in: one precision for the whole model, or precisions by module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from shardwright.pcg import checks
+
+Precision = Literal["fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8")
+PrecisionByModule = tuple[tuple[str, Precision], ...]
+"""By name of a module, or pattern that `fits` it (`pcg.step.recompute`), with all that is inside; the first decides.
+
+`*`, the last, is the base: what all others compute in. Without it that is the model's own."""
+PrecisionMode = Precision | PrecisionByModule | Mapping[str, Precision]
+BASE = "*"
+
+
+class Dtypes(NamedTuple):
+    """What a precision makes of every float.
+
+    compute      values used, activations and their gradients
+    state        master weights, accumulated gradients and optimizer states
+    rates        kinds of work that run at the rate of another precision
+    is_scaled    whether the loss is scaled, and the gradients scaled back and checked before the update
+    """
+
+    compute: str
+    state: str
+    rates: Mapping[str, str] = {}
+    is_scaled: bool = False
+
+
+DTYPES: Mapping[Precision, Dtypes] = {
+    "fp32": Dtypes("float32", "float32"),
+    "tf32": Dtypes("float32", "float32", {"matmul": "tf32", "conv": "tf32"}),
+    "amp_bf16": Dtypes("bfloat16", "float32"),
+    "bf16": Dtypes("bfloat16", "bfloat16"),
+    "amp_fp16": Dtypes("float16", "float32", is_scaled=True),
+    "fp16": Dtypes("float16", "float16"),
+    "fp8": Dtypes("bfloat16", "float32", {"matmul": "fp8"}),
+}
+
+_OF_MODULES: Mapping[Precision | None, tuple[Precision, ...]] = {
+    None: ("fp32", "amp_bf16"),
+    "fp32": ("fp32", "amp_bf16"),
+    "amp_bf16": ("fp32", "amp_bf16"),
+    "amp_fp16": ("fp32", "amp_fp16"),
+}
+"""What single modules may compute in, by the base: fp32, or one 16-bit format as `torch.autocast` has it."""
+
+
+def canonical(precision: object, owner: str) -> Precision | PrecisionByModule | None:
+    """A mapping as hashable pairs, one of `*` alone as its precision; a `FieldError` of `owner` for what is neither."""
+    if precision is None:
+        return None
+    if isinstance(precision, str):
+        return checks.choice(precision, owner, "precision", PRECISIONS)  # type: ignore[return-value]
+    given = tuple(precision.items()) if isinstance(precision, Mapping) else precision
+    if not isinstance(given, tuple) or not given or not all(isinstance(p, tuple) and len(p) == 2 for p in given):
+        wanted = f"one of {', '.join(map(repr, PRECISIONS))}, or a mapping from modules to these"
+        raise checks.FieldError(owner, "precision", f"expected {wanted}, got {precision!r}")
+    meaning = "a module's name, or a pattern of them"
+    pairs: PrecisionByModule = tuple(
+        (checks.text(name, owner, "precision", meaning), checks.choice(own, owner, f"precision[{name!r}]", PRECISIONS))
+        for name, own in given
+    )  # type: ignore[assignment]
+    if not of_modules(pairs):
+        return base_of(pairs)
+    _check_together(pairs, owner)
+    return pairs
+
+
+def _check_together(pairs: PrecisionByModule, owner: str) -> None:
+    base, names = base_of(pairs), [name for name, _ in pairs]
+    if BASE in names[:-1]:
+        problem = f"it fits every module, and the first that fits decides; put it behind {names[-1]!r}"
+        raise checks.FieldError(owner, f"precision[{BASE!r}]", problem)
+    allowed = _OF_MODULES.get(base, tuple(own for own in _OF_MODULES if own))
+    for name, own in reversed(pairs):
+        if own not in allowed:
+            whose = "" if name == BASE else f" in a model in {base or 'its own dtypes'}"
+            problem = (
+                f"expected {' or '.join(map(repr, allowed))}{whose}, got {own!r}; modules may differ in running in "
+                "float32 or, as torch.autocast has it, in one 16-bit format; others are for whole models"
+            )
+            raise checks.FieldError(owner, f"precision[{name!r}]", problem)
+
+
+def base_of(precision: PrecisionMode | None) -> Precision | None:
+    """What is computed in where no pattern of single modules says otherwise; None: the model's own."""
+    return precision if precision is None or isinstance(precision, str) else dict(precision).get(BASE)
+
+
+def of_modules(precision: PrecisionMode | None) -> PrecisionByModule:
+    """The patterns of single modules."""
+    pairs = () if precision is None or isinstance(precision, str) else dict(precision).items()
+    return tuple((name, own) for name, own in pairs if name != BASE)
+
+
+def every(precision: PrecisionMode | None) -> frozenset[Precision]:
+    """All that something is computed in."""
+    return frozenset(own for own in (base_of(precision), *dict(of_modules(precision)).values()) if own is not None)
+
+
+def shown(precision: PrecisionMode | None) -> str:
+    """For people: `amp_bf16, with lm_head and model.norm in fp32`."""
+    names: dict[Precision, list[str]] = {}
+    for name, own in of_modules(precision):
+        names.setdefault(own, []).append(name)
+    parts = [f"with {' and '.join(mine)} in {own}" for own, mine in names.items()]
+    return ", ".join([base_of(precision) or "the model's own", *parts])
