@@ -152,7 +152,7 @@ def _gathered(name: str, grad: Tensor) -> Tensor:
 def lowered(size: Size, graph: Graph, name: str, execution: Execution = DEFAULT) -> Trainer:
     """A lowered plan of the same model."""
     model = build(size)
-    parallel = lower(graph, model, precision=execution.precision, execution=execution)
+    parallel = lower(graph, model, precision=execution.base, execution=execution)
     batch = make_batch(size)
     step = lambda: parallel.forward_backward(**batch)  # noqa: E731
     return Trainer(name, step, adamw(list(parallel.parameters())), lambda: whole_gradients(parallel))

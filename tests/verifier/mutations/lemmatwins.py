@@ -152,6 +152,8 @@ _CALCULATE: Mapping[int, Callable[..., int | bool]] = {
     z3.Z3_OP_AND: lambda *v: all(v),
     z3.Z3_OP_OR: lambda *v: any(v),
     z3.Z3_OP_NOT: lambda v: not v,
+    z3.Z3_OP_IMPLIES: lambda a, b: not a or b,
+    z3.Z3_OP_ITE: lambda condition, a, b: a if condition else b,
     z3.Z3_OP_LT: lambda a, b: a < b,
     z3.Z3_OP_LE: lambda a, b: a <= b,
     z3.Z3_OP_GT: lambda a, b: a > b,
