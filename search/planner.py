@@ -156,7 +156,7 @@ class Planner:
         ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
         whole = {_way(c): c for c in stop.within(self._whole(graph, ranked), needed=True)}
         best = min(whole.values(), key=rank)
-        if not best.fits and any(f.candidate.fits for f in fitted.values()):  # the estimate was too low
+        if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
             refitted = stop.within(Fitter(self.solver, Folded(graph), values=fitter.values).best([best]))
             best = min([best, *(f.candidate for f in refitted)], key=rank)
         if best.mesh.num_microbatches > 1:
