@@ -25,7 +25,9 @@ from shardwright.search.solving import Candidate, Solver, different, rank
 _HULL_STEPS = 8
 _MIXTURES = 3
 _MUCH = 0.2
+"""Communication that takes this share of a step may be worth memory, also where compute hides it now."""
 _MOST_WALKS = 8
+"""So many plans, those that would be the fastest with everything kept; each takes some ten predictions."""
 _WITHOUT = {"none": 1.0, "selective": 0.9, "full": 0.75}
 """The part of a step that is left where nothing is made again: forward is a third of the work."""
 _HIGHEST_PRICE = 1e3

@@ -105,7 +105,7 @@ class KeepingProblem:
         self.problem = Problem(self.graph, self.mesh)
         self.chunk = whole_chunk(steps)
         self.values = _Values(self) if values else None
-        self.groups = dict[int, tuple[list[str], Sequence[Zero]]]()
+        self.groups = dict[int, list[str]]()  # parameters that are gathered together, by their variable
         self._add_weights()
 
     def solve(self, price: float) -> Kept:
@@ -113,8 +113,8 @@ class KeepingProblem:
         solution = self.eliminator.solve(self.problem, price)
         again = self.values.made_again(solution) if self.values is not None else {}
         lifetimes = dict[str, Zero]()
-        for v, (leaves, zeros) in self.groups.items():
-            lifetimes |= dict.fromkeys(leaves, zeros[solution.choices[v]])
+        for v, leaves in self.groups.items():
+            lifetimes |= dict.fromkeys(leaves, self.zeros[solution.choices[v]])
         return Kept(Keeping(again, lifetimes), *self._sums(solution))
 
     def _sums(self, solution: Solution) -> tuple[float, float]:
@@ -142,7 +142,7 @@ class KeepingProblem:
             many = self.times.get(own[0].module, 1)
             costs = [self._lifetime(own, zero, again=any(p.leaf in read for p in own)) for zero in self.zeros]
             variable = self.add([many * s for s, _ in costs], [many * b for _, b in costs])
-            self.groups[variable] = ([p.leaf for p in own], self.zeros)
+            self.groups[variable] = [p.leaf for p in own]
 
     def _lifetime(self, own: Sequence[Parameter], zero: Zero, *, again: bool) -> tuple[float, float]:
         """Seconds of a step's collectives, and bytes that stay, of parameters that are gathered together."""

@@ -133,7 +133,7 @@ class Planner:
             mesh: this one only; it may have the axis of time.
             roles: of the axes of devices of `mesh`.
             microbatches: so many in a step.
-            recompute: what backward makes again: a mode, or modes by block of the model.
+            recompute: what backward makes again: a mode, or modes and lists of places by block of the model.
             compared: whether plans that people choose by hand are tuned too, to be compared with.
             time_limit_s: after so many seconds the best plan so far is finished, as after Ctrl-C, with a bound of all
                 meshes.

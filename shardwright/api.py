@@ -130,8 +130,9 @@ def plan(
         roles: what each axis of devices may do: "data", "zero", "context", "tensor" or "free" (anything, the default).
         microbatches: how many microbatches a step has, gradients accumulated; 1: none. By default the search chooses.
         recompute: what backward computes again in place of keeping it: "none", "selective" (attention), "full" (every
-            repeated block, from its input), or a mapping from blocks of the model or patterns of them to one of these,
-            such as `{"model.layers.*": "full"}`. By default the search chooses.
+            repeated block, from its input), or a mapping from blocks of the model, modules in them or patterns to one
+            of these or to a list of places (docs/recompute.md), such as `{"model.layers.0-7": ["mlp", ":add"]}`. By
+            default the search chooses, value by value.
         per_microbatch: modules, by name or pattern of `fnmatch` (with all that is inside), whose statistics over the
             batch (batch norm's, those of balancing losses) are taken of each microbatch by itself; True: all. Such a
             step is not that of the whole batch: it is that of one process which runs the microbatches in turn, the
