@@ -15,7 +15,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ from shardwright.pcg.mesh import TIME, Mesh
 TIMEOUT_S = 600.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ranks:
     """The mesh as this rank sees it. `device_mesh` is the one full mesh that all DTensors lie on.
 
@@ -63,12 +63,18 @@ class Ranks:
             self._merged[names] = Axis("_".join(names), dist.get_world_size(group), dist.get_rank(group), group)
         return self._merged[names]
 
+    def forget_groups(self) -> None:
+        """Hold none any more."""
+        for axis in (*self.axes, *self._merged.values()):
+            axis.group = None
+        private.forget_groups(self.device_mesh)
+
 
 def join(timeout_s: float = TIMEOUT_S) -> None:
     """Initialise the process group from torchrun's environment, or one of a single rank, unless there is one."""
     if dist.is_initialized():
         return
-    atexit.register(_leave)  # threads of gloo that outlive the interpreter end it with an abort
+    atexit.register(leave)
     timeout = timedelta(seconds=timeout_s)
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         dist.init_process_group("gloo", store=private.HashStore(), rank=0, world_size=1, timeout=timeout)
@@ -80,9 +86,19 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
     dist.init_process_group("nccl" if use_cuda else "gloo", timeout=timeout)
 
 
-def _leave() -> None:
+_CONNECTED: WeakSet[Ranks] = WeakSet()
+
+
+def leave() -> None:
+    """Destroy all process groups and end their threads; no module of this process can run any more.
+
+    A thread of gloo releases the tensors of a collective a little after all ranks have its result. Where Python ends
+    before, the process is aborted. A group's threads end with the last who holds it: torch, or meshes of ours.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+    for ranks in list(_CONNECTED):
+        ranks.forget_groups()
 
 
 def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S) -> Ranks:
@@ -101,7 +117,9 @@ def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S) -> Ranks:
     device = private.default_device()
     with private.unset_fake_temporarily():
         axes, device_mesh = _axes(mesh, device, timeout_s)
-    return Ranks(mesh, axes, device_mesh, device, timeout_s, dist.get_backend() == private.FAKE)
+    ranks = Ranks(mesh, axes, device_mesh, device, timeout_s, dist.get_backend() == private.FAKE)
+    _CONNECTED.add(ranks)
+    return ranks
 
 
 def _axes(mesh: Mesh, device: torch.device, timeout_s: float) -> tuple[tuple[MeshAxis, ...], DeviceMesh]:
@@ -211,6 +229,7 @@ def _run_child(
     fn: Callable[..., Any], args: Sequence[Any], rank: int, num_ranks: int, store: Path, timeout_s: float
 ) -> bytes:
     torch.set_num_threads(1)
+    os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")  # who leaves at once does not break the others' connecting
     try:
         dist.init_process_group(
             "gloo",
@@ -220,7 +239,7 @@ def _run_child(
             timeout=timedelta(seconds=timeout_s),
         )
         result = pickle.dumps((True, fn(*args)))
-        dist.destroy_process_group()
+        leave()
     except ShardwrightError as error:  # a message for people, which a traceback would bury
         return pickle.dumps((False, str(error)))
     except BaseException:  # noqa: BLE001 - the parent raises it

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Axis:
-    """One mesh axis as this rank sees it. `group` is None where the axis has one rank."""
+    """One mesh axis as this rank sees it. `group` is None where the axis has one rank, and once it was left."""
 
     name: str
     size: int

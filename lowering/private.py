@@ -184,6 +184,11 @@ def forget_meshes() -> None:
     _clear_sharding_prop_cache()
 
 
+def forget_groups(mesh: DeviceMesh) -> None:
+    """The mesh holds no group any more."""
+    mesh._pg_registry.clear()
+
+
 def in_backward() -> bool:
     """Whether autograd runs a backward now."""
     return torch._C._current_graph_task_id() != -1

@@ -19,6 +19,7 @@ from shardwright.api import compile
 from shardwright.cli.models import load_model
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
+from shardwright.lowering.launch import leave
 from shardwright.pcg.capture import bind_arguments
 from shardwright.pcg.errors import InfeasibleError, ShardwrightError
 from shardwright.pcg.step.late import check_backward
@@ -71,8 +72,7 @@ def main() -> None:
             traceback.print_exc()
         sys.exit(1)
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave()
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from shardwright.lowering.launch import connect, run_ranks
+from shardwright.lowering.launch import connect, leave, run_ranks
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
 
@@ -81,6 +83,27 @@ def test_axes_coordinates_and_merged_axes() -> None:
     found = run_ranks(rank, 4, 30)
     assert [x[0] for x in found] == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
     assert {x[1:] for x in found} == {((2, 1, 2), ("a", "b", "c"), 15.0)}
+
+
+def test_groups_that_were_left_have_no_threads() -> None:
+    """A thread of gloo that still releases a tensor when Python ends would abort the process."""
+
+    def rank() -> list[list[str]]:
+        ranks = connect(Mesh.of(a=2, b=2), 30)
+        for axis in (*ranks.axes, ranks.merged(("a", "b"))):
+            dist.all_reduce(torch.ones(1), group=axis.group)
+        DTensor.from_local(torch.ones(1), ranks.device_mesh, [Partial(), Replicate()]).full_tensor()
+        before = _threads()
+        leave()
+        return [before, _threads()]
+
+    for before, after in run_ranks(rank, 4, 30):
+        assert before.count("pt_gloo_runloop") == 8
+        assert "pt_gloo_runloop" not in after
+
+
+def _threads() -> list[str]:
+    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
 
 
 def test_modules_share_their_groups() -> None:
