@@ -56,7 +56,7 @@ STEPS_FOR_MEMORY = 3
 PLAN_S, CELL_S = 60, 90
 CUT = "the batch cannot be cut into"
 CONVOLUTION, GROUPED = "conv2d", {"grouped_mm", "experts"}
-"""Of doubles, torch unfolds the input of the first on a CPU, which takes memory of its own, and it has none of the others."""
+"""Of doubles, torch unfolds the input of the first on a CPU, which takes memory of its own, and it lacks the others."""
 
 
 @dataclass(frozen=True)
