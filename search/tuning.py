@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from math import inf
 
 from shardwright.pcg.errors import PlanError
@@ -26,8 +27,6 @@ from shardwright.search.solving import Candidate, NoLayoutsError, Solver, differ
 from shardwright.search.spaces import LONGEST_FIRST, Space, baselines, divided, free_spaces, microbatch_counts
 
 Progress = Callable[[str], None]
-_NEAR = 1.1
-"""Where a plan is this much slower than the best one by now, layouts for the other lifetime are not tried."""
 _MODES: dict[Recompute, str] = {
     "none": "", "selective": ", selective recomputation", "full": ", full recomputation",
 }  # fmt: skip
@@ -190,20 +189,22 @@ class Tuner:
         return next(enough, len(counts) - 1)
 
     def _try(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
-        """With layouts for gathers of the likeliest lifetime; where that comes near the best plan, of the other too.
+        """With layouts for which nothing overlaps, of the likeliest lifetime of gathered parameters.
 
-        Also where memory is not short: layouts of the smaller sum may overlap less.
+        Then, while one of these could be faster than the best plan by now, also with layouts for which all overlaps
+        that can, and of the other lifetime.
         """
         execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
+        asked = self.folded, mesh, space.roles
         best: Candidate | None = None
-        for priced in _priced(space.zeros, mesh):
-            found = self.solver.solve(self.folded, mesh, space.roles, space.name, execution, space.zeros, priced)
+        for priced, beside in product(_priced(space.zeros, mesh), self.solver.besides):
+            if best is not None and not (best.fits and self.solver.floor_s(*asked, execution, priced) < self.fastest_s):
+                continue
+            found = self.solver.solve(*asked, space.name, execution, space.zeros, priced, beside=beside)
             best = found if best is None else min(best, found, key=rank)
-            if not best.fits or best.prediction.step_s > _NEAR * self.fastest_s:
-                break
+            self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         assert best is not None
         self.tried.append(best)
-        self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         return best
 
     def bound_s(self, num_microbatches: int, execution: Execution) -> float:
