@@ -27,6 +27,8 @@ from shardwright.search.solving import Candidate, NoLayoutsError, Solver, differ
 from shardwright.search.spaces import LONGEST_FIRST, Space, baselines, divided, free_spaces, microbatch_counts
 
 Progress = Callable[[str], None]
+_NEAR = 1.1
+"""Where a plan is this much slower than the best one by now, layouts for the other lifetime are not tried."""
 _MODES: dict[Recompute, str] = {
     "none": "", "selective": ", selective recomputation", "full": ", full recomputation",
 }  # fmt: skip
@@ -189,18 +191,21 @@ class Tuner:
         return next(enough, len(counts) - 1)
 
     def _try(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
-        """With layouts for which nothing overlaps, of the likeliest lifetime of gathered parameters.
+        """With layouts for which nothing overlaps, and gathers of the likeliest lifetime.
 
-        Then, while one of these could be faster than the best plan by now, also with layouts for which all overlaps
-        that can, and of the other lifetime.
+        Where that comes near the best plan by now, of the other lifetime too. With layouts for which all overlaps that
+        can, where their sum allows a faster plan.
         """
         execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
-        asked = self.folded, mesh, space.roles
         best: Candidate | None = None
         for priced, beside in product(_priced(space.zeros, mesh), self.solver.besides):
-            if best is not None and not (best.fits and self.solver.floor_s(*asked, execution, priced) < self.fastest_s):
-                continue
-            found = self.solver.solve(*asked, space.name, execution, space.zeros, priced, beside=beside)
+            asked = self.folded, mesh, space.roles, execution, priced
+            if best is not None:
+                overlaps = beside < 1 and self.solver.floor_s(*asked) < self.fastest_s
+                is_near = beside == 1 and best.prediction.step_s <= _NEAR * self.fastest_s
+                if not best.fits or not (overlaps or is_near):
+                    continue
+            found = self.solver.solve(*asked[:3], space.name, execution, space.zeros, priced, beside=beside)
             best = found if best is None else min(best, found, key=rank)
             self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         assert best is not None

@@ -40,17 +40,14 @@ def test_what_overlaps_is_what_parameters_send() -> None:
 
 def test_plans_overlap_where_that_is_faster() -> None:
     """On one mesh and on all: faster than what is chosen for a step in which nothing overlaps."""
-    for preset, nodes, mesh in (
-        ("dgx-h100", 2, None), ("dgx-h100", 2, Mesh.of(x=8, y=2)), ("a10-box", 2, Mesh.of(x=4, y=2)),
-        ("dgx-h100", 1, Mesh.of(x=4, y=2)),
-    ):  # fmt: skip
+    for mesh in (None, Mesh.of(x=8, y=2)):
         steps = list[float]()
         for besides in ((1.0,), None):
-            planner = Planner(Cluster.preset(preset, nodes=nodes), every_choice)
+            planner = Planner(Cluster.preset("dgx-h100", nodes=2), every_choice)
             planner.solver.besides = besides or planner.solver.besides
             plan = planner.plan(GRAPH, mesh=mesh, microbatches=1, recompute="none", compared=False)
             steps.append(plan.prediction.step_s)
-        assert steps[1] < 0.98 * steps[0], (preset, nodes, mesh, steps)
+        assert steps[1] < 0.98 * steps[0], (mesh, steps)
 
 
 def test_within_memory_at_any_price_of_what_overlaps() -> None:
