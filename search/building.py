@@ -330,7 +330,7 @@ class _Build:
         source = source_of(self.graph, self.roots[name])
         of_parameter, is_view = source.op == "parameter", self.roots[name] != name
         stored, view = of_parameter and not is_view, of_parameter and is_view
-        summed = self.way.run.reduced_dtype(self.types[source.name].dtype) if stored else ""
+        summed = self.way.run.reduced_dtype(self.types[source.name].dtype) if of_parameter else ""
         late = self.b.costs.time is not None and any(state[self.b.costs.time] == P for state in made.result)
         moved = Moved(
             stored, view, source.name in self.again, summed, self.way.zero, name in self.way.again.twice, late
