@@ -641,6 +641,9 @@ def test_another_path_under_compilation_is_named() -> None:
         capture(Filled(), BATCH)
 
 
+_manual_seed, _default = torch.manual_seed, torch.default_generator
+
+
 def _restored() -> None:
     """A draw that leaves the generator as it was."""
     with torch.random.fork_rng():
@@ -684,7 +687,6 @@ class Drawn(Small):
 
 
 _uniform = random.uniform
-_manual_seed, _default = torch.manual_seed, torch.default_generator
 
 
 @each(
