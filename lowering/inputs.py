@@ -20,7 +20,7 @@ from shardwright.pcg.errors import BatchError, ShardwrightError
 from shardwright.pcg.layout import format_layouts
 
 CheckInputs = Literal["first", "always", "never"]
-"""In which steps inputs are compared across ranks: the first `NUM_FIRST` (with gradients, and without), all, or none."""
+"""In which steps inputs are compared across ranks: the first `NUM_FIRST` (with gradients, or without), all, none."""
 NUM_FIRST = 3
 _WHOLE = -1  # stands for the shard that a rank passes, where it passes the global tensor
 
