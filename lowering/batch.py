@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Time, take
@@ -128,8 +129,10 @@ class BatchCheck:
 
     def _checked(self, key: str, kind: TensorType, value: object) -> Tensor:
         mesh, dtype, own_shape = self.ranks.mesh, self.dtypes[key], self.own_shapes[key]
-        if not isinstance(value, Tensor):
-            raise BatchError(f"batch: {key!r} is a {type(value).__name__}, expected a tensor {kind.erased()}")
+        if not isinstance(value, Tensor) or isinstance(value, DTensor):
+            raise BatchError(
+                f"batch: {key!r} is a {type(value).__name__}, expected a plain tensor {kind.dtype}{list(kind.shape)}"
+            )
         if value.dtype != dtype:
             raise BatchError(f"batch: {key!r} has dtype {value.dtype}, expected {dtype}; cast it with .to({dtype})")
         if value.shape in (kind.shape, own_shape):

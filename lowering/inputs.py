@@ -20,7 +20,7 @@ from shardwright.pcg.errors import BatchError, ShardwrightError
 from shardwright.pcg.layout import format_layouts
 
 CheckInputs = Literal["first", "always", "never"]
-"""In which steps inputs are compared across ranks: the first `NUM_FIRST`, all, or none."""
+"""In which steps inputs are compared across ranks: the first `NUM_FIRST` (with gradients, or without), all, none."""
 NUM_FIRST = 3
 _WHOLE = -1  # stands for the shard that a rank passes, where it passes the global tensor
 
@@ -35,16 +35,19 @@ class Inputs:
         if when not in get_args(CheckInputs):
             expected = ", ".join(map(repr, get_args(CheckInputs)))
             raise ShardwrightError(f"check_inputs={when!r}: expected one of {expected}")
-        self.batch, self.drawing, self.ranks = batch, drawing, batch.ranks
-        self.step, self.when = 0, when if has_others(batch.ranks) else "never"
+        self.batch, self.drawing, self.ranks, self.when = batch, drawing, batch.ranks, when
+        self.step, self.others = 0, has_others(batch.ranks)
+        self._made = {True: 0, False: 0}  # steps with gradients, and without
 
     def take(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
         """This rank's part of every input of each microbatch. Raises `BatchError`."""
         self.step += 1
-        if self.when == "never" or _being_recorded():
+        if not self.others or _being_recorded():
             return self.batch.local(batch)
-        if self.when == "first" and self.step > NUM_FIRST:
-            self.drawing.watch()
+        self._made[torch.is_grad_enabled()] += 1
+        is_first = self._made[torch.is_grad_enabled()] <= NUM_FIRST
+        if self.when == "never" or not (is_first or self.when == "always"):
+            self._watch(is_first=is_first)
             return self.batch.local(batch)
         try:
             values = self.batch.values(batch)
@@ -67,6 +70,13 @@ class Inputs:
         for number, key in enumerate(self.batch.inputs):
             self._check(key, [(row[2 * number], row[2 * number + 1]) for row in passed])
         self.drawing.agree(states)
+
+    def _watch(self, *, is_first: bool) -> None:
+        """How the ranks draw, where their inputs are not compared."""
+        if not is_first:
+            self.drawing.watch()
+        elif self.drawing.draws:
+            self.drawing.agree(gathered(torch.tensor(self.drawing.state(), device=self.ranks.device), self.ranks))
 
     def _row(self, values: Mapping[str, Tensor] | None) -> Tensor:
         """This rank's numbers, on its device."""

@@ -6,13 +6,16 @@ error that says what does: hooks, other attributes, other parameters, another mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.hooks import hooks_of_all
 
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ParameterList)
+_DICTIONARIES = (nn.ModuleDict, nn.ParameterDict)
 _HOOKS = ("forward_pre", "forward", "full_backward_pre", "full_backward", "backward")
 
 
@@ -106,6 +109,66 @@ class Part(Fixed):
         )
 
 
+class Parts(Part):
+    """A dictionary of parts or parameters."""
+
+    def __len__(self) -> int:
+        return len(self._entries())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._entries())
+
+    def __getitem__(self, at: Any) -> Any:  # noqa: ANN401
+        return self._entries()[at]
+
+    def __setitem__(self, at: Any, value: object) -> None:  # noqa: ANN401
+        self._refuse(f"[{at!r}] = ...")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries()
+
+    def keys(self) -> KeysView[str]:
+        return self._entries().keys()
+
+    def values(self) -> ValuesView[Any]:
+        return self._entries().values()
+
+    def items(self) -> ItemsView[str, Any]:
+        return self._entries().items()
+
+    def _entries(self) -> dict[str, Any]:
+        return {**self._modules, **self._parameters}
+
+
+class PartList(Part):
+    """A list of parts or parameters."""
+
+    def __len__(self) -> int:
+        return len(self._entries())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._entries())
+
+    def __getitem__(self, at: int | slice) -> Any:  # noqa: ANN401
+        if not isinstance(at, slice):
+            return self._entries()[at]
+        found = PartList(f"{self._where()}[{at.start or 0}:{at.stop}]", training=self.training)
+        for number, value in enumerate(self._entries()[at]):
+            kept: dict[str, Any] = found._modules if isinstance(value, nn.Module) else found._parameters
+            kept[str(number)] = value
+        return found
+
+    def __setitem__(self, at: Any, value: object) -> None:  # noqa: ANN401
+        self._refuse(f"[{at!r}] = ...")
+
+    def _entries(self) -> list[Any]:
+        return [*self._modules.values(), *self._parameters.values()]
+
+
+def _part_of(module: nn.Module) -> type[Part]:
+    return PartList if isinstance(module, _LISTS) else Parts if isinstance(module, _DICTIONARIES) else Part
+
+
 def _no_hooks(kind: str) -> Callable[..., NoReturn]:
     def register(self: Part, *args: Any, **kwargs: Any) -> NoReturn:
         what = f"a {kind.replace('_', ' ')} hook"
@@ -129,7 +192,7 @@ def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor]) -> Non
         names = path.split(".") if path else []
         for depth, part in enumerate(names):
             if part not in here._modules:
-                here._modules[part] = Part(".".join(names[: depth + 1]), training=target.training)
+                here._modules[part] = _part_of(module)(".".join(names[: depth + 1]), training=target.training)
             here = here.get_submodule(part)
         prefix = f"{path}." if path else ""
         for kept, own in ((here._parameters, module._parameters), (here._buffers, module._buffers)):
@@ -139,15 +202,15 @@ def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor]) -> Non
 
 
 def bake(target: Fixed, model: nn.Module) -> None:
-    """From now on, `target` refuses to set what the model had as attributes and itself has not."""
+    """From now on, `target` refuses to set its mode, and what the model had as attributes and itself has not."""
     given = (name for name in vars(model) if not name.startswith("_") and name not in vars(target))
-    target.__dict__["_baked"] = frozenset(given)
+    target.__dict__["_baked"] = frozenset({*given, "training"})
 
 
 def refuse_own_hooks(module: nn.Module) -> None:
-    """Hooks on the compiled model itself are called by calling it, and by nothing else."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    if any(hooks):
+    """Hooks on the compiled model itself, or on all modules, are called by calling it, and by nothing else."""
+    own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    if any(own) or any(hooks_of_all().values()):
         raise ShardwrightError(
             "forward_backward does not call the hooks of the compiled model; run `loss = parallel(**batch)` and "
             "`loss.backward()` in its place, or remove them"

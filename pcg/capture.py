@@ -33,6 +33,7 @@ from shardwright.pcg.regions import Marker
 from shardwright.pcg.state import Kept, settled
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import PrecisionMode, base_of
+from shardwright.pcg.unseen import unseen_refused
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class _LossOnly(nn.Module):
     def forward(self, **batch: Any) -> torch.Tensor:
         self.marker.tensor = next(x for x in tree_leaves(batch) if isinstance(x, torch.Tensor))
         autocasts = autocast(self.marker.device, getattr(torch, self.low)) if self.low else nullcontext()
-        with self.kept.watched(), autocasts:
+        with self.kept.watched(), unseen_refused(self.model), autocasts:
             result = self.model(**batch, **self.options)
         loss = find_loss(result)
         if loss is None:

@@ -3,7 +3,7 @@
 Composite operators (einsum, concatenate, group_norm, …) are decomposed unless they have a handler, as autograd does it.
 What runs under `torch.no_grad()` is exported as a region of its own, and decomposition forgets that no gradient leaves
 it: the region's operands are detached here first. What is not exported at all (a backward of the user's own, a seed) is
-refused by `pcg.unseen`.
+refused around forward, by `pcg.unseen`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from shardwright.pcg.aten import find_handler
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.regions import Marker, enter_regions
-from shardwright.pcg.unseen import UnseenError, unseen_refused
+from shardwright.pcg.unseen import UnseenError
 
 # What is kept whole. Decomposed, a recurrent layer would be a copy of its cell for every position of the sequence, and
 # of what factorises matrices a part would remain that computes nothing and only raises errors.
@@ -56,7 +56,7 @@ def export(
             "torch._subclasses.FakeTensorMode() on device 'cpu' instead"
         )
     try:
-        with warnings.catch_warnings(), unseen_refused(model):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             marker = marker or Marker("cpu")
             with marker.watching(), _no_graph_printed():

@@ -7,7 +7,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,23 +30,22 @@ _FORWARD = {"_forward_pre_hooks": "forward pre-hook", "_forward_hooks": "forward
 def captured_hooks(model: nn.Module) -> Generator[None]:
     """Around the capture of a model. Raises `CaptureError` where it has hooks that training would not call."""
     _refuse_backward_hooks(model)
-    silent: list[str] = []
+    gave: dict[str, bool] = {}  # by hook, whether it has returned a value
     kept: list[tuple[dict[int, Hook], dict[int, Hook]]] = []
-    for path, module in model.named_modules():
-        for attribute, kind in _FORWARD.items():
-            hooks: dict[int, Hook] = getattr(module, attribute)
+    for where, attribute, hooks in _hooks(model):
+        if kind := _FORWARD.get(attribute):
             kept.append((hooks, dict(hooks)))
             for key, hook in hooks.items():
                 if not _is_librarys(hook):
-                    hooks[key] = _reporting(hook, f"{kind} `{_name(hook)}` of {_where(path, model)}", silent)
+                    hooks[key] = _reporting(hook, f"{kind} `{_name(hook)}` of {where}", gave)
     try:
         yield
     finally:
         for hooks, own in kept:
             hooks.update((key, hook) for key, hook in own.items() if key in hooks)
-    if silent:
+    if silent := next((what for what, any_value in gave.items() if not any_value), ""):
         raise CaptureError(
-            f"the {silent[0]} returns nothing, so nothing of it is in the program: it would run once, now, and never "
+            f"the {silent} returns nothing, so nothing of it is in the program: it would run once, now, and never "
             "in training; remove it before shardwright captures the model (a hook that returns a value in place of its "
             "module's is captured), and return from the model's forward what is to be seen"
         )
@@ -60,22 +59,34 @@ def _refuse_backward_hooks(model: nn.Module) -> None:
                     f"{path} has the hook `{_name(hook)}`, which training would not call, as the program has its own "
                     f"parameters; remove it, and call {register} on the compiled model's parameter of that name"
                 )
+    for where, attribute, hooks in _hooks(model):
+        for hook in hooks.values() if attribute in _BACKWARD else ():
+            raise CaptureError(
+                f"the {_BACKWARD[attribute]} `{_name(hook)}` of {where} would not be called in training, as the "
+                "program does not run module by module; remove it, or put it on the compiled model's parameters"
+            )
+
+
+def _hooks(model: nn.Module) -> Iterator[tuple[str, str, dict[int, Hook]]]:
+    """Where hooks are registered, under which attribute, and they themselves."""
     for path, module in model.named_modules():
-        for attribute, kind in _BACKWARD.items():
-            for hook in getattr(module, attribute).values():
-                raise CaptureError(
-                    f"the {kind} `{_name(hook)}` of {_where(path, model)} would not be called in training, as the "
-                    "program does not run module by module; remove it, or put it on the compiled model's parameters"
-                )
+        for attribute in (*_FORWARD, *_BACKWARD):
+            yield _where(path, model), attribute, getattr(module, attribute)
+    for attribute, hooks in hooks_of_all().items():
+        yield "all modules", attribute, hooks
 
 
-def _reporting(hook: Hook, what: str, silent: list[str]) -> Hook:
-    """The hook, that is noted where it returns nothing."""
+def hooks_of_all() -> dict[str, dict[int, Hook]]:
+    """Those that torch calls for every module of the process, by the attribute that a module has them under."""
+    return {attribute: vars(nn.modules.module)[f"_global{attribute}"] for attribute in (*_FORWARD, *_BACKWARD)}
+
+
+def _reporting(hook: Hook, what: str, gave: dict[str, bool]) -> Hook:
+    """The hook, of which is noted whether it returns a value."""
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         found = hook(*args, **kwargs)
-        if found is None:
-            silent.append(what)
+        gave[what] = gave.get(what, False) or found is not None
         return found
 
     return call

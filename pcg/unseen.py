@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -51,12 +52,19 @@ def _fixed_draw(generator: str) -> UnseenError:
     )
 
 
+_SEEDED = UnseenError(
+    "forward seeds torch's generator, or sets its state (torch.random.fork_rng does)",
+    "Capture would lose it: seed before the step, or draw outside of forward and pass the tensor in the batch",
+)
+
+
 @contextmanager
 def unseen_refused(model: nn.Module) -> Generator[None]:
-    """Within it, all of these are an `UnseenError`."""
+    """Around a forward. All of these are an `UnseenError`."""
     with ExitStack() as stack:
-        for patch in (*_gradients(), *_seeds()):
+        for patch in _gradients():
             stack.enter_context(patch)
+        stack.enter_context(_seeds_refused())
         stack.enter_context(_draws_refused(model))
         yield
 
@@ -88,15 +96,42 @@ def _computed_once(run: Callable[..., Any], preserve_rng_state: bool, *args: Any
         return run(*args)
 
 
-def _seeds() -> Iterator[Any]:
-    def reseeded(*args: Any, **kwargs: Any) -> object:
-        raise UnseenError(
-            "forward seeds torch's generator",
-            "Capture would lose it: seed before the step, or draw outside of forward and pass the tensor in the batch",
-        )
+class _Unseeded(torch.Generator):
+    """Stands for torch's own generator, which may be looked at and drawn from, and not be set."""
 
-    yield mock.patch.object(torch, "manual_seed", reseeded)
-    yield mock.patch.object(torch, "seed", reseeded)
+    own = torch.default_generator
+
+    def get_state(self) -> torch.Tensor:
+        return self.own.get_state()
+
+    def initial_seed(self) -> int:
+        return self.own.initial_seed()
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        raise _SEEDED
+
+    def seed(self) -> int:
+        raise _SEEDED
+
+    def set_state(self, new_state: torch.Tensor) -> torch.Generator:
+        setter = sys._getframe(2)  # who calls torch.set_rng_state
+        if not setter.f_globals["__name__"].startswith("torch._dynamo"):  # it compiles what torch.cond is given
+            raise _SEEDED
+        return self
+
+
+@contextmanager
+def _seeds_refused() -> Generator[None]:
+    """What `torch.manual_seed` and its like set; once forward has ended, by its state."""
+    stand_in = _Unseeded()
+    before = stand_in.get_state()
+    with (
+        mock.patch.object(torch, "default_generator", stand_in),
+        mock.patch.object(torch.random, "default_generator", stand_in),
+    ):
+        yield
+    if not before.equal(stand_in.get_state()):
+        raise _SEEDED
 
 
 @contextmanager
@@ -128,9 +163,16 @@ def _patches(module: ModuleType, name: str, seeded: set[str]) -> Iterator[Any]:
             seeded.add(name)
         return function(*args, **kwargs)
 
+    def begun(function: Callable[..., Any], seed: object = None) -> object:
+        if seed is None:
+            raise _fixed_draw("a new generator of NumPy's")
+        return function(seed)
+
     for key, function in vars(module).items():
         if key == "seed":
             yield mock.patch.object(module, key, partial(seed, function))
+        elif key == "default_rng":
+            yield mock.patch.object(module, key, partial(begun, function))
         elif isinstance(getattr(function, "__self__", None), _GENERATORS) and key not in _STATES:
             yield mock.patch.object(module, key, partial(checked, function))
 

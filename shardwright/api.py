@@ -218,8 +218,9 @@ def compile(
         rules: as in `plan`; rank 0 reads the file. A plan that rewrites the model by rules of a file needs it too.
         progress: as in `plan`; called on rank 0 only.
         timeout_s: after this long a collective that waits for another rank is an error.
-        check_inputs: when to compare across ranks what they pass, by a digest: in the "first" three steps, "always"
-            or "never". Where it does not fit together, every rank raises a `BatchError`.
+        check_inputs: when to compare across ranks what they pass, by a digest: in the "first" three steps (with
+            gradients, and without), "always" or "never". Where it does not fit together, every rank raises a
+            `BatchError`.
 
     Raises:
         CaptureError: the model cannot be captured with this batch, or has no weights of its own (fake or meta tensors).

@@ -40,6 +40,9 @@ class LazyParallelModule(ParallelModule):
         """As `ParallelModule.forward_backward`; the first call captures, plans and lowers."""
         return self._become(batch).forward_backward(**batch)
 
+    def extra_repr(self) -> str:
+        return "to be planned at its first call"
+
     def _become(self, batch: Mapping[str, Any]) -> ParallelModule:
         """Turn into the parallel module for this batch."""
         model, build = self._pending

@@ -14,7 +14,7 @@ import shardwright as sw
 from shardwright.lowering.drawing import WATCH_EVERY
 from shardwright.lowering.inputs import NUM_FIRST
 from shardwright.lowering.launch import run_ranks
-from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.errors import ShardwrightError
 from tests.lowering.runs import Case, whole
 from tests.lowering.test_inputs import Regression
@@ -65,6 +65,19 @@ def test_ranks_of_different_seeds_draw_what_rank_0_draws(net: Case) -> None:
         for found, parameters in net.on_ranks(graph, body):
             assert found == pytest.approx(expected, rel=1e-11)
             torch.testing.assert_close(parameters, [p.detach() for p in model.parameters()])
+
+
+def test_how_ranks_draw_is_compared_where_their_inputs_are_not(net: Case) -> None:
+    torch.manual_seed(5)
+    expected = list(losses(copy.deepcopy(net.model), net.batch))
+    graph = net.graph(TWO, {})
+
+    def body() -> None:
+        parallel = lower(graph, copy.deepcopy(net.model), timeout_s=30, check_inputs="never")
+        torch.manual_seed(5 + dist.get_rank())
+        assert list(losses(parallel, net.batch)) == pytest.approx(expected, rel=1e-11)
+
+    run_ranks(body, 2, 60)
 
 
 def test_microbatches_of_ranks_of_different_seeds() -> None:

@@ -156,6 +156,19 @@ def test_when_it_is_compared(net: Case) -> None:
     net.on_ranks(graph, body)
 
 
+def test_steps_without_gradients_are_counted_by_themselves(net: Case) -> None:
+    """As those that try out a validation before the training."""
+
+    def body(parallel: ParallelModule) -> None:
+        with torch.no_grad():
+            for _ in range(NUM_FIRST):
+                parallel(**net.batch)
+            parallel(**own_batch(dist.get_rank()))
+        assert "'ids' in step 5 differs between ranks 0 and 1" in refused(parallel, own_batch(dist.get_rank()))
+
+    net.on_ranks(net.graph(TWO, {}), body)
+
+
 def test_digests_tell_values_and_places_apart() -> None:
     x = torch.randn(6, 8)
     same = torch.cat([torch.zeros(3), x.flatten()])[3:].view(6, 8)  # not where 8 bytes begin

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.launch import run_ranks
@@ -411,7 +411,8 @@ def test_batch_errors(net: Case) -> None:
                 "'mask' was not in the batch that the model was captured with",
             ),
             ({"ids": ids, "labels": labels.int()}, r"'labels' has dtype torch.int32, expected torch.int64; cast it"),
-            ({"ids": ids, "labels": 3}, "'labels' is a int, expected a tensor"),
+            ({"ids": ids, "labels": 3}, r"'labels' is a int, expected a plain tensor int64\[8, 12\]$"),
+            ({"ids": distribute_tensor(ids, parallel.ranks.device_mesh), "labels": labels}, "'ids' is a DTensor, exp"),
             (
                 {"ids": ids[:6], "labels": labels},
                 r"\[6, 12\], expected the global shape \[8, 12\], or this rank's shard \[4, 12\] \(dp: S\(0\)\)",

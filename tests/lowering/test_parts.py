@@ -177,6 +177,8 @@ def test_what_would_do_nothing_is_refused(net: Case) -> None:
             set_to(parallel, "up", nn.Linear(2, 2)): "the compiled model: up = ... would do nothing",
             set_to(parallel, "other", buffered): "the compiled model: other = ...",
             set_to(parallel, "temperature", 3.0): "the compiled model: temperature = ...",
+            set_to(parallel, "training", True): "the compiled model: training = ...",
+            set_to(up, "training", True): "up: training = ...",
             lambda: parallel.register_buffer("x", new): r"register_buffer\('x'\)",
             lambda: parallel.register_parameter("x", new): r"register_parameter\('x'\)",
             lambda: parallel.add_module("x", buffered): r"add_module\('x'\)",
@@ -198,6 +200,64 @@ def test_what_would_do_nothing_is_refused(net: Case) -> None:
     setattr(tempered, "temperature", 2.0)  # noqa: B010
     known = Case(tempered, net.batch, net.captured)
     known.on_ranks(graph, body)
+
+
+def test_lists_of_modules_are_gone_through_as_in_the_model() -> None:
+    """As those do who freeze the first blocks."""
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+            self.heads = nn.ModuleDict({"one": nn.Linear(4, 4), "two": nn.Linear(4, 4)})
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in [*self.blocks, self.body, self.heads["one"], self.heads["two"]]:
+                x = block(x)
+            return x.square().mean()
+
+    found = Case(Blocks(), {"x": torch.randn(8, 4)})
+
+    def frozen(module: Any) -> list[str]:
+        for block in module.blocks[:2]:
+            block.requires_grad_(False)
+        module.body[0].bias.requires_grad_(False)
+        module.blocks[-1].weight.requires_grad_(False)
+        module.heads["two"].requires_grad_(False)
+        assert (len(module.blocks), len(module.body), len(module.heads)) == (3, 2, 2)
+        assert list(module.heads) == list(module.heads.keys()) == ["one", "two"]
+        assert list(module.heads.values()) == [head for _, head in module.heads.items()]
+        assert "two" in module.heads
+        assert list(module.blocks)[1] is module.blocks[1] is module.get_submodule("blocks.1")
+        return [name for name, p in module.named_parameters() if p.requires_grad]
+
+    def body(parallel: ParallelModule) -> None:
+        module: Any = parallel
+        assert frozen(module) == expected
+        assert bool(module.get_submodule("blocks.0"))
+        with pytest.raises(IndexError):
+            module.blocks[3]
+        with pytest.raises(ShardwrightError, match=r"blocks: \[0\] = ... would do nothing"):
+            module.blocks[0] = nn.Linear(4, 4)
+        with pytest.raises(TypeError, match="not subscriptable"):
+            module.blocks[0][0]
+
+    expected = frozen(copy.deepcopy(found.model))
+    found.on_ranks(found.graph(TWO, {}), body)
+
+
+def test_hooks_on_all_modules_are_refused(net: Case) -> None:
+    """Those that torch calls for each module of a process."""
+
+    def body(parallel: ParallelModule) -> None:
+        handle = nn.modules.module.register_module_forward_hook(lambda module, args, loss: None)
+        with pytest.raises(ShardwrightError, match=r"forward_backward does not call the hooks"):
+            parallel.forward_backward(**net.batch)
+        handle.remove()
+        parallel.forward_backward(**net.batch)
+
+    net.on_ranks(net.graph(TWO, {}), body)
 
 
 def test_hooks_on_the_compiled_model_are_called_by_calling_it(net: Case) -> None:

@@ -641,15 +641,38 @@ def test_another_path_under_compilation_is_named() -> None:
         capture(Filled(), BATCH)
 
 
-def test_seeds_in_forward_are_refused() -> None:
+_manual_seed, _default = torch.manual_seed, torch.default_generator
+
+
+def _restored() -> None:
+    """A draw that leaves the generator as it was."""
+    with torch.random.fork_rng():
+        torch.rand(1)
+
+
+@each(
+    "seed",
+    [
+        lambda: torch.manual_seed(0),
+        lambda: torch.random.manual_seed(0),
+        lambda: _manual_seed(0),
+        torch.seed,
+        lambda: torch.default_generator.manual_seed(0),
+        _default.seed,
+        lambda: torch.set_rng_state(torch.get_rng_state()),
+        _restored,
+    ],
+)
+def test_seeds_in_forward_are_refused(seed: Callable[[], object]) -> None:
     class Seeded(Small):
         def forward(self, x: Tensor) -> Any:
-            torch.manual_seed(0)
+            seed()
             return F.dropout(self.inner(x)).sum()
 
-    with pytest.raises(CaptureError, match=r"forward seeds torch's generator\. Capture would lose it: seed before"):
+    with pytest.raises(CaptureError, match=r"forward seeds torch's generator.* Capture would lose it: seed before"):
         capture(Seeded(), BATCH)
     torch.manual_seed(0)  # works again
+    torch.set_rng_state(torch.get_rng_state())
 
 
 class Drawn(Small):
@@ -676,6 +699,8 @@ _uniform = random.uniform
         (lambda m: _uniform(0, 1), "forward draws from Python's random"),
         (lambda m: m.generator.random(), "forward draws from generator"),
         (lambda m: m.python.random(), "forward draws from python"),
+        (lambda m: np.random.default_rng().random(), "forward draws from a new generator of NumPy's"),
+        (lambda m: np.random.default_rng(None).random(), "forward draws from a new generator of NumPy's"),
     ],
 )
 def test_draws_outside_torch_are_refused(draw: Callable[[Any], object], said: str) -> None:

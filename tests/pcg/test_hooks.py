@@ -57,6 +57,29 @@ def test_hooks_that_training_would_not_call_are_refused() -> None:
         assert [model.inner._forward_hooks, model.inner._forward_pre_hooks] == before
 
 
+def test_hooks_on_all_modules_are_like_those_on_one() -> None:
+    of_all = nn.modules.module
+    for message, register in (
+        ("the forward pre-hook `note` of all modules returns nothing", of_all.register_module_forward_pre_hook),
+        ("the forward hook `note` of all modules returns nothing", of_all.register_module_forward_hook),
+        ("the full backward pre-hook `note` of all modules would", of_all.register_module_full_backward_pre_hook),
+        ("the backward hook `note` of all modules would not be", of_all.register_module_full_backward_hook),
+    ):
+        handle = register(note)
+        with pytest.raises(CaptureError, match=message):
+            capture(Small(), BATCH)
+        handle.remove()
+
+    def doubled(module: nn.Module, args: Any, result: Tensor) -> Tensor | None:
+        return result * 2 if isinstance(module, nn.Linear) else None
+
+    handle = of_all.register_module_forward_hook(doubled)
+    try:
+        assert numpy_loss(Small(), BATCH) == pytest.approx(Small()(**BATCH).item(), rel=1e-5)
+    finally:
+        handle.remove()
+
+
 def test_what_hooks_give_is_captured() -> None:
     def doubled(module: nn.Module, args: Any, result: Tensor) -> Tensor:
         return result * 2

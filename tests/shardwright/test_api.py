@@ -327,6 +327,7 @@ def test_training_equals_the_single_process(build: Callable[[nn.Module, Batch], 
 def _before_and_after() -> list[Any]:
     model, batch = example()
     parallel = compile(model, sw.Cluster.local(2), **forced())
+    assert "to be planned at its first call" in repr(parallel)
     before = dict(parallel.named_parameters())
     kinds = [parallel.training, all(isinstance(p, DTensor) for p in before.values()), sorted(parallel.state_dict())]
     loss = parallel(**batch)
