@@ -5,7 +5,7 @@ A digest is 64 bits of a tensor's values and of their places, computed where the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -35,6 +35,14 @@ def share_values(values: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
             dist.broadcast(sent, src=0)
             value.copy_(sent.view(torch.bool) if value.dtype == torch.bool else sent)
     return names
+
+
+def order_of_rank_0(names: Sequence[str], ranks: Ranks) -> list[str]:
+    """The names in rank 0's order; every rank has the same ones."""
+    message = [list(names)]
+    if has_others(ranks):
+        dist.broadcast_object_list(message, src=0)
+    return message[0]
 
 
 def has_others(ranks: Ranks) -> bool:

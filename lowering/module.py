@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.lowering import private
-from shardwright.lowering.agreement import share_values
+from shardwright.lowering.agreement import order_of_rank_0, share_values
 from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import SlicedParameter
@@ -22,7 +22,7 @@ from shardwright.lowering.exact import num_draws
 from shardwright.lowering.inputs import CheckInputs, Inputs
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
-from shardwright.lowering.parts import bake, mirror
+from shardwright.lowering.parts import bake, mirror, names_of
 from shardwright.lowering.precision import check_device, set_products
 from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.reducer import Reducer
@@ -147,7 +147,8 @@ class ParallelModule(Training):
             for name, names in tensors.items():
                 used = next((n for n in names if n in layouts), name)
                 self._keep(hold(values[name], names, layouts.get(used, whole), self.ranks), used)
-        mirror(self, model, {name: held.outside for name, held in self._held.items()})
+        order = order_of_rank_0(names_of(model), self.ranks)
+        mirror(self, model, {name: held.outside for name, held in self._held.items()}, order)
 
     def _keep(self, held: Held, leaf: str) -> None:
         self._held.update(dict.fromkeys(held.names, held))

@@ -6,7 +6,7 @@ error that says what does: hooks, other attributes, other parameters, another mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -185,9 +185,19 @@ for _kind in _HOOKS:
     setattr(Part, f"register_{_kind}_hook", _no_hooks(_kind))
 
 
-def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Give `target` the model's tree of names, with parts that hold these tensors."""
-    for path, module in model.named_modules(remove_duplicate=False):
+def names_of(model: nn.Module) -> list[str]:
+    """Of its modules, parameters and buffers, each in the order in which PyTorch goes through them."""
+    named = (model.named_modules, model.named_parameters, model.named_buffers)
+    return [name for each in named for name, _ in each(remove_duplicate=False)]
+
+
+def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor], order: Sequence[str]) -> None:
+    """Give `target` the model's tree of names, with parts that hold these tensors.
+
+    `order`: `names_of` the model on rank 0. What goes through parameters and gathers each must do so in one order.
+    """
+    place = {name: number for number, name in enumerate(order)}
+    for path, module in sorted(model.named_modules(remove_duplicate=False), key=lambda item: place[item[0]]):
         here: nn.Module = target
         names = path.split(".") if path else []
         for depth, part in enumerate(names):
@@ -196,8 +206,8 @@ def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor]) -> Non
             here = here.get_submodule(part)
         prefix = f"{path}." if path else ""
         for kept, own in ((here._parameters, module._parameters), (here._buffers, module._buffers)):
-            for name, value in own.items():
-                kept[name] = None if value is None else values[prefix + name]  # pyright: ignore[reportArgumentType]
+            for name in sorted(own, key=lambda name, at=prefix: place.get(at + name, -1)):
+                kept[name] = None if own[name] is None else values[prefix + name]  # pyright: ignore[reportArgumentType]
         here._non_persistent_buffers_set |= module._non_persistent_buffers_set
 
 

@@ -12,8 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.parts import bake, mirror
+from shardwright.lowering.parts import bake, mirror, names_of
 from shardwright.pcg.importing import tied_names
+from shardwright.ranks import from_rank_0
 
 Build = Callable[[Sequence[Any], Mapping[str, Any]], ParallelModule]
 
@@ -30,7 +31,8 @@ class LazyParallelModule(ParallelModule):
         self.training, self.scaler = model.training, None
         self._pending = (model, build)  # in a tuple, so that the model is not a submodule
         self._standins = _standins(model)
-        mirror(self, model, self._standins)
+        order = from_rank_0(lambda: names_of(model), "the order of its modules")
+        mirror(self, model, self._standins, order)
         bake(self, model)
 
     def forward(self, **batch: Any) -> Tensor:
@@ -61,7 +63,7 @@ class LazyParallelModule(ParallelModule):
         self.__dict__ = made.__dict__ | own
         del self._pending, self._standins
         self.__class__ = ParallelModule  # pyright: ignore[reportAttributeAccessIssue]
-        mirror(self, model, {name: held.outside for name, held in made._held.items()})
+        mirror(self, model, {name: held.outside for name, held in made._held.items()}, names_of(self))
         return self
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -564,3 +564,37 @@ def test_a_corrupted_plan_does_not_run() -> None:
     for text in run_ranks(_corrupted, 2, args=(corrupted,)):
         assert "its graph is not the captured one" in text
         assert "sigmoid" in text
+
+
+class Disordered(nn.Module):
+    """Two layers that are put into the model in another order on every second rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict()
+        for name in ("a", "b") if dist.get_rank() % 2 == 0 else ("b", "a"):
+            self.layers[name] = nn.Linear(8, 8)
+        for name, value in (("a", 1.0), ("b", 2.0)):
+            nn.init.constant_(self.layers[name].weight, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers["b"](self.layers["a"](x)).square().mean()
+
+
+def test_parameters_come_in_rank_0s_order() -> None:
+    """Else who goes through them and gathers each joins halves of different weights, without a word."""
+
+    def rank(*, batch_is_known: bool) -> list[tuple[str, set[float]]]:
+        batch = {"x": torch.ones(4, 8)}
+        parallel = compile(Disordered(), sw.Cluster.local(2), kwargs=batch if batch_is_known else None,
+                           mesh={"dp": 2}, roles=["zero"])  # fmt: skip
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.0)
+        parallel.forward_backward(**batch)
+        optimizer.step()
+        named = [(name, p) for name, p in parallel.named_parameters() if "weight" in name]
+        assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in parallel.parameters()]
+        return [(name, set(cast(DTensor, p).full_tensor().flatten().tolist())) for name, p in named]
+
+    for known in (True, False):
+        found = run_ranks(partial(rank, batch_is_known=known), 2)
+        assert found == [[("layers.a.weight", {1.0}), ("layers.b.weight", {2.0})]] * 2
