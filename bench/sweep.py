@@ -55,8 +55,8 @@ TIMES = 4
 STEPS_FOR_MEMORY = 3
 PLAN_S, CELL_S = 60, 90
 CUT = "the batch cannot be cut into"
-CONVOLUTION, GROUPED = "conv2d", "grouped_mm"
-"""Of doubles, torch unfolds the input of the first on a CPU, which takes memory of its own, and it has no second."""
+CONVOLUTION, GROUPED = "conv2d", {"grouped_mm", "experts"}
+"""Of doubles, torch unfolds the input of the first on a CPU, which takes memory of its own, and it lacks the others."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Cell:
 def kinds(model: str) -> Sequence[Kind]:
     """In what a model is compared: where fp64 does not show its memory, every second time in fp32."""
     ops = {node.op for node in prepare(model).captured.graph.nodes}
-    return ("fp32",) if GROUPED in ops else ("fp64", "fp32") if CONVOLUTION in ops else ("fp64",)
+    return ("fp32",) if GROUPED & ops else ("fp64", "fp32") if CONVOLUTION in ops else ("fp64",)
 
 
 class Sweep:

@@ -264,6 +264,7 @@ class _Build:
         `next_uses`: who reads it in the next occurrence of its block.
         """
         node = self.graph.by_name[name]
+        beside = node.op == "parameter"
         producer = self.problem.index["storage" if node.is_leaf else "node", name]
         closure = self.closures[name] = self._closure(name, [*uses, *next_uses])
         self.problem.closures[name] = closure.value
@@ -272,11 +273,11 @@ class _Build:
             states = closure.value.states
             free, every = (self.interner.call(make, len(states)) for make in (np.zeros, np.arange))
             source = self._variable("hub", name, states, free, free)
-            self._edge(producer, source, self._between(closure, rows, every), times)
+            self._edge(producer, source, self._between(closure, rows, every), times, beside=beside)
             rows = every
         for use in uses:
             table = self._between(closure, rows, self._rows(closure, use.domain, use.position))
-            self._edge(source, use.variable, table, use.times)
+            self._edge(source, use.variable, table, use.times, beside=beside)
         if is_output:
             column = closure.value.index[self._handed_on(name)]
             extra = self.interner.call(_last_step, closure, rows, column)
@@ -307,12 +308,14 @@ class _Build:
     def _between(self, closure: Interned[Closure], rows: Interned[np.ndarray], columns: Interned[np.ndarray]) -> Costs:
         return self.interner.call(_between, closure, rows, columns)
 
-    def _edge(self, i: int, j: int, table: Costs, times: int) -> None:
-        """Add costs between two variables that are paid for so many times."""
+    def _edge(self, i: int, j: int, table: Costs, times: int, *, beside: bool = False) -> None:
+        """Add costs between two variables that are paid for so many times; `beside`: as `Problem.beside` says."""
         table = self._many(table, times)
         if i > j:
             table = self.interner.call(_flipped, table)
             i, j = j, i
+        if beside:
+            self.problem.beside.add((i, j))
         known = self.problem.edges.get((i, j))
         self.problem.edges[i, j] = table if known is None else self.interner.call(np.add, known, table)
 

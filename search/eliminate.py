@@ -23,7 +23,7 @@ import numpy as np
 from shardwright.search.conditioning import improved
 from shardwright.search.interning import Forgetful, Interned, Interner
 from shardwright.search.model import Model
-from shardwright.search.problem import Costs, Order, Problem, Solution
+from shardwright.search.problem import SERIAL, Costs, Order, Prices, Problem, Solution
 from shardwright.search.pruning import relax
 
 LARGE_TABLE = 2**20
@@ -56,14 +56,14 @@ class Eliminator:
     def __init__(self, interner: Interner) -> None:
         self.interner = interner
 
-    def solve(self, problem: Problem, price_per_byte: float = 0.0) -> Solution:
-        """The minimum of time + price · kept bytes; of large models a solution near it, and a bound."""
-        if price_per_byte not in problem.solved:
-            problem.solved[price_per_byte] = self._solve(problem, price_per_byte)
-        return problem.solved[price_per_byte]
+    def solve(self, problem: Problem, prices: Prices = SERIAL) -> Solution:
+        """The minimum of seconds and kept bytes at these prices; of large models a solution near it, and a bound."""
+        if prices not in problem.solved:
+            problem.solved[prices] = self._solve(problem, prices)
+        return problem.solved[prices]
 
-    def _solve(self, problem: Problem, price_per_byte: float) -> Solution:
-        model = Model.of(problem, price_per_byte, self.interner)
+    def _solve(self, problem: Problem, prices: Prices) -> Solution:
+        model = Model.of(problem, prices, self.interner)
         model.drop_dominated()
         order = problem.order
         if order is None or any(now > then for now, then in zip(model.sizes, order.sizes, strict=True)):

@@ -33,7 +33,7 @@ from shardwright.pcg.step.places import places
 from shardwright.pcg.step.recompute import RecomputeByBlock, exactly
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.interning import Interned, Interner
-from shardwright.search.problem import Problem
+from shardwright.search.problem import Prices, Problem
 
 _NOT_NEEDED, _KEPT, _AGAIN = range(3)
 _UNAVAILABLE = np.array([[0.0, 0.0, inf], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
@@ -110,7 +110,7 @@ class KeepingProblem:
 
     def solve(self, price: float) -> Kept:
         """The least of seconds + price · bytes."""
-        solution = self.eliminator.solve(self.problem, price)
+        solution = self.eliminator.solve(self.problem, Prices(price))
         again = self.values.made_again(solution) if self.values is not None else {}
         lifetimes = dict[str, Zero]()
         for v, leaves in self.groups.items():

@@ -18,7 +18,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.plan import Rewrite
-from shardwright.search.problem import Problem, Restrict, Solution, Way
+from shardwright.search.problem import Prices, Problem, Restrict, Solution, Way
 from shardwright.search.reshard import replicated
 from shardwright.search.splits import Leaf, extract, leaves, transplant
 from shardwright.substitutions.apply import apply
@@ -100,8 +100,8 @@ class LeafSearch:
         self.degrees = degrees(builder.mesh)
         self.places: Counter[str] = Counter()
 
-    def improve(self, problem: Problem, solution: Solution, price: float) -> list[Rewrite]:
-        """Rewrites that lower the cost of their leaf at this price of a byte, for every copy of the leaf."""
+    def improve(self, problem: Problem, solution: Solution, prices: Prices) -> list[Rewrite]:
+        """Rewrites that lower the cost of their leaf at these prices, for every copy of the leaf."""
         groups: dict[Hashable, list[Leaf]] = defaultdict(list)
         for part in leaves(problem.graph):
             groups[part.signature].append(part)
@@ -111,16 +111,16 @@ class LeafSearch:
             boundary = {name: _chosen(problem, solution, name) for name in _read(first)}
             end = _chosen(problem, solution, first.end)
             known = Counter(self.places)
-            steps = self._best_first(first.graph, lambda g, b=boundary, e=end: self._cost(g, b, e, price))
+            steps = self._best_first(first.graph, lambda g, b=boundary, e=end: self._cost(g, b, e, prices))
             self.places.update({rule: n * (len(copies) - 1) for rule, n in (self.places - known).items()})
             if steps:
                 rewrites += [Rewrite(part.start, part.end, steps) for part in copies]
         return rewrites
 
-    def _cost(self, graph: Graph, boundary: Mapping[str, Layouts], end: Layouts, price: float) -> float:
+    def _cost(self, graph: Graph, boundary: Mapping[str, Layouts], end: Layouts, prices: Prices) -> float:
         held = {**boundary, graph.loss: end}
         problem = self.builder.build(graph, self.restriction(graph), held, way=self.way(graph))
-        return self.eliminator.solve(problem, price).objective
+        return self.eliminator.solve(problem, prices).objective
 
     def _best_first(self, graph: Graph, cost: Callable[[Graph], float]) -> tuple[tuple[str, int], ...]:
         """The steps to the cheapest graph found, none if the given one is."""

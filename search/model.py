@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from shardwright.search.interning import Interned, Interner
-from shardwright.search.problem import Costs, Order, Problem
+from shardwright.search.problem import Costs, Order, Prices, Problem
 from shardwright.search.pruning import undominated
 
 Edges = dict[tuple[int, int], Costs]
@@ -30,10 +30,13 @@ class Model:
             self.neighbours[j].add(i)
 
     @classmethod
-    def of(cls, problem: Problem, price: float, interner: Interner) -> Model:
+    def of(cls, problem: Problem, prices: Prices, interner: Interner) -> Model:
         pairs = zip(problem.time_s, problem.kept_bytes, strict=True)
-        unary = [t if price == 0.0 else interner.call(_priced, t, b, price) for t, b in pairs]
-        return cls(interner, unary, dict(problem.edges))
+        unary = [t if prices.byte == 0.0 else interner.call(_priced, t, b, prices.byte) for t, b in pairs]
+        edges = dict(problem.edges)
+        if prices.beside != 1.0:
+            edges |= {edge: interner.call(np.multiply, edges[edge], prices.beside) for edge in problem.beside}
+        return cls(interner, unary, edges)
 
     @property
     def sizes(self) -> list[int]:

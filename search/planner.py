@@ -1,9 +1,9 @@
 """The search: every mesh, the best layouts on each, memory as a hard limit, baselines on the same terms.
 
-Exact on one mesh, run in one way, is the sum of compute and communication, to which bounds refer. Not exact is what is
-around it: microbatches, recomputation and lifetimes are tuned one after the other (`search.tuning`), then what is kept
-is decided value by value (`search.fitting`), and the timeline, in which compute and communication overlap, judges what
-was found: plans of all meshes and baselines alike.
+Exact on one mesh, run in one way, is the sum of compute and communication, to which bounds refer, and that in which as
+much overlaps as can. Not exact is what is around it: microbatches, recomputation and lifetimes are tuned one after the
+other (`search.tuning`), then what is kept is decided value by value (`search.fitting`), and the timeline, in which
+compute and communication overlap, judges what was found: plans of all meshes and baselines alike.
 """
 
 from __future__ import annotations
@@ -241,16 +241,18 @@ class Planner:
         if not rewrites:
             return best, ()
         new = replay(graph, rewrites, self.rules, mesh)
-        _, solution, price = best.solved
+        _, solution, prices = best.solved
         execution = still_there(new, Operations(new).listed, best.execution)
         try:
             problem, _ = self.solver.problem(Folded(new), mesh, roles, execution, best.priced)
         except PlanError:  # what is to be made again, such as attention, is no longer there
             return best, ()
-        if eliminator.solve(problem, price).objective >= solution.objective:
+        if eliminator.solve(problem, prices).objective >= solution.objective:
             return best, ()
         zeros = (best.lifetimes,)
-        rewritten = self.solver.solve(Folded(new), mesh, roles, best.name, execution, zeros, best.priced)
+        rewritten = self.solver.solve(
+            Folded(new), mesh, roles, best.name, execution, zeros, best.priced, beside=prices.beside
+        )
         self.progress(f"after {len(rewrites)} rewrites: {rewritten.prediction.step_s * 1e3:.1f} ms")
         return (rewritten, rewrites) if rank(rewritten) < rank(best) else (best, ())
 

@@ -46,6 +46,20 @@ class Way(NamedTuple):
     run: Execution = DEFAULT
 
 
+class Prices(NamedTuple):
+    """What the sum that is minimized counts, beside seconds that nothing else runs in.
+
+    byte     seconds that a kept byte costs
+    beside   what a second of communication counts that compute can run beside, above 0: 1 where nothing overlaps
+    """
+
+    byte: float = 0.0
+    beside: float = 1.0
+
+
+SERIAL = Prices()
+
+
 @dataclass(frozen=True)
 class Order:
     """The order in which variables are eliminated, where they have so many choices.
@@ -79,8 +93,9 @@ class Problem:
     states      per variable and choice: the layouts in which that tensor is made, stored or handed on
     domains     by name: what operators, and tensors that are stored, choose from
     closures    by name: how tensors change layouts
+    beside      the edges whose communication compute can run beside: parameters are gathered, their gradients summed
     order       the elimination order, once a solver has decided it
-    solved      by price of a byte, what a solver has found
+    solved      by prices, what a solver has found
     """
 
     graph: Graph
@@ -92,8 +107,9 @@ class Problem:
     time_s: list[Costs] = field(default_factory=list)
     kept_bytes: list[Costs] = field(default_factory=list)
     edges: dict[tuple[int, int], Costs] = field(default_factory=dict)
+    beside: set[tuple[int, int]] = field(default_factory=set)
     order: Order | None = None
-    solved: dict[float, Solution] = field(default_factory=dict)
+    solved: dict[Prices, Solution] = field(default_factory=dict)
 
     def chosen(self, choices: Sequence[int], kind: str, name: str) -> Layouts | None:
         """The layouts that these choices give a tensor; None where it has no such variable."""

@@ -1,7 +1,7 @@
 """One layout problem within memory: a graph, a mesh whose axes have roles, and how it is run.
 
-The exact optimum of the sum of compute and communication, with a price of a byte that the timeline corrects: what only
-the finished graph shows, such as gathered weights, is made room for, and the problem solved again.
+The exact optimum of the sum of compute and communication at given `Prices`, of which the timeline corrects that of a
+byte: what only the finished graph shows, such as gathered weights, is made room for, and the problem solved again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S
 from shardwright.cost.predict import Prediction, predict
+from shardwright.cost.timeline.clock import SHARING
 from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.errors import PlanError
@@ -29,7 +30,7 @@ from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded
 from shardwright.search.materialize import materialize
-from shardwright.search.problem import Problem, Restrict, Solution, Way
+from shardwright.search.problem import Prices, Problem, Restrict, Solution, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction
 
 _HULL_STEPS = 8
@@ -54,7 +55,7 @@ class Candidate:
         roles: of the axes of devices.
         lifetimes: for how long gathered parameters stay; `priced`: the lifetime that the layouts were chosen for.
         is_tight: whether more memory could make it faster.
-        solved: what it was made from: problem, solution and the price of a byte.
+        solved: what it was made from: problem, solution and prices.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Candidate:
     prediction: Prediction
     bound_s: float
     fits: bool
-    solved: tuple[Problem, Solution, float]
+    solved: tuple[Problem, Solution, Prices]
     roles: tuple[str, ...] = ()
     execution: Execution = DEFAULT
     lifetimes: Lifetimes = "zero-3"
@@ -101,7 +102,7 @@ class _Draft(NamedTuple):
 
     name: str
     bound_s: float
-    solved: tuple[Problem, Solution, float]
+    solved: tuple[Problem, Solution, Prices]
     roles: tuple[str, ...]
     execution: Execution
     priced: Zero
@@ -113,6 +114,7 @@ class Solver:
     def __init__(self, cluster: Cluster, certified: CertifiedSplits) -> None:
         self.cluster, self.certified = cluster, certified
         self.limit_bytes = safe_bytes(cluster.device.memory_bytes)
+        self.besides = tuple(dict.fromkeys((1.0, SHARING[cluster.device.kind].least)))
         self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._problems: dict[tuple[object, ...], Problem] = {}
         self._predictions: dict[tuple[object, ...], Prediction] = {}
@@ -143,6 +145,11 @@ class Solver:
         self._problems[key] = problem
         return problem, eliminator
 
+    def floor_s(self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, priced: Zero) -> float:
+        """What no layouts take less than, within any memory, where as much overlaps as can."""
+        problem, eliminator = self.problem(folded, mesh, roles, execution, priced)
+        return eliminator.solve(problem, Prices(beside=self.besides[-1])).bound
+
     def solve(
         self,
         folded: Folded,
@@ -153,28 +160,30 @@ class Solver:
         zeros: Sequence[Lifetimes] = ("zero-3",),
         priced: Zero = "zero-3",
         cutoff_s: float = inf,
+        beside: float = 1.0,
     ) -> Candidate:
         """The best plan on one mesh, within memory if any choice found fits.
 
         Layouts are chosen for parameters that stay as long as is `priced`; of the lifetimes `zeros`, the first that
-        fits counts. What provably takes `cutoff_s` or longer is not pursued further; the result may then not fit, or
-        not be the best. A `NoLayoutsError` where no layouts can be run so.
+        fits counts. `beside`: as in `Prices`. What provably takes `cutoff_s` or longer is not pursued further; the
+        result may then not fit, or not be the best. A `NoLayoutsError` where no layouts can be run so.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced)
         limit: float = self.limit_bytes - self.cluster.device.context_bytes
-        fastest = eliminator.solve(problem)
+        free = Prices(beside=beside)
+        fastest = eliminator.solve(problem, free)
         _check_finite(problem, fastest, roles, priced)
         if limit < kept_bytes(problem, fastest) <= _NEARLY * limit:  # not all of that is there at once
-            draft = _Draft(name, fastest.bound, (problem, fastest, 0.0), tuple(roles), execution, priced)
+            draft = _Draft(name, fastest.bound, (problem, fastest, free), tuple(roles), execution, priced)
             found = self._finish(draft, folded, different(zeros, mesh))
             if found.fits:
                 return found
         best: Candidate | None = None
         for _ in range(_MEMORY_TRIES):
-            solution, bound_s, feasible, price = within_memory(problem, eliminator, limit, cutoff_s)
+            solution, bound_s, feasible, prices = within_memory(problem, eliminator, limit, cutoff_s, beside)
             if best is not None:
                 bound_s = best.bound_s  # that of the true limit
-            draft = _Draft(name, bound_s, (problem, solution, price), tuple(roles), execution, priced)
+            draft = _Draft(name, bound_s, (problem, solution, prices), tuple(roles), execution, priced)
             found = self._finish(draft, folded, different(zeros, mesh))
             best = found if best is None else min(best, found, key=rank)
             only_in_the_graph = found.prediction.memory.total_bytes - kept_bytes(problem, solution)
@@ -207,20 +216,23 @@ class Solver:
         """
         c, whole = candidate, Folded(graph)
         problem, eliminator = self.problem(whole, c.mesh, c.roles, c.execution, c.priced)
-        price = c.solved[2] * (1 + _HULL_TOLERANCE)  # at the edge of the hull that crosses the limit: its smaller end
-        solution = eliminator.solve(problem, price)
-        bound_s = solution.bound - price * (self.limit_bytes - self.cluster.device.context_bytes)
-        made = _Draft(c.name, bound_s, (problem, solution, price), c.roles, c.execution, c.priced)
+        at = c.solved[2]
+        prices = at._replace(byte=at.byte * (1 + _HULL_TOLERANCE))  # the smaller end of the hull's edge at the limit
+        solution = eliminator.solve(problem, prices)
+        bound_s = solution.bound - prices.byte * (self.limit_bytes - self.cluster.device.context_bytes)
+        made = _Draft(c.name, bound_s, (problem, solution, prices), c.roles, c.execution, c.priced)
         found = self._finish(made, whole, (c.lifetimes,))
         if found.fits or not c.fits:
             return found
-        return self.solve(whole, c.mesh, c.roles, c.name, c.execution, (c.lifetimes, "zero-3"), c.priced)
+        return self.solve(
+            whole, c.mesh, c.roles, c.name, c.execution, (c.lifetimes, "zero-3"), c.priced, beside=at.beside
+        )
 
     def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Lifetimes]) -> Candidate:
         """With the first lifetime that fits or with the last one, whichever is better."""
-        problem, solution, price = draft.solved
+        problem, solution, prices = draft.solved
         solved = materialize(problem, solution, self.certified)
-        in_loop = _time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
+        in_loop = _time_and_bytes(problem, solution, 1.0)[0] < AFTER_THE_LOOP_S
         parameters, repeats = [leaf.name for leaf in solved.leaves("parameter")], folded.repeats
         found: list[Candidate] = []
         for zero in zeros:
@@ -235,7 +247,7 @@ class Solver:
             found.append(Candidate(
                 draft.name, graph, prediction, draft.bound_s,
                 in_loop and prediction.memory.total_bytes <= self.limit_bytes, draft.solved, draft.roles,
-                draft.execution, zero, draft.priced, bool(repeats), price > 0 or any(not c.fits for c in found),
+                draft.execution, zero, draft.priced, bool(repeats), prices.byte > 0 or any(not c.fits for c in found),
             ))  # fmt: skip
         return min(found, key=rank)
 
@@ -279,38 +291,44 @@ def kept_bytes(problem: Problem, solution: Solution) -> float:
     return sum(float(kept.value[choice]) for kept, choice in zip(problem.kept_bytes, solution.choices, strict=True))
 
 
-def _time_and_bytes(problem: Problem, solution: Solution) -> tuple[float, float]:
+def _time_and_bytes(problem: Problem, solution: Solution, beside: float) -> tuple[float, float]:
     own = sum(float(t.value[c]) for t, c in zip(problem.time_s, solution.choices, strict=True))
     chosen = solution.choices
-    between = sum(float(table.value[chosen[i], chosen[j]]) for (i, j), table in problem.edges.items())
+    between = sum(
+        float(table.value[chosen[edge[0]], chosen[edge[1]]]) * (beside if edge in problem.beside else 1.0)
+        for edge, table in problem.edges.items()
+    )
     return own + between, kept_bytes(problem, solution)
 
 
 def within_memory(
-    problem: Problem, eliminator: Eliminator, limit: float, cutoff_s: float
-) -> tuple[Solution, float, bool, float]:
-    """The fastest solution found within `limit` bytes, a lower bound of any, whether there is one, its price of a byte.
+    problem: Problem, eliminator: Eliminator, limit: float, cutoff_s: float, beside: float = 1.0
+) -> tuple[Solution, float, bool, Prices]:
+    """The fastest solution found within `limit` bytes, a lower bound of any, whether there is one, and its prices.
 
     Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and its bound - price * limit
     bounds every solution within the limit from below. The price walks along the lower hull of (bytes, seconds) to the
     edge that crosses the limit. The walk ends early where the bound reaches `cutoff_s`, the time of a plan that is
     known already. A limit of nothing or less only leaves the smallest.
     """
-    over = eliminator.solve(problem)
+    prices = Prices(beside=beside)
+    over = eliminator.solve(problem, prices)
     bound_s = over.bound
     if kept_bytes(problem, over) <= limit or bound_s >= cutoff_s:
-        return over, bound_s, kept_bytes(problem, over) <= limit, 0.0
+        return over, bound_s, kept_bytes(problem, over) <= limit, prices
     price = _HIGHEST_PRICE * over.objective / max(limit, 1.0)
-    best = eliminator.solve(problem, price)
+    prices = Prices(price, beside)
+    best = eliminator.solve(problem, prices)
     bound_s = max(bound_s, best.bound - price * limit)
     if kept_bytes(problem, best) > limit:
-        return best, bound_s, False, price
+        return best, bound_s, False, prices
     for _ in range(_HULL_STEPS):
-        (over_s, over_bytes), (best_s, best_bytes) = (_time_and_bytes(problem, s) for s in (over, best))
+        (over_s, over_bytes), (best_s, best_bytes) = (_time_and_bytes(problem, s, beside) for s in (over, best))
         if best_s <= over_s:  # of solutions that are no optima
             break
         price = (best_s - over_s) / (over_bytes - best_bytes)
-        found = eliminator.solve(problem, price)
+        prices = Prices(price, beside)
+        found = eliminator.solve(problem, prices)
         bound_s = max(bound_s, found.bound - price * limit)
         if found.objective >= over_s + price * over_bytes - _HULL_TOLERANCE * over_s or bound_s >= cutoff_s:
             break
@@ -318,4 +336,4 @@ def within_memory(
             best = found
         else:
             over = found
-    return best, bound_s, True, price
+    return best, bound_s, True, prices

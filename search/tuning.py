@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from math import inf
 
 from shardwright.pcg.errors import PlanError
@@ -189,20 +190,25 @@ class Tuner:
         return next(enough, len(counts) - 1)
 
     def _try(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
-        """With layouts for gathers of the likeliest lifetime; where that comes near the best plan, of the other too.
+        """With layouts for which nothing overlaps, and gathers of the likeliest lifetime.
 
-        Also where memory is not short: layouts of the smaller sum may overlap less.
+        Where that comes near the best plan by now, of the other lifetime too. With layouts for which all overlaps that
+        can, where their sum allows a faster plan.
         """
         execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
         best: Candidate | None = None
-        for priced in _priced(space.zeros, mesh):
-            found = self.solver.solve(self.folded, mesh, space.roles, space.name, execution, space.zeros, priced)
+        for priced, beside in product(_priced(space.zeros, mesh), self.solver.besides):
+            asked = self.folded, mesh, space.roles, execution, priced
+            if best is not None:
+                overlaps = beside < 1 and self.solver.floor_s(*asked) < self.fastest_s
+                is_near = beside == 1 and best.prediction.step_s <= _NEAR * self.fastest_s
+                if not best.fits or not (overlaps or is_near):
+                    continue
+            found = self.solver.solve(*asked[:3], space.name, execution, space.zeros, priced, beside=beside)
             best = found if best is None else min(best, found, key=rank)
-            if not best.fits or best.prediction.step_s > _NEAR * self.fastest_s:
-                break
+            self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         assert best is not None
         self.tried.append(best)
-        self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         return best
 
     def bound_s(self, num_microbatches: int, execution: Execution) -> float:

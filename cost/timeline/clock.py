@@ -36,6 +36,11 @@ class Sharing:
             )
             raise ClusterError(f"Sharing: {problem}")
 
+    @property
+    def least(self) -> float:
+        """What a second of communication adds to a step at least, however much compute runs beside it."""
+        return (1 - self.compute) / self.communication
+
 
 SHARING: dict[DeviceKind, Sharing] = {"cuda": Sharing(0.84, 1.0), "cpu": Sharing(0.5, 0.5)}
 """cuda: compute is 18.9 % slower on average beside collectives, whose kernels take multiprocessors and bandwidth of the

@@ -11,7 +11,7 @@ import pytest
 
 from bench.accuracy import Errors, prepare
 from bench.plans import Case
-from bench.sweep import Cell, Outcome, Sweep, load, sweep
+from bench.sweep import Cell, Outcome, Sweep, kinds, load, sweep
 from bench.sweep_page import page, spearman, times_autocast, wrong_pairs
 from bench.ways import every, first, ways
 from shardwright.pcg.errors import DistributedError
@@ -87,6 +87,8 @@ def test_a_model_that_cannot_be_cut_is_asked_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("bench.sweep.ways", lambda *_, **__: iter(cut))
     one = Sweep("resnext", RANKS, tmp_path / "sweep.jsonl", num_plans=3)
     assert one.kinds == ("fp64", "fp32")
+    assert kinds("mixtral") == ("fp32",)
+    assert kinds("mlp") == ("fp64",)
     refused = [o for o in one._planned() if isinstance(o, Outcome)]
     assert [o.verdict for o in refused] == ["refused"]
     assert "cannot be cut into" in refused[0].note

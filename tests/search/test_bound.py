@@ -38,7 +38,7 @@ class Recorded(Solver):
         for zero in zeros:
             problem, _ = self.problem(folded, found.mesh, found.roles, found.execution, zero)
             if [len(t.value) for t in problem.time_s] == [len(t.value) for t in draft.solved[0].time_s]:
-                self.costed.append((found, solving._time_and_bytes(problem, draft.solved[1])[0]))
+                self.costed.append((found, solving._time_and_bytes(problem, draft.solved[1], 1.0)[0]))
         return found
 
 

@@ -15,7 +15,7 @@ from shardwright.search import eliminate
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator, minimize_last
 from shardwright.search.interning import Interned, Interner
-from shardwright.search.problem import Problem, Solution
+from shardwright.search.problem import Prices, Problem, Solution
 from shardwright.search.pruning import Reparametrization
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp, num_made
@@ -73,7 +73,7 @@ def integer_program(problem: Problem, price: float = 0.0) -> float:
 def solve(graph: Graph, mesh: Mesh, price: float = 0.0, **link: float) -> tuple[Problem, Solution]:
     builder = ProblemBuilder(cluster(mesh.num_devices, **link), mesh, every_choice)  # type: ignore[arg-type]
     problem = builder.build(graph)
-    return problem, Eliminator(builder.interner).solve(problem, price)
+    return problem, Eliminator(builder.interner).solve(problem, Prices(price))
 
 
 @each("link_bytes_per_s", [1e6, 1e9, 1e12])
@@ -116,7 +116,7 @@ def test_random_models_are_solved_as_by_brute_force(seed: int, bounded: bool, mo
     problem = random_problem(rng, [int(s) for s in sizes], rng.choice([0.2, 0.5, 0.9]))
     price = float(rng.choice([0.0, 0.7]))
     best = min(objective(problem, c, price) for c in product(*(range(len(t.value)) for t in problem.time_s)))
-    solution = Eliminator(Interner()).solve(problem, price)
+    solution = Eliminator(Interner()).solve(problem, Prices(price))
     assert solution.objective == pytest.approx(best)
     assert objective(problem, solution.choices, price) == pytest.approx(best)
 

@@ -16,7 +16,7 @@ from shardwright.search.conditioning import improved
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.model import Model
-from shardwright.search.problem import Problem
+from shardwright.search.problem import Prices, Problem
 from shardwright.search.pruning import relax, undominated
 from tests.search.graphs import cluster, dense, every_choice, recurrent
 from tests.search.test_eliminate import objective, random_problem, tables
@@ -29,7 +29,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.planner import Planner
-from shardwright.search.problem import Problem
+from shardwright.search.problem import Prices, Problem
 from tests.search.graphs import cluster, dense, every_choice, mlp, recurrent
 
 before = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -88,7 +88,7 @@ def test_bounds_stay_below_the_optimum_and_solutions_above() -> None:
         problem = random_problem(rng, [int(s) for s in rng.integers(2, 4, size=7)], float(rng.choice([0.5, 0.9])))
         price = float(rng.choice([0.0, 0.7]))
         best = min(objective(problem, c, price) for c in product(*(range(len(t.value)) for t in problem.time_s)))
-        found = Eliminator(Interner()).solve(problem, price)
+        found = Eliminator(Interner()).solve(problem, Prices(price))
         assert found.bound <= best + 1e-9, seed
         assert found.objective >= best - 1e-9, seed
         assert found.objective == pytest.approx(objective(problem, found.choices, price)), seed

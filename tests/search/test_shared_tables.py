@@ -16,7 +16,7 @@ from shardwright.search import eliminate
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.interning import Interned, Interner
-from shardwright.search.problem import Costs, Problem, Way
+from shardwright.search.problem import Costs, Prices, Problem, Way
 from tests.search.graphs import cluster, every_choice, mlp
 
 Array = np.ndarray
@@ -76,7 +76,7 @@ class Shared:
 
 def check(solver: Eliminator, model: Problem, price: float, about: str) -> None:
     every = brute_force(model, price)
-    solution = solver.solve(model, price)
+    solution = solver.solve(model, Prices(price))
     assert solution.objective == pytest.approx(every.min(), rel=1e-9), about
     assert every[solution.choices] == pytest.approx(every.min(), rel=1e-9), about
 
