@@ -110,7 +110,7 @@ CASES = (
     Case("BERT-large", bert_large, ((A10, 1), (A100_40, 2)), "amp_bf16"),
     Case("ViT-22B", vit_22b, ((H100, 8), (H100, 32)), "amp_bf16"),
     Case("T5-11B", t5_11b, ((A100, 4), (H100, 8)), "amp_bf16"),
-    Case("Mixtral 8x7B", mixtral, ((H100, 8),), "amp_bf16"),
+    Case("Mixtral 8x7B", mixtral, ((H100, 8), (H100, 4), (A100, 8)), "amp_bf16"),
     Case("ResNeXt-101", resnext_101, ((A10, 1), (A100, 1)), "amp_bf16"),
     Case("Llama-8B", llama(4096, 32, 14336, 32), ((H100, 8), (H100, 1), (H100, 2), (A100, 1), (A100, 4), (A100_40, 4))),
     Case("Llama-70B", llama(8192, 80, 28672, 64), ((H100, 4), (H100, 16), (A100, 8))),

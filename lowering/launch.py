@@ -177,6 +177,9 @@ def run_ranks(
 
     Never hangs: the first rank that fails, or `timeout_s`, ends all, and the failing ranks' tracebacks are in the
     `DistributedError`. With `grace_s`, the other ranks have that long to end by themselves after the first failure.
+
+    A rank can run no backward where this process has autograd threads. The first backward of a process starts them if
+    it finds a GPU; CUDA builds of torch find one, where there is none, after any `torch.export`. So run none here.
     """
     with tempfile.TemporaryDirectory() as folder:
         ranks = [_fork(fn, args, rank, num_ranks, Path(folder) / "store", timeout_s) for rank in range(num_ranks)]

@@ -15,6 +15,7 @@ from shardwright.pcg.precision import HALVES, operand_dtypes
 from shardwright.pcg.types import TensorType, is_float
 
 Operand = str | int | float | bool
+_WHOLE_VIEWS = ("reshape", "permute", "expand")
 
 
 class GraphBuilder:
@@ -69,6 +70,9 @@ class GraphBuilder:
             return self.op(op, self.nodes[inputs[0]].inputs[0], **attrs)
         if op == "cast" and self.low and self._is_number(inputs[0]):
             return self.op("full", **{**dict(self.nodes[inputs[0]].attrs), **attrs})
+        if op == "cast" and self._is_view_of_parameter(inputs[0]):
+            view = self.nodes[inputs[0]]  # the parameter is cast, so that its slices can be, before they are gathered
+            return self.op(view.op, self.op(op, *view.inputs, **attrs), **dict(view.attrs))
         if op in ROWS and ROWS[op].random:
             attrs["seed"], self._num_random = self._num_random, self._num_random + 1
         key = repr((op, inputs, make_attrs(**attrs)))  # text, because True == 1 == 1.0
@@ -124,6 +128,13 @@ class GraphBuilder:
 
     def _is_number(self, name: str) -> bool:
         return self.nodes[name].op == "full" and self.types[name].shape == ()
+
+    def _is_view_of_parameter(self, name: str) -> bool:
+        """Whether a value is a parameter in another shape or order; a part of one is no such view."""
+        node = view = self.nodes[name]
+        while node.op in _WHOLE_VIEWS:
+            node = self.nodes[node.inputs[0]]
+        return node.op == "parameter" and node is not view
 
     def _no_op(self, op: str, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> str | None:
         """The operand itself where the operator would change nothing."""

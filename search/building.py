@@ -330,7 +330,7 @@ class _Build:
         source = source_of(self.graph, self.roots[name])
         of_parameter, is_view = source.op == "parameter", self.roots[name] != name
         stored, view = of_parameter and not is_view, of_parameter and is_view
-        summed = self.way.run.reduced_dtype(self.types[source.name].dtype) if stored else ""
+        summed = self.way.run.reduced_dtype(self.types[source.name].dtype) if of_parameter else ""
         late = self.b.costs.time is not None and any(state[self.b.costs.time] == P for state in made.result)
         again = source.name in self.again
         zero = self.way.zero if stored or again else "zero-3"  # what is not gathered moves alike under all

@@ -1,10 +1,23 @@
-"""What all tests share: nothing of what this machine keeps for its user is read or written."""
+"""What all tests share: nothing that this machine keeps for its user is read or written, and no GPU of it is seen."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+import torch
+
+
+def pytest_sessionstart() -> None:
+    """Let this process fork ranks that run a backward, whatever it captured and ran before.
+
+    A process's first backward starts a thread for each GPU it finds, and no fork of a process with such threads can run
+    a backward. CUDA builds of torch find one where there is none, once a `FakeTensorMode` was entered, as
+    `torch.export` does. So the first backward comes now, before any test's module is loaded, and with no GPU in sight.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.ones((), requires_grad=True).backward()
 
 
 @pytest.fixture(scope="session", autouse=True)

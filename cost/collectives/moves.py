@@ -25,7 +25,8 @@ class TensorClass:
     """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
 
     A `stored` parameter is gathered for each use, and `again` where backward reads it: the gathered weight is not kept.
-    A `view` of one is not gathered itself: the parameter is, before the view is taken. `summed`: the dtype of the
+    A `view` of one is not gathered itself: the parameter is, before the view is taken; and its gradient is summed there
+    too, with others and beside backward, but where readers of one view want it both ways. `summed`: the dtype of the
     gradient where it is another, as of a parameter that was cast. `zero`: how long a gathered parameter that is trained
     stays. An activation that moves `twice` does so again in backward. What is `late` is summed over the microbatches
     first, and moves once.
@@ -90,7 +91,8 @@ class MoveCosts:
                 often = (*state[: self.time], C, *state[self.time + 1 :])
                 return 2 * self.num_microbatches * self.move_s(tensor, often, move)
         sent = self.sent_bytes(tensor, state, move, prod(tensor.shape) / others)
-        return sum(times * self.collective_s(name, move.axis, num_bytes) for name, num_bytes, times in sent)
+        behind = 2 if tensor.view and (move.before, move.after) == (R, C) else 1  # more than all that it would spare
+        return behind * sum(times * self.collective_s(name, move.axis, num_bytes) for name, num_bytes, times in sent)
 
     def sent_bytes(
         self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float

@@ -15,11 +15,14 @@ from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering import kernels
 from shardwright.lowering.launch import run_ranks
+from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.moves import fused_moves, source_of
 from shardwright.pcg.step.execution import DEFAULT
+from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.time import check_time
 from shardwright.pcg.types import TensorType
 from shardwright.search.planner import Planner
@@ -149,6 +152,17 @@ def test_plans_with_microbatches_zero_and_split_weights() -> None:
     assert [next(graph.leaves("experts")).split[-1] for graph in several] == [TOKENS] * 4 + ["e"]
     assert_trains(case, several)
     assert_trains(case, [planned(case, roles, 2) for roles in (("data", "tensor"), ("zero", "tensor"))])
+
+
+@pytest.mark.parametrize("roles", [("zero",), ("zero", "tensor")])
+def test_weights_that_are_read_transposed_are_cast_and_then_gathered(roles: tuple[str, ...]) -> None:
+    """In 16 bits, with their block and as it stays: what is gathered of a view of one would be an activation."""
+    serial = capture(*ZOO["mixtral"](), precision="amp_bf16").graph
+    mesh = Mesh.of(mb=2, **dict.fromkeys("xy"[: len(roles)], 2))
+    graph = Planner(Cluster.local(mesh.num_devices), certified_choices()).solve(serial, mesh, roles, "test").graph
+    weights = [p for p in find_parameters(graph).by_leaf.values() if "mlp_experts" in p.leaf]
+    assert [(p.slices is not None and p.slices.axis, p.used_dtype) for p in weights] == [("x", "bfloat16")] * 4
+    assert not {source_of(graph, start).op for _, start, _ in fused_moves(graph)} & {"permute"}
 
 
 def test_a_balancing_loss_is_exact_and_alone_keeps_the_batch_from_being_cut() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from shardwright.lowering.launch import connect, leave, run_ranks
@@ -26,6 +27,20 @@ def test_results_come_in_rank_order() -> None:
 
 def test_large_results_do_not_block() -> None:
     assert [len(x) for x in run_ranks(lambda: bytes(1 << 22), 2, 30)] == [1 << 22] * 2
+
+
+def test_ranks_run_a_backward_after_a_capture_and_a_backward_here() -> None:
+    """Under CUDA builds of torch, `pytest_sessionstart` in tests/conftest.py makes it so."""
+
+    def gradient() -> float:
+        x = torch.ones((), requires_grad=True)
+        (2 * x).backward()
+        assert x.grad is not None
+        return float(x.grad)
+
+    with FakeTensorMode():
+        pass
+    assert [gradient(), *run_ranks(gradient, 2, 30)] == [2.0, 2.0, 2.0]
 
 
 def test_a_failing_rank_ends_all_with_its_traceback() -> None:

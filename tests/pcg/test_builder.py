@@ -101,6 +101,25 @@ def test_a_reshape_of_a_reshape_is_one() -> None:
     assert b.op("reshape", flat, shape=(2, 6)) == x
 
 
+@each("view, attrs", [
+    ("permute", {"dims": (1, 0)}),
+    ("reshape", {"shape": (12,)}),
+    ("expand", {"shape": (3, 2, 6)}),
+])  # fmt: skip
+def test_a_parameter_is_cast_before_it_is_seen_in_another_way(view: str, attrs: dict[str, object]) -> None:
+    """So its slices are cast where they are stored. A part of it is cast by itself, and so is what is no parameter."""
+    b = GraphBuilder()
+    w, x = leaf(b, shape=(2, 6)), b.leaf("input", "input", (2, 6), "float32", "input")
+    of_weight, of_input = (b.op(view, name, **attrs) for name in (w, x))  # type: ignore[arg-type]
+    twice = b.op("expand", of_weight, shape=(2, *b.shape(of_weight)))
+    part = b.op("slice", w, dim=1, start=0, stop=3, step=1)
+    casts = [b.op("cast", name, dtype="bfloat16") for name in (of_weight, twice, of_input, part)]
+    assert [b.nodes[name].op for name in casts] == [view, "expand", "cast", "cast"]
+    assert {b.types[name].dtype for name in casts} == {"bfloat16"}
+    (cast,) = b.nodes[casts[0]].inputs
+    assert (b.nodes[cast].op, b.nodes[cast].inputs) == ("cast", (w,))
+
+
 def test_equal_nodes_are_made_once() -> None:
     b = GraphBuilder()
     x = leaf(b)
