@@ -11,18 +11,19 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
-from shardwright.cost.collectives.moves import MoveCosts, TensorClass
+from shardwright.cost.collectives.moves import TensorClass
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
-from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.program import Programs
+from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.pcg.analysis import computed_once, constant_nodes, is_timeless, read_again, written
+from shardwright.pcg.analysis import constant_nodes, is_timeless, read_again, written
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
-from shardwright.pcg.moves import fused_moves, source_of
+from shardwright.pcg.moves import source_of
 from shardwright.pcg.parallel import COMBINE, REDUCE
-from shardwright.pcg.step.again import made_again
+from shardwright.pcg.step.again import made_again_in
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.parameters import KEEP, module_block
@@ -90,17 +91,22 @@ def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
 
 def node_costs(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -> dict[str, NodeCosts]:
     """Every node's predicted part of a step. Parameters carry their optimizer's update as compute."""
-    twice = made_again(graph, execution).twice
-    costs, compute = MoveCosts(cluster, graph.mesh), Compute(cluster.device)
-    constants, once, known = constant_nodes(graph), computed_once(graph), dict[Hashable, tuple[float, float]]()
+    return _node_costs(Steps(graph, cluster, execution))
+
+
+def _node_costs(steps: Steps) -> dict[str, NodeCosts]:
+    graph, execution, costs, compute = steps.graph, steps.execution, steps.move_costs, steps.compute
+    twice, once = made_again_in(steps).twice, steps.once
+    constants, known = constant_nodes(graph), dict[Hashable, tuple[float, float]]()
     table = {name: NodeCosts(name) for name in once}
     table |= {
         node.name: _compute_part(graph, node, compute, known, twice=node.name in twice)
         for node in graph.nodes if not node.is_parallel and node.name not in once
     }  # fmt: skip
     again = read_again(graph)
-    for node, start, move in fused_moves(graph):
-        if node.name in once:
+    for name, (start, move) in steps.fused.items():
+        node = graph.by_name[name]
+        if name in once:
             continue
         kind, leaf = graph.types[start], source_of(graph, start)
         stored = leaf.op == "parameter"
@@ -175,11 +181,11 @@ def predict(
 
     `repeats`: module path of a block -> how often the block really occurs.
     """
-    table = node_costs(graph, cluster, execution)
+    programs = Programs(graph, cluster, repeats)
+    timeline, table = simulate(programs.program(execution)), _node_costs(programs.steps(execution))
     if repeats:
         table = {name: _many(cost, repeats.get(_block(graph.by_name[name]), 1)) for name, cost in table.items()}
     optimizer_s = sum(table[n.name].compute_s for n in graph.leaves("parameter"))
-    timeline = simulate(program(graph, cluster, execution, repeats))
     return Prediction(
         timeline.step_s,
         sum(c.compute_s for c in table.values()) - optimizer_s,

@@ -64,10 +64,13 @@ class Signature:
         Layouts alone cannot tell: g = 3 of a dimension `(g c)` of size 12 may not be split in two.
         """
         parts = [parse_choice(choice) for choice in split]
+        names = {name for name, _ in parts}
         for factor in self.factors:
+            if factor.name not in names:
+                continue
             mine = [(blocks, size) for (name, blocks), size in zip(parts, sizes, strict=True) if name == factor.name]
             digits = tuple(S(0, blocks) for blocks, _ in mine)
-            if mine and isinstance(shard_order((factor.size,), digits, tuple(size for _, size in mine)), str):
+            if isinstance(shard_order((factor.size,), digits, tuple(size for _, size in mine)), str):
                 return factor
         return None
 

@@ -148,13 +148,11 @@ def absorbed(graph: Graph, node: Node) -> tuple[Node, Move] | None:
     so with others of its block, and none goes from shard to shard at once.
     """
     before = graph.by_name[node.inputs[0]]
-    results = (name for _, name in graph.outputs)
-    if not before.is_parallel or graph.users[before.name] != (node.name,) or before.name in results:
+    if (before.op, node.op) not in FUSED or before.attr("axis") != node.attr("axis"):
         return None
-    start = before.inputs[0]
-    axis = graph.mesh.index(str(node.attr("axis")))
-    if before.attr("axis") != node.attr("axis") or (before.op, node.op) not in FUSED:
+    if graph.users[before.name] != (node.name,) or any(before.name == name for _, name in graph.outputs):
         return None
+    start, axis = before.inputs[0], graph.mesh.index(str(node.attr("axis")))
     move = move_between(graph.types[start].layouts, graph.types[node.name].layouts, axis, graph.mesh.sizes)
     if source_of(graph, start).op == "parameter":
         runs = move is not None and not move.after.is_shard

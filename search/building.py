@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
-from shardwright.cost.compute.compute import Compute
+from shardwright.cost.compute.compute import compute_on
 from shardwright.pcg.analysis import Written, constant_nodes, is_whole, read_again, saved_by, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
@@ -62,7 +62,7 @@ class ProblemBuilder:
     ) -> None:
         self.mesh, self.certified = mesh, certified
         self.costs = MoveCosts(cluster, mesh, by_microbatch=by_microbatch)
-        self.compute = Compute(cluster.device)
+        self.compute = compute_on(cluster.device)
         self.interner = Interner()
 
     def build(
@@ -332,9 +332,9 @@ class _Build:
         stored, view = of_parameter and not is_view, of_parameter and is_view
         summed = self.way.run.reduced_dtype(self.types[source.name].dtype) if of_parameter else ""
         late = self.b.costs.time is not None and any(state[self.b.costs.time] == P for state in made.result)
-        moved = Moved(
-            stored, view, source.name in self.again, summed, self.way.zero, name in self.way.again.twice, late
-        )
+        again = source.name in self.again
+        zero = self.way.zero if stored or again else "zero-3"  # what is not gathered moves alike under all
+        moved = Moved(stored, view, again, summed, zero, name in self.way.again.twice, late)
         return self.interner.call(self.b.close, self.kinds[name], moved, per_axis)
 
 

@@ -33,8 +33,8 @@ LARGE_RESULT = 2**14
 MOST_ENTRIES = 2**23
 """Of all tables of one elimination together, where they are not shared: 64 MiB."""
 _ROUNDS = 1
-_FEWER = 0.9
-"""So many of the choices have to be gone that another round is worth its time."""
+_FEWER = 0.5
+"""The share of the choices that may be left for another round of bounds to be worth its time."""
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.pcg.analysis import constant_nodes
-from shardwright.pcg.graph import OPAQUE, Graph, Node, infer
+from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import C, Layouts, R, innermost
 from shardwright.pcg.moves import Move, Operator, steps_of
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.order import postorder
-from shardwright.pcg.types import TensorType
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.problem import Problem, Solution
 from shardwright.search.reshard import can_hold, replicated
@@ -32,7 +31,6 @@ class _Materializer:
         self.graph, self.mesh = problem.graph, problem.mesh
         self.constants = constant_nodes(self.graph)
         self.nodes: dict[str, Node] = {}
-        self.types: dict[str, TensorType] = {}
         self.made: dict[tuple[str, Layouts], str] = {}
         self.whole = replicated(len(self.mesh))
 
@@ -56,7 +54,6 @@ class _Materializer:
         while name in self.nodes:
             name, count = f"{node.name}.{count}", count + 1
         node = node if name == node.name else replace(node, name=name)
-        self.types[name] = infer(node, [self.types[i] for i in node.inputs], self.mesh)
         self.nodes[name] = node
         return name
 

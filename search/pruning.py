@@ -27,6 +27,8 @@ _SWEEPS = 24
 _STALLED = 3
 _RISES = 1e-4
 """The bound has to rise by so much of itself, or a better solution be found, for more sweeps to be worth their time."""
+_COMPARED = 2**16
+"""Entries that are compared in one step, about."""
 TOLERANCE = 1e-9
 """Relative to the costs that bounds are made of: far above their rounding, far below what matters."""
 
@@ -40,9 +42,16 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
     keep = np.flatnonzero(np.isfinite(unary))
     left = keep[np.argsort(rows[keep].sum(1, where=np.isfinite(rows[keep])), kind="stable")]
     rows, winners = rows[left], list[int]()
+    if len(np.unique(rows.argmin(0))) == len(left):  # the first of those that cost the least somewhere is never beaten
+        return np.sort(left)
     while len(left):
-        winners.append(int(left[0]))
-        beaten = (rows[0] <= rows).all(1)
+        first = max(1, _COMPARED // rows.size)
+        beats = np.all(rows[:first, None] <= rows, axis=2)
+        beaten: np.ndarray = np.triu(beats, 1).any(
+            0
+        )  # by an earlier one, which is left or is itself beaten by one that is
+        winners += left[:first][~beaten[:first]].tolist()
+        beaten[:first] = True
         left, rows = left[~beaten], rows[~beaten]
     return np.array(sorted(winners), dtype=np.intp)
 
@@ -69,7 +78,7 @@ def relax(unary: Sequence[np.ndarray], edges: Edges) -> Relaxed:
     """Sweeps until the bound meets the cost of a solution, or rises no more. Costs are not negative."""
     best, bound, bounds = ((0,) * len(unary), inf), 0.0, [np.zeros(len(table)) for table in unary]
     clip = _some_scale(unary, edges)
-    for _ in range(_CLIPS):
+    for number in range(1, _CLIPS + 1):
         model, stalled = Reparametrization(unary, edges, clip), 0
         orders = (range(len(unary)), model.growing())
         for _ in range(_SWEEPS):
@@ -83,11 +92,18 @@ def relax(unary: Sequence[np.ndarray], edges: Edges) -> Relaxed:
             stalled = 0 if rises else stalled + 1
             if best[1] <= bound + TOLERANCE * clip or stalled == _STALLED:
                 break
+            if isfinite(best[1]) and not _is_apt(clip, best[1]) and number < _CLIPS:  # more sweeps are for one that is
+                break
         bounds = [np.maximum(old, new) for old, new in zip(bounds, model.bounds, strict=True)]
-        if best[1] <= clip <= 3 * best[1]:
+        if _is_apt(clip, best[1]):
             break
         clip = 1.5 * best[1] if isfinite(best[1]) else 10 * clip
     return Relaxed(*best, bound, bounds, TOLERANCE * clip)
+
+
+def _is_apt(clip: float, cost: float) -> bool:
+    """Whether costs may be clipped there, where a solution of this cost is known."""
+    return cost <= clip <= 3 * cost
 
 
 def _some_scale(unary: Sequence[np.ndarray], edges: Edges) -> float:
@@ -129,11 +145,12 @@ class Reparametrization:
         """Move into a variable what its edges cost at least at each choice, and into the constant what it does."""
         total = self.unary[v]
         for n, e in self.around[v]:
-            least = self.edges[e].min(axis=1 if v < n else 0)
+            least = np.minimum.reduce(self.edges[e], axis=1 if v < n else 0)
             self.edges[e] -= least[:, None] if v < n else least
             total = total + least
-        self.constant += float(total.min())
-        self.unary[v] = total - total.min()
+        least = np.minimum.reduce(total)
+        self.constant += float(least)
+        self.unary[v] = total - least
 
     def _push(self, v: int, later: Sequence[tuple[int, int]]) -> None:
         """Share what is left out among the edges to variables that are still to come."""
@@ -167,6 +184,6 @@ class Reparametrization:
             total = self.unary[v]
             for n, e in self.around[v]:
                 table = self.edges[e] if v < n else self.edges[e].T
-                total = total + (table.min(axis=1) if chosen[n] < 0 else table[:, chosen[n]])
+                total = total + (np.minimum.reduce(table, axis=1) if chosen[n] < 0 else table[:, chosen[n]])
             chosen[v] = int(total.argmin())
         return tuple(chosen)

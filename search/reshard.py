@@ -8,8 +8,9 @@ gradient on the way back; their min-plus closure gives the cheapest path between
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import permutations, product
 from math import inf
 
@@ -69,13 +70,12 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
     """Floyd and Warshall over the single-axis moves."""
     cost = np.full((len(states), len(states)), inf)
     np.fill_diagonal(cost, 0.0)
-    for i, j, axis in _neighbours(states):
-        before, after = states[i], states[j]
-        kinds = {before[axis].kind, after[axis].kind}
+    for i, j, axis, move in _neighbours(states, costs.sizes):
+        kinds = {states[i][axis].kind, states[j][axis].kind}
         if not tensor.grad and "C" in kinds:  # the same as R
             cost[i, j] = 0.0 if "R" in kinds else inf
-        elif (move := move_between(before, after, axis, costs.sizes)) is not None:
-            cost[i, j] = costs.move_s(tensor, before, move)
+        elif move is not None:
+            cost[i, j] = costs.move_s(tensor, states[i], move)
     following = np.where(np.isfinite(cost), np.arange(len(states))[None, :], -1)
     for k in range(len(states)):
         through = cost[:, k, None] + cost[None, k, :]
@@ -85,14 +85,20 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
     return Closure(states, {state: i for i, state in enumerate(states)}, cost, following, tensor.grad)
 
 
-def _neighbours(states: tuple[Layouts, ...]) -> Iterator[tuple[int, int, int]]:
-    """The pairs of states, by their numbers, that differ on one axis, and which that is."""
+@lru_cache(maxsize=32)
+def _neighbours(states: tuple[Layouts, ...], sizes: tuple[int, ...]) -> tuple[tuple[int, int, int, Move | None], ...]:
+    """The pairs of states, by their numbers, that differ on one axis, which that is, and the move if there is one.
+
+    Tensors of all sizes that are laid out alike have the same.
+    """
+    found = list[tuple[int, int, int, Move | None]]()
     for axis in range(len(states[0])):
         lines = defaultdict[Layouts, list[int]](list)
         for i, state in enumerate(states):
             lines[*state[:axis], *state[axis + 1 :]].append(i)
-        for line in lines.values():
-            yield from ((i, j, axis) for i, j in permutations(line, 2))
+        pairs = (pair for line in lines.values() for pair in permutations(line, 2))
+        found += [(i, j, axis, move_between(states[i], states[j], axis, sizes)) for i, j in pairs]
+    return tuple(found)
 
 
 def replicated(num_axes: int) -> Layouts:

@@ -117,6 +117,7 @@ class Solver:
         self.besides = tuple(dict.fromkeys((1.0, SHARING[cluster.device.kind].least)))
         self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._problems: dict[tuple[object, ...], Problem] = {}
+        self._predictions: dict[tuple[object, ...], Prediction] = {}
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
         self.again = lru_cache(maxsize=None)(made_again)
 
@@ -192,6 +193,22 @@ class Solver:
         assert best is not None
         return best
 
+    def fastest_layouts(
+        self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution = DEFAULT
+    ) -> Graph:
+        """The parallel graph of the smallest sum on one mesh, whatever memory it takes. Errors as in `solve`."""
+        problem, eliminator = self.problem(folded, mesh, roles, execution, "zero-3")
+        fastest = eliminator.solve(problem)
+        _check_finite(problem, fastest, roles, "zero-3")
+        return materialize(problem, fastest, self.certified)
+
+    def _predicted(self, graph: Graph, execution: Execution, repeats: Mapping[str, int]) -> Prediction:
+        """As `predict`; layouts that were chosen for several lifetimes are often the same."""
+        key = graph, execution, tuple(repeats.items())
+        if key not in self._predictions:
+            self._predictions[key] = predict(graph, self.cluster, execution, repeats)
+        return self._predictions[key]
+
     def again_whole(self, graph: Graph, candidate: Candidate) -> Candidate:
         """The same for the whole graph, of which a candidate has only a few blocks: at its price of a byte, if it fits.
 
@@ -226,7 +243,7 @@ class Solver:
             graph = solved if known else with_lifetimes(solved, {leaf: own[leaf] for leaf in parameters if leaf in own})
             if any(c.graph == graph for c in found):
                 continue
-            prediction = predict(graph, self.cluster, draft.execution, repeats)
+            prediction = self._predicted(graph, draft.execution, repeats)
             found.append(Candidate(
                 draft.name, graph, prediction, draft.bound_s,
                 in_loop and prediction.memory.total_bytes <= self.limit_bytes, draft.solved, draft.roles,

@@ -21,6 +21,7 @@ The host's dispatch is hidden behind the device's work where kernels run beside 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 
 from shardwright.cost.clusters.device import Device
@@ -118,6 +119,12 @@ class Compute:
         if work.kind in ("matmul", "conv"):
             return peak * device.matmul_efficiency * matmul_share(work.shape, work.dtype, device.num_units)
         return peak
+
+
+@lru_cache(maxsize=8)
+def compute_on(device: Device) -> Compute:
+    """The one for a device: what a search has asked, predictions ask again."""
+    return Compute(device)
 
 
 def matmul_share(shape: tuple[int, ...], dtype: str, num_units: int) -> float:

@@ -69,8 +69,8 @@ class NodeCost:
         returned, extents = local_shape(self.result.shape, result, self.sizes), self._extents(split)
         key = (shapes, returned, extents)
         if key not in self._known:
-            found = _part_passes(self.op, self.attrs, self.operands, self.result, *key, self.written)
-            self._known[key] = found, self.compute.passes_s(self.op, found)
+            part = self.op, self.attrs, self.operands, self.result, *key, self.written
+            self._known[key] = _part_costs(self.compute, *part)
         return self._known[key]
 
     def _extents(self, split: tuple[str, ...]) -> tuple[int, ...]:
@@ -110,7 +110,8 @@ class NodeCost:
 
 
 @lru_cache(maxsize=1 << 16)
-def _part_passes(
+def _part_costs(
+    compute: Compute,
     op: str,
     attrs: tuple[tuple[str, Attr], ...],
     operands: tuple[TensorType, ...],
@@ -119,11 +120,12 @@ def _part_passes(
     returned: _Shape,
     extents: _Shape,
     written: Written,
-) -> Passes:
-    """The kernels of a part of an operator, on whatever mesh and by whoever it is asked: searches ask very often."""
+) -> tuple[Passes, tuple[float, float]]:
+    """The kernels of a part of an operator and their seconds, on whatever mesh: searches ask very often."""
     row, own = ROWS.get(op), dict(attrs)
     signature = row.signature([t.shape for t in operands], own) if row else None
     local = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in zip(operands, shapes, strict=True))
     mine = TensorType(returned, result.dtype, (), result.grad)
     drawn = result.num_elements if row is not None and row.random else 0
-    return passes(Local(row, own, signature, extents, local, mine, drawn, written))
+    found = passes(Local(row, own, signature, extents, local, mine, drawn, written))
+    return found, compute.passes_s(op, found)

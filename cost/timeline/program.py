@@ -153,6 +153,7 @@ class Programs:
 
     def __init__(self, graph: Graph, cluster: Cluster, repeats: Mapping[str, int] | None = None) -> None:
         self.graph, self.cluster, self.repeats = graph, cluster, repeats or {}
+        self._steps: dict[Execution, Steps] = {}
         self._makers: dict[Execution, list[_Maker]] = {}
         self._simulated: dict[tuple[object, ...], SegmentTimeline] = {}
 
@@ -170,13 +171,7 @@ class Programs:
             raise PlanError(f"{problem}; choose {'fewer stages or ' if stages > 1 else ''}a larger cluster")
         if execution.offload and cluster.device.kind == "cpu":
             raise PlanError("offload: a CPU's memory is the host's; run without offload")
-        alike = replace(
-            execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b",
-            num_stages=stages if cluster.parts else min(stages, 2),
-        )  # fmt: skip
-        if alike not in self._makers:
-            self._makers[alike] = _makers(graph, cluster, alike, self.repeats)
-        makers = self._makers[alike]
+        makers = self._stage_makers(execution)
         cut, num_chunks = makers[0].cut, stages * execution.chunks_per_stage
         shares = spread(cut, num_chunks, split) if num_chunks > 1 else [everything(cut)]
         connections = stages_bytes(cluster, stages, per_stage)
@@ -189,11 +184,34 @@ class Programs:
         hops = _hops(shares, cut, makers[0].steps, cluster, stages)
         return StepProgram(execution, found, hops, self._simulated)
 
+    def steps(self, execution: Execution) -> Steps:
+        """The graph's operations, with what they cost on the whole cluster's devices."""
+        alike = self._alike(execution)
+        if alike not in self._steps:
+            self._steps[alike] = Steps(self.graph, self.cluster, alike)
+        return self._steps[alike]
 
-def _makers(graph: Graph, cluster: Cluster, execution: Execution, repeats: Mapping[str, int]) -> list[_Maker]:
-    """One for all stages, or, where their devices differ, one for each."""
-    if not cluster.parts:
-        return [_Maker(Steps(graph, cluster, execution), repeats)]
+    def _stage_makers(self, execution: Execution) -> list[_Maker]:
+        """One for all stages, or, where their devices differ, one for each."""
+        alike = self._alike(execution)
+        if alike not in self._makers:
+            if self.cluster.parts:
+                self._makers[alike] = _own_makers(self.graph, self.cluster, alike, self.repeats)
+            else:
+                self._makers[alike] = [_Maker(self.steps(alike), self.repeats)]
+        return self._makers[alike]
+
+    def _alike(self, execution: Execution) -> Execution:
+        """The execution without what operations and pieces of stages do not depend on."""
+        stages = execution.num_stages
+        return replace(
+            execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b",
+            num_stages=stages if self.cluster.parts else min(stages, 2),
+        )  # fmt: skip
+
+
+def _own_makers(graph: Graph, cluster: Cluster, execution: Execution, repeats: Mapping[str, int]) -> list[_Maker]:
+    """One for each stage, as their devices differ; equal devices share theirs."""
     size, known = graph.mesh.num_devices, list[tuple[Cluster, _Maker]]()
     makers: list[_Maker] = []
     for stage in range(execution.num_stages):

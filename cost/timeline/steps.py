@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.moves import MoveCosts
-from shardwright.cost.compute.compute import Compute
+from shardwright.cost.compute.compute import compute_on
 from shardwright.cost.compute.fusion import UNFUSED, Fusion, fuse, fusions
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import Work
@@ -57,7 +57,7 @@ class Steps(Operations):
     def __init__(self, graph: Graph, cluster: Cluster, execution: Execution) -> None:
         super().__init__(graph, execution)
         self.cluster = cluster
-        self._move_costs, self.compute = MoveCosts(cluster, graph.mesh), Compute(cluster.device)
+        self.move_costs, self.compute = MoveCosts(cluster, graph.mesh), compute_on(cluster.device)
         self._known: dict[Hashable, OperationCost] = {}
         rates = execution.rates.items()
         self._rates = {kind: dtype for kind, dtype in rates if dtype in cluster.device.flops_per_s}
@@ -69,7 +69,7 @@ class Steps(Operations):
 
     def collective_s(self, collective: str, axis: str, num_bytes: float) -> float:
         """Seconds of a collective along a mesh axis over tensors of `num_bytes` per group, or of a slice of them."""
-        return self._move_costs.collective_s(collective, self.graph.mesh.index(axis), num_bytes)
+        return self.move_costs.collective_s(collective, self.graph.mesh.index(axis), num_bytes)
 
     def cast_s(self, before_bytes: float, after_bytes: float) -> float:
         """Seconds of a kernel that reads values in one dtype and writes them in another."""

@@ -39,12 +39,21 @@ def made_again(graph: Graph, execution: Execution) -> MadeAgain:
     Raises:
         PlanError: it asks for what is not there.
     """
-    if all(mode == "none" for _, mode in execution.recomputes):
+    return NOTHING if _keeps_all(execution) else made_again_in(Operations(graph, execution))
+
+
+def made_again_in(operations: Operations) -> MadeAgain:
+    """The same of operations that are listed already."""
+    if _keeps_all(operations.execution):
         return NOTHING
-    chunk = whole_chunk(Operations(graph, execution))
+    chunk = whole_chunk(operations)
     regions = {o.operation.name: o.operation.again for o in chunk.occurrences if o.operation.again is not None}
     found = {o.region for o in chunk.occurrences if o.region is not None}
     return MadeAgain(regions, frozenset(o.operation.name for region in found for o in region.needed()))
+
+
+def _keeps_all(execution: Execution) -> bool:
+    return all(mode == "none" for _, mode in execution.recomputes)
 
 
 def made_again_of_part(graph: Graph, execution: Execution) -> MadeAgain:

@@ -52,7 +52,8 @@ def with_lifetimes(graph: Graph, lifetimes: Mapping[str, Zero]) -> Graph:
         if node.name in ways:
             nodes += ways[node.name]
         elif node.name not in old:
-            nodes.append(replace(node, inputs=tuple(ends.get(name, name) for name in node.inputs)))
+            inputs = tuple(ends.get(name, name) for name in node.inputs)
+            nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
     outputs = tuple((key, ends.get(name, name)) for key, name in graph.outputs)
     return replace(graph, nodes=tuple(nodes), outputs=outputs).validate()
 

@@ -39,7 +39,8 @@ class Operations:
         found = find_parameters(graph, execution)
         self.parameters, self.aliases, self.leaf_of = found.by_leaf, found.aliases, found.names
         self.once = computed_once(graph)
-        self.moves = {node.name: (start, move) for node, start, move in fused_moves(graph)} | slices_of_time(graph)
+        self.fused = {node.name: (start, move) for node, start, move in fused_moves(graph)}
+        self.moves = self.fused | slices_of_time(graph)
         self._views = views_of_parameters(graph, found)
         self._alias: dict[str, str] = {}
         sums, before = early_sums(graph, self.once)

@@ -1,6 +1,7 @@
 """`shardwright explain`, `compare` and `view`: look at plans. None of them needs torch or the model.
 
-They end with status 3 where a plan does not fit.
+They say where a file predicts another step or other memory than is predicted now, and end with status 3 where a plan
+does not fit.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import PATH, examples, format_option, output_option, plan_argument
-from shardwright.cli.planfiles import status_of
+from shardwright.cli.planfiles import load_to_show, status_of
 
 
 @click.command(epilog=examples("explain plan.json --depth 2", "explain plan.json --find h.3.mlp.c_fc.weight"))
@@ -29,9 +30,8 @@ def explain(plan_file: Path, depth: int | None, name: str | None, form: str) -> 
     """
     from shardwright.reports.finding import FoundReport
     from shardwright.reports.plan import PlanReport
-    from shardwright.search.plan import Plan
 
-    plan = Plan.load(plan_file)
+    plan = load_to_show(plan_file)
     terminal.show(FoundReport(plan, name) if name else PlanReport(plan, depth), form)
     return status_of(plan)
 
@@ -45,9 +45,8 @@ def compare(plan_files: tuple[Path, ...], form: str) -> int:
     One plan: beside the baselines and the best plans of other meshes. Several: beside each other.
     """
     from shardwright.reports.comparison import ComparisonReport
-    from shardwright.search.plan import Plan
 
-    plans = {str(path): Plan.load(path) for path in plan_files}
+    plans = {str(path): load_to_show(path) for path in plan_files}
     terminal.show(ComparisonReport(plans), form)
     return status_of(*plans.values())
 
@@ -61,11 +60,10 @@ def view(plan_file: Path, output: Path | None, open_it: bool) -> int:
 
     One HTML file that needs no network: the folded tree of modules with layouts, times, communication and bytes.
     """
-    from shardwright.search.plan import Plan
     from shardwright.view.page import write_page
 
     target = output or plan_file.with_suffix(".html")
-    plan = Plan.load(plan_file)
+    plan = load_to_show(plan_file)
     write_page(plan, target)
     click.echo(target)
     if open_it:

@@ -1,4 +1,4 @@
-"""What commands that take a plan file share: whose cluster counts, and the status of a plan that does not fit."""
+"""What commands that take a plan file share: what is believed of it, whose cluster counts, the status at the end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ from shardwright.pcg.errors import PlanError
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
     from shardwright.search.plan import Plan
+
+
+def load_to_show(plan_file: Path) -> Plan:
+    """The plan in a file, after a line on stderr where what it predicts is not what is predicted of it now."""
+    from shardwright.cost.predict import predict
+    from shardwright.reports.wording import outdated
+    from shardwright.search.plan import Plan
+
+    plan = Plan.load(plan_file)
+    if told := outdated(plan.prediction, predict(plan.graph, plan.cluster, plan.execution)):
+        terminal.note(f"warning: {plan_file}: {told}")
+    return plan
 
 
 def load_with_its_cluster(plan_file: Path, cluster: Cluster) -> Plan:

@@ -34,10 +34,10 @@ class ComparisonReport(Report):
 
     def _side_by_side(self) -> Paragraph:
         first = next(iter(self.plans.values()))
-        rows = [
-            _row(name, _columns(p), p.prediction, Beside.of(first, p.prediction, memory_verdict(p)))
-            for name, p in self.plans.items()
-        ]
+        plans = self.plans.values()
+        beside = [Beside.own(p) if p is first else Beside.of(first, p.prediction, memory_verdict(p)) for p in plans]
+        named = zip(self.plans.items(), beside, strict=True)
+        rows = [_row(name, _columns(p), p.prediction, own) for (name, p), own in named]
         several = len({plan.fingerprint for plan in self.plans.values()}) > 1
         lines = ["these plans are for different models or batches"] if several else []
         return Paragraph("Plans", [*lines, LEGEND], _COLUMNS, rows)
@@ -46,7 +46,7 @@ class ComparisonReport(Report):
 def alternatives(plan: Plan) -> Paragraph:
     """The plan beside the baselines and the best plans of other meshes."""
     rows = [
-        _row(OWN, _columns(plan), plan.prediction, Beside.of(plan, plan.prediction, memory_verdict(plan))),
+        _row(OWN, _columns(plan), plan.prediction, Beside.own(plan)),
         *(_row(a.name, _columns(a), a.prediction, Beside.alternative(plan, a)) for a in ranked_alternatives(plan)),
     ]
     lines = ["by the timeline, in which communication and compute overlap", LEGEND]
@@ -87,10 +87,13 @@ class Beside(NamedTuple):
     remark: str
 
     @classmethod
+    def own(cls, plan: Plan) -> Beside:
+        """The plan beside itself."""
+        return cls("", "" if fits(plan) else memory_verdict(plan))
+
+    @classmethod
     def of(cls, plan: Plan, other: Prediction, memory: MemoryVerdict) -> Beside:
         """Another prediction, and whether that fits, beside a plan."""
-        if other is plan.prediction:
-            return cls("", "" if memory == "fits" else memory)
         step_s = plan.prediction.step_s
         if memory != "fits":
             return cls("" if fits(plan) else faster_or_slower(other.step_s, step_s), memory)

@@ -43,6 +43,8 @@ _NAMES: dict[SplitAlong, str] = {
 }  # fmt: skip
 _MUCH = 0.25
 """What share of compute or of weights says what an axis is for."""
+_ABOUT = 0.05
+"""By how much of itself a prediction may differ from another that counts as the same."""
 
 
 def axis_name(axis: AxisFacts, mesh: Mesh) -> str:
@@ -142,6 +144,18 @@ def infeasible(plan: Plan) -> str:
         f"the smallest plan found needs {size(used)} on each device, {size(used - limit)} more than the {size(limit)}"
     )
     return f"no plan fits: {least} that may be used; what would: " + "; ".join(remedies(plan))
+
+
+def outdated(told: Prediction, now: Prediction) -> str:
+    """That a file's prediction is not the one that is made of its plan now; nothing where they are about the same."""
+    pairs = (told.step_s, now.step_s), (told.memory.total_bytes, now.memory.total_bytes)
+    if all(abs(a - b) <= _ABOUT * b for a, b in pairs):
+        return ""
+    was, found = (f"{seconds(p.step_s)} and {size(p.memory.total_bytes)}" for p in (told, now))
+    return (
+        f"it says a step of {was} on each device, the prediction now made of its plan is {found}; the file was edited, "
+        "or another version wrote it: plan again"
+    )
 
 
 def memory_rows(memory: Memory) -> list[tuple[str, str, str, str]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import eliminate
+from shardwright.search import eliminate, pruning
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.conditioning import improved
 from shardwright.search.eliminate import Eliminator
@@ -148,8 +148,10 @@ def exact_cost(problem: Problem) -> float:
     return Eliminator(Interner()).solve(problem).objective
 
 
-def test_what_is_left_of_choices_beats_the_rest() -> None:
-    """With ties and infinities; of choices that are infinite somewhere, more than need be may be left."""
+@pytest.mark.parametrize("compared", [1, 60, 2**16])
+def test_what_is_left_of_choices_beats_the_rest(compared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ties and infinities, some rows at a time; of choices that are infinite somewhere, more may be left."""
+    monkeypatch.setattr(pruning, "_COMPARED", compared)
     for seed in range(60):
         rng = np.random.default_rng(seed)
         own, tables = rng.integers(0, 3, 9) * 1.0, [rng.integers(0, 3, (9, 2)) * 1.0 for _ in range(2)]
@@ -160,3 +162,41 @@ def test_what_is_left_of_choices_beats_the_rest() -> None:
         beaten = [[bool(np.all(rows[w] <= rows[i])) for w in left if w != i] for i in range(9)]
         assert all(any(beaten[i]) for i in range(9) if i not in left and np.isfinite(own[i]))
         assert 0 < len(left) < 9
+        assert compared == 1 or left == one_by_one(own, tables)
+
+
+def one_by_one(own: np.ndarray, tables: list[np.ndarray]) -> list[int]:
+    """The choices that no other beats, found with one comparison at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pruning, "_COMPARED", 1)
+        return undominated(own, tables).tolist()
+
+
+def test_all_choices_stay_where_each_is_the_best_somewhere() -> None:
+    tables = [1.0 - np.eye(5)]
+    assert undominated(np.zeros(5), tables).tolist() == [0, 1, 2, 3, 4]
+    assert undominated(np.array([0.0, 0.0, np.inf, 0.0, 0.0]), tables).tolist() == [0, 1, 3, 4]
+
+
+def test_sweeps_are_spent_on_costs_that_are_clipped_aptly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs that the first clip is far from: one sweep shows that, and the others are for one that is apt."""
+    made = list[tuple[float, int]]()
+
+    class Counted(pruning.Reparametrization):
+        def __init__(self, unary: list[np.ndarray], edges: pruning.Edges, clip: float) -> None:
+            super().__init__(unary, edges, clip)
+            made.append((clip, 0))
+
+        def sweep(self, *, forward: bool) -> None:
+            super().sweep(forward=forward)
+            made[-1] = (made[-1][0], made[-1][1] + 1)
+
+    monkeypatch.setattr(pruning, "Reparametrization", Counted)
+    rng = np.random.default_rng(1)
+    edges = {pair: 1 + rng.random((4, 4)) for pair in combinations(range(12), 2)}
+    found = relax([np.zeros(4) for _ in range(12)], edges)
+    (first, tried), (apt, spent) = made
+    assert (tried, first < found.objective) == (2, True)
+    assert spent > 2
+    assert found.objective <= apt <= 3 * found.objective
+    assert found.bound <= found.objective

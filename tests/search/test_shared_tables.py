@@ -13,10 +13,11 @@ import pytest
 
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import eliminate
+from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.interning import Interned, Interner
-from shardwright.search.problem import Costs, Prices, Problem
-from tests.search.graphs import mlp
+from shardwright.search.problem import Costs, Prices, Problem, Way
+from tests.search.graphs import cluster, every_choice, mlp
 
 Array = np.ndarray
 
@@ -195,3 +196,12 @@ def test_dominated_choices_are_dropped_before_tables_are_made() -> None:
     made.edges = {(0, 1): interned(np.array([[0.0, 9.0], [9.0, 0.0]]))}
     made.time_s = [interned(np.zeros(2)) for _ in range(2)]
     assert order_of(made)[1] == 4
+
+
+def test_lifetimes_of_weights_share_the_tables_of_all_else() -> None:
+    """Of a model with activations that move: what is not gathered costs the same under each lifetime."""
+    builder = ProblemBuilder(cluster(2), Mesh.of(x=2), every_choice)
+    first, second = (builder.build(mlp(), way=Way(zero=zero)) for zero in ("kept", "zero-3"))
+    differ = {name for name in first.closures if first.closures[name] is not second.closures[name]}
+    stored = {node.name for node in mlp().leaves("parameter")}
+    assert differ == stored & set(first.closures)

@@ -21,6 +21,7 @@ from shardwright.cli.train import train
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.errors import DistributedError, ShardwrightError
+from shardwright.reports.units import seconds, size
 from shardwright.search.plan import Plan
 from tests.each import each
 from tests.shardwright.command import MODELS, Run
@@ -154,6 +155,30 @@ def test_explain_finds_a_parameter(run: Run) -> None:
     status, _, err = run("explain", "plan.json", "--find", "down.wait")
     assert status == 2
     assert "no parameter, operator or module of this name; there is down.weight" in err
+
+
+@each(
+    "field, by, is_told",
+    [("time", 1.04, False), ("time", 1.06, True), ("time", 0.9, True), ("memory", 1.04, False), ("memory", 1.06, True)],
+)
+def test_a_prediction_that_is_not_made_now_is_told(run: Run, field: str, by: float, is_told: bool) -> None:
+    if not Path("plan.json").exists():
+        run("plan", "models.py:net", "--mesh", "dp=2", "--roles", "data", "-o", "plan.json")
+    data = json.loads(Path("plan.json").read_text())
+    prediction, memory = data["prediction"], data["prediction"]["memory"]
+    step, used = seconds(prediction["step_s"]), size(sum(memory.values()))
+    if field == "time":
+        prediction.update({name: value * by for name, value in prediction.items() if name.endswith("_s")})
+        data["report"]["bound_s"] *= by
+    else:
+        memory["activations_bytes"] += round((by - 1) * sum(memory.values()))
+    Path("edited.json").write_text(json.dumps(data))
+    says = f"a step of {seconds(prediction['step_s'])} and {size(sum(memory.values()))} on each device"
+    told = f"warning: edited.json: it says {says}, the prediction now made of its plan is {step} and {used}; the file "
+    for command in ("explain edited.json", "compare plan.json edited.json", "view edited.json"):
+        status, _, err = run(*command.split())
+        assert status == 0
+        assert (err.startswith(told) and err.count("\n") == 1 and "plan again" in err) if is_told else err == ""
 
 
 def test_plan_as_json_is_the_plan_file(run: Run) -> None:
