@@ -575,7 +575,7 @@ class Disordered(nn.Module):
         for name in ("a", "b") if dist.get_rank() % 2 == 0 else ("b", "a"):
             self.layers[name] = nn.Linear(8, 8)
         for name, value in (("a", 1.0), ("b", 2.0)):
-            nn.init.constant_(self.layers[name].weight, value)
+            nn.init.constant_(cast(Tensor, self.layers[name].weight), value)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers["b"](self.layers["a"](x)).square().mean()
