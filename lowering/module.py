@@ -207,8 +207,11 @@ class ParallelModule(Training):
             raise ShardwrightError(f"load_state_dict: missing keys {missing}, unexpected keys {unexpected}")
         for name, value in state_dict.items():
             if name in own:
-                self._held[name].load(value, self.ranks)
+                self._load(name, value)
         return private.IncompatibleKeys(missing, unexpected)
+
+    def _load(self, name: str, value: Tensor) -> None:
+        self._held[name].load(value, self.ranks)
 
     def compile(self, **options: Any) -> None:
         """Run the program through `torch.compile` with these options; what lies around it stays as it is.

@@ -50,6 +50,19 @@ def local_part(whole: Tensor, layouts: Layouts, ranks: Ranks) -> Tensor:
     return whole
 
 
+def whole_state(name: str, value: Tensor, like: Tensor) -> Tensor:
+    """What a state_dict has for a parameter or buffer, a logical tensor or a DTensor of any layout, as the former.
+
+    Raises a `PlanError` where it is of another shape.
+    """
+    if value.shape != like.shape:
+        raise PlanError(
+            f"{name}: the state has shape {list(value.shape)}, the model {list(like.shape)}; load a state_dict of the "
+            "same model"
+        )
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
 @dataclass
 class Held:
     """One parameter or buffer: `outside` is what users and optimizers see, `inside` what the program reads.
@@ -69,15 +82,8 @@ class Held:
 
     def load(self, value: Tensor, ranks: Ranks) -> None:
         """Copy a logical tensor, or a DTensor of any layout on the same ranks, into the local storage."""
-        if tuple(value.shape) != tuple(self.outside.shape):
-            raise PlanError(
-                f"{self.name}: the state has shape {list(value.shape)}, the model {list(self.outside.shape)}; "
-                "load a state_dict of the same model"
-            )
-        if isinstance(value, DTensor):
-            value = value.full_tensor()
         with torch.no_grad():
-            self.inside.detach().copy_(local_part(value, self.layouts, ranks))
+            self.inside.detach().copy_(local_part(whole_state(self.name, value, self.outside), self.layouts, ranks))
 
     def wrap(self, part: Tensor) -> Tensor:
         """A part of this parameter's shape as a DTensor that is laid out as the parameter is."""

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from shardwright.lowering import private
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.parts import bake, mirror, names_of
+from shardwright.lowering.storage import whole_state
 from shardwright.pcg.importing import tied_names
 from shardwright.ranks import from_rank_0
 
+_AFTER_THE_FIRST_CALL = {"graph", "ranks", "execution", "program", "source", "input_layouts", "_held"}
 Build = Callable[[Sequence[Any], Mapping[str, Any]], ParallelModule]
 
 
@@ -31,6 +34,7 @@ class LazyParallelModule(ParallelModule):
         self.training, self.scaler = model.training, None
         self._pending = (model, build)  # in a tuple, so that the model is not a submodule
         self._standins = _standins(model)
+        self._compiled_with: dict[str, Any] | None = None
         order = from_rank_0(lambda: names_of(model), "the order of its modules")
         mirror(self, model, self._standins, order)
         bake(self, model)
@@ -41,6 +45,26 @@ class LazyParallelModule(ParallelModule):
     def forward_backward(self, **batch: Any) -> Tensor:
         """As `ParallelModule.forward_backward`; the first call captures, plans and lowers."""
         return self._become(batch).forward_backward(**batch)
+
+    def compile(self, **options: Any) -> None:
+        """As `ParallelModule.compile`, once there is a program."""
+        self._compiled_with = options
+
+    def _load(self, name: str, value: Tensor) -> None:
+        own = self._standins[name]
+        with torch.no_grad():
+            (private.unwrap(own) if isinstance(own, DTensor) else own).copy_(whole_state(name, value, own))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name not in _AFTER_THE_FIRST_CALL:
+                raise
+        raise AttributeError(
+            f"{name.strip('_')}: a model that is compiled without a batch has no plan before its first call; call it "
+            "first, or give compile the batch, as kwargs=batch"
+        )
 
     def extra_repr(self) -> str:
         return "to be planned at its first call"
@@ -61,9 +85,12 @@ class LazyParallelModule(ParallelModule):
         made.scaler = self.scaler
         own = {name: value for name, value in self.__dict__.items() if "hook" in name or name not in made.__dict__}
         self.__dict__ = made.__dict__ | own
-        del self._pending, self._standins
+        compiled_with = self._compiled_with
+        del self._pending, self._standins, self._compiled_with
         self.__class__ = ParallelModule  # pyright: ignore[reportAttributeAccessIssue]
         mirror(self, model, {name: held.outside for name, held in made._held.items()}, names_of(self))
+        if compiled_with is not None:
+            self.compile(**compiled_with)
         return self
 
 

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 import shardwright as sw
 from shardwright.api import compile, plan
+from shardwright.lazy import LazyParallelModule
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
@@ -365,6 +366,43 @@ def _done_before_the_first_call() -> list[bool]:
 
 def test_what_is_done_to_a_lazy_module_before_its_first_call_stays() -> None:
     assert run_ranks(_done_before_the_first_call, 2) == [[True] * 4] * 2
+
+
+def _before_the_first_call() -> list[Any]:
+    model, batch = example()
+    states = [model.state_dict(), compile(model, sw.Cluster.local(2), kwargs=batch, **forced()).state_dict()]
+    states = [{name: value * 2 if value.is_floating_point() else value for name, value in s.items()} for s in states]
+    losses = list[float]()
+    for state in states:  # of one process, and of DTensors
+        known = compile(example()[0], sw.Cluster.local(2), kwargs=batch, **forced())
+        later = compile(example()[0], sw.Cluster.local(2), **forced())
+        for parallel in (known, later):
+            parallel.load_state_dict(state)
+            torch.manual_seed(0)
+            losses.append(parallel.forward_backward(**batch).item())
+    later = compile(model, sw.Cluster.local(2), **forced())
+    later.compile(backend="eager")
+    cast(LazyParallelModule, later)._become(batch)
+    assert hasattr(later.program.forward, "_torchdynamo_orig_callable")
+    messages = list[str]()
+    later = compile(model, sw.Cluster.local(2), **forced())
+    for ask in (lambda: later.source, lambda: later.input_layouts, lambda: later.graph,
+                lambda: later.clip_grad_norm_(1.0), lambda: later.typo):  # fmt: skip
+        with pytest.raises(AttributeError) as caught:
+            ask()
+        messages.append(str(caught.value))
+    with pytest.raises(PlanError, match=r"up.bias: the state has shape \[3\], the model"):
+        later.load_state_dict({"up.bias": torch.zeros(3)}, strict=False)
+    return [losses, messages]
+
+
+def test_what_is_asked_of_a_lazy_module_before_its_first_call() -> None:
+    """A checkpoint is loaded; what needs the plan says so."""
+    for losses, messages in run_ranks(_before_the_first_call, 2):
+        assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
+        for name, message in zip(("source", "input_layouts", "graph", "held"), messages, strict=False):
+            assert message.startswith(f"{name}: a model that is compiled without a batch has no plan before its first")
+        assert messages[-1] == "'LazyParallelModule' object has no attribute 'typo'"
 
 
 def _own_batches() -> str:
