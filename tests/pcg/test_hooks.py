@@ -73,7 +73,7 @@ def test_hooks_on_all_modules_are_like_those_on_one() -> None:
     def doubled(module: nn.Module, args: Any, result: Tensor) -> Tensor | None:
         return result * 2 if isinstance(module, nn.Linear) else None
 
-    handle = of_all.register_module_forward_hook(doubled)
+    handle = of_all.register_module_forward_hook(doubled)  # pyright: ignore[reportArgumentType]
     try:
         assert numpy_loss(Small(), BATCH) == pytest.approx(Small()(**BATCH).item(), rel=1e-5)
     finally:
