@@ -146,7 +146,10 @@ class Solver:
         return problem, eliminator
 
     def floor_s(self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, priced: Zero) -> float:
-        """What no layouts take less than, within any memory, where as much overlaps as can."""
+        """About what no layouts take less than, within any memory, where as much overlaps as can.
+
+        Not a bound: a resharding that readers share counts for each, and messages that are sent together one by one.
+        """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced)
         return eliminator.solve(problem, Prices(beside=self.besides[-1])).bound
 

@@ -193,7 +193,7 @@ class Tuner:
         """With layouts for which nothing overlaps, and gathers of the likeliest lifetime.
 
         Where that comes near the best plan by now, of the other lifetime too. With layouts for which all overlaps that
-        can, where their sum allows a faster plan.
+        can, where by their sum a faster plan is likely.
         """
         execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
         best: Candidate | None = None
