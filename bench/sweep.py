@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import hashlib
 import json
 import re
@@ -209,11 +210,16 @@ class Sweep:
 
 
 def _run_cells(cells: Sequence[Cell], path: Path) -> None:
-    """On one rank. One that hangs is ended with its stack on stderr, and the other ranks with it."""
+    """On one rank. One that hangs is ended with its stack on stderr, and the other ranks with it.
+
+    What was forked is taken from the collector's hands, which would look through all of it in every cell.
+    """
+    forked = live_storages()
+    gc.freeze()
     for cell in cells:
         start = time.perf_counter()
         faulthandler.dump_traceback_later(CELL_S, exit=True)
-        mine, measured = _measured(cell)
+        mine, measured = _measured(cell, forked)
         ranks = [mine] * dist.get_world_size()
         dist.all_gather_object(ranks, mine)
         faulthandler.cancel_dump_traceback_later()
@@ -223,9 +229,13 @@ def _run_cells(cells: Sequence[Cell], path: Path) -> None:
             append(path, cell.outcome(verdict, errors=asdict(errors), measured_bytes=measured, seconds=seconds))
 
 
-def _measured(cell: Cell) -> tuple[Errors, int]:
-    """How far this rank is from one process and, on rank 0, the peak of its memory: all ranks hold as much."""
-    before = live_storages()
+def _measured(cell: Cell, forked: dict[int, int]) -> tuple[Errors, int]:
+    """How far this rank is from one process and, on rank 0, the peak of its memory: all ranks hold as much.
+
+    Args:
+        forked: the storages that this process began with.
+    """
+    before = forked | live_storages()
     parallel = lowered(cell.prepared, cell.plan.graph, cell.plan.execution, CELL_S)
     optimizer = adamw(parallel)
     errors = errors_of(cell.prepared, parallel, optimizer)
