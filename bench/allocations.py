@@ -1,19 +1,27 @@
 """What a step allocates on the CPU: storages that are alive, and the most that is handed out at once.
 
 The profiler records every allocation and release of torch's CPU allocator. The record lacks what gloo's threads
-release: a collective's tensor, where such a thread lets go of it last, seems to stay. That an address is handed out
-again shows that it was free; and what is still missing can only make a step's peak too large, so that the least of
-several steps counts (which also leaves out what such a thread held for a moment longer).
+release: a collective's tensor, where such a thread lets go of it last, seems to stay. So a step waits, after every
+collective, until these threads have let go of it (`settled`). That an address is handed out again shows that it was
+free; and what is still missing can only make a step's peak too large, so that the least of several steps counts.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
+from unittest import mock
 
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives
 from torch.profiler import ProfilerActivity, profile
+
+SETTLE_S = 0.002
+"""More than a thread of gloo needs to let go of the tensors of a collective that is done."""
 
 
 class Stepping(Protocol):
@@ -31,7 +39,7 @@ def peak_bytes(stepper: Stepping, num_steps: int) -> int:
 
 def _most_allocated(stepper: Stepping) -> int:
     """During a step, on top of what there is before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with settled(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         stepper.step()
     events, pending = [], list(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
     while pending:
@@ -42,6 +50,23 @@ def _most_allocated(stepper: Stepping) -> int:
             events.append((event.start_time_ns, details.ptr, details.alloc_size))
     events.sort(key=lambda e: e[0])
     return most_allocated([(address, num_bytes) for _, address, num_bytes in events])
+
+
+@contextmanager
+def settled() -> Generator[None]:
+    """Who waits for a collective goes on only when the threads of gloo hold none of its tensors."""
+
+    def later(function: Callable[..., object]) -> Callable[..., object]:
+        def waited(*args: object, **kwargs: object) -> object:
+            result = function(*args, **kwargs)
+            time.sleep(SETTLE_S)
+            return result
+
+        return waited
+
+    functional = mock.patch.object(_functional_collectives, "wait_tensor", later(_functional_collectives.wait_tensor))
+    with functional, mock.patch.object(dist.Work, "wait", later(dist.Work.wait)):
+        yield
 
 
 def most_allocated(events: Sequence[tuple[int, int]]) -> int:

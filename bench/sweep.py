@@ -53,7 +53,7 @@ NUM_NARROW = 3
 NUM_STEPS = 10
 TIMES = 4
 """The batch is that of four of the zoo's: enough for eight ranks and four microbatches."""
-STEPS_FOR_MEMORY = 3
+STEPS_FOR_MEMORY = 2
 PLAN_S, CELL_S = 60, 90
 CUT = "the batch cannot be cut into"
 CONVOLUTION, GROUPED = "conv2d", {"grouped_mm", "experts"}
@@ -233,6 +233,7 @@ def _measured(cell: Cell, forked: dict[int, int]) -> tuple[Errors, int]:
     """How far this rank is from one process and, on rank 0, the peak of its memory: all ranks hold as much.
 
     Args:
+        cell: what runs.
         forked: the storages that this process began with.
     """
     before = forked | live_storages()

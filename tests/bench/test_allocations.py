@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 
 import torch
+import torch.distributed as dist
 
 from bench.allocations import live_storages, most_allocated, peak_bytes
+from shardwright.lowering import private
+from shardwright.lowering.launch import run_ranks
 
 
 class Allocating:
@@ -66,3 +69,23 @@ def test_storages_are_counted_once_however_many_tensors_share_them() -> None:
     assert own == {whole.data_ptr(): 4 * 2**10, parameter.data_ptr(): 4 * 2**8}
     del whole, parameter, views
     assert not live_storages().keys() & own.keys()
+
+
+class Summing(Allocating):
+    """A step of collectives, each of another size, so that what is kept a moment longer is not handed out again."""
+
+    def step(self) -> None:
+        for i in range(20):
+            x = torch.ones(2**14 + 64 * i)
+            dist.all_reduce(x, async_op=True).wait()
+            summed = private.wait(private.start_all_reduce(x, dist.group.WORLD))
+            del x, summed
+
+
+def _one_step_is_enough() -> None:
+    largest = 4 * (2**14 + 64 * 19)
+    assert {peak_bytes(Summing(0), 1) for _ in range(10)} == {2 * largest}
+
+
+def test_what_threads_of_gloo_hold_for_a_moment_longer_is_not_counted() -> None:
+    run_ranks(_one_step_is_enough, 2, 60)
