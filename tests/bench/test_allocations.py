@@ -75,10 +75,12 @@ class Summing(Allocating):
     """A step of collectives, each of another size, so that what is kept a moment longer is not handed out again."""
 
     def step(self) -> None:
+        group = dist.group.WORLD
+        assert group is not None
         for i in range(20):
             x = torch.ones(2**14 + 64 * i)
-            dist.all_reduce(x, async_op=True).wait()
-            summed = private.wait(private.start_all_reduce(x, dist.group.WORLD))
+            dist.all_reduce(x)
+            summed = private.wait(private.start_all_reduce(x, group))
             del x, summed
 
 
