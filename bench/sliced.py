@@ -3,7 +3,8 @@
 `ZeroRedundancyOptimizer` gives whole parameters to ranks, DeepSpeed cuts one flat buffer wherever that falls; so both
 send few large messages, from where the values lie. Where every parameter is cut, as a DTensor under its own name has
 to be, its slices do not lie together in what is gathered: a message for each, or a copy. The contenders by hand do
-that and nothing else: all gathers, forward, backward, all exchanges of gradients, AdamW on plain tensors.
+that and nothing else: all gathers, forward, backward, all exchanges of gradients, AdamW. Its parameters are plain
+tensors, and in the last contender DTensors, which torch's optimizers unwrap one by one.
 
     python -m bench.sliced [--rounds 30] [--batch 8]    prints CPU time of whole steps, both ranks' mean
 
@@ -22,6 +23,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from bench.accumulation import OURS, ddp
 from bench.gpt import Size, build, make_batch
@@ -132,6 +135,24 @@ class Sliced:
         return found
 
 
+class Named(Sliced):
+    """The same, where the optimizer has every parameter as a DTensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        mesh = init_device_mesh("cpu", (self.ranks,))
+        self.outside = {
+            p: nn.Parameter(DTensor.from_local(mine.data, mesh, [Shard(0)])) for p, mine in self.mine.items()
+        }
+        self.own = list(self.outside.values())
+
+    def scatter(self) -> None:
+        super().scatter()
+        for parameter, mine in self.mine.items():
+            outside = self.outside[parameter]
+            outside.grad = private.wrap(_gradient(mine), private.spec_of(outside))
+
+
 class _Pack:
     """Small parameters of one block: this rank's slices lie in `flat`, all ranks' arrive in `received`."""
 
@@ -185,6 +206,7 @@ CONTENDERS: Mapping[str, Callable[[Size, str], Trainer]] = {
     DDP_NAME: lambda size, name: ddp(1, size, name, shards_states=True),
     "one flat buffer, by hand": lambda size, name: by_hand(Flat, size, name),
     "slices of every parameter, by hand": lambda size, name: by_hand(Sliced, size, name),
+    "the same as DTensors, by hand": lambda size, name: by_hand(Named, size, name),
 }
 
 

@@ -138,7 +138,7 @@ class BufferSet:
         done: list[tuple[int, Tensor]] = []
         sums, self.sums = self.sums, []
         for i, summands in sums:
-            total = (summands.sum(0) if len(summands) > 1 else summands[0]).to(dtype)
+            total = _total(summands).to(dtype)
             if i >= 0:
                 done.append((i, total))
                 continue
@@ -150,6 +150,13 @@ class BufferSet:
         for work in self.works:
             work.wait()
         self.works.clear()
+
+
+def _total(summands: Tensor) -> Tensor:
+    """Of what lies along the first dimension. Two are added in half the time that a sum takes."""
+    if len(summands) == 1:
+        return summands[0]
+    return torch.add(*summands) if len(summands) == 2 else summands.sum(0)
 
 
 class BufferPool:
