@@ -58,7 +58,7 @@ def page(results: Results, main: int) -> str:
         "fitted": _range(sum(row.fitted for row in f.rows) for f in results.fitted),
         "offsets": _offsets(results),
         "verdict": _verdict(results),
-        "constants": _constants(results),
+        "constants": _constants(results, _of_offset(results, main)),
         "by_model": _groups("model", unfitted, lambda run: run.model, SIZES),
         "by_gpus": _groups("GPUs", unfitted, lambda run: run.num_gpus),
         "by_seq": _groups("sequence", unfitted, lambda run: run.seq),
@@ -166,7 +166,8 @@ def _offsets(results: Results) -> str:
         line += [_pair(errors(r for r in mine if r.run.gpu == gpu)) for gpu in GPUS for mine in both]
         found = order(both[0])
         rows.append([*line, f"{found.right} of {found.pairs}"])
-    for name, predicted in (("2023", results.known), ("own", results.plain)):
+    for name, rows_of in (("known", results.known), ("2023", results.dated), ("own", results.plain)):
+        predicted = [r for r in rows_of if not r.fitted]
         found, line = order(predicted), [name]
         for gpu in GPUS:
             line += [_pair(errors(r for r in predicted if r.run.gpu == gpu)), ""]
@@ -175,17 +176,17 @@ def _offsets(results: Results) -> str:
     return _table(head, rows)
 
 
-def _constants(results: Results) -> str:
-    """The fitted rates, by GPU type, over all offsets."""
+def _constants(results: Results, main: Fitted) -> str:
+    """The fitted rates, by GPU type, at the main offset and over all."""
     rows: list[list[str]] = []
     for gpu in GPUS:
         found = [asdict(f.constants[gpu]) for f in results.fitted]
-        known = asdict(results.known_constants[gpu])
+        known, own = asdict(results.known_constants[gpu]), asdict(main.constants[gpu])
         for name in known:
             values = sorted(c[name] for c in found)
-            cells = (known[name], median(values), values[0], values[-1])
+            cells = (known[name], own[name], median(values), values[0], values[-1])
             rows.append([gpu, name, *(f"{v:.2f}" for v in cells)])
-    return _table(["GPU", "rate", "known", "median", "least", "most"], rows, left=2)
+    return _table(["GPU", "rate", "known", f"offset {main.offset}", "median", "least", "most"], rows, left=2)
 
 
 def _groups(

@@ -3,14 +3,15 @@
 What is fitted, for each GPU type on its own, are four rates that depend on kernels, clocks and libraries:
 
 matmul       share of the peak that large matrix multiplications reach over a whole run (power and clocks, real data)
-attention    speed of the runs' attention kernels, over that of the product's, forward and backward alike
-memory       bandwidth that everything else reaches, over the product's (eager kernels, one by one)
+attention    share of the peak that the runs' attention kernels reach, the mean of forward and backward
+memory       share of the datasheet's bandwidth that everything else reaches (eager kernels, one by one)
 beside       speed of compute while collectives run, over its speed alone
 
 Half a dozen rows per GPU type do not fix four rates that trade off against each other, so each is drawn towards what is
-known without these tables: the product's own, which is published or assumed, and for attention what is published of
-the kernels of 2023, which these runs used. Everything else is the product's: which kernels run and what they move,
-communication, overlap, recomputation.
+known without these tables (`KNOWN`): what one large product reaches, and for attention what is published of the kernels
+of 2023, which these runs used. Everything else is the product's: which kernels run and what they move, communication,
+overlap, recomputation. The product ships what offset 0 gives for `matmul` and `memory`; attention kernels are others
+today, and of `beside` so few rows say little.
 
 Nothing is fitted to runs that the product does not say fit (`bench.predictions`): what an allocator does in the last
 tenth of a device's memory is not modelled, and a rate would have to stand in for it.
@@ -29,6 +30,7 @@ from bench.judging import Predicted
 from bench.published_plans import Planned
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.device import Device
+from shardwright.cost.clusters.presets import GPUS
 from shardwright.cost.timeline.clock import SHARING, Sharing
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import Timeline, simulate
@@ -41,7 +43,13 @@ ATTENTION_2023 = {"a100-80": 0.325, "a100-40": 0.325, "h100": 0.325 * (335 / 230
 """Share of the peak that the first FlashAttention reached: 25 to 40 % on A100 (Dao, "FlashAttention-2" (2023),
 abstract). On H100 the second one, run unchanged, made up to 335 TFLOP/s instead of 230 (section 4.1); the first is
 taken to gain as much. llm-foundry ran the first, or its port to Triton (scripts/train/benchmarking/sweep.py)."""
-_LEAST, _MOST = (0.3, 0.05, 0.3, 0.1), (1.0, 1.5, 1.3, 1.0)
+KNOWN_MATMUL = {"a100-80": 0.87, "a100-40": 0.87, "h100": 0.80}
+"""Of the best of many sizes, one product at a time (stas00/ml-engineering, maximum achievable FLOPS)."""
+_MEMORY = 0.85
+"""Assumed."""
+_BACKWARD = 5 / 6
+"""Speed of attention's backward over that of its forward, as the product has it of an A100."""
+_LEAST, _MOST = (0.3, 0.03, 0.25, 0.1), (1.0, 0.8, 1.1, 1.0)
 _STEP, _EVALUATIONS = 0.03, 8
 
 
@@ -55,20 +63,25 @@ class Constants:
     beside: float
 
     @classmethod
-    def known(cls, gpu: str, device: Device) -> Constants:
+    def known(cls, gpu: str) -> Constants:
         """What is known without the table."""
-        today = (device.attention_efficiency + device.attention_backward_efficiency) / 2
-        return cls(device.matmul_efficiency, ATTENTION_2023[gpu] / today, 1.0, SHARING[device.kind].compute)
+        return cls(KNOWN_MATMUL[gpu], ATTENTION_2023[gpu], _MEMORY, SHARING["cuda"].compute)
+
+    @classmethod
+    def dated(cls, gpu: str, device: Device) -> Constants:
+        """The product's own, with the attention of 2023."""
+        share = device.memory_bytes_per_s / (GPUS[device.name].memory_tb_per_s * 1e12)
+        return cls(device.matmul_efficiency, ATTENTION_2023[gpu], share, SHARING["cuda"].compute)
 
     def of(self, cluster: Cluster) -> Cluster:
         """The cluster with these rates in place of the product's."""
-        device = cluster.device
+        forward = 2 * self.attention / (1 + _BACKWARD)
         changed = replace(
-            device,
+            cluster.device,
             matmul_efficiency=self.matmul,
-            attention_efficiency=device.attention_efficiency * self.attention,
-            attention_backward_efficiency=device.attention_backward_efficiency * self.attention,
-            memory_bytes_per_s=device.memory_bytes_per_s * self.memory,
+            attention_efficiency=forward,
+            attention_backward_efficiency=forward * _BACKWARD,
+            memory_bytes_per_s=GPUS[cluster.device.name].memory_tb_per_s * 1e12 * self.memory,
         )
         return replace(cluster, device=changed)
 
@@ -90,7 +103,7 @@ def fit(plans: Sequence[Planned]) -> Constants:
     From one fixed start, so that it is the same every time.
     """
     published = np.log([p.run.step_s for p in plans])
-    known = np.clip(astuple(Constants.known(plans[0].run.gpu, plans[0].cluster.device)), _LEAST, _MOST)
+    known = np.clip(astuple(Constants.known(plans[0].run.gpu)), _LEAST, _MOST)
     width = np.array([_WIDTHS[name] for name in Constants.__dataclass_fields__])
 
     def residuals(values: np.ndarray) -> np.ndarray:

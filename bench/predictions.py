@@ -1,7 +1,7 @@
 """Predicted against published runs: `make bench-accuracy` writes docs/accuracy.md and its two charts.
 
 Every run goes through the product: captured, laid out, timed by the timeline. Two ways are judged: with the product's
-own constants, none of which comes from these tables, and with four rates per GPU type fitted to at most a tenth.
+own constants, two of which per GPU type come from a tenth of one table, and with four rates fitted to other tenths.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Results:
     """All that the page shows.
 
     plain    llm-foundry's bf16 rows with the product's own constants
-    known    the same with the attention kernels of 2023; nothing is fitted
+    known    the same with what is known without the table; nothing is fitted
+    dated    the same with the product's own constants, but for the attention kernels of 2023
     fp8      its fp8 rows, likewise
     earlier  runs before that table was made, with the constants fitted at the main offset
     soon     the same with weights gathered early in backward
@@ -55,6 +56,7 @@ class Results:
 
     plain: list[Predicted]
     known: list[Predicted]
+    dated: list[Predicted]
     known_constants: dict[str, Constants]
     fitted: list[Fitted]
     fp8: list[Predicted]
@@ -71,21 +73,23 @@ def measure() -> Results:
     plans = all_planned([*llm_foundry(), *before, *bridge])
     foundry = [p for p in plans if p.run.table == "llm-foundry"]
     bf16 = [p for p in foundry if p.run.precision != "fp8"]
-    plain = predicted(bf16)
-    fit = frozenset(row.run.name for row in said_to_fit(plain))
+    fit = frozenset(row.run.name for row in said_to_fit(predicted(bf16)))
+    shipped = fitted([p.run for p in bf16], MAIN_OFFSET) & fit
     with ProcessPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         by_offset = list(pool.map(_fitted, [bf16] * len(OFFSETS), [fit] * len(OFFSETS), OFFSETS))
     fp8 = [p for p in foundry if p.run.precision == "fp8"]
-    known = {p.run.gpu: Constants.known(p.run.gpu, p.cluster.device) for p in bf16}
+    known = {p.run.gpu: Constants.known(p.run.gpu) for p in bf16}
+    dated = {p.run.gpu: Constants.dated(p.run.gpu, p.cluster.device) for p in bf16}
     old = [p for p in plans if p.run.table == "earlier"]
     soon = [replace(p, execution=replace(p.execution, late_gathers=False)) for p in old]
     constants = by_offset[MAIN_OFFSET].constants
     return Results(
-        plain,
+        predicted(bf16, names=shipped),
         predicted(bf16, known),
+        predicted(bf16, dated, shipped),
         known,
         by_offset,
-        predicted(fp8, known),
+        predicted(fp8, dated),
         predicted(old, constants),
         predicted(soon, constants),
         predicted(p for p in plans if p.run.table == "Megatron-Bridge"),

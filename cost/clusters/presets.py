@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.clusters.device import Device
+from shardwright.cost.clusters.device import ATTENTION_BACKWARD_EFFICIENCY, ATTENTION_EFFICIENCY, Device
 from shardwright.cost.clusters.topology import Level, LinkKind, Topology, slowest_level
 from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
@@ -40,7 +40,7 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU by its datasheet, and the share of its peak that matrix multiplications reach."""
+    """A GPU by its datasheet, and the shares of its rates that kernels reach in a training run."""
 
     num_units: int
     memory_gib: float  # as the driver tells programs
@@ -51,6 +51,9 @@ class Gpu:
     host_gb_per_s: float  # to the host's memory, one way
     source: str
     matmul_efficiency: float
+    memory_share: float
+    attention_efficiency: float = ATTENTION_EFFICIENCY
+    attention_backward_efficiency: float = ATTENTION_BACKWARD_EFFICIENCY
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +89,10 @@ def _machine(row: Mapping[str, Any]) -> Machine:
 
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("machines.json").read_text(encoding="utf-8"))
 ASSUMED_NETWORK_GB_PER_S = 12.5  # per node
-_EFFICIENCY = {"matmul_efficiency": _TABLE["matmul_efficiency"]["value"]}
+_SHARES = {name: _TABLE[name]["value"] for name in ("matmul_efficiency", "memory_share")}
 CONTEXT_BYTES: int = _TABLE["context_bytes"]["value"]
 LINKS: dict[str, LinkRow] = {name: LinkRow(**row) for name, row in _TABLE["links"].items()}
-GPUS: dict[str, Gpu] = {name: Gpu(**_EFFICIENCY | row) for name, row in _TABLE["gpus"].items()}
+GPUS: dict[str, Gpu] = {name: Gpu(**_SHARES | row) for name, row in _TABLE["gpus"].items()}
 PRESETS: dict[str, Machine] = {name: _machine(row) for name, row in _TABLE["machines"].items()}
 
 
@@ -180,11 +183,13 @@ def gpu_device(name: str) -> Device:
     return Device(
         name=name,
         memory_bytes=round(gpu.memory_gib * 2**30),
-        memory_bytes_per_s=gpu.memory_tb_per_s * 1e12 * _TABLE["memory_share"]["value"],
+        memory_bytes_per_s=gpu.memory_tb_per_s * 1e12 * gpu.memory_share,
         flops_per_s={precision: rate * 1e12 for precision, rate in gpu.tflops.items()},
         matmul_efficiency=gpu.matmul_efficiency,
         op_overhead_s=_TABLE["op_overhead_s"]["value"],
         kind="cuda",
+        attention_efficiency=gpu.attention_efficiency,
+        attention_backward_efficiency=gpu.attention_backward_efficiency,
         num_units=gpu.num_units,
         kernel_s=_TABLE["kernel_s"]["value"],
         context_bytes=CONTEXT_BYTES,

@@ -68,7 +68,7 @@ def test_a_cell_that_fails_is_an_outcome_and_the_others_go_on(tmp_path: Path, mo
     one = Sweep(MODEL, RANKS, tmp_path / "sweep.jsonl", num_plans=3)
     cells = [cell for cell in one._planned() if isinstance(cell, Cell)]
 
-    def measured(cell: Cell) -> tuple[Errors, int]:
+    def measured(cell: Cell, forked: dict[int, int]) -> tuple[Errors, int]:
         if cell.case.name == cells[1].case.name:
             raise DistributedError("broken")
         return Errors(0.0, 0.0, "", 0.0, "", same_random_state=cell is not cells[2]), 1

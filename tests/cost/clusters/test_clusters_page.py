@@ -55,7 +55,8 @@ def test_the_tables() -> None:
         assert row in PAGE
     for name, gpu in GPUS.items():
         assert f"| {name} | {gpu.memory_gib:g} | {gpu.memory_tb_per_s:g} | {gpu.tflops['fp32']:g} | " in PAGE
-        assert f"| {gpu.matmul_efficiency:g} | {gpu.source} |" in PAGE
+        shares = (gpu.memory_share, gpu.attention_efficiency, gpu.matmul_efficiency)
+        assert f"| {' | '.join(f'{share:g}' for share in shares)} | {gpu.source} |" in PAGE
 
 
 def test_the_errors() -> None:
