@@ -36,12 +36,23 @@ _HIGHEST_PRICE = 1e3
 
 @dataclass(frozen=True)
 class Fitted:
-    """A plan, what it keeps of the whole model, and the next solution along the prices, which does not fit."""
+    """A plan, what it keeps of the whole model, and the next solution along the prices, which does not fit.
+
+    `larger_s`, `larger_bytes`: the step and the memory of that, as `candidate.prediction` has them of the plan.
+    """
 
     candidate: Candidate
     own: Keeping
     larger: Keeping | None = None
+    larger_s: float = 0.0
     larger_bytes: int = 0
+
+    def mixed_s(self, limit_bytes: int) -> float:
+        """About what it takes where as many blocks as fit keep more, each of which adds and saves the same."""
+        own_s, own_bytes = self.candidate.prediction.step_s, _bytes(self.candidate)
+        if self.larger is None or not own_bytes < limit_bytes < self.larger_bytes:
+            return own_s
+        return own_s + (self.larger_s - own_s) * (limit_bytes - own_bytes) / (self.larger_bytes - own_bytes)
 
 
 class Fitter:
@@ -130,7 +141,7 @@ class _Walk:
         return min(found, key=lambda f: rank(f.candidate), default=None)
 
     def _along(self, problem: KeepingProblem) -> Fitted | None:
-        over, larger_bytes = problem.solve(0.0), _bytes(self.most.candidate)
+        over, larger = problem.solve(0.0), self.most.candidate
         highest = _HIGHEST_PRICE * self.candidate.prediction.step_s / max(over.num_bytes, 1.0)
         best = problem.solve(highest)
         found = self._fitted(best)
@@ -146,8 +157,13 @@ class _Walk:
             if tried.candidate.fits:
                 best, found = between, min(found, tried, key=lambda f: rank(f.candidate))
             else:
-                over, larger_bytes = between, _bytes(tried.candidate)
-        return replace(found, larger=self.fitter.expanded(over.keeping), larger_bytes=larger_bytes)
+                over, larger = between, tried.candidate
+        return replace(
+            found,
+            larger=self.fitter.expanded(over.keeping),
+            larger_s=larger.prediction.step_s,
+            larger_bytes=_bytes(larger),
+        )
 
 
 def _exposed(candidate: Candidate) -> Sequence[float]:

@@ -29,7 +29,7 @@ from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
 from shardwright.search.anytime import Stop
 from shardwright.search.domain import CertifiedSplits
-from shardwright.search.fitting import Fitter, by_block
+from shardwright.search.fitting import Fitted, Fitter, by_block
 from shardwright.search.folding import Folded
 from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.pins import Pins, RecomputeMode
@@ -159,13 +159,15 @@ class Planner:
         if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
             refitted = stop.within(Fitter(self.solver, Folded(graph), values=fitter.values).best([best]))
             best = min([best, *(f.candidate for f in refitted)], key=rank)
+        apart = stop.within(self._apart(graph, fitter, fitted, whole, best))
+        plain, best = min([(best, best), *apart], key=lambda pair: rank(pair[1]))
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
-        plain = best
-        best, rewrites = (plain, ()) if stop.reached else self._rewritten(graph, plain, roles)
-        if best.fits and _way(plain) in fitted:
-            best = min([best, *stop.within(by_block(fitter, fitted[_way(plain)], best))], key=rank)
-            self.progress(f"blocks apart: {best.prediction.step_s * 1e3:.1f} ms")
+        rewritten, rewrites = (plain, ()) if stop.reached else self._rewritten(graph, plain, roles)
+        if rewrites:
+            own = fitted.get(_way(plain))
+            better = min([rewritten, *(by_block(fitter, own, rewritten) if own else ())], key=rank)
+            best, rewrites = (better, rewrites) if rank(better) < rank(best) else (best, ())
         if pins.guided and not stop.reached:
             whole |= self._rivals(graph, best, alternatives)
         costed = [whole.get(_way(c), c) for c in [*alternatives, *found]]
@@ -203,6 +205,30 @@ class Planner:
             self.progress(f"{named(new)}, all blocks: {new.prediction.step_s * 1e3:.1f} ms")
             found[_way(new)] = new
             yield new
+
+    def _apart(
+        self,
+        graph: Graph,
+        fitter: Fitter,
+        fitted: Mapping[_Way, Fitted],
+        whole: Mapping[_Way, Candidate],
+        best: Candidate,
+    ) -> Iterator[tuple[Candidate, Candidate]]:
+        """Plans some of whose blocks keep more, each after the plan that it was made of; the most promising first.
+
+        A plan that loses while all blocks keep the same may win where memory that it leaves is enough for more blocks.
+        """
+        if not best.fits:
+            return
+        best_s, about = best.prediction.step_s, {way: f.mixed_s(self.limit_bytes) for way, f in fitted.items()}
+        for way in sorted(about, key=lambda way: about[way])[:_MOST_WHOLE]:
+            if about[way] >= best_s and way != _way(best):
+                continue
+            plain = whole[way] if way in whole else self.solver.again_whole(graph, fitted[way].candidate)
+            for mixed in by_block(fitter, fitted[way], plain):
+                self.progress(f"{named(mixed)}, blocks apart: {mixed.prediction.step_s * 1e3:.1f} ms")
+                best_s = min(best_s, mixed.prediction.step_s)
+                yield plain, mixed
 
     def _rivals(self, graph: Graph, best: Candidate, others: Sequence[Candidate]) -> dict[_Way, Candidate]:
         """Plans beside the one that was asked for, of the whole graph where an estimate says that they are faster."""

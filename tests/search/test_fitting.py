@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shardwright.cost.timeline.memory import Memory
 from shardwright.pcg.capture import capture
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again
+from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.parameters import module_block
 from shardwright.reports.facts import fits
 from shardwright.search.check import check_plan
+from shardwright.search.fitting import Fitted
 from shardwright.search.folding import fold
+from shardwright.search.keeping import Keeping
+from shardwright.search.planner import _way
+from shardwright.search.solving import Candidate
 from tests.search.graphs import every_choice
 from tests.search.test_tuning import limited, planner
 
@@ -83,3 +93,47 @@ def test_any_blocks_are_made_again_as_memory_asks_for(model: type[nn.Module]) ->
         again = made_again(plan.graph, plan.execution).regions
         made.append(len({module_block(f"{plan.graph.by_name[name].source.module}.") for name in again} - {""}))
     assert 0 < made[0] <= made[1] == 5
+
+
+def candidate(name: str, step_s: float, num_bytes: int = 0) -> Candidate:
+    """As much of one as is looked at."""
+    prediction = SimpleNamespace(step_s=step_s, memory=Memory(parameters_bytes=num_bytes))
+    own = {"name": name, "mesh": Mesh.of(x=2), "prediction": prediction, "fits": True, "execution": DEFAULT}
+    return cast("Candidate", SimpleNamespace(**own))
+
+
+def test_mixtures_are_about_as_fast_as_memory_allows() -> None:
+    alone = Fitted(candidate("a", 10.0, 100), Keeping())
+    assert alone.mixed_s(150) == 10.0
+    mixed = replace(alone, larger=Keeping(), larger_s=8.0, larger_bytes=200)
+    assert [mixed.mixed_s(limit) for limit in (90, 100, 150, 175, 200)] == [10.0, 10.0, 9.0, 8.5, 10.0]
+
+
+def test_blocks_apart_are_tried_of_every_plan_that_may_win_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those whose estimate is below the best by now, best first, and of the best in any case."""
+    search = planner()
+    limited(search, 150)
+    fast, best, alone, late = (
+        candidate(*own, 100) for own in (("fast", 10.0), ("best", 9.5), ("alone", 9.6), ("late", 9.9))
+    )
+    larger = {"larger": Keeping(), "larger_bytes": 200}
+    fitted = [Fitted(best, Keeping()), Fitted(alone, Keeping())]
+    fitted += [Fitted(c, Keeping(), larger_s=s, **larger) for c, s in ((fast, 6.0), (late, 9.0))]  # type: ignore[arg-type]
+    mixtures = {"fast": [candidate("fast", 8.5), candidate("fast", 8.2)], "best": [candidate("best", 9.3)]}
+    asked = list[str]()
+
+    def mixed(fitter: object, found: Fitted, whole: Candidate) -> list[Candidate]:
+        asked.append(whole.name)
+        return mixtures[whole.name]
+
+    monkeypatch.setattr("shardwright.search.planner.by_block", mixed)
+    monkeypatch.setattr(search.solver, "again_whole", lambda graph, c: c)
+    pairs = search._apart(None, None, {_way(f.candidate): f for f in fitted}, {}, best)  # type: ignore[arg-type]
+    assert [(plain.name, found.prediction.step_s) for plain, found in pairs] == [
+        ("fast", 8.5),
+        ("fast", 8.2),
+        ("best", 9.3),
+    ]
+    assert asked == ["fast", "best"]
+    unfit = cast("Candidate", SimpleNamespace(fits=False))
+    assert not list(search._apart(None, None, {}, {}, unfit))  # type: ignore[arg-type]
