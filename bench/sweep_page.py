@@ -41,7 +41,7 @@ Written by `make sweep` on {date} with torch {torch}: {run} plans have run, {equ
 | fp32 | later losses; all weights after the last, relative to how far they have come | the same, or {rounded:g} times \
 what one unit in the last place of the weights makes of one process |
 | bf16 | losses, gradients, weights as before: how far they are from those of fp32 | {rounded:g} times as far as \
-`torch.autocast` on one process |
+`torch.autocast` on one process, of these weights or of weights rounded otherwise in their tenth bit |
 
 The state of the random generator after a step is compared bit by bit. What a model computes in fp32 by itself is
 computed in fp64 where the rest is.
