@@ -17,8 +17,9 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Remedy
+from shardwright.search.problem import NoLayoutsError
 from shardwright.search.restrict import ZERO
-from shardwright.search.solving import Candidate, NoLayoutsError, Solver, over_time, rank
+from shardwright.search.solving import Candidate, Solver, over_time, rank
 from shardwright.search.spaces import microbatch_counts
 from shardwright.search.tuning import Tuner
 
@@ -28,7 +29,7 @@ _STAGES = (2, 4, 8)
 
 def remedies(graph: Graph, best: Candidate, tuner: Tuner) -> tuple[Remedy, ...]:
     """Changes after which the smallest plan, or another one, fits, the fastest first."""
-    solver, pins = tuner.solver, replace(tuner.pins, mesh=None, roles=None)
+    solver, pins = tuner.solver, tuner.pins.by_hand
     ways = (_more_devices(graph, solver, pins, tuner), _smaller_batch(tuner), _offload(best, solver), _stages(tuner))
     return tuple(sorted((found for way in ways for found in way), key=lambda remedy: remedy.step_s))
 
@@ -54,7 +55,10 @@ def _larger(cluster: Cluster, times: int) -> Cluster | None:
 
 def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: Pins, like: Tuner) -> Candidate | None:
     """The best of the plans that people choose by hand: they are quickly found."""
-    tuner = Tuner(Solver(cluster, certified), graph, like.execution, pins, lambda message: None)
+    solver = Solver(cluster, certified)
+    if pins.memory_bytes is not None:
+        solver = solver.within(pins.memory_bytes)
+    tuner = Tuner(solver, graph, like.execution, pins, lambda message: None)
     return min(tuner.baselines(), key=rank, default=None)
 
 

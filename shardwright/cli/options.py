@@ -17,7 +17,7 @@ from shardwright.pcg.step.precisions import PRECISIONS, PrecisionMode
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
-    from shardwright.search.pins import RecomputeMode
+    from shardwright.search.asked import RecomputeMode
 
 Command = TypeVar("Command", bound=Callable[..., object])
 CLUSTER_FORMS = (
@@ -197,6 +197,15 @@ def search_options(command: Command) -> Command:
         ),
         microbatches=microbatches_option,
         recompute=recompute_option,
+        pins=click.option(
+            "--pin",
+            "pins",
+            multiple=True,
+            metavar="PIN",
+            help="What the search keeps to: a layout of parameters by name or pattern ('lm_head.weight=tp:S(0)', "
+            "'*.mlp=sharded', whole, gathered), a degree ('no context', 'tensor<=8', 'zero>=4') or 'memory<=40GB'. "
+            "May be repeated.",
+        ),
         per_microbatch=per_microbatch_option,
         precision=precision_option,
         reduce_dtype=reduce_dtype_option,
