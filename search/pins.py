@@ -16,7 +16,7 @@ from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.asked import MEMORY, Asked, Bound, LayoutPin, RecomputeMode, parse
 from shardwright.search.limits import BOUNDED, NO_LIMITS, Limits
 from shardwright.search.restrict import FREE, ROLES
-from shardwright.search.spaces import AXES, Space, batch_size, degrees, free_spaces
+from shardwright.search.spaces import AXES, Space, baselines, batch_size, degrees, free_spaces
 
 _MOST_NAMED = 8
 
@@ -30,7 +30,8 @@ class Pins:
         microbatches: how many in a step.
         recompute: what backward makes again.
         size: that of the batch.
-        spaces: what is searched: all meshes, or the given one; those of them that keep to the bounds.
+        spaces: what is searched: the given mesh, or all; where there are limits, what people do by hand too, as no
+            other plan takes the place of what is found. Those of them that keep to the limits.
         memory_bytes: that plans may use on each device, where that is less than there is.
         limits: what layouts keep to, on every mesh.
         asked: all of this in the user's words.
@@ -84,7 +85,8 @@ class Pins:
         limits, memory_bytes = _limits(graph, mesh, asked.pins)
         guided = mesh is not None or bool(limits) or spaces is not None
         if spaces is None:
-            known = free_spaces(cluster.num_devices)
+            by_hand = [space for ways in baselines(cluster) for space in ways] if limits else []
+            known = [*(s._replace(name=f"{s.name}, pinned") for s in by_hand), *free_spaces(cluster.num_devices)]
             if mesh is not None:
                 known = [Space(f"search on {mesh}", mesh, tuple(asked.roles or (FREE,) * len(mesh)))]
             spaces = [s._replace(limits=limits) for s in known if limits.allow(s.mesh, s.roles)]

@@ -186,7 +186,7 @@ class Planner:
         costed = [whole.get(_way(c), c) for c in [*alternatives, *found]]
         report = SearchReport(
             round(time.perf_counter() - start, 3),
-            len(tuner.spaces),
+            len({space.mesh.sizes for space in tuner.spaces}),
             self._bound_s(tuner, [plain, best, *(found if kept.guided else costed)]),
             solver.limit_bytes,
             tuple(rewrites),

@@ -153,6 +153,12 @@ def batch_size(graph: Graph) -> int:
     return gcd(*(shape[0] for shape in shapes if shape))
 
 
+def sequence_length(graph: Graph) -> int | None:
+    """Dimension 1 of the token ids, which are the inputs of integers; None where there are none."""
+    kinds = [graph.types[leaf.name] for leaf in graph.leaves("input")]
+    return max((kind.shape[1] for kind in kinds if kind.dtype.startswith("int") and len(kind.shape) > 1), default=None)
+
+
 def microbatch_counts(size: int) -> list[int]:
     """Into how many microbatches a batch of this size may be cut: its divisors, each at least twice the one before."""
     found = [1]

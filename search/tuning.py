@@ -9,6 +9,7 @@ are quickly tuned: what they need is where the search on every mesh begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -226,8 +227,10 @@ class Tuner:
         for space in self.spaces:
             mesh = over_time(space.mesh, num_microbatches)
             longest = different(LONGEST_FIRST, mesh)[0]
-            problem, eliminator = self.solver.problem(self.folded, mesh, space.roles, execution, longest, space.limits)
-            found.append(eliminator.solve(problem).bound)
+            asked = self.folded, mesh, space.roles, execution, longest, space.limits
+            with suppress(NoLayoutsError):
+                problem, eliminator = self.solver.problem(*asked)
+                found.append(eliminator.solve(problem).bound)
         return min(found)
 
     def ideal_s(self, mode: RecomputeMode) -> float:

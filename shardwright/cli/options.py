@@ -24,6 +24,7 @@ CLUSTER_FORMS = (
     "local:N (N CPU ranks of this machine), preset:NAME[:NODES] (such as preset:dgx-h100:8, or "
     "preset:dgx-h100:4+dgx-a100:4 for machines of several kinds), detect, or a cluster file."
 )
+WHAT_IF = ("nodes", "bandwidth", "memory", "flops", "batch", "seq")
 INFEASIBLE = 3
 """The exit status where no plan fits."""
 PATH = click.Path(path_type=Path)
@@ -144,6 +145,15 @@ def parse_recompute(text: str) -> RecomputeMode:
     if "=" not in text:
         return cast("RecomputeMode", text)
     return cast("RecomputeMode", _by_name(text, "--recompute", "a mode, or pairs such as 'model.layers.*=full'"))
+
+
+def parse_changes(text: str) -> dict[str, str]:
+    """`nodes=2x,batch=128`: what becomes of what."""
+    changes = _by_name(text, "--what-if", "changes such as nodes=2x,bandwidth=0.5x")
+    unknown = [name for name in changes if name not in WHAT_IF]
+    if unknown:
+        raise ShardwrightError(f"--what-if: {unknown[0]!r} cannot be changed; choose among {', '.join(WHAT_IF)}")
+    return changes
 
 
 def _by_name(text: str, option: str, wanted: str) -> dict[str, str]:
