@@ -30,8 +30,8 @@ MEMORY = "memory"
 _KEPT: Mapping[str, Kept] = {
     "whole": "whole", "replicated": "whole", "R": "whole", "sharded": "sharded", "gathered": "gathered",
 }  # fmt: skip
-_ENTRY = re.compile(rf"(?:([A-Za-z_]\w*):)?({'|'.join(_KEPT)}|S\(\d+(?:,\d+)?\))(?:,|$)")
-_BOUND = re.compile(r"([A-Za-z_]\w*)(<=|>=|=)(\d+(?:\.\d+)?)([kMGT]?B)?")
+_ENTRY = re.compile(r"(?:([A-Za-z_]\w*):)?(" + "|".join(_KEPT) + r"|S\(\d{1,3}(?:,\d{1,6})?\))(?:,|$)")
+_BOUND = re.compile(r"([A-Za-z_]\w*)(<=|>=|=)(\d{1,15}(?:\.\d{1,6})?)([kMGT]?B)?")
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FORMS = (
     "give NAME=LAYOUT, the layout being whole, sharded, gathered or S(dim), with axis: before it for one axis of the "

@@ -15,7 +15,7 @@ from shardwright.pcg.errors import ClusterError
 
 NODES, BANDWIDTH, MEMORY, FLOPS = "nodes", "bandwidth", "memory", "flops"
 ChangeLike = str | int
-_FORM = re.compile(r"(\d+(?:\.\d+)?)(x|[kMGT]?B)?")
+_FORM = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(x|[kMGT]?B)?")
 _UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 

@@ -141,6 +141,14 @@ def test_the_plan_file_has_what_was_asked_for_and_explain_says_it(tmp_path: Any)
         "memory<=12GB"
     )
     assert str(loaded.asked) == told
+    for field, value, message in (
+        ("pins", ["tensor<=" + "9" * 5000], r"plan: pin 'tensor<=9+' is not understood"),
+        ("mesh", {"dp": 2, "mb": 2}, "'mb' names the microbatches and comes first"),
+        ("roles", ["any"], "asked.roles.0.: expected one of 'data', 'zero',"),
+        ("recompute", "some", "asked.recompute: "),
+    ):
+        with pytest.raises(PlanError, match=message):
+            Plan.from_json({**plan.to_json(), "asked": {field: value}})
     assert f"asked for       {told}" in str(PlanReport(loaded))
     assert PlanReport(loaded).data()["asked"] == loaded.to_json()["asked"]
     assert "asked for" not in str(PlanReport(PLANNER.plan(blocks(layers=1), compared=False)))
