@@ -401,23 +401,29 @@ def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list
 
 
 def _restricted(domain: Domain, allowed: Sequence[frozenset[str]], left: Splits | Stored | None, node: Node) -> Domain:
-    """The choices that every axis allows, and that are `left` (None: all).
+    """The choices that every axis allows, and that are `left` of these (None: all).
 
     Where they do not divide the sizes together, the last axes stay whole.
     """
     for num_axes in range(len(allowed), -1, -1):
         axes = [*allowed[:num_axes], *([frozenset({"R"})] * (len(allowed) - num_axes))]
         keep = [i for i, split in enumerate(domain.splits) if all(c in a for c, a in zip(split, axes, strict=True))]
-        keep = keep if left is None else left.left(domain, keep)
         if keep:
-            return domain if len(keep) == len(domain) else _subset(domain, keep)
-    if left is None:
-        raise AssertionError("an operator can always run whole, and a parameter be stored whole")
-    what = str(node.attr("target")) if node.is_leaf else str(node)
-    raise NoLayoutsError(f"the pins and roles of axes leave no layout for {what}")
+            return _subset(domain, keep if left is None else _left(domain, keep, left, node))
+    raise AssertionError("an operator can always run whole, and a parameter be stored whole")
+
+
+def _left(domain: Domain, numbers: Sequence[int], left: Splits | Stored, node: Node) -> Sequence[int]:
+    found = left.left(domain, numbers)
+    if not found:
+        what = str(node.attr("target")) if node.is_leaf else str(node)
+        raise NoLayoutsError(f"the pins and roles of axes leave no layout for {what}")
+    return found
 
 
 def _subset(domain: Domain, keep: Sequence[int]) -> Domain:
+    if len(keep) == len(domain):
+        return domain
     return Domain(
         tuple(domain.splits[i] for i in keep),
         tuple(domain.operands[i] for i in keep),

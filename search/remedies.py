@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
+from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
@@ -30,8 +31,21 @@ _STAGES = (2, 4, 8)
 def remedies(graph: Graph, best: Candidate, tuner: Tuner) -> tuple[Remedy, ...]:
     """Changes after which the smallest plan, or another one, fits, the fastest first."""
     solver, pins = tuner.solver, tuner.pins.by_hand
-    ways = (_more_devices(graph, solver, pins, tuner), _smaller_batch(tuner), _offload(best, solver), _stages(tuner))
+    ways = (
+        _without_pins(best, tuner), _more_devices(graph, solver, pins, tuner), _smaller_batch(tuner),
+        _offload(best, solver), _stages(tuner),
+    )  # fmt: skip
     return tuple(sorted((found for way in ways for found in way), key=lambda remedy: remedy.step_s))
+
+
+def _without_pins(best: Candidate, tuner: Tuner) -> Iterator[Remedy]:
+    """What is there on the same devices, where more memory or other layouts may be used."""
+    limit = safe_bytes(tuner.solver.cluster.device.memory_bytes)
+    if tuner.solver.limit_bytes < limit and best.prediction.memory.total_bytes <= limit:
+        yield Remedy("without the pin of memory", best.prediction.step_s)
+    free = min((c for c in tuner.tried if tuner.pins.limits and not c.limits), key=rank, default=None)
+    if free is not None and free.fits:
+        yield Remedy(f"{free.name}, without the pins", free.prediction.step_s)
 
 
 def _more_devices(graph: Graph, solver: Solver, pins: Pins, tuner: Tuner) -> Iterator[Remedy]:

@@ -121,6 +121,15 @@ def test_memory_is_a_limit_as_that_of_the_device() -> None:
     assert planned(None, SMALL).report.limit_bytes == FREE.report.limit_bytes > limit
 
 
+def test_what_pins_leave_no_room_for_would_fit_without_them() -> None:
+    need = FREE.prediction.memory.total_bytes
+    plan = planned(f"memory<={need // 10}B", SMALL)
+    assert "without the pin of memory" in {remedy.what for remedy in plan.report.remedies}
+    small = Planner(cluster(4, memory_bytes=need // 2), every_choice)
+    pinned = small.plan(SMALL, pins="*=whole", recompute="none", microbatches=1)
+    assert any(remedy.what.endswith(", without the pins") for remedy in pinned.report.remedies)
+
+
 def test_plans_by_hand_do_not_take_its_place_unless_they_keep_to_the_pins() -> None:
     """Here the sum of compute and communication misses data parallelism, which overlaps."""
     search, graph = Planner(cluster(4, link_bytes_per_s=1e9), every_choice), blocks(16, 64, layers=2, seq=16)
@@ -199,6 +208,8 @@ def test_roles_and_pins_that_contradict_each_other() -> None:
         planned("head=x:whole", **guide)
     with pytest.raises(PlanError, match=r"the pins and roles of axes leave no layout for head\.weight"):
         planned("head=dp:gathered", **guide)
+    with pytest.raises(PlanError, match=r"the pins and roles of axes leave no layout for "):
+        planned("*=whole", **{**guide, "roles": ["zero", "tensor"]})
 
 
 def test_a_batch_that_is_too_small_for_a_degree() -> None:
