@@ -27,7 +27,8 @@ from shardwright.search.blocks import blocked_choices
 from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
 from shardwright.search.folding import Folded
 from shardwright.search.interning import Interned, Interner
-from shardwright.search.limits import Limited, Splits, Stored, limited_moves
+from shardwright.search.limited import Limited
+from shardwright.search.limits import Splits, Stored, limited_moves
 from shardwright.search.problem import Costs, NoLayoutsError, Problem, Restrict, Way
 from shardwright.search.reshard import Closure, close, replicated, valid_states
 

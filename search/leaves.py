@@ -17,7 +17,7 @@ from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator
-from shardwright.search.limits import Limited
+from shardwright.search.limited import Limited
 from shardwright.search.plan import Rewrite
 from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
 from shardwright.search.reshard import replicated

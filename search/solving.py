@@ -29,7 +29,8 @@ from shardwright.search.building import ProblemBuilder
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded
-from shardwright.search.limits import NO_LIMITS, Limited, Limits
+from shardwright.search.limited import Limited
+from shardwright.search.limits import NO_LIMITS, Limits
 from shardwright.search.materialize import materialize
 from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction

@@ -209,7 +209,7 @@ def test_roles_and_pins_that_contradict_each_other() -> None:
     with pytest.raises(PlanError, match=r"the pins and roles of axes leave no layout for head\.weight"):
         planned("head=dp:gathered", **guide)
     with pytest.raises(PlanError, match=r"the pins and roles of axes leave no layout for "):
-        planned("*=whole", **{**guide, "roles": ["zero", "tensor"]})
+        planned("*=whole", mesh=guide["mesh"], roles=["zero", "tensor"])
 
 
 def test_a_batch_that_is_too_small_for_a_degree() -> None:
