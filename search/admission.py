@@ -48,6 +48,8 @@ def _check_meshes(mesh: Mesh, devices: int, told: Mapping[str, Any]) -> None:
 
 
 _PARTS = ("compute_s", "communication_s", "optimizer_s")
+_LEFT_OUT = 0.05
+"""More than the share of compute that a timeline leaves out: casts of weights, which operators are listed with."""
 
 
 def _check_times(told: Mapping[str, Any]) -> None:
@@ -59,10 +61,10 @@ def _check_times(told: Mapping[str, Any]) -> None:
             raise PlanError(
                 f"{place}prediction.serial_s: expected {parts!r}, its parts together, got {own['serial_s']!r}"
             )
-        least_s = own["compute_s"] + own["optimizer_s"] + own["exposed_s"] + own["bubble_s"]
+        least_s = own["compute_s"] * (1 - _LEFT_OUT) + own["optimizer_s"] + own["exposed_s"] + own["bubble_s"]
         if own["step_s"] < least_s * (1 - 1e-6):
             raise PlanError(
-                f"{place}prediction.step_s: expected at least {least_s!r}, its parts one after the other, got "
+                f"{place}prediction.step_s: expected at least {least_s!r}, about its parts one after the other, got "
                 f"{own['step_s']!r}"
             )
     bound_s, most_s = told["report"]["bound_s"], sum(told["prediction"][part] for part in _PARTS)

@@ -27,7 +27,9 @@ from shardwright.search.blocks import blocked_choices
 from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
 from shardwright.search.folding import Folded
 from shardwright.search.interning import Interned, Interner
-from shardwright.search.problem import Costs, Problem, Restrict, Way
+from shardwright.search.limited import Limited
+from shardwright.search.limits import Splits, Stored, limited_moves
+from shardwright.search.problem import Costs, NoLayoutsError, Problem, Restrict, Way
 from shardwright.search.reshard import Closure, close, replicated, valid_states
 
 PerAxis = tuple[tuple[Layout, ...], ...]
@@ -72,16 +74,22 @@ class ProblemBuilder:
         boundary: Mapping[str, Layouts] | None = None,
         blocked: Mapping[str, tuple[str, ...]] | None = None,
         way: Way | None = None,
+        limited: Limited | None = None,
     ) -> Problem:
         """The problem of a serial graph. What cannot be split stays whole.
 
         For a part of a graph, `boundary` gives the layouts in which it reads its inputs and hands on its result.
-        `blocked` is what `blocked_choices` says of the graph, where that is known already.
+        `blocked` is what `blocked_choices` says of the graph, where that is known already. A `NoLayoutsError` where
+        `limited` leaves nothing to choose.
         """
         folded = graph if isinstance(graph, Folded) else Folded(graph)
         if blocked is None:
             blocked = blocked_choices(folded.graph, constant_nodes(folded.graph))
-        return _Build(self, folded, restrict, boundary or {}, blocked, way or Way()).run()
+        return _Build(self, folded, restrict, boundary or {}, blocked, way or Way(), limited).run()
+
+    def certified_of(self, node: Node, graph: Graph, blocked: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+        """The certified choices of a node of a serial graph."""
+        return self.certified(node, [graph.types[i] for i in node.inputs], blocked.get(node.name, ()))
 
     def close(self, kind: TensorType, moved: Moved, per_axis: PerAxis) -> Closure:
         """The closure of a tensor of this type that is laid out in these ways along each axis."""
@@ -98,9 +106,10 @@ class _Build:
         boundary: Mapping[str, Layouts],
         blocked: Mapping[str, tuple[str, ...]],
         way: Way,
+        limited: Limited | None,
     ) -> None:
         self.b, self.restrict, self.boundary, self.blocked = builder, restrict, boundary, blocked
-        self.folded, self.way, self.graph = folded, way, folded.graph
+        self.folded, self.way, self.graph, self.limited = folded, way, folded.graph, limited
         graph, self.carried = folded.graph, dict(pair for r in folded.repeated for pair in r.carried)
         self.sizes = builder.mesh.sizes
         self.types = graph.types
@@ -169,8 +178,9 @@ class _Build:
         kept = tuple(self._charges(node, saved)) or (("result",) if source_of(self.graph, node.name).is_leaf else ())
         kind = self._kind(node)
         allowed, twice = self._allowed(node, operands, kind), node.name in self.way.again.twice
-        key = ("domain", kind, kept, how, allowed, twice)
-        return self.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, how, twice))
+        left = self.limited.operator(node) if self.limited is not None else None
+        key = ("domain", kind, kept, how, allowed, twice, left)
+        return self.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, how, twice, left))
 
     def _make_domain(
         self,
@@ -180,11 +190,12 @@ class _Build:
         kept: tuple[int | str, ...],
         how: Written,
         twice: bool,
+        left: Splits | None,
     ) -> Domain:
         everything = tuple(own | {"R"} for own in allowed)
         result, mesh = self.types[node.name], self.b.mesh
         domain = node_domain(node, operands, result, mesh, everything, self.b.compute, kept, how, twice)
-        return _restricted(domain, allowed)
+        return _restricted(domain, allowed, left, node)
 
     def _allowed(self, node: Node, operands: Sequence[TensorType], kind: Hashable) -> tuple[frozenset[str], ...]:
         """Per axis, the certified choices that the restriction leaves."""
@@ -253,9 +264,10 @@ class _Build:
             )
             for a, size in enumerate(self.sizes)
         )
+        left = self.limited.storage(node) if self.limited is not None else None
         return self.interner.get(
-            ("storage", self.kinds[node.name], per_axis, allowed),
-            lambda: _restricted(storage_domain(kind, per_axis.value, self.sizes, self.b.compute), allowed),
+            ("storage", self.kinds[node.name], per_axis, allowed, left),
+            lambda: _restricted(storage_domain(kind, per_axis.value, self.sizes, self.b.compute), allowed, left, node),
         )
 
     def _connect(self, name: str, uses: Sequence[TensorUse], is_output: bool, next_uses: Sequence[TensorUse]) -> None:
@@ -335,7 +347,10 @@ class _Build:
         again = source.name in self.again
         zero = self.way.zero if stored or again else "zero-3"  # what is not gathered moves alike under all
         moved = Moved(stored, view, again, summed, zero, name in self.way.again.twice, late)
-        return self.interner.call(self.b.close, self.kinds[name], moved, per_axis)
+        closure, moves = self.interner.call(self.b.close, self.kinds[name], moved, per_axis), None
+        if self.limited is not None:
+            moves = self.limited.moves(name)
+        return closure if moves is None else self.interner.call(limited_moves, closure, moves)
 
 
 _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
@@ -386,17 +401,30 @@ def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list
     return [R, *(x for x in used if x.is_shard), *(S(d) for d, extent in enumerate(shape) if extent % size == 0)]
 
 
-def _restricted(domain: Domain, allowed: Sequence[frozenset[str]]) -> Domain:
-    """The choices that every axis allows. Where they do not divide the sizes together, the last axes stay whole."""
+def _restricted(domain: Domain, allowed: Sequence[frozenset[str]], left: Splits | Stored | None, node: Node) -> Domain:
+    """The choices that every axis allows, and that are `left` of these (None: all).
+
+    Where they do not divide the sizes together, the last axes stay whole.
+    """
     for num_axes in range(len(allowed), -1, -1):
         axes = [*allowed[:num_axes], *([frozenset({"R"})] * (len(allowed) - num_axes))]
         keep = [i for i, split in enumerate(domain.splits) if all(c in a for c, a in zip(split, axes, strict=True))]
         if keep:
-            return domain if len(keep) == len(domain) else _subset(domain, keep)
+            return _subset(domain, keep if left is None else _left(domain, keep, left, node))
     raise AssertionError("an operator can always run whole, and a parameter be stored whole")
 
 
+def _left(domain: Domain, numbers: Sequence[int], left: Splits | Stored, node: Node) -> Sequence[int]:
+    found = left.left(domain, numbers)
+    if not found:
+        what = str(node.attr("target")) if node.is_leaf else str(node)
+        raise NoLayoutsError(f"the pins and roles of axes leave no layout for {what}")
+    return found
+
+
 def _subset(domain: Domain, keep: Sequence[int]) -> Domain:
+    if len(keep) == len(domain):
+        return domain
     return Domain(
         tuple(domain.splits[i] for i in keep),
         tuple(domain.operands[i] for i in keep),

@@ -15,7 +15,7 @@ from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.lifetimes import ZEROS, with_lifetimes
+from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import module_block
 from shardwright.search.folding import Folded
@@ -62,10 +62,11 @@ class Fitter:
         solver: for the cluster.
         folded: the model that the candidates are of, or whose blocks they have folded.
         values: whether values may be made again one by one.
+        zeros: for how long gathered weights may stay.
     """
 
-    def __init__(self, solver: Solver, folded: Folded, *, values: bool) -> None:
-        self.solver, self.folded, self.values = solver, folded, values
+    def __init__(self, solver: Solver, folded: Folded, *, values: bool, zeros: Sequence[Zero] = ZEROS) -> None:
+        self.solver, self.folded, self.values, self.zeros = solver, folded, values, zeros
         self.blocks = {repeated.block: repeated.blocks for repeated in folded.repeated}
 
     def best(self, candidates: Iterable[Candidate]) -> Iterator[Fitted]:
@@ -127,7 +128,7 @@ class _Walk:
 
     def _problem(self, exposed: float) -> KeepingProblem:
         times = self.fitter.folded.repeats if self.candidate.folded else {}
-        zeros = different(ZEROS, self.candidate.mesh)
+        zeros = different(self.fitter.zeros, self.candidate.mesh)
         return KeepingProblem(self.steps, times, exposed, zeros, values=self.fitter.values)
 
     def _fitted(self, kept: Kept) -> Fitted:

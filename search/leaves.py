@@ -17,8 +17,9 @@ from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator
+from shardwright.search.limited import Limited
 from shardwright.search.plan import Rewrite
-from shardwright.search.problem import Prices, Problem, Restrict, Solution, Way
+from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
 from shardwright.search.reshard import replicated
 from shardwright.search.splits import Leaf, extract, leaves, transplant
 from shardwright.substitutions.apply import apply
@@ -83,8 +84,8 @@ def _rewritten(graph: Graph, rewrite: Rewrite, rules: Mapping[str, Equation], pa
 class LeafSearch:
     """Looks for rewrites of a solved problem's leaves that make the plan cheaper.
 
-    `restriction` says what the axes may do to a graph, `way` how it is run. `places` counts, by rule, the places that
-    were found in the graphs that it came by, in every copy of a leaf.
+    `restriction` and `limited` say what the axes may do to a graph, `way` how it is run. `places` counts, by rule, the
+    places that were found in the graphs that it came by, in every copy of a leaf.
     """
 
     def __init__(
@@ -94,9 +95,10 @@ class LeafSearch:
         rules: Sequence[Equation],
         restriction: Callable[[Graph], Restrict | None] = lambda graph: None,
         way: Callable[[Graph], Way | None] = lambda graph: None,
+        limited: Callable[[Graph], Limited | None] = lambda graph: None,
     ) -> None:
         self.builder, self.eliminator, self.rules = builder, eliminator, rules
-        self.restriction, self.way = restriction, way
+        self.restriction, self.way, self.limited = restriction, way, limited
         self.degrees = degrees(builder.mesh)
         self.places: Counter[str] = Counter()
 
@@ -119,7 +121,8 @@ class LeafSearch:
 
     def _cost(self, graph: Graph, boundary: Mapping[str, Layouts], end: Layouts, prices: Prices) -> float:
         held = {**boundary, graph.loss: end}
-        problem = self.builder.build(graph, self.restriction(graph), held, way=self.way(graph))
+        way, limited = self.way(graph), self.limited(graph)
+        problem = self.builder.build(graph, self.restriction(graph), held, way=way, limited=limited)
         return self.eliminator.solve(problem, prices).objective
 
     def _best_first(self, graph: Graph, cost: Callable[[Graph], float]) -> tuple[tuple[str, int], ...]:
@@ -140,7 +143,7 @@ class LeafSearch:
                 costed += 1
                 try:
                     new_value = cost(new)
-                except GraphError:
+                except (GraphError, NoLayoutsError):
                     continue
                 if new_value < best * (1 - 1e-6):
                     best, best_steps = new_value, (*steps, step)

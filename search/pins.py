@@ -1,20 +1,23 @@
-"""What a search is told to keep to: a mesh with roles, a number of microbatches, what is made again."""
+"""What a search is told to keep to, checked against the model and the cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from itertools import combinations
+from math import inf
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.recompute import RECOMPUTES, GivenByBlock, Recompute, RecomputeByBlock
+from shardwright.pcg.step.recompute import RECOMPUTES
+from shardwright.search.asked import MEMORY, Asked, Bound, LayoutPin, RecomputeMode, parse
+from shardwright.search.limits import BOUNDED, NO_LIMITS, Limits
 from shardwright.search.restrict import FREE, ROLES
-from shardwright.search.spaces import batch_size, degrees
+from shardwright.search.spaces import AXES, Space, baselines, batch_size, degrees, free_spaces
 
-RecomputeMode = Recompute | RecomputeByBlock | GivenByBlock
 _MOST_NAMED = 8
 
 
@@ -23,22 +26,27 @@ class Pins:
     """`None`: free. `mesh` is one of devices.
 
     Attributes:
-        roles: of its axes.
+        mesh: the only one that is searched.
         microbatches: how many in a step.
         recompute: what backward makes again.
         size: that of the batch.
+        spaces: what is searched: the given mesh, or all; where there are limits, what people do by hand too, as no
+            other plan takes the place of what is found. Those of them that keep to the limits.
+        memory_bytes: that plans may use on each device, where that is less than there is.
+        limits: what layouts keep to, on every mesh.
+        asked: all of this in the user's words.
+        guided: whether it is said what to search: then no other plan takes the place of what is found.
     """
 
     mesh: Mesh | None
-    roles: tuple[str, ...] | None
     microbatches: int | None
     recompute: RecomputeMode | None
     size: int
-
-    @property
-    def guided(self) -> bool:
-        """Whether it is said on which mesh to search: then no other plan takes the place of what is found."""
-        return self.mesh is not None
+    spaces: tuple[Space, ...]
+    memory_bytes: int | None = None
+    limits: Limits = NO_LIMITS
+    asked: Asked = field(default_factory=Asked)
+    guided: bool = False
 
     @property
     def by_block(self) -> bool:
@@ -50,18 +58,19 @@ class Pins:
         """What may be made again, what takes least time first."""
         return RECOMPUTES if self.recompute is None else (self.recompute,)
 
+    @property
+    def by_hand(self) -> Pins:
+        """Those that plans beside the one that is asked for keep to as well, on a cluster of any size."""
+        return replace(self, mesh=None, spaces=(), limits=NO_LIMITS, guided=False)
+
     @classmethod
-    def of(
-        cls,
-        graph: Graph,
-        cluster: Cluster,
-        mesh: Mesh | None,
-        roles: Sequence[str] | None,
-        microbatches: int | None,
-        recompute: RecomputeMode | None,
-    ) -> Pins:
-        """Checked: a `PlanError` says which of them contradict each other, the cluster or the batch."""
+    def of(cls, graph: Graph, cluster: Cluster, asked: Asked, spaces: Sequence[Space] | None = None) -> Pins:
+        """Checked: a `PlanError` says which of them contradict each other, the cluster or the batch.
+
+        `spaces`: to search in place of the meshes.
+        """
         size = batch_size(graph)
+        mesh, microbatches, recompute = asked.mesh, asked.microbatches, asked.recompute
         if mesh is not None and TIME in mesh.names:
             if microbatches not in (None, mesh.num_microbatches):
                 raise PlanError(
@@ -69,21 +78,78 @@ class Pins:
                 )
             microbatches = mesh.num_microbatches
             mesh = Mesh(mesh.names[1:], mesh.sizes[1:]) if len(mesh) > 1 else Mesh(("x",), (1,))
-        if mesh is not None and mesh.num_devices != cluster.num_devices:
-            raise PlanError(
-                f"mesh {mesh} has {mesh.num_devices} devices, cluster {cluster.name} has {cluster.num_devices}"
-            )
-        if mesh is not None and roles is not None and len(roles) != len(mesh):
-            raise PlanError(f"{len(roles)} axis roles for mesh {mesh}; give one role per axis of devices")
-        unknown = [role for role in roles or () if role not in ROLES]
-        if unknown:
-            raise PlanError(f"unknown axis role {unknown[0]!r}; choose one of {list(ROLES)}")
+        if mesh is not None:
+            _check_mesh(mesh, asked.roles, cluster)
         if microbatches is not None:
             _check_count(microbatches, size)
-        if recompute is not None:
-            recompute = Execution(recompute=recompute).recompute
-        own = (tuple(roles) if roles else (FREE,) * len(mesh)) if mesh is not None else None
-        return cls(mesh, own, microbatches, recompute, size)
+        limits, memory_bytes = _limits(graph, mesh, asked.pins)
+        guided = mesh is not None or bool(limits) or spaces is not None
+        if spaces is None:
+            by_hand = [space for ways in baselines(cluster) for space in ways] if limits else []
+            known = [*(s._replace(name=f"{s.name}, pinned") for s in by_hand), *free_spaces(cluster.num_devices)]
+            if mesh is not None:
+                known = [Space(f"search on {mesh}", mesh, tuple(asked.roles or (FREE,) * len(mesh)))]
+            spaces = [s._replace(limits=limits) for s in known if limits.allow(s.mesh, s.roles)]
+        return cls(mesh, microbatches, recompute, size, tuple(spaces), memory_bytes, limits, asked, guided)
+
+
+def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster) -> None:
+    if mesh.num_devices != cluster.num_devices:
+        raise PlanError(f"mesh {mesh} has {mesh.num_devices} devices, cluster {cluster.name} has {cluster.num_devices}")
+    if roles is not None and len(roles) != len(mesh):
+        raise PlanError(f"{len(roles)} axis roles for mesh {mesh}; give one role per axis of devices")
+    unknown = [role for role in roles or () if role not in ROLES]
+    if unknown:
+        raise PlanError(f"unknown axis role {unknown[0]!r}; choose one of {list(ROLES)}")
+
+
+def _limits(graph: Graph, mesh: Mesh | None, pins: Sequence[str]) -> tuple[Limits, int | None]:
+    """What pins leave of layouts, and the memory that they leave."""
+    found = [pin for text in pins for pin in parse(text)]
+    layouts = tuple(pin for pin in found if isinstance(pin, LayoutPin))
+    bounds = [pin for pin in found if isinstance(pin, Bound)]
+    targets = [str(leaf.attr("target")) for leaf in graph.leaves("parameter")]
+    axes = AXES[:2] if mesh is None else mesh.names
+    for pin in layouts:
+        _check_layout(pin, targets, axes, mesh)
+    for bound in bounds:
+        if bound.what not in (*BOUNDED, MEMORY, *axes):
+            where = "the meshes that are searched have axes" if mesh is None else f"mesh {mesh} has axes"
+            raise PlanError(
+                f"pin {bound.text!r}: {bound.what!r} is no role ({', '.join(BOUNDED)}) and no axis; {where} "
+                f"{' and '.join(axes)}"
+            )
+    for one, other in combinations(layouts, 2):
+        both = [t for t in targets if one.names(t) and other.names(t)]
+        if both and one.text != other.text and one.contradicts(other):
+            raise PlanError(f"pins {one.text!r} and {other.text!r} contradict each other for {both[0]}; leave one out")
+    by_what = {what: [b for b in bounds if b.what == what] for what in (b.what for b in bounds)}
+    merged = tuple(_merged(what, own) for what, own in by_what.items())
+    memory = [b.high for b in merged if b.what == MEMORY]
+    return Limits(layouts, tuple(b for b in merged if b.what != MEMORY)), memory[0] if memory else None
+
+
+def _check_layout(pin: LayoutPin, targets: Sequence[str], axes: Sequence[str], mesh: Mesh | None) -> None:
+    if not any(map(pin.names, targets)):
+        modules = [t.rpartition(".")[0] for t in targets]
+        near = get_close_matches(pin.pattern, dict.fromkeys([*targets, *modules]), 3) or targets[:3]
+        raise PlanError(f"pin {pin.text!r}: no parameter or module is called so; there is {', '.join(near)}")
+    if pin.axis and pin.axis not in axes:
+        advice = "leave the axis out, or give a mesh that has it" if mesh is None else "name one of them"
+        where = "that are searched have" if mesh is None else f"{mesh} has"
+        raise PlanError(
+            f"pin {pin.text!r}: axis {pin.axis!r} is unknown, the mesh{'es' * (mesh is None)} {where} "
+            f"{' and '.join(axes)}; {advice}"
+        )
+
+
+def _merged(what: str, bounds: Sequence[Bound]) -> Bound:
+    """All bounds of one role, axis or memory in one; a `PlanError` where they contradict each other."""
+    least = max(bounds, key=lambda b: b.low)
+    most = min(bounds, key=lambda b: inf if b.high is None else b.high)
+    if most.high is not None and least.low > most.high:
+        raise PlanError(f"pins {least.text!r} and {most.text!r} contradict each other; leave one out")
+    return Bound("; ".join(dict.fromkeys(b.text for b in (least, most))), what, least.low, most.high)
 
 
 def _check_count(count: int, size: int) -> None:

@@ -27,6 +27,7 @@ from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.search.admission import admit
+from shardwright.search.asked import NOTHING, Asked
 
 VERSION = 3
 """2: predictions by the timeline, with exposed communication and the moment of the memory's peak. 3: how it is run."""
@@ -121,6 +122,7 @@ class Plan:
     execution      how a step is run: the precision that the model is captured under (`pcg.precision`), what is made
                    again in backward, and whose statistics are those of each microbatch. How many microbatches there
                    are is the mesh's axis of time
+    asked          what the search was told to keep to
     """
 
     graph: Graph
@@ -131,6 +133,7 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     report: SearchReport
     execution: Execution = DEFAULT
+    asked: Asked = NOTHING
 
     def __repr__(self) -> str:
         """Two lines: of what and for what it is, and what it costs."""
@@ -160,6 +163,7 @@ class Plan:
             "cluster": self.cluster.to_json(),
             "mesh": {"names": list(self.mesh.names), "sizes": list(self.mesh.sizes)},
             "execution": self.execution.to_json(),
+            "asked": self.asked.to_json(),
             "pipeline": None,
             "prediction": self.prediction.to_json(),
             "alternatives": [other.to_json() for other in self.alternatives],
@@ -196,6 +200,7 @@ class Plan:
                 tuple(map(Alternative.from_json, told["alternatives"])),
                 SearchReport(**report),
                 Execution.from_json(execution),
+                Asked.from_json(told.get("asked", {})),
             )
             admit(plan.graph, plan.cluster, told)
         except ShardwrightError as error:

@@ -23,21 +23,24 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.execution import Execution, ReduceDtype
-from shardwright.pcg.step.lifetimes import Zero, lifetimes
+from shardwright.pcg.step.lifetimes import ZEROS, Zero, lifetimes
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
 from shardwright.search.anytime import Stop
+from shardwright.search.asked import Asked, PinsLike, RecomputeMode, texts
+from shardwright.search.blame import blamed
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.fitting import Fitted, Fitter, by_block
 from shardwright.search.folding import Folded
 from shardwright.search.leaves import LeafSearch, replay
-from shardwright.search.pins import Pins, RecomputeMode
+from shardwright.search.pins import Pins
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint
-from shardwright.search.problem import Way
+from shardwright.search.problem import NoLayoutsError, Way
 from shardwright.search.remedies import remedies
 from shardwright.search.restrict import FREE
-from shardwright.search.solving import Candidate, Solver, different, rank, restriction
+from shardwright.search.solving import Candidate, Solver, different, limited_to, rank, restriction
+from shardwright.search.spaces import Space
 from shardwright.search.tuning import Progress, Tuner, named
 from shardwright.substitutions.equations import Equation
 
@@ -122,6 +125,8 @@ class Planner:
         roles: Sequence[str] | None = None,
         microbatches: int | None = None,
         recompute: RecomputeMode | None = None,
+        pins: PinsLike | None = None,
+        spaces: Sequence[Space] | None = None,
         compared: bool = True,
         time_limit_s: float | None = None,
     ) -> Plan:
@@ -134,6 +139,8 @@ class Planner:
             roles: of the axes of devices of `mesh`.
             microbatches: so many in a step.
             recompute: what backward makes again: a mode, or modes and lists of places by block of the model.
+            pins: what layouts, degrees and memory keep to (`search.asked`).
+            spaces: to search in place of all meshes.
             compared: whether plans that people choose by hand are tuned too, to be compared with.
             time_limit_s: after so many seconds the best plan so far is finished, as after Ctrl-C, with a bound of all
                 meshes.
@@ -144,38 +151,46 @@ class Planner:
         """
         start, stop = time.perf_counter(), Stop(time_limit_s)
         graph.check_loss()
-        pins = Pins.of(graph, self.cluster, mesh, roles, microbatches, recompute)
-        tuner = Tuner(self.solver, graph, self.execution, pins, self.progress)
+        asked = Asked(mesh, None if roles is None else tuple(roles), microbatches, recompute, texts(pins))
+        kept = Pins.of(graph, self.cluster, asked, spaces)
+        solver = self.solver if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
+        tuner = Tuner(solver, graph, self.execution, kept, self.progress)
         compared &= self.cluster.num_devices > 1
         alternatives = list(stop.within(tuner.baselines())) if compared else []
         by_hand = len(tuner.tried)
-        found = list(stop.within(tuner.searched(alternatives), needed=pins.guided or not alternatives))
-        pool, tried = ([*found, *alternatives], tuner.tried) if not pins.guided else (found, tuner.tried[by_hand:])
-        fitter = Fitter(self.solver, tuner.folded, values=pins.recompute is None)
+        try:
+            found = list(stop.within(tuner.searched(alternatives), needed=kept.guided or not alternatives))
+        except NoLayoutsError as error:
+            raise blamed(error, graph, asked, tuner) from error
+        pool, tried = ([*found, *alternatives], tuner.tried) if not kept.guided else (found, tuner.tried[by_hand:])
+        zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
+        fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
         fitted = {_way(f.candidate): f for f in stop.within(fitter.best(filter(_may_keep_more, tried)))}
         ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
-        whole = {_way(c): c for c in stop.within(self._whole(graph, ranked), needed=True)}
+        whole = {_way(c): c for c in stop.within(self._whole(solver, graph, ranked), needed=True)}
         best = min(whole.values(), key=rank)
         if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
-            refitted = stop.within(Fitter(self.solver, Folded(graph), values=fitter.values).best([best]))
+            refitted = stop.within(Fitter(solver, Folded(graph), values=fitter.values, zeros=zeros).best([best]))
             best = min([best, *(f.candidate for f in refitted)], key=rank)
         apart = stop.within(self._apart(graph, fitter, fitted, whole, best))
         plain, best = min([(best, best), *apart], key=lambda pair: rank(pair[1]))
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
-        rewritten, rewrites = (plain, ()) if stop.reached else self._rewritten(graph, plain, roles)
+        rewritten, rewrites = (
+            (plain, ()) if stop.reached else self._rewritten(solver, graph, plain, plain.roles if kept.guided else None)
+        )
         if rewrites:
             own = fitted.get(_way(plain))
             better = min([rewritten, *(by_block(fitter, own, rewritten) if own else ())], key=rank)
             best, rewrites = (better, rewrites) if rank(better) < rank(best) else (best, ())
-        if pins.guided and not stop.reached:
-            whole |= self._rivals(graph, best, alternatives)
+        if kept.guided and not stop.reached:
+            whole |= self._rivals(solver, graph, best, alternatives)
         costed = [whole.get(_way(c), c) for c in [*alternatives, *found]]
         report = SearchReport(
             round(time.perf_counter() - start, 3),
-            len(tuner.spaces),
-            self._bound_s(tuner, [plain, best, *(found if pins.guided else costed)]),
-            self.limit_bytes,
+            len({space.mesh.sizes for space in tuner.spaces}),
+            self._bound_s(tuner, [plain, best, *(found if kept.guided else costed)]),
+            solver.limit_bytes,
             tuple(rewrites),
             tuner.obstacle,
             () if best.fits or stop.reached else remedies(graph, best, tuner),
@@ -187,9 +202,9 @@ class Planner:
             for c in shown
         )
         digest = fingerprint(graph)
-        return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, best.execution)
+        return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, best.execution, asked)
 
-    def _whole(self, graph: Graph, ranked: Sequence[Candidate]) -> Iterator[Candidate]:
+    def _whole(self, solver: Solver, graph: Graph, ranked: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best candidates, of the whole graph: those of folded graphs are estimates, to which that is near.
 
         Of those that are estimated faster than the best of these, so many at most are solved once one fits.
@@ -201,7 +216,7 @@ class Planner:
                 break
             if _way(candidate) in found:  # the same, which keeps less
                 continue
-            new = self.solver.again_whole(graph, candidate) if candidate.folded else candidate
+            new = solver.again_whole(graph, candidate) if candidate.folded else candidate
             self.progress(f"{named(new)}, all blocks: {new.prediction.step_s * 1e3:.1f} ms")
             found[_way(new)] = new
             yield new
@@ -220,20 +235,22 @@ class Planner:
         """
         if not best.fits:
             return
-        best_s, about = best.prediction.step_s, {way: f.mixed_s(self.limit_bytes) for way, f in fitted.items()}
+        best_s, about = best.prediction.step_s, {way: f.mixed_s(fitter.solver.limit_bytes) for way, f in fitted.items()}
         for way in sorted(about, key=lambda way: about[way])[:_MOST_WHOLE]:
             if about[way] >= best_s and way != _way(best):
                 continue
-            plain = whole[way] if way in whole else self.solver.again_whole(graph, fitted[way].candidate)
+            plain = whole[way] if way in whole else fitter.solver.again_whole(graph, fitted[way].candidate)
             for mixed in by_block(fitter, fitted[way], plain):
                 self.progress(f"{named(mixed)}, blocks apart: {mixed.prediction.step_s * 1e3:.1f} ms")
                 best_s = min(best_s, mixed.prediction.step_s)
                 yield plain, mixed
 
-    def _rivals(self, graph: Graph, best: Candidate, others: Sequence[Candidate]) -> dict[_Way, Candidate]:
+    def _rivals(
+        self, solver: Solver, graph: Graph, best: Candidate, others: Sequence[Candidate]
+    ) -> dict[_Way, Candidate]:
         """Plans beside the one that was asked for, of the whole graph where an estimate says that they are faster."""
         faster = sorted((c for c in others if c.folded and rank(c) < _about(best)), key=rank)
-        return {_way(c): self.solver.again_whole(graph, c) for c in faster[:_MOST_WHOLE]}
+        return {_way(c): solver.again_whole(graph, c) for c in faster[:_MOST_WHOLE]}
 
     def _bound_s(self, tuner: Tuner, costed: Sequence[Candidate]) -> float:
         """What `SearchReport.bound_s` says, for the way in which the second of these is run: the plan.
@@ -250,17 +267,18 @@ class Planner:
         return min([tuner.bound_s(many, execution), *serial_s])
 
     def _rewritten(
-        self, graph: Graph, best: Candidate, roles: Sequence[str] | None
+        self, solver: Solver, graph: Graph, best: Candidate, roles: Sequence[str] | None
     ) -> tuple[Candidate, Sequence[Rewrite]]:
         """The best plan after backtracking over algebraic rules on its leaves, if that is better."""
         mesh = best.mesh
         roles = tuple(roles or (FREE,) * len([axis for axis in mesh.names if axis != TIME]))
         if not self.rules:
             return best, ()
-        builder, eliminator = self.solver.builder(mesh, best.execution)
+        builder, eliminator = solver.builder(mesh, best.execution)
         leaf_search = LeafSearch(
             builder, eliminator, list(self.rules.values()), lambda part: restriction(part, roles, mesh),
             lambda part: Way(made_again_of_part(part, best.execution), best.priced, best.execution),
+            lambda part: limited_to(best.limits, part, mesh),
         )  # fmt: skip
         rewrites = leaf_search.improve(*best.solved)
         self.places.update(leaf_search.places)
@@ -270,14 +288,14 @@ class Planner:
         _, solution, prices = best.solved
         execution = still_there(new, Operations(new).listed, best.execution)
         try:
-            problem, _ = self.solver.problem(Folded(new), mesh, roles, execution, best.priced)
+            problem, _ = solver.problem(Folded(new), mesh, roles, execution, best.priced, best.limits)
         except PlanError:  # what is to be made again, such as attention, is no longer there
             return best, ()
         if eliminator.solve(problem, prices).objective >= solution.objective:
             return best, ()
         zeros = (best.lifetimes,)
-        rewritten = self.solver.solve(
-            Folded(new), mesh, roles, best.name, execution, zeros, best.priced, beside=prices.beside
+        rewritten = solver.solve(
+            Folded(new), mesh, roles, best.name, execution, zeros, best.priced, beside=prices.beside, limits=best.limits
         )
         self.progress(f"after {len(rewrites)} rewrites: {rewritten.prediction.step_s * 1e3:.1f} ms")
         return (rewritten, rewrites) if rank(rewritten) < rank(best) else (best, ())

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
@@ -31,6 +32,10 @@ Restrict = Callable[[Node, int, str], bool]
 """Whether a node may take a choice on an axis; used for baselines and forced layouts."""
 Costs = Interned[np.ndarray]
 """Seconds or bytes: per choice of a variable, or per pair of choices of two."""
+
+
+class NoLayoutsError(PlanError):
+    """No layouts of a graph on a mesh can be run in the way that is asked for."""
 
 
 class Way(NamedTuple):

@@ -11,14 +11,16 @@ from dataclasses import replace
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
+from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Remedy
+from shardwright.search.problem import NoLayoutsError
 from shardwright.search.restrict import ZERO
-from shardwright.search.solving import Candidate, NoLayoutsError, Solver, over_time, rank
+from shardwright.search.solving import Candidate, Solver, over_time, rank
 from shardwright.search.spaces import microbatch_counts
 from shardwright.search.tuning import Tuner
 
@@ -28,9 +30,22 @@ _STAGES = (2, 4, 8)
 
 def remedies(graph: Graph, best: Candidate, tuner: Tuner) -> tuple[Remedy, ...]:
     """Changes after which the smallest plan, or another one, fits, the fastest first."""
-    solver, pins = tuner.solver, replace(tuner.pins, mesh=None, roles=None)
-    ways = (_more_devices(graph, solver, pins, tuner), _smaller_batch(tuner), _offload(best, solver), _stages(tuner))
+    solver, pins = tuner.solver, tuner.pins.by_hand
+    ways = (
+        _without_pins(best, tuner), _more_devices(graph, solver, pins, tuner), _smaller_batch(tuner),
+        _offload(best, solver), _stages(tuner),
+    )  # fmt: skip
     return tuple(sorted((found for way in ways for found in way), key=lambda remedy: remedy.step_s))
+
+
+def _without_pins(best: Candidate, tuner: Tuner) -> Iterator[Remedy]:
+    """What is there on the same devices, where more memory or other layouts may be used."""
+    limit = safe_bytes(tuner.solver.cluster.device.memory_bytes)
+    if tuner.solver.limit_bytes < limit and best.prediction.memory.total_bytes <= limit:
+        yield Remedy("without the pin of memory", best.prediction.step_s)
+    free = min((c for c in tuner.tried if tuner.pins.limits and not c.limits), key=rank, default=None)
+    if free is not None and free.fits:
+        yield Remedy(f"{free.name}, without the pins", free.prediction.step_s)
 
 
 def _more_devices(graph: Graph, solver: Solver, pins: Pins, tuner: Tuner) -> Iterator[Remedy]:
@@ -54,7 +69,10 @@ def _larger(cluster: Cluster, times: int) -> Cluster | None:
 
 def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: Pins, like: Tuner) -> Candidate | None:
     """The best of the plans that people choose by hand: they are quickly found."""
-    tuner = Tuner(Solver(cluster, certified), graph, like.execution, pins, lambda message: None)
+    solver = Solver(cluster, certified)
+    if pins.memory_bytes is not None:
+        solver = solver.within(pins.memory_bytes)
+    tuner = Tuner(solver, graph, like.execution, pins, lambda message: None)
     return min(tuner.baselines(), key=rank, default=None)
 
 

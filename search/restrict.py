@@ -63,8 +63,8 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     extents = {
         (n, choice): _extent(graph, graph.by_name[n], choice) for d in (batch, context) for n, choice in d.items()
     }
-    penalties = _penalties(graph, batch)
-    weights = {node.name: _weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
+    free = penalties(graph, batch)
+    weights = {node.name: weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
 
     def allowed(node: Node, axis: int, choice: str) -> bool:
         role = roles[axis]
@@ -72,9 +72,9 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
             return True
         if node.op == "parameter":
             return _storage_allowed(graph, node, role, choice, sizes[axis])
-        if role == ZERO and node.name in penalties:
+        if role == ZERO and node.name in free:
             return True
-        if role == ZERO and node.op == "cast" and _is_weight(graph, node.name):
+        if role == ZERO and node.op == "cast" and is_weight(graph, node.name):
             return _cast_allowed(graph, node, choice, sizes[axis])
         mine = (context if role == CONTEXT else batch).get(node.name)
         if role == TENSOR:
@@ -87,7 +87,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     return allowed
 
 
-def _penalties(graph: Graph, batch: Mapping[str, str]) -> set[str]:
+def penalties(graph: Graph, batch: Mapping[str, str]) -> set[str]:
     """What is made of parameters without the batch, to give single numbers: it may be computed where slices lie."""
     found, constant = set[str](), constant_nodes(graph)
     for node in reversed(graph.nodes):
@@ -98,12 +98,12 @@ def _penalties(graph: Graph, batch: Mapping[str, str]) -> set[str]:
     return found
 
 
-def _weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[str, int]]:
+def weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[str, int]]:
     """The factors, with their sizes, that a contraction or a lookup shares with a parameter it reads."""
     if node.row is None or not (node.row.contraction or node.row.lookup):
         return []
     signature = graph.signature(node)
-    held = [dims for name, dims in zip(node.inputs, signature.operands, strict=True) if _is_weight(graph, name)]
+    held = [dims for name, dims in zip(node.inputs, signature.operands, strict=True) if is_weight(graph, name)]
     members = {f for dims in held for dim in dims for f in dim}
     return [
         (f.name, f.size)
@@ -112,7 +112,7 @@ def _weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[s
     ]
 
 
-def _is_weight(graph: Graph, name: str) -> bool:
+def is_weight(graph: Graph, name: str) -> bool:
     """Whether a value is a parameter, possibly transposed, reshaped or cast."""
     node = graph.by_name[name]
     while node.row is not None and node.row.aliases:

@@ -7,6 +7,7 @@ byte: what only the finished graph shows, such as gathered weights, is made room
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, isfinite
@@ -18,7 +19,6 @@ from shardwright.cost.predict import Prediction, predict
 from shardwright.cost.timeline.clock import SHARING
 from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.pcg.analysis import constant_nodes
-from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again
@@ -29,8 +29,10 @@ from shardwright.search.building import ProblemBuilder
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded
+from shardwright.search.limited import Limited
+from shardwright.search.limits import NO_LIMITS, Limits
 from shardwright.search.materialize import materialize
-from shardwright.search.problem import Prices, Problem, Restrict, Solution, Way
+from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction
 
 _HULL_STEPS = 8
@@ -52,7 +54,7 @@ class Candidate:
         bound_s: none whose gathered parameters stay as long as is `priced`, and that keeps no more than the memory, has
             a smaller sum on this mesh. For other lifetimes it says nothing: `Tuner.bound_s` is for all of them.
         graph: of the whole model, or of one whose blocks are `folded`.
-        roles: of the axes of devices.
+        roles: of the axes of devices; `limits`: what else its layouts keep to.
         lifetimes: for how long gathered parameters stay; `priced`: the lifetime that the layouts were chosen for.
         is_tight: whether more memory could make it faster.
         solved: what it was made from: problem, solution and prices.
@@ -70,6 +72,7 @@ class Candidate:
     priced: Zero = "zero-3"
     folded: bool = False
     is_tight: bool = False
+    limits: Limits = NO_LIMITS
 
     @property
     def mesh(self) -> Mesh:
@@ -93,10 +96,6 @@ def over_time(mesh: Mesh, num_microbatches: int) -> Mesh:
 _L = TypeVar("_L", Zero, Lifetimes)
 
 
-class NoLayoutsError(PlanError):
-    """No layouts of a graph on a mesh can be run in the way that is asked for."""
-
-
 class _Draft(NamedTuple):
     """What is known of a candidate before its graph is made."""
 
@@ -106,6 +105,7 @@ class _Draft(NamedTuple):
     roles: tuple[str, ...]
     execution: Execution
     priced: Zero
+    limits: Limits
 
 
 class Solver:
@@ -121,6 +121,12 @@ class Solver:
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
         self.again = lru_cache(maxsize=None)(made_again)
 
+    def within(self, limit_bytes: int) -> Solver:
+        """The same, with what it knows already, for less memory on each device, if that is less."""
+        smaller = copy(self)
+        smaller.limit_bytes = min(self.limit_bytes, limit_bytes)
+        return smaller
+
     def builder(self, mesh: Mesh, execution: Execution = DEFAULT) -> tuple[ProblemBuilder, Eliminator]:
         """One for all meshes of these sizes: the names of axes of devices play no part."""
         by_microbatch = bool(execution.per_microbatch)
@@ -131,26 +137,48 @@ class Solver:
         return self._builders[key]
 
     def problem(
-        self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, zero: Zero
+        self,
+        folded: Folded,
+        mesh: Mesh,
+        roles: Sequence[str],
+        execution: Execution,
+        zero: Zero,
+        limits: Limits = NO_LIMITS,
     ) -> tuple[Problem, Eliminator]:
-        """The problem of a graph on a mesh whose axes of devices have these roles, and what was solved of it."""
+        """The problem of a graph on a mesh whose axes of devices have these roles, and what was solved of it.
+
+        A `NoLayoutsError` where an operator cannot take a parameter as `limits` want it.
+        """
         builder, eliminator = self.builder(mesh, execution)
-        key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero
+        key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero, limits
         if key in self._problems:
             return self._problems[key], eliminator
         way = Way(self.again(folded.graph, execution), zero, execution)
         restrict = restriction(folded.graph, roles, mesh)
-        problem = builder.build(folded, restrict, blocked=self.blocked(folded.graph), way=way)
+        limited, blocked = limited_to(limits, folded.graph, mesh), self.blocked(folded.graph)
+        if limited is not None:
+            limited.check(lambda node: builder.certified_of(node, folded.graph, blocked))
+        problem = builder.build(folded, restrict, blocked=blocked, way=way, limited=limited)
+        if limited is not None:
+            limited.check_met(problem.domains)
         problem.mesh = mesh
         self._problems[key] = problem
         return problem, eliminator
 
-    def floor_s(self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, priced: Zero) -> float:
+    def floor_s(
+        self,
+        folded: Folded,
+        mesh: Mesh,
+        roles: Sequence[str],
+        execution: Execution,
+        priced: Zero,
+        limits: Limits = NO_LIMITS,
+    ) -> float:
         """About what no layouts take less than, within any memory, where as much overlaps as can.
 
         Not a bound: a resharding that readers share counts for each, and messages that are sent together one by one.
         """
-        problem, eliminator = self.problem(folded, mesh, roles, execution, priced)
+        problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
         return eliminator.solve(problem, Prices(beside=self.besides[-1])).bound
 
     def solve(
@@ -164,6 +192,7 @@ class Solver:
         priced: Zero = "zero-3",
         cutoff_s: float = inf,
         beside: float = 1.0,
+        limits: Limits = NO_LIMITS,
     ) -> Candidate:
         """The best plan on one mesh, within memory if any choice found fits.
 
@@ -171,13 +200,13 @@ class Solver:
         fits counts. `beside`: as in `Prices`. What provably takes `cutoff_s` or longer is not pursued further; the
         result may then not fit, or not be the best. A `NoLayoutsError` where no layouts can be run so.
         """
-        problem, eliminator = self.problem(folded, mesh, roles, execution, priced)
+        problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
         limit: float = self.limit_bytes - self.cluster.device.context_bytes
         free = Prices(beside=beside)
         fastest = eliminator.solve(problem, free)
         _check_finite(problem, fastest, roles, priced)
         if limit < kept_bytes(problem, fastest) <= _NEARLY * limit:  # not all of that is there at once
-            draft = _Draft(name, fastest.bound, (problem, fastest, free), tuple(roles), execution, priced)
+            draft = _Draft(name, fastest.bound, (problem, fastest, free), tuple(roles), execution, priced, limits)
             found = self._finish(draft, folded, different(zeros, mesh))
             if found.fits:
                 return found
@@ -186,7 +215,7 @@ class Solver:
             solution, bound_s, feasible, prices = within_memory(problem, eliminator, limit, cutoff_s, beside)
             if best is not None:
                 bound_s = best.bound_s  # that of the true limit
-            draft = _Draft(name, bound_s, (problem, solution, prices), tuple(roles), execution, priced)
+            draft = _Draft(name, bound_s, (problem, solution, prices), tuple(roles), execution, priced, limits)
             found = self._finish(draft, folded, different(zeros, mesh))
             best = found if best is None else min(best, found, key=rank)
             only_in_the_graph = found.prediction.memory.total_bytes - kept_bytes(problem, solution)
@@ -218,17 +247,25 @@ class Solver:
         Else it is solved as if nothing were known.
         """
         c, whole = candidate, Folded(graph)
-        problem, eliminator = self.problem(whole, c.mesh, c.roles, c.execution, c.priced)
+        problem, eliminator = self.problem(whole, c.mesh, c.roles, c.execution, c.priced, c.limits)
         at = c.solved[2]
         prices = at._replace(byte=at.byte * (1 + _HULL_TOLERANCE))  # the smaller end of the hull's edge at the limit
         solution = eliminator.solve(problem, prices)
         bound_s = solution.bound - prices.byte * (self.limit_bytes - self.cluster.device.context_bytes)
-        made = _Draft(c.name, bound_s, (problem, solution, prices), c.roles, c.execution, c.priced)
+        made = _Draft(c.name, bound_s, (problem, solution, prices), c.roles, c.execution, c.priced, c.limits)
         found = self._finish(made, whole, (c.lifetimes,))
         if found.fits or not c.fits:
             return found
         return self.solve(
-            whole, c.mesh, c.roles, c.name, c.execution, (c.lifetimes, "zero-3"), c.priced, beside=at.beside
+            whole,
+            c.mesh,
+            c.roles,
+            c.name,
+            c.execution,
+            (c.lifetimes, "zero-3"),
+            c.priced,
+            beside=at.beside,
+            limits=c.limits,
         )
 
     def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Lifetimes]) -> Candidate:
@@ -251,6 +288,7 @@ class Solver:
                 draft.name, graph, prediction, draft.bound_s,
                 in_loop and prediction.memory.total_bytes <= self.limit_bytes, draft.solved, draft.roles,
                 draft.execution, zero, draft.priced, bool(repeats), prices.byte > 0 or any(not c.fits for c in found),
+                draft.limits,
             ))  # fmt: skip
         return min(found, key=rank)
 
@@ -287,6 +325,11 @@ def restriction(graph: Graph, roles: Sequence[str], mesh: Mesh) -> Restrict | No
     if set(roles) == {FREE} and TIME not in mesh.names:
         return None
     return role_restriction(graph, (DATA, *roles) if TIME in mesh.names else roles, mesh.sizes)
+
+
+def limited_to(limits: Limits, graph: Graph, mesh: Mesh) -> Limited | None:
+    """What limits leave of a graph's choices on a mesh; None: all."""
+    return Limited(limits, graph, mesh) if limits else None
 
 
 def kept_bytes(problem: Problem, solution: Solution) -> float:

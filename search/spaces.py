@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import gcd, prod
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.lifetimes import Zero
-from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO
+from shardwright.search.limits import NO_LIMITS, Limits
+from shardwright.search.restrict import CONTEXT, DATA, FREE, TENSOR, ZERO
 
 AXES = ("x", "y", "z", "w")
 LONGEST_FIRST: tuple[Zero, ...] = ("zero-1", "zero-2", "zero-3")
@@ -19,12 +21,16 @@ MOST_MICROBATCHES = 256
 
 
 class Space(NamedTuple):
-    """Plans on one mesh of devices whose axes keep to their roles, with these lifetimes of gathered parameters."""
+    """Plans on one mesh of devices whose axes keep to their roles, with these lifetimes of gathered parameters.
+
+    `limits`: what else its layouts keep to.
+    """
 
     name: str
     mesh: Mesh
     roles: tuple[str, ...]
     zeros: tuple[Zero, ...] = LONGEST_FIRST
+    limits: Limits = NO_LIMITS
 
     @property
     def data_degree(self) -> int:
@@ -57,36 +63,100 @@ def free_spaces(num_devices: int) -> list[Space]:
     return [Space(f"search on {mesh}", mesh, (FREE,) * len(mesh)) for mesh in meshes(num_devices)]
 
 
+class Strategy(NamedTuple):
+    """A way to train that people name: its names, and the spaces of its degrees on a cluster.
+
+    needs   what a cluster has to be for there to be any
+    """
+
+    names: tuple[str, ...]
+    title: str
+    spaces: Callable[[Cluster], list[Space]]
+    needs: str
+
+
+def _flat(name: str, role: str, zeros: tuple[Zero, ...] = LONGEST_FIRST) -> Callable[[Cluster], list[Space]]:
+    """All devices on one axis."""
+    return lambda cluster: [Space(name, Mesh(("dp",), (cluster.num_devices,)), (role,), zeros)]
+
+
+def _hybrid(cluster: Cluster) -> list[Space]:
+    n, inner = cluster.num_devices, _inner(cluster)
+    if not 1 < inner < n:
+        return []
+    return [Space("hybrid sharding", Mesh(("dp", "zero"), (n // inner, inner)), (DATA, ZERO), ("zero-3",))]
+
+
+def _alone(cluster: Cluster) -> list[Space]:
+    """Tensor parallelism of all devices, where one machine has them."""
+    n = cluster.num_devices
+    return [Space(f"tensor parallel {n}", Mesh(("tp",), (n,)), (TENSOR,))] if 1 < n <= _inner(cluster) else []
+
+
+def _beside_data(cluster: Cluster, axis: str, role: str) -> list[Space]:
+    """Groups in one machine of each degree, and ZeRO-1 data parallelism among them."""
+    n = cluster.num_devices
+    found = [degree for degree in degrees(n)[:-1] if degree <= _inner(cluster)]
+    return [
+        Space(f"data {n // k} x {role} {k}", Mesh(("dp", axis), (n // k, k)), (ZERO, role), ("zero-1",)) for k in found
+    ]
+
+
+def _inner(cluster: Cluster) -> int:
+    """The devices of a machine."""
+    return cluster.levels[0].size if cluster.levels else 1
+
+
+def _tensor(cluster: Cluster) -> list[Space]:
+    return [*_alone(cluster), *_beside_data(cluster, "tp", TENSOR)]
+
+
+def _context(cluster: Cluster) -> list[Space]:
+    n = cluster.num_devices
+    alone = [Space(f"context parallel {n}", Mesh(("cp",), (n,)), (CONTEXT,))] if n > 1 else []
+    return [*alone, *_beside_data(cluster, "cp", CONTEXT)]
+
+
+_SEVERAL, _MACHINES = "several devices", "several machines of several devices each"
+STRATEGIES = (
+    Strategy(("ddp", "data"), "data parallel", _flat("data parallel", DATA), _SEVERAL),
+    Strategy(("zero-1",), "ZeRO-1", _flat("ZeRO-1", ZERO, ("zero-1",)), _SEVERAL),
+    Strategy(("zero-2",), "ZeRO-2", _flat("ZeRO-2", ZERO, ("zero-2",)), _SEVERAL),
+    Strategy(("fsdp", "zero-3", "zero"), "ZeRO-3", _flat("ZeRO-3", ZERO, ("zero-3",)), _SEVERAL),
+    Strategy(("hsdp", "hybrid"), "hybrid sharding", _hybrid, _MACHINES),
+    Strategy(("tp", "tensor"), "tensor parallel", _tensor, _SEVERAL),
+    Strategy(("cp", "sp", "context"), "context parallel", _context, _SEVERAL),
+)
+"""What may be asked for by name."""
+
+
+def strategy(name: str) -> Strategy:
+    """The strategy of this name; a `PlanError` that lists the names."""
+    plain = name.lower().replace("_", "-").replace(" ", "-")
+    for own in STRATEGIES:
+        if plain in own.names or plain == own.title.lower().replace(" ", "-"):
+            return own
+    listed = ", ".join("/".join(own.names) for own in STRATEGIES)
+    raise PlanError(f"unknown strategy {name!r}; choose one of {listed}")
+
+
 def baselines(cluster: Cluster) -> Iterator[list[Space]]:
     """Plans that people choose by hand, each with the degrees that it is tried with."""
-    n = cluster.num_devices
-    flat, inner = Mesh(("dp",), (n,)), cluster.levels[0].size if cluster.levels else 1
-    yield [Space("data parallel", flat, (DATA,))]
-    yield [Space("ZeRO-3", flat, (ZERO,), ("zero-3",))]
-    yield [Space("ZeRO-2", flat, (ZERO,), ("zero-2",))]
-    if 1 < inner < n:
-        yield [Space("hybrid sharding", Mesh(("dp", "zero"), (n // inner, inner)), (DATA, ZERO), ("zero-3",))]
-    tensor = [degree for degree in degrees(n) if degree <= inner]
-    if n in tensor:
-        yield [Space(f"tensor parallel {n}", Mesh(("tp",), (n,)), (TENSOR,))]
-    pairs = [
-        Space(
-            f"data {n // degree} x tensor {degree}",
-            Mesh(("dp", "tp"), (n // degree, degree)),
-            (ZERO, TENSOR),
-            ("zero-1",),
-        )
-        for degree in tensor
-        if degree < n
-    ]
-    if pairs:
-        yield pairs
+    ways = [*(strategy(name).spaces for name in ("ddp", "zero-3", "zero-2", "hybrid")), _alone]
+    found = [*(spaces(cluster) for spaces in ways), _beside_data(cluster, "tp", TENSOR)]
+    yield from filter(None, found)
 
 
 def batch_size(graph: Graph) -> int:
     """The size that microbatches divide: dimension 0 of the inputs, or what divides it in all of them."""
     shapes = [graph.types[leaf.name].shape for leaf in graph.leaves("input")]
     return gcd(*(shape[0] for shape in shapes if shape))
+
+
+def sequence_length(graph: Graph) -> int | None:
+    """Dimension 1 of the token ids, which are the inputs of integers; None where there are none."""
+    kinds = [graph.types[leaf.name] for leaf in graph.leaves("input")]
+    return max((kind.shape[1] for kind in kinds if kind.dtype.startswith("int") and len(kind.shape) > 1), default=None)
 
 
 def microbatch_counts(size: int) -> list[int]:

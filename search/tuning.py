@@ -9,6 +9,7 @@ are quickly tuned: what they need is where the search on every mesh begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -20,11 +21,13 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
+from shardwright.search.asked import RecomputeMode
 from shardwright.search.folding import Folded, fold
-from shardwright.search.pins import Pins, RecomputeMode
-from shardwright.search.restrict import DATA, FREE
-from shardwright.search.solving import Candidate, NoLayoutsError, Solver, different, over_time, rank
-from shardwright.search.spaces import LONGEST_FIRST, Space, baselines, divided, free_spaces, microbatch_counts
+from shardwright.search.pins import Pins
+from shardwright.search.problem import NoLayoutsError
+from shardwright.search.restrict import DATA
+from shardwright.search.solving import Candidate, Solver, different, over_time, rank
+from shardwright.search.spaces import LONGEST_FIRST, Space, baselines, divided, microbatch_counts
 
 Progress = Callable[[str], None]
 _NEAR = 1.1
@@ -44,7 +47,7 @@ class Tuner:
     """Tries ways to run one graph.
 
     Attributes:
-        spaces: the meshes that are searched: all, or the one that is given.
+        spaces: the meshes that are searched: all, the one that is given, or those that keep to the pins.
         obstacle: why the batch cannot be cut into microbatches, or "".
         tried: all that was solved, also what does not fit.
         refused: why no layouts could be run in the way that was tried last of those that have none.
@@ -52,10 +55,11 @@ class Tuner:
 
     def __init__(self, solver: Solver, graph: Graph, execution: Execution, pins: Pins, progress: Progress) -> None:
         self.solver, self.execution, self.pins, self.progress = solver, execution, pins, progress
-        self.folded = Folded(graph) if pins.by_block else fold(graph)
+        self.folded = folded(graph, pins)
         self.modes = self._modes()
-        self.spaces = free_spaces(solver.cluster.num_devices) if pins.mesh is None else [_given(pins.mesh, pins.roles)]
-        self.obstacle, self.refused = "", NoLayoutsError("nothing was tried")
+        self.spaces = pins.spaces
+        self.obstacle = ""
+        self.refused = NoLayoutsError(f"no mesh of {solver.cluster.num_devices} devices keeps to all that is asked for")
         self.counts = self._counts()
         self.fastest_s = inf
         self.tried: list[Candidate] = []
@@ -103,7 +107,7 @@ class Tuner:
         On every mesh, what the best known plan makes again is made again; on the best one, the rest is tried too.
         A `NoLayoutsError` where no mesh has layouts that can be run.
         """
-        best = min(known, key=rank, default=None) if self.pins.mesh is None else None
+        best = None if self.pins.guided else min(known, key=rank, default=None)
         found: list[tuple[Candidate, Space, Sequence[RecomputeMode]]] = []
         for space in self.spaces:
             modes = self.modes
@@ -198,13 +202,15 @@ class Tuner:
         execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
         best: Candidate | None = None
         for priced, beside in product(_priced(space.zeros, mesh), self.solver.besides):
-            asked = self.folded, mesh, space.roles, execution, priced
+            asked = self.folded, mesh, space.roles, execution, priced, space.limits
             if best is not None:
                 overlaps = beside < 1 and self.solver.floor_s(*asked) < self.fastest_s
                 is_near = beside == 1 and best.prediction.step_s <= _NEAR * self.fastest_s
                 if not best.fits or not (overlaps or is_near):
                     continue
-            found = self.solver.solve(*asked[:3], space.name, execution, space.zeros, priced, beside=beside)
+            found = self.solver.solve(
+                *asked[:3], space.name, execution, space.zeros, priced, beside=beside, limits=space.limits
+            )
             best = found if best is None else min(best, found, key=rank)
             self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         assert best is not None
@@ -221,8 +227,10 @@ class Tuner:
         for space in self.spaces:
             mesh = over_time(space.mesh, num_microbatches)
             longest = different(LONGEST_FIRST, mesh)[0]
-            problem, eliminator = self.solver.problem(self.folded, mesh, space.roles, execution, longest)
-            found.append(eliminator.solve(problem).bound)
+            asked = self.folded, mesh, space.roles, execution, longest, space.limits
+            with suppress(NoLayoutsError):
+                problem, eliminator = self.solver.problem(*asked)
+                found.append(eliminator.solve(problem).bound)
         return min(found)
 
     def ideal_s(self, mode: RecomputeMode) -> float:
@@ -235,8 +243,10 @@ class Tuner:
         return self._ideal[mode]
 
 
-def _given(mesh: Mesh, roles: Sequence[str] | None) -> Space:
-    return Space(f"search on {mesh}", mesh, tuple(roles or (FREE,) * len(mesh)))
+def folded(graph: Graph, pins: Pins) -> Folded:
+    """The graph with its equal blocks folded, where all of them are run and pinned alike."""
+    found = Folded(graph) if pins.by_block else fold(graph)
+    return Folded(graph) if pins.limits.tell_apart(graph, found.alike) else found
 
 
 def _priced(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardwright.api import compile as compile
     from shardwright.api import plan as plan
+    from shardwright.asking import what_if as what_if
+    from shardwright.asking import why_not as why_not
     from shardwright.cost.clusters.cluster import Cluster as Cluster
     from shardwright.lowering.exact import seed_exactly as seed_exactly
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
@@ -30,9 +32,21 @@ _EXPORTS = {
     "compile": "shardwright.api",
     "plan": "shardwright.api",
     "seed_exactly": "shardwright.lowering.exact",
+    "what_if": "shardwright.asking",
+    "why_not": "shardwright.asking",
 }
 
-__all__ = ["Cluster", "Plan", "ShardwrightError", "__version__", "compile", "plan", "seed_exactly"]
+__all__ = [
+    "Cluster",
+    "Plan",
+    "ShardwrightError",
+    "__version__",
+    "compile",
+    "plan",
+    "seed_exactly",
+    "what_if",
+    "why_not",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -32,8 +32,8 @@ from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all
 from shardwright.reports.facts import fits, memory_verdict
 from shardwright.reports.wording import SEARCHED, infeasible
 from shardwright.search.anytime import Stop
+from shardwright.search.asked import PinsLike, RecomputeMode
 from shardwright.search.check import check_plan
-from shardwright.search.pins import RecomputeMode
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.planner import Planner, Progress, most_frequent
 from shardwright.verifier.choices import Certified
@@ -52,6 +52,7 @@ class Guide(NamedTuple):
     recompute: RecomputeMode | None = None
     per_microbatch: PerMicrobatch | None = None
     reduce_dtype: ReduceDtype | torch.dtype | None = None
+    pins: PinsLike | None = None
     time_limit_s: float | None = None
 
     @property
@@ -109,6 +110,7 @@ def plan(
     roles: Roles | None = None,
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
+    pins: PinsLike | None = None,
     per_microbatch: PerMicrobatch | None = None,
     precision: PrecisionMode | Sequence[PrecisionMode] | None = None,
     reduce_dtype: ReduceDtype | torch.dtype | None = None,
@@ -133,6 +135,10 @@ def plan(
             repeated block, from its input), or a mapping from blocks of the model, modules in them or patterns to one
             of these or to a list of places (docs/recompute.md), such as `{"model.layers.0-7": ["mlp", ":add"]}`. By
             default the search chooses, value by value.
+        pins: what the search keeps to beside these, as texts or by name: the layout of parameters, by name or pattern
+            of parameters or modules (`{"lm_head.weight": {"tp": "S(0)"}, "*.mlp": "sharded"}`: "whole", "sharded",
+            "gathered" for use, or "S(dim)"); degrees of roles ("no context", "tensor<=8", "zero>=4") or sizes of axes
+            ("y<=8"), on any mesh; and memory on each device ("memory<=40GB"). See docs/planning.md.
         per_microbatch: modules, by name or pattern of `fnmatch` (with all that is inside), whose statistics over the
             batch (batch norm's, those of balancing losses) are taken of each microbatch by itself; True: all. Such a
             step is not that of the whole batch: it is that of one process which runs the microbatches in turn, the
@@ -166,7 +172,7 @@ def plan(
         if own != "fp8":  # which can be costed
             check_device(base_of(own), cluster.device.kind)
     certified = certified_by(rules, progress)
-    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, Stop(time_limit_s).limit_s)
+    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins, Stop(time_limit_s).limit_s)
     return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress)[0]
 
 
@@ -181,6 +187,7 @@ def compile(
     roles: Roles | None = None,
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
+    pins: PinsLike | None = None,
     per_microbatch: PerMicrobatch | None = None,
     precision: PrecisionMode | Sequence[PrecisionMode] | None = None,
     reduce_dtype: ReduceDtype | torch.dtype | None = None,
@@ -211,6 +218,7 @@ def compile(
         roles: as in `plan`.
         microbatches: as in `plan`.
         recompute: as in `plan`.
+        pins: as in `plan`.
         per_microbatch: as in `plan`; a given plan has its own.
         precision: as in `plan`; a given plan has its own.
         reduce_dtype: as in `plan`; a given plan has its own.
@@ -234,7 +242,7 @@ def compile(
 
     refuse_unreal(model)
     given = _load(plan)
-    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype)
+    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins)
     if given is not None and (named := [f"{name}=" for name, value in guide._asdict().items() if value is not None]):
         raise PlanError(
             f"plan= was given together with {' and '.join(named)}, which guide the search; give one or the other"
@@ -313,7 +321,7 @@ def _plan(
     planner = Planner(cluster, certified, progress, rules, precision, modules, guide.reduced)
     found = planner.plan(
         captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, guide.roles),
-        microbatches=guide.microbatches, recompute=guide.recompute, time_limit_s=guide.time_limit_s,
+        microbatches=guide.microbatches, recompute=guide.recompute, pins=guide.pins, time_limit_s=guide.time_limit_s,
     )  # fmt: skip
     check_plan(found, captured.graph, certified, rules)
     return found

@@ -1,4 +1,4 @@
-"""`shardwright explain`, `compare` and `view`: look at plans. None of them needs torch or the model.
+"""`shardwright explain`, `compare` and `view`: look at plans. None of them needs the model.
 
 They say where a file predicts another step or other memory than is predicted now, and end with status 3 where a plan
 does not fit.
@@ -7,31 +7,78 @@ does not fit.
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import PATH, examples, format_option, output_option, plan_argument
+from shardwright.cli.options import (
+    FILE_PATH,
+    PATH,
+    examples,
+    format_option,
+    output_option,
+    parse_changes,
+    plan_argument,
+)
 from shardwright.cli.planfiles import load_to_show, status_of
 
 
-@click.command(epilog=examples("explain plan.json --depth 2", "explain plan.json --find h.3.mlp.c_fc.weight"))
+@click.command(
+    epilog=examples(
+        "explain plan.json --depth 2",
+        "explain plan.json --find h.3.mlp.c_fc.weight",
+        "explain plan.json --why-not fsdp",
+        "explain plan.json --what-if nodes=2x,bandwidth=0.5x",
+        "explain plan.json train.py:make --what-if batch=2x",
+    )
+)
 @plan_argument
+@click.argument("model", required=False, metavar="[FILE.py:FUNCTION]")
+@click.option("--hf-config", type=FILE_PATH, help="The model as a transformers config.json; see --what-if.")
 @click.option("--depth", type=click.IntRange(1), help="Levels of modules to show; by default what fits a page.")
 @click.option("--find", "name", metavar="NAME", help="What becomes of one parameter, operator or module of the model.")
+@click.option("--why-not", "strategy", metavar="STRATEGY",
+              help="What another way would take at its best: ddp, zero-1, zero-2, fsdp, hsdp, tp, cp.")  # fmt: skip
+@click.option("--what-if", "changes", metavar="CHANGES", type=parse_changes,
+              help="The plan if that were so: nodes, bandwidth, memory, flops, batch or seq, as nodes=2x,batch=128. "
+              "Another batch or seq needs the model, as FILE.py:FUNCTION or --hf-config.")  # fmt: skip
 @format_option
-def explain(plan_file: Path, depth: int | None, name: str | None, form: str) -> int:
+def explain(
+    plan_file: Path,
+    model: str | None,
+    hf_config: Path | None,
+    depth: int | None,
+    name: str | None,
+    strategy: str | None,
+    changes: Mapping[str, str] | None,
+    form: str,
+) -> int:
     """Say in words and tables what a plan does.
 
     What each mesh axis splits, how weights are stored, what is communicated, memory by category, the comparison with
     data parallelism, ZeRO and tensor parallelism, and what stays whole and why. It fits the terminal: COLUMNS says how
     wide, where that is not known.
+
+    --why-not and --what-if search again, which takes as long as planning.
     """
     from shardwright.reports.finding import FoundReport
     from shardwright.reports.plan import PlanReport
 
+    if sum(x is not None for x in (name, strategy, changes)) > 1:
+        raise click.UsageError("--find, --why-not and --what-if are questions of their own; ask one at a time")
+    if (model or hf_config) and strategy is None and changes is None:
+        raise click.UsageError("a model is for --why-not and --what-if; explain needs none")
     plan = load_to_show(plan_file)
+    if strategy is not None or changes is not None:
+        from shardwright.cli.asking import what_if, why_not
+
+        terminal.show(
+            why_not(plan, strategy, model, hf_config) if strategy else what_if(plan, changes or {}, model, hf_config),
+            form,
+        )
+        return 0
     terminal.show(FoundReport(plan, name) if name else PlanReport(plan, depth), form)
     return status_of(plan)
 

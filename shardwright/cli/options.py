@@ -17,13 +17,14 @@ from shardwright.pcg.step.precisions import PRECISIONS, PrecisionMode
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
-    from shardwright.search.pins import RecomputeMode
+    from shardwright.search.asked import RecomputeMode
 
 Command = TypeVar("Command", bound=Callable[..., object])
 CLUSTER_FORMS = (
     "local:N (N CPU ranks of this machine), preset:NAME[:NODES] (such as preset:dgx-h100:8, or "
     "preset:dgx-h100:4+dgx-a100:4 for machines of several kinds), detect, or a cluster file."
 )
+WHAT_IF = ("nodes", "bandwidth", "memory", "flops", "batch", "seq")
 INFEASIBLE = 3
 """The exit status where no plan fits."""
 PATH = click.Path(path_type=Path)
@@ -146,6 +147,15 @@ def parse_recompute(text: str) -> RecomputeMode:
     return cast("RecomputeMode", _by_name(text, "--recompute", "a mode, or pairs such as 'model.layers.*=full'"))
 
 
+def parse_changes(text: str) -> dict[str, str]:
+    """`nodes=2x,batch=128`: what becomes of what."""
+    changes = _by_name(text, "--what-if", "changes such as nodes=2x,bandwidth=0.5x")
+    unknown = [name for name in changes if name not in WHAT_IF]
+    if unknown:
+        raise ShardwrightError(f"--what-if: {unknown[0]!r} cannot be changed; choose among {', '.join(WHAT_IF)}")
+    return changes
+
+
 def _by_name(text: str, option: str, wanted: str) -> dict[str, str]:
     """`NAME=WORD,NAME=WORD`; an error that says what is wanted."""
     pairs = [part.rpartition("=") for part in text.replace(" ", "").split(",")]
@@ -197,6 +207,15 @@ def search_options(command: Command) -> Command:
         ),
         microbatches=microbatches_option,
         recompute=recompute_option,
+        pins=click.option(
+            "--pin",
+            "pins",
+            multiple=True,
+            metavar="PIN",
+            help="What the search keeps to: a layout of parameters by name or pattern ('lm_head.weight=tp:S(0)', "
+            "'*.mlp=sharded', whole, gathered), a degree ('no context', 'tensor<=8', 'zero>=4') or 'memory<=40GB'. "
+            "May be repeated.",
+        ),
         per_microbatch=per_microbatch_option,
         precision=precision_option,
         reduce_dtype=reduce_dtype_option,

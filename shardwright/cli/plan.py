@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "plan examples/zoo.py:gpt2 --cluster local:4 --output plan.json",
         "plan train.py:make --cluster cluster.json --mesh dp=4,tp=2 --roles data,tensor",
+        "plan train.py:make --cluster local:4 --pin 'tensor<=2' --pin 'no context' --pin 'lm_head.weight=S(0)'",
         "plan --hf-config config.json --batch-size 64 --seq-len 4096 --cluster preset:dgx-h100:8 -o plan.json",
     )
 )

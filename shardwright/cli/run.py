@@ -31,7 +31,7 @@ from shardwright.pcg.errors import ShardwrightError
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
     from shardwright.pcg.step.precisions import PrecisionMode
-    from shardwright.search.pins import RecomputeMode
+    from shardwright.search.asked import RecomputeMode
 
 FAILURES = "failed-*.json"
 """The files beside the settings in which ranks say why they ended."""

@@ -88,6 +88,7 @@ class PlanReport(Report):
             "standing": standing(plan)._asdict(),
             "quality": quality(plan),
             "rewrites": rewrites(plan),
+            "asked": plan.asked.to_json(),
             **run_as(plan),
             **running_data(self.facts),
             "remedies": remedies(plan),
@@ -170,6 +171,7 @@ def _headline(facts: PlanFacts) -> Paragraph:
         f"{plan.model} on {cluster.name}: {devices}, mesh {device_mesh(plan.mesh)}"
         + (f", {count} microbatches" if (count := plan.mesh.num_microbatches) > 1 else ""),
         [
+            *([f"asked for       {plan.asked}"] if str(plan.asked) else []),
             f"predicted step  {step(p)}",
             f"one by one      {serial(p)}; without overlap, as modules and communication are listed",
             f"memory          {size(p.memory.total_bytes)} of {size(cluster.device.memory_bytes)} on each device"

@@ -80,8 +80,8 @@ def devices(candidate: Candidate) -> Mesh:
 class Refusing(Solver):
     """A solver by which nothing is run in microbatches: one operator's choices exclude those of all its neighbours."""
 
-    def problem(self, folded: Folded, mesh: Mesh, roles: Any, execution: Any, zero: Any) -> Any:
-        found, eliminator = super().problem(folded, mesh, roles, execution, zero)
+    def problem(self, folded: Folded, mesh: Mesh, *rest: Any, **options: Any) -> Any:
+        found, eliminator = super().problem(folded, mesh, *rest, **options)
         edge = min(found.edges)
         if mesh.num_microbatches > 1:
             found.edges[edge] = Interned(np.full_like(found.edges[edge].value, np.inf))

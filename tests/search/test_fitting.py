@@ -127,8 +127,9 @@ def test_blocks_apart_are_tried_of_every_plan_that_may_win_by_it(monkeypatch: py
         return mixtures[whole.name]
 
     monkeypatch.setattr("shardwright.search.planner.by_block", mixed)
+    fitter = SimpleNamespace(solver=search.solver)
     monkeypatch.setattr(search.solver, "again_whole", lambda graph, c: c)
-    pairs = search._apart(None, None, {_way(f.candidate): f for f in fitted}, {}, best)  # type: ignore[arg-type]
+    pairs = search._apart(None, fitter, {_way(f.candidate): f for f in fitted}, {}, best)  # type: ignore[arg-type]
     assert [(plain.name, found.prediction.step_s) for plain, found in pairs] == [
         ("fast", 8.5),
         ("fast", 8.2),

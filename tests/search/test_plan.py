@@ -167,6 +167,14 @@ def test_values_that_contradict_each_other_are_refused(
     assert str(error.value).endswith("the file may have been edited or cut, make the plan again")
 
 
+def test_what_a_timeline_leaves_out_is_no_contradiction(plan: Plan) -> None:
+    """Casts of weights are listed with operators, and the timeline has none: a step may be a little less than both."""
+    data, own = plan.to_json(), plan.prediction
+    parts_s = own.compute_s + own.optimizer_s + own.exposed_s + own.bubble_s
+    data["prediction"]["step_s"] = parts_s - 0.04 * own.compute_s
+    assert Plan.from_json(data).prediction.step_s < parts_s
+
+
 def test_the_documentation_names_every_field(plan: Plan) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
     assert not [name for name in plan.to_json() if f"`{name}`" not in page]

@@ -1,0 +1,211 @@
+"""What people ask of a search, in their own words: the texts of pins, and what a plan file says was asked for.
+
+NAME=LAYOUT          lm_head.weight=S(0)    model.layers.*.mlp=tp:sharded    *.bias=whole
+ROLE<=DEGREE         tensor<=8    zero>=4    data=2    no context            (on any mesh)
+AXIS<=DEGREE         y<=8                                                    (of the meshes that are searched)
+memory<=BYTES        memory<=40GB
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.layout import Layout
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.recompute import GivenByBlock, Recompute, RecomputeByBlock
+from shardwright.pcg.step.recompute import fits as name_fits
+
+RecomputeMode = Recompute | RecomputeByBlock | GivenByBlock
+PinsLike = str | Sequence[str] | Mapping[str, str | int | Mapping[str, str]]
+"""Pins as texts, or by name: `{"lm_head.weight": {"tp": "S(0)"}, "tensor": "<=8"}`."""
+Kept = Literal["whole", "sharded", "gathered"]
+"""How a parameter is kept along an axis, as reports call it: whole, sharded as it is used, or gathered for use."""
+MEMORY = "memory"
+
+_KEPT: Mapping[str, Kept] = {
+    "whole": "whole", "replicated": "whole", "R": "whole", "sharded": "sharded", "gathered": "gathered",
+}  # fmt: skip
+_ENTRY = re.compile(r"(?:([A-Za-z_]\w*):)?(" + "|".join(_KEPT) + r"|S\(\d{1,3}(?:,\d{1,6})?\))(?:,|$)")
+_BOUND = re.compile(r"([A-Za-z_]\w*)(<=|>=|=)(\d{1,15}(?:\.\d{1,6})?)([kMGT]?B)?")
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_FORMS = (
+    "give NAME=LAYOUT, the layout being whole, sharded, gathered or S(dim), with axis: before it for one axis of the "
+    "mesh; ROLE<=DEGREE, >= or =; no ROLE; or memory<=40GB"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutPin:
+    """How parameters are kept along one axis of devices, or, where `axis` is "", along any.
+
+    Without an axis, "whole" is so on all of them, "sharded" on one at least; "gathered": nothing uses a slice.
+    `shard`: in which slices; None: in any.
+    """
+
+    text: str
+    pattern: str
+    axis: str
+    kept: Kept
+    shard: Layout | None = None
+
+    def names(self, target: str) -> bool:
+        """Whether a parameter is meant: by its name, or by that of a module that it lies in."""
+        return name_fits(target, self.pattern) or name_fits(target, f"{self.pattern}.*")
+
+    def takes(self, layout: Layout) -> bool:
+        """Whether slices of this layout are what is asked for; `S(0)` stands for slices of any blocks too."""
+        own = self.shard
+        return layout.is_shard and (own is None or layout == own or (own.blocks == 1 and layout.dim == own.dim))
+
+    def contradicts(self, other: LayoutPin) -> bool:
+        """Whether no layout of one parameter can keep to both."""
+        if self.axis and other.axis and self.axis != other.axis:
+            return False
+        if self.kept != other.kept:
+            return self.axis == other.axis or "sharded" not in (self.kept, other.kept) or self._everywhere(other)
+        same_axis = bool(self.axis) and self.axis == other.axis
+        return same_axis and None not in (self.shard, other.shard) and self.shard != other.shard
+
+    def _everywhere(self, other: LayoutPin) -> bool:
+        """Whether the one of them that is not about slices in use is about all axes."""
+        return not (other if self.kept == "sharded" else self).axis
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """At least `low` and at most `high` (None: any): a role's degree, the size of a mesh's axis, or bytes."""
+
+    text: str
+    what: str
+    low: int
+    high: int | None
+
+
+def texts(pins: PinsLike | None) -> tuple[str, ...]:
+    """Pins as texts, each once."""
+    if pins is None or isinstance(pins, str):
+        return (pins,) if pins else ()
+    if not isinstance(pins, Mapping):
+        return tuple(dict.fromkeys(pins))
+    return tuple(f"{name}{_value(value)}" for name, value in pins.items())
+
+
+def _value(value: str | int | Mapping[str, str]) -> str:
+    if isinstance(value, Mapping):
+        return "=" + ",".join(f"{axis}:{layout}" for axis, layout in value.items())
+    return value if isinstance(value, str) and value.startswith(("<=", ">=", "=")) else f"={value}"
+
+
+def parse(text: str) -> list[LayoutPin | Bound]:
+    """What a pin says. Raises a `PlanError` that lists the forms."""
+    short = text.replace(" ", "")
+    if text.split()[:1] == ["no"]:
+        return [Bound(text, short.removeprefix("no"), 1, 1)]
+    if bound := _BOUND.fullmatch(short):
+        return [_bound(text, *bound.groups())]
+    pattern, _, layouts = short.partition("=")
+    found = list(_ENTRY.finditer(layouts))
+    if not pattern or not found or "".join(entry[0] for entry in found) != layouts or layouts.endswith(","):
+        raise PlanError(f"pin {text!r} is not understood: {_FORMS}")
+    return [_layout(text, pattern, axis or "", word) for axis, word in (entry.groups() for entry in found)]
+
+
+def _layout(text: str, pattern: str, axis: str, word: str) -> LayoutPin:
+    if word in _KEPT:
+        return LayoutPin(text, pattern, axis, _KEPT[word])
+    return LayoutPin(text, pattern, axis, "sharded", Layout.parse(word))
+
+
+def _bound(text: str, what: str, relation: str, number: str, unit: str | None) -> Bound:
+    if (what == MEMORY) != (unit is not None):
+        wanted = "memory is in B, kB, MB, GB or TB" if what == MEMORY else f"{what} is a number of devices"
+        raise PlanError(f"pin {text!r}: {wanted}, such as {'memory<=40GB' if what == MEMORY else f'{what}<=8'}")
+    if what == MEMORY and relation != "<=":
+        raise PlanError(f"pin {text!r}: memory is a limit, such as memory<=40GB")
+    value = float(number) * _UNITS[unit or "B"]
+    if value < 1 or (unit is None and not number.isdecimal()):
+        raise PlanError(f"pin {text!r}: expected a number of {'bytes' if unit else 'devices'} from 1 on")
+    return Bound(text, what, 1 if relation == "<=" else int(value), None if relation == ">=" else int(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a search was told to keep to, as the user said it; `None` and no pins: nothing.
+
+    Attributes:
+        mesh: that is searched, with the axis of time where it was given.
+        roles: of its axes of devices.
+        microbatches: of a step.
+        recompute: what backward makes again.
+        pins: the texts of layouts and bounds.
+    """
+
+    mesh: Mesh | None = None
+    roles: tuple[str, ...] | None = None
+    microbatches: int | None = None
+    recompute: RecomputeMode | None = None
+    pins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.recompute is not None:
+            object.__setattr__(self, "recompute", Execution(recompute=self.recompute).recompute)
+
+    def __iter__(self) -> Iterator[tuple[str, Asked]]:
+        """Each thing that is asked for, in words, and what is left without it."""
+        if self.mesh is not None:
+            yield f"mesh {_axes(self.mesh)}", replace(self, mesh=None, roles=None)
+        if self.roles is not None:
+            yield f"roles {','.join(self.roles)}", replace(self, roles=None)
+        if self.microbatches is not None:
+            yield f"microbatches {self.microbatches}", replace(self, microbatches=None)
+        if self.recompute is not None:
+            yield f"recompute {_again(self.recompute)}", replace(self, recompute=None)
+        for pin in self.pins:
+            yield pin, replace(self, pins=tuple(other for other in self.pins if other != pin))
+
+    def __str__(self) -> str:
+        return "; ".join(words for words, _ in self)
+
+    def to_json(self) -> dict[str, Any]:
+        """What was asked for, and nothing else."""
+        mesh = None if self.mesh is None else dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
+        again = self.recompute
+        if again is not None:
+            again = Execution(recompute=again).to_json().get("recompute", "none")
+        found = {"mesh": mesh, "roles": self.roles and list(self.roles), "microbatches": self.microbatches,
+                 "recompute": again, "pins": list(self.pins) or None}  # fmt: skip
+        return {name: value for name, value in found.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Asked:
+        """Read what `to_json` gave. Raises a `ShardwrightError` for what cannot be asked."""
+        mesh, roles, again = data.get("mesh"), data.get("roles"), data.get("recompute")
+        pins = tuple(data.get("pins", ()))
+        for pin in pins:
+            parse(pin)
+        return cls(
+            None if mesh is None else Mesh.of(**mesh),
+            None if roles is None else tuple(roles),
+            data.get("microbatches"),
+            again,
+            pins,
+        )
+
+
+NOTHING = Asked()
+
+
+def _axes(mesh: Mesh) -> str:
+    return ",".join(f"{name}={size}" for name, size in zip(mesh.names, mesh.sizes, strict=True))
+
+
+def _again(mode: RecomputeMode) -> str:
+    if isinstance(mode, str):
+        return mode
+    pairs = mode.items() if isinstance(mode, Mapping) else mode
+    return ",".join(f"{name}={again if isinstance(again, str) else '+'.join(again)}" for name, again in pairs)

@@ -1,0 +1,155 @@
+"""What limits leave of the choices for one serial graph on one mesh, and why a parameter cannot be as it is pinned."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.layout import Layout
+from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.search.asked import LayoutPin
+from shardwright.search.domain import Domain, axis_options
+from shardwright.search.limits import BOUNDED, Limits, Moves, SplitBound, Splits, Stored
+from shardwright.search.problem import NoLayoutsError
+from shardwright.search.restrict import CONTEXT, DATA, TENSOR, ZERO, batch_factors, is_weight, penalties, weight_factors
+
+Certified = Callable[[Node], frozenset[str]]
+
+
+class Limited:
+    """What limits leave of the choices for one serial graph on one mesh."""
+
+    def __init__(self, limits: Limits, graph: Graph, mesh: Mesh) -> None:
+        self.limits, self.graph, self.mesh, self.sizes = limits, graph, mesh, mesh.device_sizes
+        self.bounds = {bound.what: bound for bound in limits.bounds if bound.what in BOUNDED}
+        self.batch, self.sequence = batch_factors(graph), batch_factors(graph, 1, integers_only=True)
+        self.free = penalties(graph, self.batch)
+        self.pinned = {
+            leaf.name: pins for leaf in graph.leaves("parameter")
+            if (pins := tuple(p for p in limits.layouts if p.names(str(leaf.attr("target")))))
+        }  # fmt: skip
+        self.origin = {node.name: origin for node in graph.nodes if (origin := _origin(graph, node.name)) is not None}
+        self.whole = self._read_whole()
+
+    def operator(self, node: Node) -> Splits | None:
+        """What is left of an operator's choices; None: all."""
+        bounds = () if node.name in self.origin or node.name in self.free else tuple(self._split_bounds(node))
+        whole = tuple(self.whole.get(node.name, ()))
+        return Splits(self.sizes, bounds, whole) if bounds or whole else None
+
+    def storage(self, leaf: Node) -> Stored | None:
+        """What is left of the ways to store a parameter; None: all."""
+        least = self.bounds[ZERO].low if ZERO in self.bounds else 1
+        pins = self._on_axes(leaf.name)
+        return Stored(self.sizes, pins, least) if pins or least > 1 else None
+
+    def moves(self, name: str) -> Moves | None:
+        """What is left of the moves of a value; None: all."""
+        origin = self.origin.get(name)
+        if origin is None:
+            return None
+        most = self.bounds[ZERO].high if ZERO in self.bounds else None
+        pins, exact = self._on_axes(origin), self.graph.types[name].shape == self.graph.types[origin].shape
+        return Moves(self.sizes, pins, most, exact) if pins or most is not None else None
+
+    def check(self, certified: Certified) -> None:
+        """Raise a `NoLayoutsError` that says which operator cannot take a parameter as it is pinned."""
+        for name, pins in self.pinned.items():
+            sharded = [pin for pin in pins if pin.kept == "sharded"]
+            for pin in sharded:
+                problems = [self._refusal(name, pin, size, certified) for size in self._sizes_of(pin)]
+                if problems and all(problems):
+                    raise NoLayoutsError(problems[0])
+
+    def check_met(self, domains: Mapping[str, Domain]) -> None:
+        """Raise a `NoLayoutsError` where no operator, or parameter, can be split in as many ways as a bound wants."""
+        for role, bound in self.bounds.items():
+            if bound.low > 1 and not any(self._is_met(role, name, domain) for name, domain in domains.items()):
+                raise NoLayoutsError(f"pin {bound.text!r}: on mesh {self.mesh} nothing can be split in so many ways")
+
+    def _is_met(self, role: str, name: str, domain: Domain) -> bool:
+        node, low = self.graph.by_name[name], self.bounds[role].low
+        if role == ZERO:
+            own = self.storage(node) if node.op == "parameter" else None
+            return own is not None and any(own.slices(state) >= low for state in domain.result)
+        left = None if node.is_leaf else self.operator(node)
+        own = [b for b in left.bounds if b.low == low and b.wanted == self._wanted(role, node)] if left else []
+        return any(b.is_met(split, self.sizes) for b in own for split in domain.splits)
+
+    def _split_bounds(self, node: Node) -> Iterator[SplitBound]:
+        for role, bound in self.bounds.items():
+            if role == ZERO:
+                continue
+            own, others = self._choices(role, node)
+            yield SplitBound(bound.low, bound.high, own, others, self._wanted(role, node))
+
+    def _choices(self, role: str, node: Node) -> tuple[frozenset[str], bool]:
+        """What a role splits an operator along: these choices, or all but these."""
+        batch, sequence = ({found[node.name]} if node.name in found else set[str]()
+                           for found in (self.batch, self.sequence))  # fmt: skip
+        own = {DATA: batch, CONTEXT: sequence}
+        return (frozenset(own[role]), False) if role in own else (frozenset(batch | sequence), True)
+
+    def _wanted(self, role: str, node: Node) -> frozenset[str]:
+        """What an operator should be split along where a role has a least degree."""
+        if role == TENSOR:
+            return frozenset(f for f, _ in weight_factors(self.graph, node, self.batch.get(node.name)))
+        return self._choices(role, node)[0]
+
+    def _on_axes(self, name: str) -> tuple[tuple[int, LayoutPin], ...]:
+        """The pins of a parameter, with the numbers of their axes."""
+        return tuple((self.mesh.index(p.axis) if p.axis else -1, p) for p in self.pinned.get(name, ()))
+
+    def _sizes_of(self, pin: LayoutPin) -> Sequence[int]:
+        if pin.axis:
+            return (self.sizes[self.mesh.index(pin.axis)],)
+        return sorted({size for size in self.sizes if size > 1})
+
+    def _read_whole(self) -> Mapping[str, set[tuple[int, int]]]:
+        """By operator, the operands and axes that it may read no slice of, as they are gathered for use."""
+        found = defaultdict[str, set[tuple[int, int]]](set)
+        devices = [axis for axis, name in enumerate(self.mesh.names) if name != TIME]
+        for node in self.graph.nodes:
+            for position, name in enumerate(node.inputs) if node.name not in self.origin else ():
+                for axis, pin in self._on_axes(self.origin.get(name, "")):
+                    if pin.kept == "gathered":
+                        found[node.name] |= {(position, a) for a in ([axis] if axis >= 0 else devices)}
+        return found
+
+    def _refusal(self, name: str, pin: LayoutPin, size: int, certified: Certified) -> str:
+        """Why a parameter cannot be stored and used so among `size` devices, or ""."""
+        kind, target = self.graph.types[name], self.graph.by_name[name].attr("target")
+        shard, shape = pin.shard, " × ".join(map(str, kind.shape))
+        if shard is not None and (shard.dim >= len(kind.shape) or kind.shape[shard.dim] % (size * shard.blocks)):
+            return f"pin {pin.text!r}: {target} is {shape}, of which {size} devices cannot have slices {shard}"
+        for node, takes in self._readers(name, size, certified):
+            if not any(map(pin.takes, takes)):
+                good = ", ".join(map(str, sorted(takes))) or "no slices"
+                return (
+                    f"pin {pin.text!r}: {node.op} at {node.source} takes {target} ({shape}) over {size} devices as "
+                    f"{good}, or whole; give one of these, or 'gathered' for slices that are put together for use"
+                )
+        return ""
+
+    def _readers(self, name: str, size: int, certified: Certified) -> Iterator[tuple[Node, frozenset[Layout]]]:
+        """Who reads a parameter, past casts and views, and in which slices of it over one axis of `size` devices."""
+        for user in dict.fromkeys(self.graph.users[name]):
+            node = self.graph.by_name[user]
+            options = [] if node.op == OPAQUE else axis_options(node, self.graph.signature(node), size, certified(node))
+            taken = [(needs[p], made) for _, needs, made in options for p, i in enumerate(node.inputs) if i == name]
+            if user not in self.origin:
+                yield node, frozenset(layout for layout, _ in taken if layout.is_shard)
+                continue
+            for reader, inner in self._readers(user, size, certified):
+                yield reader, frozenset(layout for layout, made in taken if layout.is_shard and made in inner)
+
+
+def _origin(graph: Graph, name: str) -> str | None:
+    """The parameter that a value is, possibly transposed, reshaped or cast."""
+    if not is_weight(graph, name):
+        return None
+    node = graph.by_name[name]
+    while node.op != "parameter":
+        node = graph.by_name[node.inputs[0]]
+    return node.name

@@ -1,0 +1,209 @@
+"""What pins leave of a search space: choices of operators, storage of parameters, and moves of parameters.
+
+Nothing here adds costs. Choices that a pin excludes are not in a domain, moves that it excludes cost infinity, so that
+the search stays as exact as it is. What is excluded:
+
+    NAME=whole       storage in slices; uses in slices
+    NAME=sharded     other storage; uses along that axis that are not in the slices which are stored
+    NAME=gathered    whole storage; uses in slices
+    data<=n          operators of which the batch is split more than n ways; context, tensor: the sequence, all else
+    zero<=n          uses of a parameter for which slices of more than n devices are put together
+    data>=n          other choices of operators which the batch can be split in so many ways; context, tensor as above
+    zero>=n          storage in fewer slices, of parameters that can be stored in so many
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+
+import numpy as np
+
+from shardwright.pcg.analysis import is_whole
+from shardwright.pcg.factors import parse_choice
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import Layouts
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.asked import Bound, LayoutPin
+from shardwright.search.domain import Domain
+from shardwright.search.reshard import Closure
+from shardwright.search.restrict import (
+    CONTEXT,
+    DATA,
+    FREE,
+    TENSOR,
+    ZERO,
+)
+
+BOUNDED = (DATA, CONTEXT, TENSOR, ZERO)
+"""The roles whose degrees can be bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Pins of layouts, and bounds of roles' degrees and axes' sizes."""
+
+    layouts: tuple[LayoutPin, ...] = ()
+    bounds: tuple[Bound, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.layouts or self.bounds)
+
+    def allow(self, mesh: Mesh, roles: Sequence[str]) -> bool:
+        """Whether some use of each axis keeps to the bounds, and the mesh has the axes that pins name."""
+        size = dict(zip(mesh.names, mesh.sizes, strict=True))
+        axes = [(b, size.get(b.what, 1)) for b in self.bounds if b.what not in BOUNDED]
+        if not all(_within(b, n) for b, n in axes) or not all(p.axis in size for p in self.layouts if p.axis):
+            return False
+        zero = prod(n for n, role in zip(mesh.sizes, roles, strict=True) if role == ZERO)
+        sliced = [b for b in self.bounds if b.what == ZERO]
+        if any(b.low > mesh.num_devices or (b.high is not None and zero > b.high) for b in sliced):
+            return False
+        uses = product(*(_USES.get(role, (role,)) for role in roles))
+        return any(all(_within(b, _degree(b.what, use, mesh.sizes)) for b in self.bounds if b.what in BOUNDED[:3])
+                   for use in uses)  # fmt: skip
+
+    def tell_apart(self, graph: Graph, alike: Mapping[str, str]) -> bool:
+        """Whether parameters that stand for each other are not meant by the same pins."""
+        target = {leaf.name: str(leaf.attr("target")) for leaf in graph.leaves("parameter")}
+        return any(pin.names(target[a]) != pin.names(target[b]) for pin in self.layouts for a, b in alike.items())
+
+
+NO_LIMITS = Limits()
+_USES = {FREE: (DATA, CONTEXT, TENSOR, ""), ZERO: (DATA,)}
+"""What an axis of a role may be to operators: DATA, CONTEXT, TENSOR, or "" where it splits none."""
+
+
+def _within(bound: Bound, value: int) -> bool:
+    return bound.low <= value and (bound.high is None or value <= bound.high)
+
+
+def _degree(role: str, use: Sequence[str], sizes: Sequence[int]) -> int:
+    return prod(size for own, size in zip(use, sizes, strict=True) if own == role)
+
+
+# ---- what is left of a domain ----
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBound:
+    """How many ways one operator may be split along what a role splits.
+
+    `choices`: these, or all but these where `others`; `wanted`: those that count for `low`.
+    """
+
+    low: int
+    high: int | None
+    choices: frozenset[str]
+    others: bool
+    wanted: frozenset[str]
+
+    def is_over(self, split: Sequence[str], sizes: Sequence[int]) -> bool:
+        own = (n for c, n in zip(split, sizes, strict=True) if not is_whole(c) and (c in self.choices) != self.others)
+        return self.high is not None and prod(own) > self.high
+
+    def is_met(self, split: Sequence[str], sizes: Sequence[int]) -> bool:
+        own = (n for c, n in zip(split, sizes, strict=True) if not is_whole(c) and self._counts(c))
+        return prod(own) >= self.low
+
+    def _counts(self, choice: str) -> bool:
+        return choice in self.wanted or parse_choice(choice)[0] in self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """What is left of an operator's choices: bounds, and operands that it reads whole on some axes."""
+
+    sizes: tuple[int, ...]
+    bounds: tuple[SplitBound, ...]
+    whole: tuple[tuple[int, int], ...]
+
+    def left(self, domain: Domain, numbers: Sequence[int]) -> Sequence[int]:
+        """Those of the choices that keep to the pins. Where none is split in as many ways as it should be, all are."""
+        found = [n for n in numbers if self._keeps(domain, n)]
+        for bound in self.bounds:
+            found = [n for n in found if bound.is_met(domain.splits[n], self.sizes)] or found
+        return found
+
+    def _keeps(self, domain: Domain, number: int) -> bool:
+        split, operands = domain.splits[number], domain.operands[number]
+        if any(operands[position][axis].is_shard for position, axis in self.whole):
+            return False
+        return not any(bound.is_over(split, self.sizes) for bound in self.bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is left of the ways to store a parameter: `pins` with the number of their axis, -1 for any."""
+
+    sizes: tuple[int, ...]
+    pins: tuple[tuple[int, LayoutPin], ...]
+    least: int
+
+    def left(self, domain: Domain, numbers: Sequence[int]) -> Sequence[int]:
+        """Those of the choices that keep to the pins; where none has so many slices as it should have, all."""
+        found = [n for n in numbers if all(self._keeps(pin, axis, domain.result[n]) for axis, pin in self.pins)]
+        return [n for n in found if self.slices(domain.result[n]) >= self.least] or found
+
+    def slices(self, state: Layouts) -> int:
+        """Into how many slices this storage divides a parameter."""
+        return prod(size for layout, size in zip(state, self.sizes, strict=True) if layout.is_shard)
+
+    def _keeps(self, pin: LayoutPin, axis: int, state: Layouts) -> bool:
+        devices = (layout for layout, size in zip(state, self.sizes, strict=True) if size > 1)
+        own = [state[axis]] if axis >= 0 else list(devices)
+        if pin.kept == "whole":
+            return not any(layout.is_shard for layout in own)
+        return any(map(pin.takes, own))
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Which moves of a parameter are left; `exact`: it is as it is stored, but for its dtype."""
+
+    sizes: tuple[int, ...]
+    pins: tuple[tuple[int, LayoutPin], ...]
+    most: int | None
+    exact: bool
+
+    def keep(self, start: Layouts, end: Layouts, put_together: frozenset[int], sliced: frozenset[int]) -> bool:
+        """Whether a path may be taken along which the value is put together, and sliced, on these axes."""
+        if self.most is not None and prod(self.sizes[axis] for axis in put_together) > self.most:
+            return False
+        return all(self._keeps(pin, axis, start, end, put_together, sliced) for axis, pin in self.pins)
+
+    def _keeps(
+        self, pin: LayoutPin, axis: int, start: Layouts, end: Layouts, put: frozenset[int], sliced: frozenset[int]
+    ) -> bool:
+        axes = [axis] if axis >= 0 else [a for a, size in enumerate(self.sizes) if size > 1]
+        if pin.kept == "whole":
+            return sliced.isdisjoint(axes)
+        if pin.kept == "gathered":
+            return True
+        stay = [a for a in axes if a not in put and start[a].is_shard and end[a].is_shard]
+        return any(not self.exact or pin.takes(start[a]) for a in stay)
+
+
+def limited_moves(closure: Closure, moves: Moves) -> Closure:
+    """The closure without the paths that are excluded."""
+    cost, states = closure.cost.copy(), closure.states
+    for i, j in zip(*np.nonzero(np.isfinite(closure.cost)), strict=True):
+        put, sliced = _along(closure, int(i), int(j))
+        if not moves.keep(states[i], states[j], put, sliced):
+            cost[i, j] = inf
+    return replace(closure, cost=cost)
+
+
+def _along(closure: Closure, i: int, j: int) -> tuple[frozenset[int], frozenset[int]]:
+    """The axes on which slices are put together on the path, and those on which slices are taken."""
+    put, sliced = set[int](), set[int]()
+    while i != j:
+        k = int(closure.next_state[i, j])
+        for axis, (before, after) in enumerate(zip(closure.states[i], closure.states[k], strict=True)):
+            if before != after:
+                put |= {axis} if before.is_shard else set()
+                sliced |= {axis} if after.is_shard else set()
+        i = k
+    return frozenset(put), frozenset(sliced)

@@ -1,0 +1,230 @@
+"""A plan beside another that a question led to: why not that strategy, and what if the cluster or the batch changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
+from typing import Any
+
+from shardwright.reports.comparison import run_as
+from shardwright.reports.exposed import KINDS, exposed_by_kind
+from shardwright.reports.facts import PlanFacts, fits, memory_verdict, step_parts, usable_bytes
+from shardwright.reports.report import OWN, Paragraph, Report
+from shardwright.reports.running import device_mesh
+from shardwright.reports.units import percent, seconds, size, times
+from shardwright.reports.wording import THE_SAME, axis_name, faster_or_slower, rewrites
+from shardwright.search.plan import Plan
+from shardwright.search.spaces import batch_size, sequence_length
+
+_Row = tuple[str, ...]
+_Number = Callable[[float], str]
+_WAITS = "exposed communication"
+_SMALL = 1e-3
+"""The part of a step of which nothing is said."""
+
+
+class WhyNotReport(Report):
+    """What a strategy would take, and where the time goes; or why it cannot be run.
+
+    Attributes:
+        plan: that the question is about.
+        title: of the strategy.
+        other: the best that it does; None where it cannot be run.
+        reason: why not.
+        rewritten: whether `other` begins from operators that the plan has rewritten, not from the model's own.
+    """
+
+    def __init__(
+        self, plan: Plan, title: str, other: Plan | None, reason: str = "", *, rewritten: bool = False
+    ) -> None:
+        self.plan, self.title, self.other, self.reason, self.rewritten = plan, title, other, reason, rewritten
+
+    @property
+    def verdict(self) -> str:
+        """In a line: `2.4 % slower: a step of 1.60 s`."""
+        plan, other = self.plan, self.other
+        if other is None:
+            return f"cannot be run: {self.reason}"
+        if not fits(other):
+            return _too_large(other)
+        if not fits(plan):
+            return f"it fits, with a step of {seconds(other.prediction.step_s)}; this plan does not"
+        told = faster_or_slower(other.prediction.step_s, plan.prediction.step_s)
+        step = f"a step of {_not(seconds(other.prediction.step_s), seconds(plan.prediction.step_s))}"
+        if not told.endswith("faster"):
+            return "as fast as this plan" if told == THE_SAME else f"{told}: {step}"
+        why = f"; this plan keeps to what was asked for: {plan.asked}" if str(plan.asked) else ""
+        return f"{told}: {step}{why}"
+
+    def paragraphs(self) -> list[Paragraph]:
+        title = f"Why not {self.title}"
+        if self.other is None:
+            return [Paragraph(title, [self.verdict])]
+        rows = [*_times(self.plan, self.other), *_memory(self.plan, self.other), *_ways(self.plan, self.other)]
+        begin = (
+            f"both begin from operators that this plan has rewritten ({rewrites(self.plan)}); give the model to begin"
+        )
+        notes = [f"{begin} from its own"] if self.rewritten else []
+        return [Paragraph(title, [self.verdict], ("", f">{OWN}", f">{self.title}", ">more"), rows, notes)]
+
+    def data(self) -> dict[str, Any]:
+        other = self.other and _data(self.other)
+        return {"strategy": self.title, "verdict": self.verdict, "plan": _data(self.plan), "other": other}
+
+
+class WhatIfReport(Report):
+    """The plan as it is and as it would be, side by side, and the `changes` that were asked about."""
+
+    def __init__(self, plan: Plan, other: Plan, changes: Mapping[str, str]) -> None:
+        self.plan, self.other, self.changes = plan, other, changes
+
+    def paragraphs(self) -> list[Paragraph]:
+        title = f"What if {', '.join(f'{name}={change}' for name, change in self.changes.items())}"
+        plan, other = self.plan, self.other
+        rows = [
+            *_setting(plan, other), *_times(plan, other), *_throughput(plan, other), *_memory(plan, other),
+            *_ways(plan, other),
+        ]  # fmt: skip
+        return [Paragraph(title, list(self._verdict()), ("", f">{OWN}", ">then", ">more"), rows)]
+
+    def _verdict(self) -> Iterator[str]:
+        plan, other = self.plan, self.other
+        steps = _not(seconds(other.prediction.step_s), seconds(plan.prediction.step_s))
+        yield f"a step of {steps}: {_more(plan, other)} a second on each device"
+        if not fits(other):
+            yield _too_large(other)
+        if plan.asked.mesh is not None and other.asked.mesh is None:
+            asked, count = plan.asked.mesh, other.cluster.num_devices
+            yield f"mesh {asked} was asked for, which is none of {count} devices: now the search chose"
+
+    def data(self) -> dict[str, Any]:
+        return {"changes": dict(self.changes), "plan": _data(self.plan), "other": _data(self.other)}
+
+
+def _too_large(plan: Plan) -> str:
+    used, limit = plan.prediction.memory.total_bytes, usable_bytes(plan)
+    over = f", {size(used - limit)} more than the {size(limit)} that may be used" if used > limit else ""
+    return f"{memory_verdict(plan)}: the smallest plan found takes {size(used)} on each device{over}"
+
+
+def _not(new: str, old: str) -> str:
+    """`1.60 s, not 1.47 s`"""
+    return new if new == old else f"{new}, not {old}"
+
+
+def _more(plan: Plan, other: Plan) -> str:
+    """`2.4 % fewer examples`; tokens, where examples are of another length."""
+    lengths = [sequence_length(p.graph) or 1 for p in (plan, other)]
+    ratio = _per_device(other) * lengths[1] / (_per_device(plan) * lengths[0])
+    things = "examples" if lengths[0] == lengths[1] else "tokens"
+    if abs(ratio - 1) < 5e-4:
+        return f"as many {things}"
+    if ratio >= 2:
+        return f"{times(ratio)} as many {things}"
+    return f"{percent(abs(ratio - 1))} {'more' if ratio > 1 else 'fewer'} {things}"
+
+
+def _data(plan: Plan) -> dict[str, Any]:
+    return {
+        **run_as(plan), "num_devices": plan.cluster.num_devices, "batch": batch_size(plan.graph), "fits": fits(plan),
+        "examples_per_s_per_device": _per_device(plan), "exposed": exposed_by_kind(plan),
+        "prediction": plan.prediction.to_json(),
+    }  # fmt: skip
+
+
+# ---- rows: a name, this plan, the other, by how much that is more ----
+
+
+def _setting(plan: Plan, other: Plan) -> Iterator[_Row]:
+    """What the question changed."""
+    pairs = {
+        "devices": [str(p.cluster.num_devices) for p in (plan, other)],
+        "batch": [str(batch_size(p.graph)) for p in (plan, other)],
+        "sequence": [str(sequence_length(p.graph) or "") for p in (plan, other)],
+    }
+    for inner, outer in zip(plan.cluster.levels, other.cluster.levels, strict=False):
+        pairs[inner.name] = [f"{size(x.bandwidth_bytes_per_s)}/s" for x in (inner, outer)]
+    pairs["bf16 peak"] = [f"{p.cluster.device.flops_per_s.get('bf16', 0) / 1e12:.0f} TFLOPS" for p in (plan, other)]
+    yield from ((name, *pair, "") for name, pair in pairs.items() if pair[0] != pair[1])
+
+
+def _times(plan: Plan, other: Plan) -> Iterator[_Row]:
+    """The step, and the parts that add up to it, with what it waits for; what is small in both is left out."""
+    least_s = _SMALL * min(p.prediction.step_s for p in (plan, other))
+    yield _difference("step", plan.prediction.step_s, other.prediction.step_s, seconds, least_s)
+    parts, others = step_parts(plan.prediction), step_parts(other.prediction)
+    for name, own_s in parts.items():
+        if max(abs(own_s), abs(others[name])) < least_s:
+            continue
+        yield _difference(f"  {name}", own_s, others[name], seconds, least_s)
+        if name == _WAITS:
+            own, its = exposed_by_kind(plan), exposed_by_kind(other)
+            for kind in KINDS:
+                pair = own.get(kind, 0.0), its.get(kind, 0.0)
+                if max(pair) >= least_s:
+                    yield _difference(f"    of {kind}", *pair, seconds, least_s)
+
+
+def _throughput(plan: Plan, other: Plan) -> Iterator[_Row]:
+    own, its = _per_device(plan), _per_device(other)
+    yield _difference("examples/s", own * plan.cluster.num_devices, its * other.cluster.num_devices, _plain)
+    yield _difference("  per device", own, its, _plain)
+    lengths = sequence_length(plan.graph), sequence_length(other.graph)
+    if lengths[0] is not None and lengths[1] is not None:
+        yield _difference("  tokens per device", own * lengths[0], its * lengths[1], _plain)
+
+
+def _memory(plan: Plan, other: Plan) -> Iterator[_Row]:
+    """Bytes at the peak, and the categories of which there are other amounts."""
+    own, its = plan.prediction.memory, other.prediction.memory
+    yield _difference("memory", own.total_bytes, its.total_bytes, size)
+    categories, others = own.by_category(), its.by_category()
+    for name, num_bytes in categories.items():
+        if abs(num_bytes - others[name]) > 0.01 * max(own.total_bytes, its.total_bytes):
+            yield _difference(f"  {name}", num_bytes, others[name], size)
+    if usable_bytes(plan) != usable_bytes(other):
+        yield _difference("  that may be used", usable_bytes(plan), usable_bytes(other), size)
+
+
+def _ways(plan: Plan, other: Plan) -> Iterator[_Row]:
+    """How both are run; what is alike in both is said too, as it is what a plan is."""
+    own, its = PlanFacts(plan), PlanFacts(other)
+    yield "mesh", device_mesh(plan.mesh), device_mesh(other.mesh), ""
+    for pair in zip_longest(_axes(own), _axes(its), fillvalue=""):
+        yield "  axis", *pair, ""
+    told = [run_as(p) for p in (plan, other)]
+    yield "microbatches", *(str(p["num_microbatches"]) for p in told), ""
+    yield "weights", _kept(own), _kept(its), ""
+    if any(p["lifetimes"] for p in told):
+        yield "  gathered as in", *(p["lifetimes"] or "–" for p in told), ""
+    yield "made again", *(p["again"] or "nothing" for p in told), ""
+
+
+def _axes(facts: PlanFacts) -> list[str]:
+    """What each axis of devices is called, without what is gathered along it, which has its own row."""
+    return [f"{a.name}: {axis_name(a, facts.mesh).partition(' with')[0]}" for a in facts.axes if not a.is_time]
+
+
+def _kept(facts: PlanFacts) -> str:
+    """`193 whole, 98 sharded`"""
+    ways = Counter(next((k for k in ("gathered", "sharded") if k in own), "whole") for own in facts.storage.values())
+    return ", ".join(f"{count} {how}" for how, count in ways.most_common())
+
+
+def _difference(name: str, own: float, its: float, number: _Number, least: float = 0.0) -> _Row:
+    more = "" if abs(its - own) <= least or number(own) == number(its) else number(abs(its - own))
+    return name, _signed(own, number), _signed(its, number), more and ("+" if its > own else "−") + more
+
+
+def _signed(value: float, number: _Number) -> str:
+    return number(value) if value >= 0 or number(-value) == "0" else f"−{number(-value)}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _per_device(plan: Plan) -> float:
+    """Examples a second on each device."""
+    return max(batch_size(plan.graph), 1) / plan.prediction.step_s / plan.cluster.num_devices
