@@ -6,12 +6,12 @@ the search's objective (tested); step time and memory come from the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
-from shardwright.cost.collectives.moves import TensorClass
+from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
@@ -19,6 +19,7 @@ from shardwright.cost.timeline.program import Programs
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.analysis import constant_nodes, is_timeless, read_again, written
+from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import source_of
@@ -100,7 +101,7 @@ def _node_costs(steps: Steps) -> dict[str, NodeCosts]:
     constants, known = constant_nodes(graph), dict[Hashable, tuple[float, float]]()
     table = {name: NodeCosts(name) for name in once}
     table |= {
-        node.name: _compute_part(graph, node, compute, known, twice=node.name in twice)
+        node.name: _operator_part(graph, node, compute, costs, known, twice=node.name in twice)
         for node in graph.nodes if not node.is_parallel and node.name not in once
     }  # fmt: skip
     again = read_again(graph)
@@ -151,9 +152,10 @@ def _zero(graph: Graph, start: str, last: Node) -> Zero:
     return "kept" if keep == "microbatch" else "zero-2" if keep == "step" else "zero-3"
 
 
-def _compute_part(
-    graph: Graph, node: Node, compute: Compute, known: dict[Hashable, tuple[float, float]], *, twice: bool
-) -> NodeCosts:
+def _operator_part(
+    graph: Graph, node: Node, compute: Compute, costs: MoveCosts, known: dict[Hashable, tuple[float, float]], *,
+    twice: bool,
+) -> NodeCosts:  # fmt: skip
     """`known` holds the seconds of operators seen before: equal blocks are costed once."""
     kind = graph.types[node.name]
     if node.op == "parameter" and kind.grad:
@@ -171,7 +173,22 @@ def _compute_part(
         split = node.split or ("R",) * len(graph.mesh)
         known[key] = cost.passes_s(split, tuple(t.layouts for t in operands), kind.layouts)
     forward_s, backward_s = known[key]
-    return NodeCosts(node.name, graph.mesh.num_microbatches * (forward_s * (1 + twice) + backward_s))
+    times = graph.mesh.num_microbatches
+    own = NodeCosts(node.name, times * (forward_s * (1 + twice) + backward_s))
+    sent, often = graph.dispatches(node), (times * (1 + twice), times * kind.grad)
+    return _with_dispatches(own, sent, costs, often) if sent else own
+
+
+def _with_dispatches(own: NodeCosts, sent: Sequence[Dispatch], costs: MoveCosts, counts: tuple[int, int]) -> NodeCosts:
+    """An operator's part with what it sends of its rows, `counts` times in forward and in backward."""
+    seconds = num_bytes = 0.0
+    for dispatch in sent:
+        for backward, times in enumerate(counts):
+            ways = dispatch.sent(backward=bool(backward))
+            seconds += times * sum(costs.dispatch_s(dispatch, backward=bool(backward)))
+            num_bytes += times * sum(collective_bytes("all_to_all", n, dispatch.size) for way in ways for n in way)
+    names = "all_to_all", "all_to_all" if counts[1] else ""
+    return replace(own, communication_s=seconds, communication_bytes=num_bytes, collectives=names, counts=counts)
 
 
 def predict(

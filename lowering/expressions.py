@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
 from shardwright.lowering.pieces import attribute, literal, opaque_call
 from shardwright.pcg.analysis import summed_in_place
+from shardwright.pcg.factors import dispatched, parts_of
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
 from shardwright.pcg.optable import ROWS
@@ -143,22 +144,41 @@ class Expressions:
         attrs["*1"] = ", ".join(operands[1:])
         if len(operands) == 2 and operands[0].startswith("-") and operands[0] in self.literals.values():
             operands = [f"({operands[0]})", operands[1]]
-        return row.torch.replace("rt.device()", "device").format(*operands, **attrs)
+        call = row.torch.replace("rt.device()", "device").format(*operands, **attrs)
+        ways = "".join(f", {way}" for way in self._ways(node))
+        return f"{call.removesuffix(')')}{ways})" if ways else call
 
     def _offset(self, node: Node, factor: str) -> str:
         """Where this rank's part of the operand that has a factor begins along it, or None where it holds all of it."""
         mesh = self.graph.mesh
-        axes = [a for a, choice in enumerate(node.split) if choice == factor and mesh.sizes[a] > 1]
+        axes = [a for a in self._axes(node, factor) if mesh.sizes[a] > 1]
         if not axes:
             return "None"
-        position = ""
-        for a in axes:
-            rank = f"{mesh.names[a]}.rank"
-            position = f"({position} * {mesh.sizes[a]} + {rank})" if position else rank
         signature = self.graph.signature(node)
         alone = (signature.index(factor),)
         held, dims = next((n, d) for n, d in zip(node.inputs, signature.operands, strict=True) if alone in d)
-        return f"{position} * {self.graph.types[held].local_shape(mesh)[dims.index(alone)]}"
+        return f"{self._position(axes)} * {self.graph.types[held].local_shape(mesh)[dims.index(alone)]}"
+
+    def _axes(self, node: Node, factor: str) -> list[int]:
+        """The axes that split a factor."""
+        return [a for a, choice in enumerate(node.split) if factor in (name for name, _ in parts_of(choice))]
+
+    def _position(self, axes: Sequence[int]) -> str:
+        """The number of this rank among those along these axes, the outermost first."""
+        mesh, position = self.graph.mesh, ""
+        for a in axes:
+            rank = f"{mesh.names[a]}.rank"
+            position = f"({position} * {mesh.sizes[a]} + {rank})" if position else rank
+        return position
+
+    def _ways(self, node: Node) -> Iterator[str]:
+        """Along what the rows of an operator are sent to what they name."""
+        mesh = self.graph.mesh
+        for sent in self.graph.dispatches(node):
+            named, _ = dispatched(node.split[sent.axis]) or ("", "")
+            outer = [a for a in self._axes(node, named) if a < sent.axis and mesh.sizes[a] > 1]
+            first = f"{self._position(outer)} * {sent.size * sent.width}" if outer else "0"
+            yield f"rt.To({mesh.names[sent.axis]}, {first}, {sent.width}, {sent.rows})"
 
     def _shard(self, kind: TensorType) -> str:
         steps = shard_order(kind.shape, kind.layouts, self.graph.mesh.sizes)

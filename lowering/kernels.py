@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from shardwright.lowering.dispatch import To, dispatch
 from shardwright.lowering.exact import Draw
 from shardwright.lowering.movement import MeshAxis, seen
 from shardwright.lowering.philox import Slice, keep_mask
@@ -153,12 +154,16 @@ _ACTIVATIONS = {
 }  # fmt: skip
 
 
-def expert_linear(x: Tensor, w: Tensor, index: Tensor, offset: int | None) -> Tensor:
+def expert_linear(x: Tensor, w: Tensor, index: Tensor, offset: int | None, *to: To) -> Tensor:
     """Rows of `x` [..., i] times the matrices of `w` [e, i, o] that `index` [...] names: [..., o].
 
-    With an `offset`, `w` holds experts [offset, offset + e); rows of others give zeros.
+    With an `offset`, `w` holds experts [offset, offset + e); rows of others give zeros, unless they are sent `to` them.
     """
     lead = torch.broadcast_shapes(x.shape[:-1], index.shape)
+    if to:
+        rows, named = x.expand(*lead, x.shape[-1]).flatten(0, -2), index.expand(lead).reshape(-1, 1)
+        y = dispatch(lambda index, x: expert_linear(x, w, index[:, 0], offset), to, named, rows)
+        return y.view(*lead, w.shape[2])
     order, ends = by_expert(index.expand(lead), len(w), offset)
     places = torch.arange(x.shape[:-1].numel(), device=x.device).view(x.shape[:-1]).expand(lead).reshape(-1)
     y = grouped_mm(x.reshape(-1, x.shape[-1])[places[order]], w, ends)
@@ -166,15 +171,19 @@ def expert_linear(x: Tensor, w: Tensor, index: Tensor, offset: int | None) -> Te
 
 
 def experts(
-    x: Tensor, index: Tensor, weights: Tensor, up: Tensor, down: Tensor, activation: str, offset: int | None
+    x: Tensor, index: Tensor, weights: Tensor, up: Tensor, down: Tensor, activation: str, offset: int | None, *to: To
 ) -> Tensor:
     """For every token of `x` [..., i], the sum of what its experts say: [..., o].
 
     They are `index` [..., k], and count by `weights` [..., k]. An expert is activation(x `up` [e, i, f]) `down` [e, f,
     o], or gated: activation(first half) · second half. With an `offset`, expert 0 is the one of that number; what
-    others say is left out.
+    others say is left out, unless tokens are sent `to` them.
     """
     lead, slots = torch.broadcast_shapes(x.shape[:-1], index.shape[:-1]), index.shape[-1]
+    if to:
+        rows = (t.expand(*lead, t.shape[-1]).flatten(0, -2) for t in (index, x, weights))
+        y = dispatch(lambda index, x, weights: experts(x, index, weights, up, down, activation, offset), to, *rows)
+        return y.view(*lead, down.shape[2])
     order, ends = by_expert(index.expand(*lead, slots), len(up), offset)
     tokens = x.expand(*lead, x.shape[-1]).reshape(-1, x.shape[-1])
     h = grouped_mm(tokens[order // slots], up, ends)
@@ -186,8 +195,8 @@ def experts(
         h = act(gate) * value
     y = grouped_mm(h, down, ends) * weights.expand(*lead, slots).reshape(-1)[order].unsqueeze(-1)
     if len(order) == lead.numel() * slots:
-        return _put_back(y, order, len(order)).view(*lead, slots, -1).sum(-2)
-    return y.new_zeros(lead.numel(), y.shape[1]).index_add(0, order // slots, y).view(*lead, -1)
+        return _put_back(y, order, len(order)).view(*lead, slots, y.shape[1]).sum(-2)
+    return y.new_zeros(lead.numel(), y.shape[1]).index_add(0, order // slots, y).view(*lead, y.shape[1])
 
 
 def by_expert(index: Tensor, num_experts: int, offset: int | None) -> tuple[Tensor, Tensor]:

@@ -13,13 +13,14 @@ Invariants, checked by `Graph.validate`:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from shardwright.pcg.attrs import Attr, Attrs
+from shardwright.pcg.dispatch import Dispatch, dispatches, num_senders
 from shardwright.pcg.errors import GraphError, LayoutError
-from shardwright.pcg.factors import Shape, Signature
+from shardwright.pcg.factors import Shape, Signature, dispatched
 from shardwright.pcg.inference import fits, infer, required_layouts
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
@@ -95,7 +96,20 @@ class Graph:
             result.shape,
             tuple(t.local_shape(self.mesh) for t in operands),
             result.local_shape(self.mesh),
+            num_senders(node.split, self.mesh.sizes) if node.split else 1,
         )
+
+    def dispatches(self, node: Node, dtype_of: Callable[[str], str] = str) -> tuple[Dispatch, ...]:
+        """What an operator sends of its rows, by axis in the order of forward; see `pcg.dispatch`.
+
+        `dtype_of`: what a value of some dtype is computed in.
+        """
+        if node.row is None or not any(map(dispatched, node.split)):
+            return ()
+        types = [self.types[name] for name in (*node.inputs, node.name)]
+        dtypes, grads = [dtype_of(t.dtype) for t in types], [t.grad for t in types[:-1]]
+        shapes, sizes = self.local_shapes(node), self.mesh.sizes
+        return dispatches(node.row, self.signature(node), node.split, sizes, shapes, dtypes, grads)
 
     def validate(self) -> Graph:
         """Check every invariant; returns the graph itself, so that passes can end with it."""

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from shardwright.pcg.attrs import Attr, Attrs, get, integer, integers
 from shardwright.pcg.errors import GraphError, LayoutError
-from shardwright.pcg.factors import Signature, parse_choice
+from shardwright.pcg.factors import Signature, dispatched, parse_choice, parts_of
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, check_layouts, format_layouts
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.node import OPAQUE, Node
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARTITION, applicable, step
@@ -27,6 +27,8 @@ def required_layouts(signature: Signature, choice: str, num_operands: int, row: 
         if partial not in row.linear_in:
             raise LayoutError(f"{row.name} is not jointly linear in operands {partial}; choose from {row.linear_in}")
         return tuple(P if i in partial else C for i in range(num_operands)), P
+    if (sent := dispatched(choice)) is not None:
+        return _dispatch_layouts(signature, *sent, row)
     name, blocks = parse_choice(choice)
     factor = signature.index(name)
     if factor is None or signature.factors[factor].role == "fixed":
@@ -37,6 +39,29 @@ def required_layouts(signature: Signature, choice: str, num_operands: int, row: 
     if name == row.offset or row.random:
         raise LayoutError(f"{row.name} needs consecutive parts along {name!r}; split it without blocks")
     return signature.refined(factor, blocks).split_layouts(factor)
+
+
+def _dispatch_layouts(signature: Signature, named: str, rows: str, row: Row) -> tuple[Layouts, Layout]:
+    """Rows are split along one factor, and what they name along another: each is sent to what it names, and back."""
+    if rows not in row_factors(signature, row) or named not in named_factors(signature, row):
+        good = [f"{e}>{t}" for e in named_factors(signature, row) for t in row_factors(signature, row)]
+        raise LayoutError(f"{row.name} cannot be split by {f'{named}>{rows}'!r}; it can by {good or 'no dispatch'}")
+    factors = signature.index(named), signature.index(rows)
+    (held, _), (split, result) = (signature.split_layouts(f) for f in factors if f is not None)
+    return tuple(mine if theirs == C else theirs for mine, theirs in zip(split, held, strict=True)), result
+
+
+def named_factors(signature: Signature, row: Row) -> list[str]:
+    """What the rows of operands that can be sent name: factors that are a dimension of what is not sent."""
+    dims = {signature.operands[operand][dim] for operand, dim in row.indexes.values()} if row.sends else set()
+    return [f.name for i, f in enumerate(signature.factors) if (i,) in dims and f.role == "sum"]
+
+
+def row_factors(signature: Signature, row: Row) -> list[str]:
+    """The factors that count rows of all operands that can be sent and of the result, each a dimension of its own."""
+    sent = [signature.operands[i] for i in row.sends]
+    mine = [i for i, f in enumerate(signature.factors) if f.role == "map" and (i,) in signature.result]
+    return [signature.factors[i].name for i in mine if sent and all((i,) in dims for dims in sent)]
 
 
 def offered(
@@ -87,13 +112,19 @@ def _row_type(
     if len(split) != len(mesh):
         raise LayoutError(f"{len(split)} split choices for the {len(mesh)} axes of {mesh}; give one per axis")
     if (factor := signature.indivisible(split, mesh.sizes)) is not None:
-        axes = [f"{a}={n}" for a, n, choice in zip(mesh.names, mesh.sizes, split, strict=True) if choice == factor.name]
+        axes = [
+            f"{a}={n}"
+            for a, n, choice in zip(mesh.names, mesh.sizes, split, strict=True)
+            if factor.name in (name for name, _ in parts_of(choice))
+        ]
         raise LayoutError(
             f"factor {factor.name!r} has size {factor.size}, not divisible by {', '.join(axes)}; split another"
         )
     layouts: list[Layout] = []
     for axis, choice in enumerate(split):
         required, result = required_layouts(signature, choice, len(operands), row)
+        if dispatched(choice) and mesh.names[axis] == TIME:
+            raise LayoutError(f"split {choice!r} on axis {TIME!r}: microbatches send each other nothing; split another")
         for position, (need, operand) in enumerate(zip(required, operands, strict=True)):
             if not fits(operand, axis, need):
                 raise LayoutError(

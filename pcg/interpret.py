@@ -12,14 +12,15 @@ Clear code, not fast code: it is the judge of tests, of the falsifier and of cou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from shardwright.pcg.errors import GraphError, LayoutError
-from shardwright.pcg.factors import Shape
+from shardwright.pcg.factors import Shape, dispatched
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.layout import Layouts, R, S, check_layouts
+from shardwright.pcg.layout import Layouts, P, R, S, check_layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
@@ -61,12 +62,36 @@ def run_devices(graph: Graph, leaves: Mapping[str, Array]) -> dict[str, list[Arr
             operand, axis = node.inputs[0], graph.mesh.index(str(node.attr("axis")))
             values[node.name] = exchange(node.op, axis, values[operand], graph.types[operand], result, graph.mesh)
         else:
-            shape = result.local_shape(graph.mesh)
-            values[node.name] = [
-                _apply(node, [values[name][rank] for name in node.inputs], attrs, shape, f" on rank {rank}")
-                for rank, attrs in enumerate(attrs_by_rank(graph, node))
-            ]
+            values[node.name] = _on_devices(graph, node, [values[name] for name in node.inputs])
     return values
+
+
+def _on_devices(graph: Graph, node: Node, operands: Sequence[Sequence[Array]]) -> list[Array]:
+    """An operator on every device, of what each holds of its operands.
+
+    One that dispatches is what a dispatch means: its rows gathered, and its partial sums reduced to each device's rows.
+    """
+    mesh, result = graph.mesh, graph.types[node.name]
+    types, found = [graph.types[name] for name in node.inputs], [list(parts) for parts in operands]
+    axes = [axis for axis, choice in enumerate(node.split) if dispatched(choice)]
+    for axis in reversed(axes):  # the innermost shard first
+        _, rows = dispatched(node.split[axis]) or ("", "")
+        alone = graph.signature(node).split_layouts(graph.signature(node).index(rows) or 0)[0]
+        for i, layout in enumerate(alone):
+            if layout.is_shard:
+                after = replace(types[i], layouts=(*types[i].layouts[:axis], R, *types[i].layouts[axis + 1 :]))
+                found[i], types[i] = exchange(COMBINE, axis, found[i], types[i], after, mesh), after
+    partial = replace(result, layouts=tuple(P if a in axes else x for a, x in enumerate(result.layouts)))
+    made = [
+        _apply(node, [parts[rank] for parts in found], attrs, partial.local_shape(mesh), f" on rank {rank}")
+        for rank, attrs in enumerate(attrs_by_rank(graph, node))
+    ]
+    for axis in axes:
+        whole = replace(partial, layouts=(*partial.layouts[:axis], R, *partial.layouts[axis + 1 :]))
+        after = replace(whole, layouts=(*whole.layouts[:axis], result.layouts[axis], *whole.layouts[axis + 1 :]))
+        made = exchange(REDUCE, axis, made, partial, whole, mesh)
+        made, partial = exchange(PARTITION, axis, made, whole, after, mesh), after
+    return made
 
 
 def scatter(array: Array, layouts: Layouts, mesh: Mesh, seed: int = 0) -> list[Array]:

@@ -5,7 +5,7 @@ A sum over experts can be partial, but not what a nonlinear function makes of it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.pcg.analysis import cut_with
 from shardwright.pcg.builder import GraphBuilder
@@ -16,7 +16,10 @@ from shardwright.pcg.types import promote
 
 @dataclass(frozen=True)
 class _Network:
-    """Operands of `experts`, by name, but that `x` is [*tokens, 1, i]; and what its first product gives is made of."""
+    """Operands of `experts`, by name, but that `x` is [*tokens, 1, i], and what its first product gives is made of.
+
+    `summed`: the dtype in which the sum is, where weights and all are cast to a wider one before it.
+    """
 
     x: str
     index: str
@@ -24,6 +27,7 @@ class _Network:
     up: str
     down: str
     activation: str
+    summed: str = ""
 
 
 def with_networks(graph: Graph) -> Graph:
@@ -37,8 +41,10 @@ def with_networks(graph: Graph) -> Graph:
             continue
         *tokens, _, size = graph.types[found.x].shape
         x = b.op("reshape", names[found.x], shape=(*tokens, size))
-        others = [names[name] for name in (found.index, found.weights, found.up, found.down)]
-        names[node.name] = b.op("experts", x, *others, activation=found.activation)
+        index, weights, *matrices = (names[name] for name in (found.index, found.weights, found.up, found.down))
+        if found.summed:
+            weights = b.op("cast", weights, dtype=found.summed)
+        names[node.name] = b.op("experts", x, index, weights, *matrices, activation=found.activation)
     return b.graph([(key, names[name]) for key, name in graph.outputs])
 
 
@@ -57,14 +63,19 @@ class _Finder:
         return node if node.op in ops and len(set(self.graph.users[name])) == 1 else None
 
     def network(self, node: Node) -> _Network | None:
-        """Σ_k weights[…, k] · last[…, k, :], if this sum is one."""
-        scaled = self._own(node.inputs[0], "mul") if node.op == "sum" and not node.attr("keepdim") else None
+        """Σ_k weights[…, k] · last[…, k, :], if this sum is one; mixed precision makes it in a wider dtype."""
+        if node.op != "sum" or node.attr("keepdim"):
+            return None
+        wider = self._own(node.inputs[0], "cast")
+        scaled = self._own(wider.inputs[0] if wider is not None else node.inputs[0], "mul")
         if scaled is None:
             return None
         for product, column in (scaled.inputs, scaled.inputs[::-1]):
             last, weights = self._own(product, "expert_linear"), self.graph.by_name[column]
             if last is not None and weights.op == "reshape" and node.attr("dims") == (len(self._shape(product)) - 2,):
                 found = self._of(last, weights)
+                if found is not None and wider is not None:
+                    found = replace(found, summed=self.types[wider.name].dtype)
                 return found if found is not None and self._computes_in(found) == self.types[node.name].dtype else None
         return None
 
@@ -82,7 +93,8 @@ class _Finder:
         return _Network(x, index, weights, up, down, activation)
 
     def _computes_in(self, network: _Network) -> str:
-        return promote(*(self.types[name].dtype for name in (network.x, network.weights, network.up, network.down)))
+        own = (self.types[name].dtype for name in (network.x, network.weights, network.up, network.down))
+        return promote(*own, network.summed) if network.summed else promote(*own)
 
     def _hidden(self, name: str) -> tuple[Node | None, str]:
         """The product that a hidden value is made of, and how: by an activation, or by one that is a gate."""

@@ -23,12 +23,16 @@ FactorRule = str | Callable[[Sequence[Shape], Attrs], tuple[str, Mapping[str, in
 
 @dataclass(frozen=True, slots=True)
 class LocalShapes:
-    """Global and local shapes around one operator, from which a device's attributes follow."""
+    """Global and local shapes around one operator, from which a device's attributes follow.
+
+    `senders`: the devices, itself among them, whose rows a device is sent those of that it has what they name.
+    """
 
     operands: tuple[Shape, ...]
     result: Shape
     local_operands: tuple[Shape, ...]
     local_result: Shape
+    senders: int = 1
 
     @classmethod
     def whole(cls, signature: Signature) -> LocalShapes:
@@ -73,6 +77,8 @@ class Row:
     linear_in     sets of operands in which the operator is jointly linear: those may be `P` together, giving `P`
     localize      the attributes on one device
     offset        a factor whose split makes the local operator need the device's `offset` along it
+    sends         operands whose rows may be sent to the device that has the part of `offset` which they name; `torch`
+                  is then a call that takes where they are sent as more arguments
     random        draws from the generator; the local operator draws the global mask and takes its `shard`
     view          moves no data
     passes_on     gives its operand itself where there is nothing to do
@@ -105,6 +111,7 @@ class Row:
     linear_in: tuple[tuple[int, ...], ...] = ()
     localize: Callable[[Attrs, LocalShapes], Attrs] = keep_attrs
     offset: str | None = None
+    sends: tuple[int, ...] = ()
     random: bool = False
     view: bool = False
     passes_on: bool = False

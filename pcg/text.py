@@ -31,7 +31,7 @@ from shardwright.pcg.types import TensorType
 
 _AXIS = re.compile(r"\w+")
 _SIZE = re.compile(r"\d+")
-_CHOICE = re.compile(r"P\d+(?:,\d+)*|\w+(?:/[1-9]\d*)?")
+_CHOICE = re.compile(r"P\d+(?:,\d+)*|\w+(?:/[1-9]\d*|>\w+)?")
 _LINE = re.compile(r"[^()'\"#\s](?:[^()'\"#\x00-\x1f]*[^()'\"#\s])?")
 _INTEGER = re.compile(r"-?\d+")
 _NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)")

@@ -194,7 +194,7 @@ class _Build:
     ) -> Domain:
         everything = tuple(own | {"R"} for own in allowed)
         result, mesh = self.types[node.name], self.b.mesh
-        domain = node_domain(node, operands, result, mesh, everything, self.b.compute, kept, how, twice)
+        domain = node_domain(node, operands, result, mesh, everything, self.b.costs, self.b.compute, kept, how, twice)
         return _restricted(domain, allowed, left, node)
 
     def _allowed(self, node: Node, operands: Sequence[TensorType], kind: Hashable) -> tuple[frozenset[str], ...]:

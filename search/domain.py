@@ -13,14 +13,15 @@ from typing import Protocol
 
 import numpy as np
 
+from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost, local_bytes
 from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
 from shardwright.pcg.analysis import Written
-from shardwright.pcg.factors import Signature
+from shardwright.pcg.factors import Signature, dispatched
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts
 from shardwright.pcg.layout import Layout, Layouts, R, S
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.types import ITEM_BYTES, TensorType
@@ -64,7 +65,9 @@ def axis_options(
     row = ROWS[node.op]
     names = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in)]
     names += [f.name for f in signature.factors if f.role != "fixed" and f.size % size == 0]
-    names += [c for c in sorted(certified) if "/" in c and signature.indivisible([c], [size]) is None]
+    names += [
+        c for c in sorted(certified) if ("/" in c or dispatched(c)) and signature.indivisible([c], [size]) is None
+    ]
     return [(n, *required_layouts(signature, n, len(signature.operands), row)) for n in names if n in certified]
 
 
@@ -74,6 +77,7 @@ def node_domain(
     result: TensorType,
     mesh: Mesh,
     certified: Sequence[frozenset[str]],
+    costs: MoveCosts,
     compute: Compute,
     kept: tuple[int | str, ...],
     written: Written,
@@ -91,6 +95,8 @@ def node_domain(
     else:
         signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
         per_axis = [axis_options(node, signature, size, own) for size, own in zip(sizes, certified, strict=True)]
+        for axis in [mesh.index(TIME)] if TIME in mesh.names else []:  # microbatches send each other nothing
+            per_axis[axis] = [o for o in per_axis[axis] if not dispatched(o[0])]
         if not result.grad:
             per_axis = [[o for o in axis if o[0] != "C"] for axis in per_axis]
         options = _combine(per_axis, signature, operands, result.shape, sizes)
@@ -98,6 +104,9 @@ def node_domain(
 
     def time_s(split: tuple[str, ...], needs: tuple[Layouts, ...], made: Layouts) -> float:
         forward_s, backward_s = cost.passes_s(split, needs, made)
+        for sent in cost.dispatches(split, needs, made):
+            forward_s += sum(costs.dispatch_s(sent))
+            backward_s += sum(costs.dispatch_s(sent, backward=True)) if result.grad else 0.0
         return mesh.num_microbatches * (forward_s * (1 + twice) + backward_s)
 
     return Domain(
@@ -105,7 +114,7 @@ def node_domain(
         tuple(o[1] for o in options),
         tuple(o[2] for o in options),
         np.array([time_s(*o) for o in options]),
-        np.array([cost.kept_bytes(o[1], o[2]) for o in options], dtype=float),
+        np.array([cost.kept_bytes(*o) for o in options], dtype=float),
     )
 
 

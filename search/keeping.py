@@ -186,7 +186,7 @@ class _Values:
             )
 
     def _forward_s(self, number: int) -> float:
-        return self.parent.steps.costs[self.chunk.occurrences[number].operation.name].forward_s
+        return self.parent.steps.costs[self.chunk.occurrences[number].operation.name].again_s
 
     def _add_readers(self) -> None:
         edges = self.parent.problem.edges

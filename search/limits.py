@@ -32,6 +32,7 @@ from shardwright.search.reshard import Closure
 from shardwright.search.restrict import (
     CONTEXT,
     DATA,
+    EXPERT,
     FREE,
     TENSOR,
     ZERO,
@@ -72,7 +73,7 @@ class Limits:
 
 
 NO_LIMITS = Limits()
-_USES = {FREE: (DATA, CONTEXT, TENSOR, ""), ZERO: (DATA,)}
+_USES = {FREE: (DATA, CONTEXT, TENSOR, ""), ZERO: (DATA,), EXPERT: (DATA,)}
 """What an axis of a role may be to operators: DATA, CONTEXT, TENSOR, or "" where it splits none."""
 
 

@@ -13,12 +13,13 @@ from shardwright.pcg.analysis import constant_nodes, following, is_whole
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.inference import named_factors, row_factors
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.optable import ROWS
 from shardwright.search.problem import Restrict
 
-DATA, ZERO, CONTEXT, TENSOR, FREE = "data", "zero", "context", "tensor", "free"
-ROLES = (DATA, ZERO, CONTEXT, TENSOR, FREE)
+DATA, ZERO, EXPERT, CONTEXT, TENSOR, FREE = "data", "zero", "expert", "context", "tensor", "free"
+ROLES = (DATA, ZERO, EXPERT, CONTEXT, TENSOR, FREE)
 
 
 def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) -> Mapping[str, str]:
@@ -50,6 +51,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
 
     data      splits the batch wherever an operator has it, and nothing else; parameters are stored whole
     zero      as data, but every parameter that can be is stored sharded, and penalties on them are computed there
+    expert    as data, but experts are split too: tokens are sent to them and back
     context   as data, but for dimension 1 of the inputs: the sequence
     tensor    splits anything but the batch; what multiplies or looks up a weight is split along the weight where it
               can be
@@ -64,12 +66,16 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         (n, choice): _extent(graph, graph.by_name[n], choice) for d in (batch, context) for n, choice in d.items()
     }
     free = penalties(graph, batch)
+    sent = _sent(graph, batch) if EXPERT in roles else {}
+    named = _named(graph, sent)
     weights = {node.name: weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
 
     def allowed(node: Node, axis: int, choice: str) -> bool:
         role = roles[axis]
         if role == FREE:
             return True
+        if role == EXPERT and (node.name in named or _divides(graph, node, sent.get(node.name, ""), sizes[axis])):
+            return node.name in named or choice == sent[node.name]
         if node.op == "parameter":
             return _storage_allowed(graph, node, role, choice, sizes[axis])
         if role == ZERO and node.name in free:
@@ -85,6 +91,38 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         return choice == mine
 
     return allowed
+
+
+def _sent(graph: Graph, batch: Mapping[str, str]) -> dict[str, str]:
+    """Operators whose rows of the batch can be sent to what they name, with that choice."""
+    found = dict[str, str]()
+    for node in graph.nodes:
+        if node.row is None or not node.row.sends or node.name not in batch:
+            continue
+        signature, rows = graph.signature(node), batch[node.name]
+        if rows in row_factors(signature, node.row):
+            found.update((node.name, f"{name}>{rows}") for name in named_factors(signature, node.row))
+    return found
+
+
+def _named(graph: Graph, sent: Mapping[str, str]) -> set[str]:
+    """What rows name, such as weights of experts, and what only leads there: as it is stored, viewed and cast."""
+    found = set[str]()
+    for node in reversed(graph.nodes):
+        readers = [graph.by_name[name] for name in graph.users[node.name]]
+        leads = node.op in ("parameter", "cast") or (node.row is not None and node.row.aliases)
+        if leads and readers and all(r.name in found or _reads_as_named(r, node.name, sent) for r in readers):
+            found.add(node.name)
+    return found
+
+
+def _reads_as_named(reader: Node, name: str, sent: Mapping[str, str]) -> bool:
+    rows = reader.row.sends if reader.row is not None else ()
+    return reader.name in sent and all(i not in rows for i, read in enumerate(reader.inputs) if read == name)
+
+
+def _divides(graph: Graph, node: Node, choice: str, size: int) -> bool:
+    return bool(choice) and graph.signature(node).indivisible([choice], [size]) is None
 
 
 def penalties(graph: Graph, batch: Mapping[str, str]) -> set[str]:
@@ -129,7 +167,7 @@ def _extent(graph: Graph, node: Node, choice: str) -> int:
 
 
 def _storage_allowed(graph: Graph, node: Node, role: str, choice: str, size: int) -> bool:
-    if role in (DATA, CONTEXT):
+    if role in (DATA, EXPERT, CONTEXT):
         return choice == "R"
     if role == ZERO:
         return choice != "R" if _shardable(graph, node, size) else choice == "R"

@@ -12,7 +12,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.search.limits import NO_LIMITS, Limits
-from shardwright.search.restrict import CONTEXT, DATA, FREE, TENSOR, ZERO
+from shardwright.search.restrict import CONTEXT, DATA, EXPERT, FREE, TENSOR, ZERO
 
 AXES = ("x", "y", "z", "w")
 LONGEST_FIRST: tuple[Zero, ...] = ("zero-1", "zero-2", "zero-3")
@@ -35,7 +35,9 @@ class Space(NamedTuple):
     @property
     def data_degree(self) -> int:
         """Among how many devices the batch has to be divisible."""
-        return prod(size for role, size in zip(self.roles, self.mesh.sizes, strict=True) if role in (DATA, ZERO))
+        return prod(
+            size for role, size in zip(self.roles, self.mesh.sizes, strict=True) if role in (DATA, ZERO, EXPERT)
+        )
 
 
 def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:

@@ -21,7 +21,8 @@ from itertools import islice
 from typing import Any
 
 from shardwright.pcg.errors import GraphError, RuleError
-from shardwright.pcg.graph import required_layouts
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.inference import named_factors, required_layouts, row_factors
 from shardwright.pcg.layout import Layout
 from shardwright.pcg.optable import ROWS, Row, keep_attrs
 from shardwright.substitutions import fields
@@ -36,7 +37,8 @@ class RowRule:
 
     row        the op-table row
     pattern    its factor pattern
-    choice     a factor of the pattern, "R", "C", or "P" and the operands that are partial
+    choice     a factor of the pattern, "R", "C", "P" and the operands that are partial, or a dispatch "e>t": rows that
+               factor t counts are sent to the part of factor e that they name, and back (`pcg.dispatch`)
     operands   the layout of each operand
     result     the layout of the result
     guard      conditions: "k | a" (the degree divides factor a), "numeric" (the result is not of bools), "additive 0,1"
@@ -59,8 +61,18 @@ class RowRule:
 
     @property
     def factor(self) -> str | None:
-        """The factor that the rule splits, if it splits one."""
-        return None if self.choice[0] in "RCP" else self.choice
+        """The factor that the rule splits, if it splits one; of a dispatch what rows name."""
+        return None if self.choice[0] in "RCP" else self.choice.partition(">")[0]
+
+    @property
+    def sent(self) -> str:
+        """The factor that counts the rows of a dispatch; "" where the rule is none."""
+        return self.choice.partition(">")[2]
+
+    @property
+    def divided(self) -> tuple[str, ...]:
+        """Every factor that the rule splits."""
+        return tuple(name for name in (self.factor, self.sent) if name)
 
     @property
     def partial(self) -> tuple[int, ...]:
@@ -107,7 +119,7 @@ class RowRule:
 
 _REQUIRED = ("row", "pattern", "choice", "operands", "result")
 _OPTIONAL = ("form", "guard", "local")
-_CHOICE = re.compile(r"R|C|P\d+(,\d+)*|[a-z]\d*")
+_CHOICE = re.compile(r"R|C|P\d+(,\d+)*|[a-z]\d*(>[a-z]\d*)?")
 _GUARD = re.compile(r"k \| [a-z]\d*|numeric|additive \d+(,\d+)*")
 _LOCAL = ("attrs", "offset", "shard")
 
@@ -121,10 +133,10 @@ def _check(rule: RowRule) -> None:
     if len(pattern.factors) > len(_PRIMES):
         raise RuleError(f"field 'pattern': {len(pattern.factors)} factors; at most {len(_PRIMES)} are supported")
     check_pattern(rule)
-    if not _CHOICE.fullmatch(rule.choice) or (rule.factor is not None and rule.factor not in pattern.factors):
+    if not _CHOICE.fullmatch(rule.choice) or not set(pattern.factors).issuperset(rule.divided):
         raise RuleError(
             f"field 'choice': {rule.choice!r} is none of R, C, P with operands (P0 or P0,1), or a factor of "
-            f"{rule.pattern!r}"
+            f"{rule.pattern!r}, or a dispatch of two (a>b)"
         )
     if any(i >= len(rule.operands) for i in rule.partial):
         raise RuleError(f"field 'choice': {rule.choice!r} names operand {max(rule.partial)} of {len(rule.operands)}")
@@ -188,8 +200,7 @@ def derive(row_name: str, pattern: Pattern, choice: str) -> RowRule:
     row, factors = ROWS[row_name], pattern.factors
     if len(factors) > len(_PRIMES):
         raise RuleError(f"{row_name}: a pattern of {len(factors)} factors; at most {len(_PRIMES)} are supported")
-    primes = dict(zip(factors, _PRIMES, strict=False))
-    signature = pattern.signature(primes)
+    primes, signature = dict(zip(factors, _PRIMES, strict=False)), signature_of(pattern)
     layouts, result = required_layouts(signature, choice, len(pattern.operands), row)
 
     def symbolic(layout: Layout) -> Placement:
@@ -201,9 +212,13 @@ def derive(row_name: str, pattern: Pattern, choice: str) -> RowRule:
     return RowRule(row_name, rule.pattern, choice, rule.operands, rule.result, guard, tuple(_local(row, rule, pattern)))
 
 
+def signature_of(pattern: Pattern) -> Signature:
+    """The factor string of a pattern at sizes that are distinct primes."""
+    return pattern.signature(dict(zip(pattern.factors, _PRIMES, strict=False)))
+
+
 def _guard(rule: RowRule, pattern: Pattern) -> Iterator[str]:
-    if rule.factor is not None:
-        yield f"k | {rule.factor}"
+    yield from (f"k | {factor}" for factor in rule.divided)
     if rule.factor in pattern.summed:
         yield "numeric"
     if rule.partial:
@@ -236,5 +251,13 @@ def offset_factor(row: Row, pattern: Pattern) -> str | None:
 
 
 def choices(row: Row, pattern: Pattern) -> tuple[str, ...]:
-    """Every choice that the row offers for operators of this pattern."""
+    """Every choice that the row offers for operators of this pattern, in which each device works by itself."""
     return ("R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *pattern.splittable)
+
+
+def dispatches(row: Row, pattern: Pattern) -> tuple[str, ...]:
+    """Every choice of the row that sends rows of operators of this pattern to what they name, and back."""
+    if not row.sends:
+        return ()
+    signature = signature_of(pattern)
+    return tuple(f"{e}>{t}" for e in named_factors(signature, row) for t in row_factors(signature, row))

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardwright.pcg.errors import GraphError, RuleError
-from shardwright.pcg.factors import parse_choice
+from shardwright.pcg.factors import parse_choice, renamed
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.pattern import Pattern, pattern_of
-from shardwright.substitutions.rowrules import RowRule, choices, derive
+from shardwright.substitutions.rowrules import RowRule, choices, derive, dispatches
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES, StepRule
 from shardwright.verifier.catalogue import Catalogue
@@ -148,8 +148,8 @@ class Certified:
     def _judge(self, node: Node, operands: Sequence[TensorType]) -> dict[str, str]:
         site = _Site.of(node, operands)
         names = {letter: name for name, letter in site.letters.items()}
-        found = choices(ROWS[node.op], site.pattern)
-        return {names.get(choice, choice): self._reason(node, site, choice) for choice in found}
+        found = (*choices(ROWS[node.op], site.pattern), *dispatches(ROWS[node.op], site.pattern))
+        return {renamed(choice, names): self._reason(node, site, choice) for choice in found}
 
     def _judge_blocked(self, node: Node, operands: Sequence[TensorType], choice: str) -> str:
         """Why a split within blocks is not certified, or "": the rule of the factor string with that factor refined."""
@@ -209,7 +209,7 @@ class _Site:
 
     def letter(self, choice: str) -> str:
         """The choice in the pattern's letters."""
-        return self.letters.get(parse_choice(choice)[0], choice)
+        return self.letters.get(parse_choice(choice)[0]) or renamed(choice, self.letters)
 
     def violated(self, guard: Sequence[str]) -> str:
         """The first guard that this operator cannot satisfy at any degree, in words; "" if there is none."""

@@ -36,6 +36,7 @@ from shardwright.cost.collectives import nccl
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.groups import Link
 from shardwright.cost.collectives.nccl import Generation
+from shardwright.pcg.factors import dispatched
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.moves import fused_moves
 
@@ -81,8 +82,10 @@ def stages_bytes(cluster: Cluster, num_stages: int, stage_size: int) -> float:
 
 
 def collectives_of(graph: Graph) -> Mapping[int, Collection[Collective]]:
-    """By mesh axis, those that the moves of a typed graph run, forward or backward."""
+    """By mesh axis, those that the moves and dispatches of a typed graph run, forward or backward."""
     found = defaultdict[int, set[Collective]](set)
+    for axis in (axis for node in graph.nodes for axis, choice in enumerate(node.split) if dispatched(choice)):
+        found[axis].add("all_to_all")
     for _, start, move in fused_moves(graph):
         forward, backward = move.collectives()
         for name in (forward, backward if graph.types[start].grad else ""):

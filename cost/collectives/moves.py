@@ -9,9 +9,11 @@ from typing import cast
 
 from shardwright.cost.clusters.cluster import Cluster, Collective
 from shardwright.cost.collectives.communication import Communication
+from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.layout import C, Layouts, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
+from shardwright.pcg.rows.experts import IMBALANCE
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.types import ITEM_BYTES
 
@@ -70,6 +72,14 @@ class MoveCosts:
                 moved_s = self.communication.time_s(cast("Collective", name), axis, num_bytes)
             self._times[key] = moved_s + self.device.op_overhead_s
         return self._times[key]
+
+    def dispatch_s(self, sent: Dispatch, *, backward: bool = False) -> tuple[float, float]:
+        """Seconds of a dispatch's way there, and of that back: those of the device that has most rows."""
+        there_s, back_s = (
+            sum(self.collective_s("all_to_all", sent.axis, IMBALANCE * num_bytes) for num_bytes in way)
+            for way in sent.sent(backward=backward)
+        )
+        return there_s, back_s
 
     def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
         """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run.

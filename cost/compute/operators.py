@@ -10,7 +10,8 @@ from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.analysis import Written, is_whole
 from shardwright.pcg.attrs import Attr
-from shardwright.pcg.factors import parse_choice
+from shardwright.pcg.dispatch import Dispatch, dispatches, num_senders
+from shardwright.pcg.factors import parts_of
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layouts, local_shape
 from shardwright.pcg.optable import ROWS, LocalShapes
@@ -67,7 +68,7 @@ class NodeCost:
         """Choices that leave a device the same part cost the same."""
         shapes = tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True))
         returned, extents = local_shape(self.result.shape, result, self.sizes), self._extents(split)
-        key = (shapes, returned, extents)
+        key = (shapes, returned, extents, num_senders(split, self.sizes))
         if key not in self._known:
             part = self.op, self.attrs, self.operands, self.result, *key, self.written
             self._known[key] = _part_costs(self.compute, *part)
@@ -79,12 +80,19 @@ class NodeCost:
             return ()
         degrees: dict[str, int] = {}
         for choice, size in zip(split, self.sizes, strict=True):
-            if not is_whole(choice):
-                name = parse_choice(choice)[0]
+            for name, _ in () if is_whole(choice) else parts_of(choice):
                 degrees[name] = degrees.get(name, 1) * size
         return tuple(f.size // degrees.get(f.name, 1) for f in self.signature.factors)
 
-    def kept_bytes(self, needs: tuple[Layouts, ...], result: Layouts) -> float:
+    def dispatches(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> tuple[Dispatch, ...]:
+        """What is sent of its rows, by axis in the order of forward."""
+        if self.row is None or self.signature is None:
+            return ()
+        dtypes, grads = [t.dtype for t in (*self.operands, self.result)], [t.grad for t in self.operands]
+        shapes = self._shapes(split, needs, result)
+        return dispatches(self.row, self.signature, split, self.sizes, shapes, dtypes, grads)
+
+    def kept_bytes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> float:
         """Bytes that stay on a device for the backward pass."""
         total = 0.0
         for item in self.kept:
@@ -93,20 +101,23 @@ class NodeCost:
             elif item == "mask":
                 total += prod(local_shape(self.result.shape, result, self.sizes))
             elif item == "inside":
-                total += self._inside_bytes(needs, result)
+                total += self._inside_bytes(split, needs, result)
             else:
                 total += local_bytes(self.operands[int(item)], needs[int(item)], self.sizes)
         return total
 
-    def _inside_bytes(self, needs: tuple[Layouts, ...], result: Layouts) -> float:
+    def _inside_bytes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> float:
         assert self.row is not None
-        shapes = LocalShapes(
+        return self.row.inside_bytes(self._shapes(split, needs, result), self.operands[0].dtype)
+
+    def _shapes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> LocalShapes:
+        return LocalShapes(
             tuple(t.shape for t in self.operands),
             self.result.shape,
             tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True)),
             local_shape(self.result.shape, result, self.sizes),
+            num_senders(split, self.sizes),
         )
-        return self.row.inside_bytes(shapes, self.operands[0].dtype)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -119,6 +130,7 @@ def _part_costs(
     shapes: tuple[_Shape, ...],
     returned: _Shape,
     extents: _Shape,
+    senders: int,
     written: Written,
 ) -> tuple[Passes, tuple[float, float]]:
     """The kernels of a part of an operator and their seconds, on whatever mesh: searches ask very often."""
@@ -127,5 +139,5 @@ def _part_costs(
     local = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in zip(operands, shapes, strict=True))
     mine = TensorType(returned, result.dtype, (), result.grad)
     drawn = result.num_elements if row is not None and row.random else 0
-    found = passes(Local(row, own, signature, extents, local, mine, drawn, written))
+    found = passes(Local(row, own, signature, extents, local, mine, drawn, written, senders))
     return found, compute.passes_s(op, found)

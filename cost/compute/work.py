@@ -81,6 +81,7 @@ class Local:
         result: type with its local shape; without `grad` there is no backward.
         drawn: elements that a random operator draws.
         written: how it is written in code: see `pcg.analysis.written`.
+        senders: devices whose rows it is sent (`LocalShapes`).
     """
 
     row: Row | None
@@ -91,6 +92,7 @@ class Local:
     result: TensorType
     drawn: int
     written: Written = ""
+    senders: int = 1
 
     @property
     def dtype(self) -> str:
@@ -102,7 +104,8 @@ class Local:
         """The logical shapes and this device's."""
         assert self.signature is not None
         whole = LocalShapes.whole(self.signature)
-        return replace(whole, local_operands=tuple(t.shape for t in self.operands), local_result=self.result.shape)
+        mine = tuple(t.shape for t in self.operands)
+        return replace(whole, local_operands=mine, local_result=self.result.shape, senders=self.senders)
 
     @property
     def trained(self) -> tuple[TensorType, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shardwright.cost.timeline.pool import is_direct
-from shardwright.cost.timeline.steps import Steps
+from shardwright.cost.timeline.steps import Steps, Ways
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Fold, Recorder, Segment
 from shardwright.pcg.step.actions import Action, Actions, Microbatch
 from shardwright.pcg.step.buckets import LARGE_BYTES
@@ -87,13 +87,22 @@ class _Pass:
         """The task of one operation, forward."""
         name, cost = occurrence.operation.name + suffix, self.steps.costs[occurrence.operation.name]
         if cost.stream == COMPUTE:
-            task = self.recorder.compute(name, cost.forward_s)
+            task = self.among(name, cost.ways, cost.forward_s)
         else:
             when: Microbatch = "last" if occurrence.operation.name in self.steps.loss_sums else "every"
             task = self.recorder.launch(
                 name, cost.stream, cost.forward_s, blocks=blocks, messages=cost.sent, microbatch=when
             )
         self.recorder.take("temporary", cost.scratch.forward, task, (task,))
+        return task
+
+    def among(self, name: str, ways: Ways, seconds: float) -> int:
+        """The task of a kernel, whose rows are sent there before, and back after it."""
+        for way in ways.there:
+            self.recorder.launch(f"{name} dispatch", way.axis, way.seconds, blocks=True, messages=way.messages)
+        task = self.recorder.compute(name, seconds)
+        for way in ways.back:
+            self.recorder.launch(f"{name} combine", way.axis, way.seconds, blocks=True, messages=way.messages)
         return task
 
     def _gather(self, number: int, microbatch: Microbatch) -> None:
@@ -241,7 +250,7 @@ class _Backward(_Pass):
         """What gives gradients to activations, or all of an operation's backward."""
         name, cost = f"{occurrence.operation.name} backward", self.steps.costs[occurrence.operation.name]
         if cost.back_stream == COMPUTE:
-            task = self.recorder.compute(name, cost.backward_s)
+            task = self.among(name, cost.ways_back, cost.backward_s)
         else:
             task = self.recorder.launch(name, cost.back_stream, cost.backward_s, blocks=True, messages=cost.sent_back)
         self.recorder.take("temporary", cost.scratch.backward, task, (task,))

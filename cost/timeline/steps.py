@@ -5,7 +5,7 @@ Operations say nothing of time or order; `pcg.step.actions` says what happens wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from shardwright.cost.compute.work import Work
 from shardwright.cost.timeline.scratch import Scratch, move_scratch, operator_scratch
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written, written
+from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import SLICE
@@ -28,6 +29,25 @@ from shardwright.pcg.step.operations import Operation, Operations
 from shardwright.pcg.types import TensorType, is_float
 
 
+class Way(NamedTuple):
+    """Rows on their way along one mesh axis."""
+
+    axis: str
+    seconds: float
+    messages: tuple[Message, ...]
+
+
+class Ways(NamedTuple):
+    """Of rows that are dispatched: to what they name, in this order, and back."""
+
+    there: tuple[Way, ...] = ()
+    back: tuple[Way, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return sum(way.seconds for way in (*self.there, *self.back))
+
+
 class OperationCost(NamedTuple):
     """What one operation takes, alone.
 
@@ -35,6 +55,7 @@ class OperationCost(NamedTuple):
     weight_s   the part of backward that only gradients of weights need; `backward_s` is the rest
     sent       in forward, `sent_back` in backward
     scratch    memory that it needs while it runs
+    ways       all-to-alls of its rows, forward, before and after it; `ways_back` in backward
     """
 
     forward_s: float
@@ -45,10 +66,17 @@ class OperationCost(NamedTuple):
     sent: tuple[Message, ...] = ()
     sent_back: tuple[Message, ...] = ()
     scratch: Scratch = Scratch()
+    ways: Ways = Ways()
+    ways_back: Ways = Ways()
+
+    @property
+    def again_s(self) -> float:
+        """Of forward, with all that it sends."""
+        return self.forward_s + self.ways.seconds
 
     @property
     def total_s(self) -> float:
-        return self.forward_s + self.backward_s + self.weight_s
+        return self.again_s + self.backward_s + self.weight_s + self.ways_back.seconds
 
 
 class Steps(Operations):
@@ -131,8 +159,30 @@ class Steps(Operations):
         if key not in self._known:
             scratch = operator_scratch(node.op, self.bytes_of(node.inputs[0])) if node.inputs else Scratch()
             cost = self._node_cost(node, types, kind, how, of_weights, fusion)
-            self._known[key] = cost._replace(scratch=scratch)
+            self._known[key] = self._with_ways(cost._replace(scratch=scratch), node)
         return self._known[key]
+
+    def _with_ways(self, cost: OperationCost, node: Node) -> OperationCost:
+        """With what an operator sends of its rows, and the memory that this takes."""
+        sent = self.dispatches(node)
+        if not sent:
+            return cost
+        grad = self.graph.types[node.name].grad
+        held = Scratch(*(float(max(d.held_bytes(backward=b) for d in sent)) for b in (False, True)))
+        return cost._replace(
+            scratch=held, ways=self._ways(sent), ways_back=self._ways(sent, backward=True) if grad else Ways()
+        )
+
+    def _ways(self, sent: Sequence[Dispatch], *, backward: bool = False) -> Ways:
+        there, back = list[Way](), list[Way]()
+        for dispatch in sent:
+            axis, seconds = (
+                self.graph.mesh.names[dispatch.axis],
+                self.move_costs.dispatch_s(dispatch, backward=backward),
+            )
+            for ways, way_s, sizes in zip((there, back), seconds, dispatch.sent(backward=backward), strict=True):
+                ways.append(Way(axis, way_s, self.messages("all_to_all", (axis,), *sizes)))
+        return Ways(tuple(there), tuple(reversed(back)))
 
     def _node_cost(
         self,

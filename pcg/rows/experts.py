@@ -50,11 +50,14 @@ def _np_experts(
 
 
 def _rows(shapes: LocalShapes, index: int, experts: int) -> float:
-    """Rows that a device's experts get, of all that it has an index of, where experts have as many as each other."""
+    """Rows that a device's experts get, of all that it or who sends to it has an index of.
+
+    Experts have as many as each other, but for the imbalance of devices.
+    """
     lead = np.broadcast_shapes(shapes.local_operands[0][:-1], shapes.local_operands[index][: len(shapes.result) - 1])
     slots = prod(lead) * prod(shapes.local_operands[index][len(shapes.result) - 1 :])
     mine, every = shapes.local_operands[experts][0], shapes.operands[experts][0]
-    return slots * (1.0 if mine == every else IMBALANCE * mine / every)
+    return slots * (1.0 if mine == every else IMBALANCE * shapes.senders * mine / every)
 
 
 def _linear_products(shapes: LocalShapes) -> Iterator[Product]:
@@ -82,14 +85,15 @@ def _experts_inside(shapes: LocalShapes) -> float:
 
 
 ROWS = [
-    Row("expert_linear", "... i, e i o, ... -> ... o", _np_expert_linear, "rt.expert_linear({0}, {1}, {2}, {offset})",
-        indexes={2: (1, 0)}, linear_in=((0,), (1,)), fresh=True, offset="e", saves=(1, "inside"), contraction=True,
-        autocast="low", products=_linear_products, inside=_linear_inside,
-        doc="every row of x times the matrix that its index names"),
+    Row("expert_linear", "... i, e i o, ... -> ... o", _np_expert_linear,
+        "rt.expert_linear({0}, {1}, {2}, {offset})", indexes={2: (1, 0)}, linear_in=((0,), (1,)), fresh=True,
+        offset="e", sends=(0, 2), saves=(1, "inside"), contraction=True, autocast="low", products=_linear_products,
+        inside=_linear_inside, doc="every row of x times the matrix that its index names"),
     Row("experts", "... i!, ... k, ... k, e i! (b! f), e f o -> ... o", _np_experts,
-        "rt.experts({0}, {1}, {2}, {3}, {4}, {activation!r}, {offset})", free={"activation": "silu"},
-        indexes={1: (3, 0)}, linear_in=((2,), (4,)), fresh=True, offset="e", saves=(3, 4, "inside"), contraction=True,
-        products=_expert_products, inside=_experts_inside, rounds=True,
+        "rt.experts({0}, {1}, {2}, {3}, {4}, {activation!r}, {offset})",
+        free={"activation": "silu"}, indexes={1: (3, 0)}, linear_in=((2,), (4,)), fresh=True, offset="e",
+        sends=(0, 1, 2), saves=(3, 4, "inside"), contraction=True, products=_expert_products,
+        inside=_experts_inside, rounds=True,
         doc="for every token, the sum of what its experts say, each by its weight; an expert is activation(x up) down, "
             "or, where `up` is twice as wide as `down`, activation(first half) · second half"),
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
 from shardwright.pcg.analysis import computed_once, saved_by, summed_in_place, written
+from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import R, local_blocks
@@ -69,6 +70,10 @@ class Operations:
     def dtype(self, dtype: str) -> str:
         """What a value is computed and kept in. A graph that is captured in 16 bits says itself what stays wide."""
         return dtype if self._is_narrow else self.execution.compute_dtype(dtype)
+
+    def dispatches(self, node: Node) -> tuple[Dispatch, ...]:
+        """What an operator sends of its rows, in the dtypes that the execution keeps them in."""
+        return self.graph.dispatches(node, self.dtype)
 
     def _name(self, name: str) -> str:
         """A parameter's leaf; a value that is only half of a fused move is read as the whole move's start."""

@@ -28,10 +28,12 @@ from shardwright.search.restrict import batch_factors
 
 SplitAlong = str
 """Along what an operator is split by one mesh axis: one of `SPLITS`."""
-SPLITS = ("batch", "sequence", "features", "whole")
+SPLITS = ("batch", "sequence", "experts", "features", "whole")
 StoredAs = str
 """How a parameter is kept along one mesh axis: whole, sharded as it is used, or gathered for each use (ZeRO)."""
 STORED = ("whole", "sharded", "gathered")
+DISPATCH = "operator with dispatch"
+"""What is said to move where an operator's rows are sent to what they name, and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,9 @@ class AxisFacts:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Moves of one kind along one axis, all that there are in a step. `what`: "weight", "activation" or "constant".
+    """Moves of one kind along one axis, all that there are in a step.
 
+    `what`: "weight", "activation", "constant" or `DISPATCH`.
     `num_forward`, `num_backward`: how often each of the `count` values moves in a step, and its gradient.
     """
 
@@ -223,6 +226,8 @@ class PlanFacts:
         def use(node: Node, choice: str) -> SplitAlong:
             if is_whole(choice):
                 return "whole"
+            if node.row is not None and node.row.sends and choice.partition(">")[0] == node.row.offset:
+                return "experts"
             if choice == batch.get(node.name):
                 return "batch"
             return "sequence" if choice == sequence.get(node.name) else "features"
@@ -252,12 +257,21 @@ class PlanFacts:
                      for last, start, move in fused_moves(self.graph))  # fmt: skip
 
     @cached_property
+    def dispatched(self) -> tuple[tuple[Node, str], ...]:
+        """Operators whose rows are sent to what they name, and the axes along which they are."""
+        found = ((n, [self.mesh.names[sent.axis] for sent in self.graph.dispatches(n)]) for n in self.graph.nodes)
+        return tuple((node, " and ".join(axes)) for node, axes in found if axes)
+
+    @cached_property
     def traffic(self) -> tuple[Traffic, ...]:
         """All moves by kind, the longest first."""
         groups: dict[tuple[str, str, str, str, int, int], list[NodeCosts]] = defaultdict(list)
         for origin, move, cost in self.moves:
             where = (self.kind_of(origin), self.mesh.names[move.axis], move.before.kind, move.after.kind)
             groups[*where, *cost.counts].append(cost)
+        for node, axes in self.dispatched:
+            cost = self.costs[node.name]
+            groups[DISPATCH, axes, "S", "S", *cost.counts].append(cost)
         found = [
             Traffic(*key, len(g), sum(c.communication_bytes for c in g), sum(c.communication_s for c in g))
             for key, g in groups.items()

@@ -43,7 +43,12 @@ from shardwright.reports.wording import (
 )
 from shardwright.search.plan import Plan
 
-_NOUNS: dict[SplitAlong, str] = {"batch": "the batch", "sequence": "the sequence", "features": "features"}
+_NOUNS: dict[SplitAlong, str] = {
+    "batch": "the batch",
+    "sequence": "the sequence",
+    "experts": "experts",
+    "features": "features",
+}
 _MAX_MODULE_LINES = 40
 _MAX_UNSPLIT = 12
 

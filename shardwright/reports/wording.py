@@ -15,6 +15,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import MOVES
 from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import (
+    DISPATCH,
     AxisFacts,
     SplitAlong,
     StoredAs,
@@ -39,7 +40,8 @@ THE_SAME = "the same"
 # ---- axes ----
 
 _NAMES: dict[SplitAlong, str] = {
-    "batch": "data parallel", "sequence": "sequence parallel", "features": "tensor parallel",
+    "batch": "data parallel", "sequence": "sequence parallel", "experts": "expert parallel",
+    "features": "tensor parallel",
 }  # fmt: skip
 _MUCH = 0.25
 """What share of compute or of weights says what an axis is for."""
@@ -89,6 +91,9 @@ def move_text(traffic: Traffic, mesh: Mesh) -> str:
     """What happens to a value when its layout changes, forward and backward, and how often in a step."""
     if traffic.what == "constant":
         return "each device takes its slice"
+    if traffic.what == DISPATCH:
+        often = how_often(traffic.num_forward, mesh)
+        return f"tokens sent to their experts and back, all-to-all{often}; so are gradients"
     forward, backward = (how_often(count, mesh) for count in (traffic.num_forward, traffic.num_backward))
     if (traffic.what, traffic.before, traffic.after) == ("weight", "S", "C"):
         return f"all-gathered{forward}; gradients reduce-scattered{backward}"

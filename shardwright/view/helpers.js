@@ -4,8 +4,8 @@ const plan = JSON.parse(document.getElementById("plan").textContent);
 const axes = plan.axes;
 /** Numbers of the axes of devices: along the axis of time there are microbatches. */
 const devices = axes.map((_, number) => number).filter((number) => !axes[number].is_time);
-const USES = ["batch", "sequence", "features", "whole"];
-const USE_WORDS = { batch: "the batch", sequence: "the sequence", features: "features", whole: "not split" };
+const USES = ["batch", "sequence", "experts", "features", "whole"];
+const USE_WORDS = { batch: "the batch", sequence: "the sequence", experts: "experts", features: "features", whole: "not split" };
 const COLLECTIVES = { all_gather: "all-gather", all_reduce: "all-reduce", reduce_scatter: "reduce-scatter",
   all_to_all: "all-to-all", slice: "take own slice" };
 

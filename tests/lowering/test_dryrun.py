@@ -124,6 +124,34 @@ def test_experts(zero: Zero) -> None:
     assert found.messages == found.run.messages, str(found)
 
 
+@each(("split", "execution"), [(("e>_0",), DEFAULT), (("e>_0", "e>_0"), Execution(recompute="full"))])
+def test_rows_that_are_sent(split: tuple[str, ...], execution: Execution) -> None:
+    """One expert for each row, so that a rank gets as many as expected; all of it again where it is made again."""
+    b = GraphBuilder()
+    y = b.leaf("x", "input", (4096, 64), "float32", "x")
+    index = b.leaf("index", "input", (4096, 1), "int64", "index")
+    mesh = Mesh(("a", "b")[: len(split)], (4, 2)[: len(split)])
+    for number in range(2):
+        b.at(f"y{number}", Source(f"layers.{number}.experts"))
+        shapes = {"router": (1, 64), "up": (8, 64, 256), "down": (8, 256, 64)}
+        router, up, down = (
+            b.leaf(f"{name}{number}", "parameter", shape, "float32", f"layers.{number}.{name}", grad=True)
+            for name, shape in shapes.items()
+        )
+        y = b.op("add", y, b.op("experts", y, index, b.op("linear", y, router), up, down, activation="gelu"))
+    graph = b.graph([("loss", b.op("sum", b.op("mul", y, y), dims=(0, 1), keepdim=False))])
+    others = follow(graph, mesh, tuple(range(len(mesh))))
+    whole, held = (R,) * len(mesh), tuple(S(0) if ">" in choice else R for choice in split)
+    targets = (str(leaf.attr("target")) for leaf in graph.leaves("parameter"))
+    storage = {target: whole if "router" in target else held for target in targets}
+    storage |= dict.fromkeys(("x", "index"), (S(0),) * len(mesh))
+    found = parallelize(graph, mesh, lambda n, a, o: split[a] if n.op == "experts" else others(n, a, o), storage)
+    compared = report(found, execution=execution)
+    assert compared.findings == [], str(compared)
+    sent = sum(times for message, times in compared.run.messages.items() if message.collective == "all_to_all")
+    assert sent == 2 * sum(">" in choice for choice in split) * (5 if execution == DEFAULT else 8)
+
+
 def test_ranks_stand_for_each_other() -> None:
     graph = layered(GRID, tensor="tp")
     first, *others = (replace(dry_run(graph, rank), rank=0, seconds=0.0) for rank in range(4))

@@ -41,6 +41,26 @@ def mlp(batch: int = 8, width: int = 16, hidden: int = 32, layers: int = 2, resi
     return b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False))])
 
 
+def mixture(tokens: int = 64, hidden: int = 64, experts: int = 8, used: int = 2, dense: int = 16) -> Graph:
+    """A dense layer, a router, a network of experts of which each token has some, and a loss.
+
+    Matrices of experts are read transposed.
+    """
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (tokens, 16), "float32", "x")
+    shapes = {
+        "first": (dense, 16), "second": (16, dense), "router": (experts, 16), "up": (experts, hidden, 16),
+        "down": (experts, 16, hidden),
+    }  # fmt: skip
+    first, second, router, up, down = (b.leaf(n, "parameter", s, "float32", n, grad=True) for n, s in shapes.items())
+    x = b.op("linear", b.op("relu", b.op("linear", x, first)), second)
+    scores = b.op("softmax", b.op("linear", x, router), dim=1)
+    index, weights = (b.op(f"topk_{what}", scores, dim=1, k=used) for what in ("indices", "values"))
+    matrices = (b.op("permute", name, dims=(0, 2, 1)) for name in (up, down))
+    y = b.op("experts", x, index, weights, *matrices, activation="gelu")
+    return b.graph([("loss", b.op("sum", b.op("mul", y, y), dims=(0, 1), keepdim=False))])
+
+
 def blocks(batch: int = 8, width: int = 16, layers: int = 3, seq: int = 4) -> Graph:
     """An embedding, layers of a norm and a feed-forward part, and a loss, with sources as captured models have them."""
     b = GraphBuilder()

@@ -264,7 +264,8 @@ def test_roles_must_match_the_mesh() -> None:
     with pytest.raises(PlanError, match=r"2 axis roles for mesh \[x=4\]; give one role per axis of devices"):
         planner(4).plan(mlp(), mesh=Mesh.of(x=4), roles=("data", "tensor"))
     with pytest.raises(
-        PlanError, match=r"unknown axis role 'pipeline'; choose one of \['data', 'zero', 'context', 'tensor', 'free'\]"
+        PlanError,
+        match=r"unknown axis role 'pipeline'; choose one of \['data', 'zero', 'expert', 'context', 'tensor', 'free'\]",
     ):
         planner(4).plan(mlp(), mesh=Mesh.of(x=4), roles=("pipeline",))
 

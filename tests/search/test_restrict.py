@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bench.decoders import Decoder, captured
+from shardwright.api import certified_choices
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import CONTEXT, DATA, TENSOR, batch_factors
-from tests.search.graphs import cluster, every_choice
+from shardwright.search.restrict import CONTEXT, DATA, EXPERT, TENSOR, ZERO, batch_factors
+from tests.search.graphs import cluster, every_choice, mixture
 
 TINY = Decoder("llama", 1, 32, 4, 2, 48, 80)
 
@@ -42,3 +43,24 @@ def test_context_parallelism_splits_the_sequence_and_gathers_keys(llama: Graph) 
     assert {n.split[:2] for n in linears} == {("_0", "_1")}
     assert {n.split[2] for n in linears} == {"o", "i"}
     assert all(graph.types[p.name].layouts[1].kind == "R" for p in graph.leaves("parameter"))
+
+
+def test_expert_parallelism_sends_tokens_and_is_data_parallelism_elsewhere() -> None:
+    """Experts are stored as they are used, where a cast or a view leads to them; where they do not divide, whole."""
+    graph = Planner(cluster(8), certified_choices()).solve(mixture(), Mesh.of(dp=2, ep=4), (ZERO, EXPERT), "test").graph
+    (network,) = graph.leaves("experts")
+    assert network.split == ("_0", "e>_0")
+    stored = {str(p.attr("target")): str(graph.types[p.name].layouts[1]) for p in graph.leaves("parameter")}
+    assert stored == {"first": "R", "second": "R", "router": "R", "up": "S(0)", "down": "S(0)"}
+    assert {n.split[1] for n in graph.nodes if n.op in ("linear", "mul", "softmax")} <= {"_0", "d0"}
+    graph = Planner(cluster(16), certified_choices()).solve(mixture(), Mesh.of(ep=16), (EXPERT,), "test").graph
+    assert next(graph.leaves("experts")).split == ("_0",)
+
+
+def test_the_search_sends_tokens_where_that_is_less_than_what_weights_would_send() -> None:
+    """Of large experts; of small ones gradients are summed. The sum that is minimized is the prediction."""
+    for hidden, split in ((1024, "e>_0"), (2, "_0")):
+        graph = mixture(tokens=4096, hidden=hidden, experts=16, used=1, dense=2048)
+        found = Planner(cluster(8), certified_choices()).solve(graph, Mesh.of(x=8), ("free",), "test")
+        assert next(found.graph.leaves("experts")).split == (split,), hidden
+        assert found.prediction.serial_s == pytest.approx(found.solved[1].objective, rel=2e-3), hidden

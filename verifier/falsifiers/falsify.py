@@ -71,6 +71,24 @@ class _Trial:
         with np.errstate(all="ignore"):
             return np.asarray(ROWS[self.rule.row].numpy(*arrays, **attrs))
 
+    def results(
+        self, parts: Sequence[Sequence[Array]], attrs: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]
+    ) -> list[Array]:
+        """What every device has as its result; `parts` are those of each operand, `attrs` each device's.
+
+        Of a dispatch: the slices of rows are joined, and the sum over devices is held as the rule says.
+        """
+        rule, devices = self.rule, range(self.degree)
+        if not rule.sent:
+            return [self.run([p[d] for p in parts], attrs[d]) for d in devices]
+        shapes = zip(parts, rule.operands, rule.shapes().operands, strict=True)
+        whole = [
+            [np.concatenate(p, place.dim)] * self.degree if place.kind == "S" and dims[place.dim] == (rule.sent,) else p
+            for p, place, dims in shapes
+        ]
+        summands = [self.run([p[d] for p in whole], attrs[d]) for d in devices]
+        return self.held(sum(summands[1:], summands[0]), rule.result, sizes)
+
     def held(self, array: Array, placement: Placement, sizes: Mapping[str, int], seed: int = 0) -> list[Array]:
         return scatter(array, (placement.at(sizes),), self.mesh, seed)
 
@@ -143,7 +161,7 @@ def _differences(trial: _Trial, sizes: Mapping[str, int]) -> Iterator[str]:
     layout = rule.result.at(sizes)
     parts = [trial.held(a, p, sizes, seed=i) for i, (a, p) in enumerate(zip(trial.arrays, rule.operands, strict=True))]
     attrs = trial.local_attrs(sizes, whole, layout)
-    results = [trial.run([p[d] for p in parts], attrs[d]) for d in range(trial.degree)]
+    results = trial.results(parts, attrs, sizes)
     yield from _disagreement(results, whole, layout, trial)
     if whole.dtype.kind == "f" and ROWS[rule.row].differentiable:
         for j, array in enumerate(trial.arrays):
@@ -190,7 +208,7 @@ def _gradient(
     dual = rule.operands[j].dual
     directions = trial.held(u, dual, sizes) if dual.kind == "S" else [u] * trial.degree
     expected = _slope(trial, list(trial.arrays), j, u, dy, trial.attrs)
-    slopes = [_slope(trial, [p[d] for p in parts], j, directions[d], dys[d], attrs[d]) for d in range(trial.degree)]
+    slopes = _slopes(trial, sizes, parts, j, directions, dys, attrs)
     title = f"the gradient of operand {j}, {dual}, along a direction"
     if dual.kind in "SP":
         yield from _slope_difference(f"{title}: summed over devices", sum(slopes), expected)
@@ -205,6 +223,25 @@ def _slope(trial: _Trial, arrays: list[Array], j: int, u: Array, dy: Array, attr
         return float(np.sum(dy * trial.run(moved, attrs)))
 
     return (inner(_STEP) - inner(-_STEP)) / (2 * _STEP)
+
+
+def _slopes(
+    trial: _Trial,
+    sizes: Mapping[str, int],
+    parts: Sequence[Sequence[Array]],
+    j: int,
+    directions: Sequence[Array],
+    dys: Sequence[Array],
+    attrs: Sequence[Mapping[str, Any]],
+) -> list[float]:
+    """The same on every device, where each moves its part of operand j."""
+
+    def inner(step: float) -> Array:
+        mine = [x + step * u for x, u in zip(parts[j], directions, strict=True)]
+        results = trial.results([*parts[:j], mine, *parts[j + 1 :]], attrs, sizes)
+        return np.array([np.sum(dy * y) for dy, y in zip(dys, results, strict=True)])
+
+    return list((inner(_STEP) - inner(-_STEP)) / (2 * _STEP))
 
 
 def _slope_difference(where: str, got: float, want: float) -> Iterator[str]:

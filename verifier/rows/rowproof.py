@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from shardwright.pcg.errors import RuleError
+from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.optable import ROWS, keep_attrs
 from shardwright.substitutions.pattern import FactorDims, Pattern
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule
+from shardwright.substitutions.rowrules import RowRule, derive
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, z3
 from shardwright.verifier.proof import Failure, Proof
+from shardwright.verifier.rows import dispatchproof
 from shardwright.verifier.rows.attributes import attribute_claims
 from shardwright.verifier.rows.claims import Claim, Encoding, K, holds_alone, position_claims, sum_claim, tensor_claims
 from shardwright.verifier.rows.semantics import BODIES, IndexTerm, terms
@@ -23,6 +24,8 @@ INDEX_LEMMAS = ("cancel", "digits", "euclid", "exact", "range")
 
 def prove(rule: RowRule) -> Proof:
     """Prove the rule as it stands. Anything but a proof is a `Failure`: which claim broke, and for which sizes."""
+    if rule.sent:
+        return _composed(rule)
     pattern, used = rule.shapes(), set[str]()
     try:
         broken = filter(None, (_failed_term(rule, term, used) for term in terms(rule)))
@@ -37,6 +40,18 @@ def prove(rule: RowRule) -> Proof:
 def proven(rule: RowRule) -> Proof:
     """The proof of a row rule, made once: placement rules rest on the same few."""
     return prove(rule)
+
+
+def _composed(rule: RowRule) -> Proof:
+    """Of a dispatch: the split along what rows name, between two moves."""
+    try:
+        split = derive(rule.row, rule.shapes(), rule.factor or "")
+    except (GraphError, RuleError) as error:
+        return Proof(failure=Failure(str(error)))
+    own = proven(split)
+    failure = own.failure or _unguarded(rule, rule.shapes()) or next(dispatchproof.broken(rule, split), None)
+    lemmas = () if failure else map(require, dispatchproof.LEMMAS)
+    return Proof(() if failure else tuple(dict.fromkeys((*own.axioms, *lemmas))), failure)
 
 
 _PROVEN = {*INDEX_LEMMAS, "split-sum", "linear-sum", "additive-sum"}
@@ -55,8 +70,8 @@ def _ill_formed(rule: RowRule, pattern: Pattern) -> Failure | None:
 def _unguarded(rule: RowRule, pattern: Pattern) -> Failure | None:
     """The counterexample that a missing guard lets in."""
     x, y = z3.Real("x"), z3.Real("y")
-    if rule.factor is not None and f"k | {rule.factor}" not in rule.guard:
-        size = z3.Int(f"N_{rule.factor}")
+    for factor in (factor for factor in rule.divided if f"k | {factor}" not in rule.guard):
+        size = z3.Int(f"N_{factor}")
         return refute("not guarded: the degree divides the factor", size % K == 0, [K >= 2, size >= 1], [])
     if rule.factor in pattern.summed and "numeric" not in rule.guard:
         bools = [z3.Or(v == 0, v == 1) for v in (x, y)]

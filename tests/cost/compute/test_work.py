@@ -226,7 +226,7 @@ def experts(split: str, size: int) -> tuple[NodeCost, Passes, float]:
     needs, result = required_layouts(cost.signature, split, len(EXPERTS), ROWS["experts"])
     layouts = tuple((need,) for need in needs)
     cost.kept = ("inside",)
-    return cost, cost.passes((split,), layouts, (result,)), cost.kept_bytes(layouts, (result,))
+    return cost, cost.passes((split,), layouts, (result,)), cost.kept_bytes((split,), layouts, (result,))
 
 
 def products(passes: Passes) -> float:

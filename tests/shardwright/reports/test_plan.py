@@ -11,21 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports import units
 from shardwright.reports.comparison import ComparisonReport
-from shardwright.reports.facts import PlanFacts
+from shardwright.reports.facts import DISPATCH, PlanFacts
 from shardwright.reports.modules import module_tree
 from shardwright.reports.plan import PlanReport
+from shardwright.reports.rounding import roundings
 from shardwright.reports.tree import Module
 from shardwright.reports.wording import faster_or_slower, links, quality
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
 from tests.each import each
-from tests.search.graphs import blocks, cluster, every_choice
+from tests.search.graphs import blocks, cluster, every_choice, mixture
 
 FAST = 1e12
 
@@ -292,3 +294,29 @@ def test_explaining_needs_no_torch(tmp_path: Path, data: Plan) -> None:
         f"str(PlanReport(Plan.load({str(tmp_path / 'plan.json')!r}))); print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# ---- mixtures of experts ----
+
+
+def test_tokens_that_are_sent_to_experts_are_told_as_communication_of_the_operator() -> None:
+    planner = Planner(cluster(4), certified_choices())
+    plan = planner.plan(mixture(), "Net", mesh=Mesh.of(dp=2, ep=2), roles=("data", "expert"))
+    facts = PlanFacts(plan)
+    (sent,) = [t for t in facts.traffic if t.what == DISPATCH]
+    (network,) = plan.graph.leaves("experts")
+    cost = facts.costs[network.name]
+    assert (sent.axis, sent.count, sent.num_forward, sent.num_backward) == ("ep", 1, 1, 1)
+    assert (sent.sent_bytes, sent.seconds) == (cost.communication_bytes, cost.communication_s)
+    ways = plan.graph.dispatches(network)[0]
+    num_bytes = sum(n for backward in (False, True) for way in ways.sent(backward=backward) for n in way)
+    assert sent.sent_bytes == pytest.approx(num_bytes / 2 / 2)  # of two ranks, half of what each has stays there
+    assert sum(t.seconds for t in facts.traffic) == pytest.approx(plan.prediction.communication_s)
+    assert module_tree(facts).total.communication_s == pytest.approx(plan.prediction.communication_s)
+    rows = [row for _, _, module in module_tree(facts).walk() for row in module.rows if row.name == "experts"]
+    steps = [(s.axis, s.before, s.after, s.forward, s.backward) for row in rows for s in row.steps]
+    assert steps == [("ep", "tokens", "experts", "all_to_all", "all_to_all")]
+    text = str(PlanReport(plan))
+    assert "tokens sent to their experts and back, all-to-all; so are gradients" in text
+    assert facts.uses[network.name] == ("batch", "experts")
+    assert [r.count for r in roundings(facts) if r.what == "sums of activations over devices"] == [2]

@@ -1,0 +1,122 @@
+"""Dispatch: rows of tokens are sent to the devices that have what they name, are computed there, and are sent back.
+
+A choice "e>t" splits tokens t and experts e along one axis. What it means follows from what is certified: the tokens
+combined, the operator split along e, and the partial sums reduced to each device's tokens. As a device adds nothing to
+rows that name none of its experts, only the others go there, each once, whatever number of its experts it names.
+
+How many these are is known when a step runs. What is static here, and priced, is the mean over choices of k of E
+experts that are all as likely: a device with m of them is named by 1 - C(E - m, k) / C(E, k) of the rows.
+
+Axes that dispatch do so one after the other, the outermost first, and send back in reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+from shardwright.pcg.factors import Signature, dispatched, parts_of
+from shardwright.pcg.row import LocalShapes, Row
+from shardwright.pcg.types import ITEM_BYTES, is_float
+
+INDEX_BYTES, COUNT_BYTES = 4, 8
+"""Of a number that a row names, and of a number of rows, as they are sent."""
+ALIGNMENT = 8
+"""Every operand's part of a row that is sent takes a multiple of so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """What one axis of `size` devices sends.
+
+    width            how many of what rows name, such as experts, lie behind each device of the axis
+    rows             that a device sends to each device of the axis, itself included: the mean
+    there, back      bytes of a row, and of what comes back of it; of its gradient, which goes the same ways, there are
+                     `back` and `gradient_back`
+    """
+
+    axis: int
+    size: int
+    width: int
+    rows: int
+    there: int
+    back: int
+    gradient_back: int
+
+    def sent(self, *, backward: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The all-to-alls before and after the operator, by the bytes that the devices of the axis have together.
+
+        Forward begins with how many rows go where.
+        """
+        if backward:
+            return (self._all(self.back),), (self._all(self.gradient_back),) if self.gradient_back else ()
+        return (self.size**2 * COUNT_BYTES, self._all(self.there)), (self._all(self.back),)
+
+    def _all(self, row_bytes: int) -> int:
+        return self.size**2 * self.rows * row_bytes
+
+    def held_bytes(self, *, backward: bool = False) -> int:
+        """Of what a device has put together to send, and of what it is sent, beside operands and result."""
+        return 2 * self.size * self.rows * max(self.back, self.gradient_back if backward else self.there)
+
+
+def num_senders(split: Sequence[str], sizes: Sequence[int]) -> int:
+    """The devices of which each is sent rows by the others."""
+    return prod(size for choice, size in zip(split, sizes, strict=True) if dispatched(choice))
+
+
+def aligned(num_bytes: int) -> int:
+    """The bytes that an operand's part of a row takes."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def dispatches(
+    row: Row, signature: Signature, split: Sequence[str], sizes: Sequence[int], shapes: LocalShapes,
+    dtypes: Sequence[str], grads: Sequence[bool],
+) -> tuple[Dispatch, ...]:  # fmt: skip
+    """What an operator that is split in this way sends, by axis in the order of forward.
+
+    `dtypes` are those of the operands and, last, of the result; `grads` says which operands get a gradient.
+    """
+    if not any(map(dispatched, split)):
+        return ()
+    rank = len(shapes.result) - 1
+
+    def part(shape: tuple[int, ...], item_bytes: int) -> int:
+        return aligned(prod(shape[rank:]) * item_bytes)
+
+    def sent(only: Sequence[bool]) -> int:
+        items = (INDEX_BYTES if i in row.indexes else ITEM_BYTES[dtypes[i]] for i in row.sends)
+        parts = zip(row.sends, items, strict=True)
+        return sum(part(shapes.local_operands[i], item) for i, item in parts if only[i])
+
+    floats = [grad and is_float(dtype) for grad, dtype in zip(grads, dtypes, strict=False)]
+    back = part(shapes.local_result, ITEM_BYTES[dtypes[-1]])
+    row_bytes = (sent([True] * len(grads)), back, sent(floats))
+    return tuple(Dispatch(*hop, *row_bytes) for hop in _hops(row, signature, split, sizes, shapes))
+
+
+def _hops(
+    row: Row, signature: Signature, split: Sequence[str], sizes: Sequence[int], shapes: LocalShapes
+) -> Iterator[tuple[int, int, int, int]]:
+    """Axis, size, width and rows of each. Rows that came by one axis name something that lies behind the device."""
+    ((position, (held, dim)),) = row.indexes.items()
+    name, rank = signature.factors[signature.operands[held][dim][0]].name, len(shapes.result) - 1
+    num_slots = prod(shapes.operands[position][rank:])
+    arrived, known, width = prod(shapes.local_result[:rank]), 1.0, shapes.operands[held][dim]
+    for axis, (choice, size) in enumerate(zip(split, sizes, strict=True)):
+        if name not in (factor for factor, _ in parts_of(choice)):
+            continue
+        width //= size
+        if dispatched(choice):
+            share = named_share(width, shapes.operands[held][dim], num_slots)
+            rows = ceil(round(arrived * share / known, 6))
+            yield axis, size, width, rows
+            arrived, known = size * rows, share
+
+
+def named_share(width: int, count: int, num_slots: int) -> float:
+    """The share of rows that name one of these `width` among `count`, choosing `num_slots` different ones."""
+    none = prod(max(0, count - width - i) / (count - i) for i in range(min(num_slots, count)))
+    return 1.0 - none
