@@ -111,6 +111,15 @@ class SearchReport:
     stopped: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """What a plan leaves unused of the `cluster` that it was asked for: `num_devices`, and why."""
+
+    cluster: str
+    num_devices: int
+    reason: str
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """How to train one model on one cluster.
@@ -118,6 +127,7 @@ class Plan:
     graph          the parallel graph; its erasure is the captured graph up to the certified `report.rewrites`
     fingerprint    of the captured serial graph, so that a plan is never run for another model
     alternatives   the baselines, and the best plan of every other mesh
+    cluster        what the plan runs on; where it leaves devices `idle`, the others, as a cluster of their own
     execution      how a step is run: the precision that the model is captured under (`pcg.precision`), what is made
                    again in backward, and whose statistics are those of each microbatch. How many microbatches there
                    are is the mesh's axis of time
@@ -131,12 +141,14 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     report: SearchReport
     execution: Execution = DEFAULT
+    idle: Idle | None = None
 
     def __repr__(self) -> str:
         """Two lines: of what and for what it is, and what it costs."""
         own, cluster = self.prediction, self.cluster
+        idle = f" and {self.idle.num_devices} idle" if self.idle else ""
         return printable(
-            f"Plan({self.model} on {cluster.name}, {cluster.num_devices} devices, mesh {self.mesh}:\n"
+            f"Plan({self.model} on {cluster.name}, {cluster.num_devices} devices{idle}, mesh {self.mesh}:\n"
             f"     step {own.step_s:.4g} s, {own.memory.total_bytes / 2**30:.4g} of "
             f"{cluster.device.memory_bytes / 2**30:.4g} GiB on each device)"
         )
@@ -158,6 +170,7 @@ class Plan:
             "model": self.model,
             "fingerprint": self.fingerprint,
             "cluster": self.cluster.to_json(),
+            "idle": self.idle and asdict(self.idle),
             "mesh": {"names": list(self.mesh.names), "sizes": list(self.mesh.sizes)},
             "execution": self.execution.to_json(),
             "pipeline": None,
@@ -196,6 +209,7 @@ class Plan:
                 tuple(map(Alternative.from_json, told["alternatives"])),
                 SearchReport(**report),
                 Execution.from_json(execution),
+                Idle(**idle) if (idle := told.get("idle")) else None,
             )
             admit(plan.graph, plan.cluster, told)
         except ShardwrightError as error:
