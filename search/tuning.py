@@ -15,14 +15,14 @@ from math import inf
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins, RecomputeMode
-from shardwright.search.restrict import DATA, FREE
+from shardwright.search.restrict import FREE
 from shardwright.search.solving import Candidate, NoLayoutsError, Solver, different, over_time, rank
 from shardwright.search.spaces import LONGEST_FIRST, Space, baselines, divided, free_spaces, microbatch_counts
 
@@ -81,9 +81,9 @@ class Tuner:
             return [1]
         counts = microbatch_counts(self.pins.size) if self.pins.microbatches is None else [self.pins.microbatches]
         count = counts[min(1, len(counts) - 1)]
-        flat = over_time(Mesh(("x",), (self.solver.cluster.num_devices,)), count)
+        in_turn = Mesh((TIME,), (count,))  # how devices share each of them is another question, and takes longer
         try:
-            check_time(self.solver.fastest_layouts(self.folded, flat, (DATA,), self.execution), self.execution)
+            check_time(self.solver.fastest_layouts(self.folded, in_turn, (), self.execution), self.execution)
         except PlanError as error:
             if self.pins.microbatches is not None:
                 raise
