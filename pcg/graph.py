@@ -72,10 +72,16 @@ class Graph:
         return dict(self.outputs)["loss"]
 
     def check_loss(self) -> None:
-        """Raise a `GraphError` where no output is called "loss"."""
+        """Raise a `GraphError` where no output is called "loss", or it is no operator's result."""
         outputs = dict(self.outputs)
         if "loss" not in outputs:
             raise GraphError(f"the graph has no output 'loss', only {sorted(outputs)}; a graph to plan gives a loss")
+        if (node := self.by_name.get(outputs["loss"])) is None:
+            raise GraphError(f"output 'loss' names %{outputs['loss']}, which no node defines")
+        if node.is_leaf:
+            raise GraphError(
+                f"the loss is {node.op} {node.attr('target')!r} itself: there is nothing to run; compute it"
+            )
 
     def leaves(self, op: str) -> Iterator[Node]:
         return (node for node in self.nodes if node.op == op)

@@ -34,15 +34,16 @@ def admit(graph: Graph, cluster: Cluster, told: Mapping[str, Any]) -> None:
 
 
 def _check_meshes(mesh: Mesh, devices: int, told: Mapping[str, Any]) -> None:
-    """There is one mesh, of all devices, and every alternative's is of as many."""
+    """There is one mesh, of all devices, and every alternative's is of as many, or of the idle ones too."""
     given = Mesh(tuple(told["mesh"]["names"]), tuple(told["mesh"]["sizes"]))
     if given != mesh:
         raise PlanError(f"mesh: expected {mesh}, as the graph has it, got {given}")
     if mesh.num_devices != devices:
         raise PlanError(f"mesh {mesh} has {mesh.num_devices} devices, its cluster {devices}")
+    known = {devices, devices + (told.get("idle") or {"num_devices": 0})["num_devices"]}
     for number, alternative in enumerate(told["alternatives"]):
         other = Mesh.of(**alternative["mesh"])
-        if other.num_devices != devices:
+        if other.num_devices not in known:
             place = f"alternatives[{number}].mesh"
             raise PlanError(f"{place}: {other} has {other.num_devices} devices, the cluster {devices}")
 

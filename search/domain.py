@@ -7,8 +7,10 @@ from the op table's factor strings through certified row rules only; the `Certif
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
+from math import gcd, lcm, prod
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +19,8 @@ from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost, local_bytes
 from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
-from shardwright.pcg.analysis import Written
-from shardwright.pcg.factors import Signature, dispatched
+from shardwright.pcg.analysis import Written, is_whole
+from shardwright.pcg.factors import Signature, dispatched, parse_choice
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import TIME, Mesh
@@ -91,7 +93,7 @@ def node_domain(
     sizes = mesh.sizes
     if node.op == OPAQUE:
         whole = replicated(len(sizes))
-        options = [(("R",) * len(sizes), (whole,) * len(operands), whole)]
+        options = ((("R",) * len(sizes), (whole,) * len(operands), whole),)
     else:
         signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
         per_axis = [axis_options(node, signature, size, own) for size, own in zip(sizes, certified, strict=True)]
@@ -118,24 +120,48 @@ def node_domain(
     )
 
 
+_Option = tuple[str, tuple[Layout, ...], Layout]
+_Combined = tuple[tuple[str, ...], tuple[Layouts, ...], Layouts]
+
+
 def _combine(
-    per_axis: list[list[tuple[str, tuple[Layout, ...], Layout]]],
+    per_axis: Sequence[Sequence[_Option]],
     signature: Signature,
     operands: Sequence[TensorType],
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
-) -> list[tuple[tuple[str, ...], tuple[Layouts, ...], Layouts]]:
+) -> tuple[_Combined, ...]:
     """Combinations over the axes that all shapes can hold."""
-    found = []
+    blocks = {layout.blocks for axis in per_axis for _, needs, made in axis for layout in (*needs, made)}
+    blocks |= {parse_choice(choice)[1] for axis in per_axis for choice, _, _ in axis if not is_whole(choice)}
+    parts = prod(sizes) * lcm(*blocks)
+
+    def alike(extents: Sequence[int]) -> tuple[int, ...]:
+        return tuple(gcd(extent, parts) for extent in extents)
+
+    factors = tuple(replace(f, size=gcd(f.size, parts)) for f in signature.factors)
+    shapes = tuple(alike(extents) for extents in (shape, *(t.shape for t in operands)))
+    return _combined(tuple(map(tuple, per_axis)), replace(signature, factors=factors), shapes, sizes)
+
+
+@lru_cache(maxsize=4096)
+def _combined(
+    per_axis: tuple[tuple[_Option, ...], ...],
+    signature: Signature,
+    shapes: tuple[tuple[int, ...], ...],
+    sizes: tuple[int, ...],
+) -> tuple[_Combined, ...]:
+    """`_combine` by what divides the extents, which is all that counts: of the result, then of the operands."""
+    found = list[_Combined]()
     for combination in product(*per_axis):
         if signature.indivisible([o[0] for o in combination], sizes) is not None:
             continue
         result = tuple(o[2] for o in combination)
-        needs = tuple(tuple(o[1][i] for o in combination) for i in range(len(operands)))
-        held = zip((shape, *(t.shape for t in operands)), (result, *needs), strict=True)
+        needs = tuple(tuple(o[1][i] for o in combination) for i in range(len(shapes) - 1))
+        held = zip(shapes, (result, *needs), strict=True)
         if all(can_hold(extents, layouts, sizes) for extents, layouts in held):
             found.append((tuple(o[0] for o in combination), needs, result))
-    return found
+    return tuple(found)
 
 
 def storage_domain(

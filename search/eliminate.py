@@ -194,13 +194,13 @@ def minimize_last(
 
     `places` says which variables each table spans; every variable but the last is in one of them.
     """
-    extents = {pair for at, table in zip(places, tables, strict=True) for pair in zip(at, table.shape, strict=True)}
-    shape = tuple(extent for _, extent in sorted(extents)) or unary.shape
-    total = unary.reshape((1,) * (len(shape) - 1) + (-1,))
+    num_others = len({p for at in places for p in at}) - 1 if places else 0
+    total = unary.reshape((1,) * num_others + (-1,))
     for at, table in zip(places, tables, strict=True):
-        wide = [extent if p in at else 1 for p, extent in enumerate(shape)]
-        total = total + np.transpose(table, np.argsort(at)).reshape(wide)
-    total = np.broadcast_to(total, shape)
+        order = sorted(range(len(at)), key=at.__getitem__)
+        wide = [1] * (num_others + 1)
+        for place, extent in zip(at, table.shape, strict=True):
+            wide[place] = extent
+        total = total + table.transpose(order).reshape(wide)
     best = total.argmin(axis=-1)
-    least = np.take_along_axis(total, best[..., None], -1)[..., 0]
-    return Interned(least), best.astype(np.min_scalar_type(shape[-1]))
+    return Interned(total.min(axis=-1)), best.astype(np.min_scalar_type(total.shape[-1]))

@@ -156,7 +156,7 @@ def _check_count(count: int, size: int) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise PlanError(f"microbatches={count!r}: expected a positive number of microbatches in a step")
     if count > 1 and size == 0:
-        raise PlanError(f"microbatches={count}: the model has no inputs, so there is no batch to cut; leave it out")
+        raise PlanError(f"microbatches={count}: no input has examples, so there is no batch to cut; leave it out")
     if size % count:
         good = [1, *(degrees(size) if size > 1 else ())]
         shown = ", ".join(map(str, good[:_MOST_NAMED])) + (", …" if len(good) > _MOST_NAMED else "")

@@ -112,6 +112,15 @@ class SearchReport:
     stopped: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """What a plan leaves unused of the `cluster` that it was asked for: `num_devices`, and why."""
+
+    cluster: str
+    num_devices: int
+    reason: str
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """How to train one model on one cluster.
@@ -119,6 +128,7 @@ class Plan:
     graph          the parallel graph; its erasure is the captured graph up to the certified `report.rewrites`
     fingerprint    of the captured serial graph, so that a plan is never run for another model
     alternatives   the baselines, and the best plan of every other mesh
+    cluster        what the plan runs on; where it leaves devices `idle`, the others, as a cluster of their own
     execution      how a step is run: the precision that the model is captured under (`pcg.precision`), what is made
                    again in backward, and whose statistics are those of each microbatch. How many microbatches there
                    are is the mesh's axis of time
@@ -134,12 +144,14 @@ class Plan:
     report: SearchReport
     execution: Execution = DEFAULT
     asked: Asked = NOTHING
+    idle: Idle | None = None
 
     def __repr__(self) -> str:
         """Two lines: of what and for what it is, and what it costs."""
         own, cluster = self.prediction, self.cluster
+        idle = f" and {self.idle.num_devices} idle" if self.idle else ""
         return printable(
-            f"Plan({self.model} on {cluster.name}, {cluster.num_devices} devices, mesh {self.mesh}:\n"
+            f"Plan({self.model} on {cluster.name}, {cluster.num_devices} devices{idle}, mesh {self.mesh}:\n"
             f"     step {own.step_s:.4g} s, {own.memory.total_bytes / 2**30:.4g} of "
             f"{cluster.device.memory_bytes / 2**30:.4g} GiB on each device)"
         )
@@ -161,6 +173,7 @@ class Plan:
             "model": self.model,
             "fingerprint": self.fingerprint,
             "cluster": self.cluster.to_json(),
+            "idle": self.idle and asdict(self.idle),
             "mesh": {"names": list(self.mesh.names), "sizes": list(self.mesh.sizes)},
             "execution": self.execution.to_json(),
             "asked": self.asked.to_json(),
@@ -201,6 +214,7 @@ class Plan:
                 SearchReport(**report),
                 Execution.from_json(execution),
                 Asked.from_json(told.get("asked", {})),
+                Idle(**idle) if (idle := told.get("idle")) else None,
             )
             admit(plan.graph, plan.cluster, told)
         except ShardwrightError as error:

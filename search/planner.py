@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from math import inf
 
@@ -33,6 +34,7 @@ from shardwright.search.blame import blamed
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.fitting import Fitted, Fitter, by_block
 from shardwright.search.folding import Folded
+from shardwright.search.idle import asked_for, with_idle
 from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint
@@ -132,10 +134,12 @@ class Planner:
     ) -> Plan:
         """The best plan over all meshes, microbatches and recomputation, or over what is left by what is given.
 
+        Where the batch does not divide among all devices, that may be one for fewer (`Plan.idle`).
+
         Args:
             graph: serial.
             model: its name.
-            mesh: this one only; it may have the axis of time.
+            mesh: this one only; it may have the axis of time. Where it has fewer devices, the others stay idle.
             roles: of the axes of devices of `mesh`.
             microbatches: so many in a step.
             recompute: what backward makes again: a mode, or modes and lists of places by block of the model.
@@ -152,6 +156,34 @@ class Planner:
         start, stop = time.perf_counter(), Stop(time_limit_s)
         graph.check_loss()
         asked = Asked(mesh, None if roles is None else tuple(roles), microbatches, recompute, texts(pins))
+
+        def planned(cluster: Cluster) -> Plan:
+            return self._on(cluster)._plan(graph, model, asked, spaces, compared, stop)
+
+        if mesh is not None and mesh.num_devices < self.cluster.num_devices:
+            part, idle = asked_for(self.cluster, mesh)
+            return replace(planned(part), idle=idle)
+        on_all = planned(self.cluster)
+        if mesh is not None or spaces is not None:
+            return on_all
+        *_, best = stop.within(with_idle(on_all, graph, self.execution, self.certified, planned), needed=True)
+        seconds = round(time.perf_counter() - start, 3)
+        return replace(best, report=replace(best.report, seconds=seconds, stopped=stop.reason))
+
+    def _on(self, cluster: Cluster) -> Planner:
+        """One that searches in the same way, on this cluster."""
+        if cluster == self.cluster:
+            return self
+        own = copy(self)
+        own.cluster, own.solver = cluster, Solver(cluster, self.certified)
+        own.limit_bytes = own.solver.limit_bytes
+        return own
+
+    def _plan(
+        self, graph: Graph, model: str, asked: Asked, spaces: Sequence[Space] | None, compared: bool, stop: Stop
+    ) -> Plan:
+        """The best plan on all devices."""
+        start = time.perf_counter()
         kept = Pins.of(graph, self.cluster, asked, spaces)
         solver = self.solver if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
         tuner = Tuner(solver, graph, self.execution, kept, self.progress)

@@ -42,7 +42,9 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
     keep = np.flatnonzero(np.isfinite(unary))
     left = keep[np.argsort(rows[keep].sum(1, where=np.isfinite(rows[keep])), kind="stable")]
     rows, winners = rows[left], list[int]()
-    if len(np.unique(rows.argmin(0))) == len(left):  # the first of those that cost the least somewhere is never beaten
+    if len(set(rows.argmin(0).tolist())) == len(
+        left
+    ):  # the first of those that cost the least somewhere is never beaten
         return np.sort(left)
     while len(left):
         first = max(1, _COMPARED // rows.size)

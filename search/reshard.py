@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations, product
-from math import inf
+from math import inf, prod
 
 import numpy as np
 
-from shardwright.cost.collectives.moves import MoveCosts, TensorClass
+from shardwright.cost.collectives.moves import MoveCosts, MovePart, TensorClass
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.layout import Layout, Layouts, R, shard_order
 from shardwright.pcg.moves import Move, move_between
@@ -68,14 +68,11 @@ def can_hold(shape: tuple[int, ...], state: Layouts, sizes: tuple[int, ...]) -> 
 
 def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) -> Closure:
     """Floyd and Warshall over the single-axis moves."""
-    cost = np.full((len(states), len(states)), inf)
-    np.fill_diagonal(cost, 0.0)
-    for i, j, axis, move in _neighbours(states, costs.sizes):
-        kinds = {states[i][axis].kind, states[j][axis].kind}
-        if not tensor.grad and "C" in kinds:  # the same as R
-            cost[i, j] = 0.0 if "R" in kinds else inf
-        elif move is not None:
-            cost[i, j] = costs.move_s(tensor, states[i], move)
+    cost, (pairs, parts, times) = _priced(replace(tensor, shape=()), states, costs)
+    num_elements = prod(tensor.shape)
+    seconds = np.array([costs.part_s(part, num_elements) for part in parts])
+    cost = cost.copy()
+    cost[pairs] += times @ seconds
     following = np.where(np.isfinite(cost), np.arange(len(states))[None, :], -1)
     for k in range(len(states)):
         through = cost[:, k, None] + cost[None, k, :]
@@ -83,6 +80,34 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
         cost = np.where(better, through, cost)
         following = np.where(better, following[:, k, None], following)
     return Closure(states, {state: i for i, state in enumerate(states)}, cost, following, tensor.grad)
+
+
+@lru_cache(maxsize=256)
+def _priced(
+    tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts
+) -> tuple[np.ndarray, tuple[tuple[np.ndarray, np.ndarray], tuple[MovePart, ...], np.ndarray]]:
+    """What moves between states cost whatever the shape: costs that are fixed, and what is added for each pair.
+
+    The latter are pairs of states, the different parts of their moves, and how often each pair runs each part.
+    """
+    cost = np.full((len(states), len(states)), inf)
+    np.fill_diagonal(cost, 0.0)
+    rows, known = dict[tuple[int, int], dict[int, int]](), dict[MovePart, int]()
+    for i, j, axis, move in _neighbours(states, costs.sizes):
+        kinds = {states[i][axis].kind, states[j][axis].kind}
+        if not tensor.grad and "C" in kinds:  # the same as R
+            cost[i, j] = 0.0 if "R" in kinds else inf
+        elif move is not None:
+            cost[i, j], parts = costs.parts(tensor, states[i], move)
+            row = rows.setdefault((i, j), {})
+            for part in parts:
+                number = known.setdefault(part._replace(times=1), len(known))
+                row[number] = row.get(number, 0) + part.times
+    times = np.zeros((len(rows), len(known)))
+    for at, row in enumerate(rows.values()):
+        times[at, list(row)] = list(row.values())
+    pairs = np.array(list(rows), dtype=np.intp).reshape(-1, 2).T
+    return cost, ((pairs[0], pairs[1]), tuple(known), times)
 
 
 @lru_cache(maxsize=32)

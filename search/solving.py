@@ -181,6 +181,11 @@ class Solver:
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
         return eliminator.solve(problem, Prices(beside=self.besides[-1])).bound
 
+    def work_s(self, folded: Folded, execution: Execution) -> float:
+        """What all operators take on one device, nothing being sent: n devices take no less than an n-th of it."""
+        problem, _ = self.problem(folded, Mesh(("x",), (1,)), (DATA,), execution, "zero-3")
+        return sum(float(time_s.value.min()) for time_s in problem.time_s)
+
     def solve(
         self,
         folded: Folded,

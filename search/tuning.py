@@ -16,7 +16,7 @@ from math import inf
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.recompute import Recompute
@@ -25,7 +25,6 @@ from shardwright.search.asked import RecomputeMode
 from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins
 from shardwright.search.problem import NoLayoutsError
-from shardwright.search.restrict import DATA
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
 from shardwright.search.spaces import LONGEST_FIRST, Space, baselines, divided, microbatch_counts
 
@@ -85,9 +84,9 @@ class Tuner:
             return [1]
         counts = microbatch_counts(self.pins.size) if self.pins.microbatches is None else [self.pins.microbatches]
         count = counts[min(1, len(counts) - 1)]
-        flat = over_time(Mesh(("x",), (self.solver.cluster.num_devices,)), count)
+        in_turn = Mesh((TIME,), (count,))  # how devices share each of them is another question, and takes longer
         try:
-            check_time(self.solver.fastest_layouts(self.folded, flat, (DATA,), self.execution), self.execution)
+            check_time(self.solver.fastest_layouts(self.folded, in_turn, (), self.execution), self.execution)
         except PlanError as error:
             if self.pins.microbatches is not None:
                 raise
@@ -237,9 +236,7 @@ class Tuner:
         """A lower bound: every device has an equal part of all operators' work, and nothing is sent."""
         if mode not in self._ideal:
             execution = replace(self.execution, recompute=mode)
-            problem, _ = self.solver.problem(self.folded, Mesh(("x",), (1,)), (DATA,), execution, "zero-3")
-            total = sum(float(time_s.value.min()) for time_s in problem.time_s)
-            self._ideal[mode] = total / self.solver.cluster.num_devices
+            self._ideal[mode] = self.solver.work_s(self.folded, execution) / self.solver.cluster.num_devices
         return self._ideal[mode]
 
 

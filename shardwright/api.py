@@ -30,7 +30,7 @@ from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, base_of, canonical, shown
 from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import fits, memory_verdict
-from shardwright.reports.wording import SEARCHED, infeasible
+from shardwright.reports.wording import SEARCHED, idle, infeasible
 from shardwright.search.anytime import Stop
 from shardwright.search.asked import PinsLike, RecomputeMode
 from shardwright.search.check import check_plan
@@ -121,6 +121,9 @@ def plan(
 ) -> Plan:
     """Search the best way to train `model` on `cluster`. Nothing is run or distributed.
 
+    Where the batch does not divide among all devices, fewer may be faster: the plan is then for a part of the cluster
+    (`plan.cluster`), and `plan.idle` says how many stay idle, and why.
+
     Args:
         model: in the mode (train or eval) that it will run in. Parameters may be fake tensors: a model of any size
             built under `FakeTensorMode` is planned without its memory.
@@ -128,7 +131,8 @@ def plan(
         args: example inputs of one global batch, positional; shapes are baked into the plan.
         kwargs: the same, by name.
         mesh: search on this mesh only, as `Mesh.of(dp=2, tp=4)` or `{"dp": 2, "tp": 4}`. A first axis `mb` is that of
-            time: `{"mb": 4, "dp": 2}` runs four microbatches in a step.
+            time: `{"mb": 4, "dp": 2}` runs four microbatches in a step. Where it has fewer devices than the cluster,
+            the others stay idle.
         roles: what each axis of devices may do: "data", "zero", "expert", "context", "tensor" or "free" (anything, the
             default).
         microbatches: how many microbatches a step has, gradients accumulated; 1: none. By default the search chooses.
@@ -236,8 +240,8 @@ def compile(
         PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device.
         InfeasibleError: no plan is predicted to fit the devices; its `plan` is the smallest, in case you know better.
         RuleError: the rule file cannot be read, or no rule of it can be used.
-        DistributedError: as many ranks are running as the plan is not for, another rank failed, or this one has another
-            model or a batch of other shapes than rank 0.
+        DistributedError: as many ranks are running as the plan is not for, as where the best one leaves some of them
+            idle; another rank failed; or this one has another model or a batch of other shapes than rank 0.
     """
     from shardwright.lazy import LazyParallelModule
 
@@ -267,6 +271,9 @@ def compile(
 
         same_on_all_ranks(lambda: model_facts(model, args, kwargs))
         agreed, constants = from_rank_0(planned, "the plan")
+        if agreed.idle:
+            use_all = f"use all with a mesh of {target.num_devices}, such as mesh={{'x': {target.num_devices}}}"
+            check_world(agreed.cluster.num_devices, f" and leaves {idle(agreed)}", use_all)
         return lower(
             agreed.graph,
             model,
@@ -402,9 +409,10 @@ def _target(cluster: Cluster | None, given: Plan | None) -> Cluster:
     """The cluster to run on; a given plan must be for as many devices."""
     if given is None:
         return cluster or Cluster.detect()
-    if cluster is not None and cluster.num_devices != given.cluster.num_devices:
+    own, unused = given.cluster.num_devices, given.idle.num_devices if given.idle else 0
+    if cluster is not None and cluster.num_devices not in (own, own + unused):
         raise PlanError(
-            f"the plan is for {given.cluster.num_devices} devices ({given.cluster.name}), the cluster {cluster.name} "
+            f"the plan is for {own} devices ({given.cluster.name}), the cluster {cluster.name} "
             f"has {cluster.num_devices}; plan for this cluster"
         )
     return given.cluster

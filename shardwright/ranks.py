@@ -24,14 +24,17 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def check_world(num_devices: int) -> None:
-    """Raise a `DistributedError` where the run has another number of ranks than the plan or cluster has devices."""
+def check_world(num_devices: int, why: str = "", instead: str = "") -> None:
+    """Raise a `DistributedError` where the run has another number of ranks than the plan or cluster has devices.
+
+    `why` the plan is for so many, and what to do `instead` of starting as many, where there is more to say.
+    """
     world = world_size()
     if world != num_devices:
         raise DistributedError(
-            f"the plan is for {num_devices} ranks, but {world} {'is' if world == 1 else 'are'} running; start the "
+            f"the plan is for {num_devices} ranks{why}, but {world} {'is' if world == 1 else 'are'} running; start the "
             f"script with `torchrun --nproc-per-node {num_devices}` or "
-            f"`shardwright run --cluster local:{num_devices}`, or plan for a cluster of {world}"
+            f"`shardwright run --cluster local:{num_devices}`, or {instead or f'plan for a cluster of {world}'}"
         )
 
 

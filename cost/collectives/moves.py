@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, prod
-from typing import cast
+from typing import NamedTuple, cast
 
 from shardwright.cost.clusters.cluster import Cluster, Collective
 from shardwright.cost.collectives.communication import Communication
@@ -44,6 +44,16 @@ class TensorClass:
     zero: Zero = "zero-3"
     twice: bool = False
     late: bool = False
+
+
+class MovePart(NamedTuple):
+    """A collective that a move runs so many `times`: of `item_bytes` for each element of a tensor divided `among`."""
+
+    collective: str
+    axis: int
+    among: int
+    item_bytes: float
+    times: int
 
 
 class MoveCosts:
@@ -87,22 +97,33 @@ class MoveCosts:
         A parameter that is to be gathered in each microbatch is gathered once a step where a reader needs what is the
         same for all of them, and only there: that costs more than all that it would spare.
         """
+        fixed_s, parts = self.parts(tensor, state, move)
+        num_elements = prod(tensor.shape)
+        return fixed_s + sum(part.times * self.part_s(part, num_elements) for part in parts)
+
+    def part_s(self, part: MovePart, num_elements: int) -> float:
+        """Seconds of a part of a move of a tensor of so many elements, once."""
+        return self.collective_s(part.collective, part.axis, num_elements / part.among * part.item_bytes)
+
+    def parts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[float, tuple[MovePart, ...]]:
+        """Of `move_s`: what does not depend on the shape of the tensor, and what runs that does."""
         if move.axis == self.time:
             waits = len(move.kind.operators) > 1 and not (self.by_microbatch and not move.after.is_shard)
-            return AFTER_THE_LOOP_S if move.before.is_shard or waits else 0.0
-        others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
+            return (AFTER_THE_LOOP_S if move.before.is_shard or waits else 0.0), ()
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
-            return inf
+            return inf, ()
         if self.time is not None and tensor.grad and _is_gather(tensor, move):
             once = state[self.time] == R
             if tensor.zero == "zero-1" and not once:
-                return inf
+                return inf, ()
             if once and tensor.zero != "zero-1":
                 often = (*state[: self.time], C, *state[self.time + 1 :])
-                return 2 * self.num_microbatches * self.move_s(tensor, often, move)
-        sent = self.sent_bytes(tensor, state, move, prod(tensor.shape) / others)
+                more, (fixed_s, parts) = 2 * self.num_microbatches, self.parts(tensor, often, move)
+                return more * fixed_s, tuple(part._replace(times=more * part.times) for part in parts)
+        others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
         behind = 2 if tensor.view and (move.before, move.after) == (R, C) else 1  # more than all that it would spare
-        return behind * sum(times * self.collective_s(name, move.axis, num_bytes) for name, num_bytes, times in sent)
+        sent = self.sent_bytes(tensor, state, move, 1)
+        return 0.0, tuple(MovePart(name, move.axis, others, each, behind * times) for name, each, times in sent)
 
     def sent_bytes(
         self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float

@@ -27,6 +27,7 @@ from shardwright.reports.tree import Module, ModuleRow, Totals, own_by_use
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.reports.wording import (
     axis_name,
+    idle,
     links,
     memory_rows,
     memory_warning,
@@ -89,6 +90,7 @@ class PlanReport(Report):
                 "memory_bytes": cluster.device.memory_bytes,
                 "provenance": provenance(cluster),
             },
+            "idle": idle(plan),
             "step": described(plan.prediction),
             "standing": standing(plan)._asdict(),
             "quality": quality(plan),
@@ -176,6 +178,7 @@ def _headline(facts: PlanFacts) -> Paragraph:
         f"{plan.model} on {cluster.name}: {devices}, mesh {device_mesh(plan.mesh)}"
         + (f", {count} microbatches" if (count := plan.mesh.num_microbatches) > 1 else ""),
         [
+            *([f"not all used    {idle(plan)}"] if plan.idle else []),
             *([f"asked for       {plan.asked}"] if str(plan.asked) else []),
             f"predicted step  {step(p)}",
             f"one by one      {serial(p)}; without overlap, as modules and communication are listed",

@@ -264,6 +264,14 @@ def rewrites(plan: Plan) -> str:
     return ", ".join(f"{n} × {rule}" for rule, n in steps.items())
 
 
+def idle(plan: Plan) -> str:
+    """What is left unused of the cluster that was asked for, and why: `3 of 7 devices idle: …`; or ""."""
+    own = plan.idle
+    return (
+        f"{own.num_devices} of {plan.cluster.num_devices + own.num_devices} devices idle: {own.reason}" if own else ""
+    )
+
+
 def provenance(cluster: Cluster) -> str:
     """Where the figures that predictions rest on come from, and what to do about guesses."""
     if cluster.provenance != "default":

@@ -3,7 +3,7 @@
 function drawHead() {
   const theme = element("button.push", { title: "light or dark", onclick: switchTheme }, "◐ theme");
   at("head").append(element("h1", {}, plan.model),
-    element("span.soft", {}, `on ${plan.cluster.num_devices} × ${plan.cluster.device}, ${plan.cluster.name}`),
+    element("span.soft", {}, `on ${plan.cluster.num_devices} × ${plan.cluster.device}, ${plan.cluster.name}${plan.idle && `; ${plan.idle}`}`),
     ...axes.map((axis) => element("span.tag", { title: axis.is }, axis.is_time ? `${axis.size} microbatches` : `${axis.name} = ${axis.size}`)), theme);
   at("foot").append(`plan of graph ${plan.fingerprint} · Shardwright ${plan.version} · cost figures: ${plan.cluster.provenance}`);
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -19,7 +20,7 @@ from shardwright.reports.plan import PlanReport
 from shardwright.reports.wording import quality
 from shardwright.search.check import check_plan
 from shardwright.search.leaves import LeafSearch
-from shardwright.search.plan import Rewrite
+from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
 from shardwright.search.solving import within_memory
 from shardwright.search.spaces import meshes
@@ -255,9 +256,9 @@ def test_predictions_are_of_positive_parts() -> None:
     assert again.memory.parameters_bytes > 0
 
 
-def test_a_mesh_of_another_size_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"mesh \[x=3\] has 3 devices, cluster test has 4"):
-        planner(4).plan(mlp(), mesh=Mesh.of(x=3))
+def test_a_larger_mesh_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"mesh \[x=5\] has 5 devices, cluster test has 4"):
+        planner(4).plan(mlp(), mesh=Mesh.of(x=5))
 
 
 def test_roles_must_match_the_mesh() -> None:
@@ -277,6 +278,28 @@ def test_a_graph_without_a_loss_is_told() -> None:
             GraphError, match=r"the graph has no output 'loss', only \[.*\]; a graph to plan gives a loss"
         ):
             Planner(cluster(2), every_choice).plan(made)
+    with pytest.raises(GraphError, match="output 'loss' names %gone, which no node defines"):
+        Planner(cluster(2), every_choice).plan(replace(mlp(), outputs=(("loss", "gone"),)))
+    b = GraphBuilder()
+    alone = b.graph([("loss", b.leaf("p", "parameter", (), "float32", "scale", grad=True))])
+    with pytest.raises(GraphError, match="the loss is parameter 'scale' itself: there is nothing to run; compute it"):
+        Planner(cluster(2), every_choice).plan(alone)
+
+
+def test_odd_sizes_are_planned() -> None:
+    """Of the batch and of widths, none included; then nothing that trains, and nothing but what trains."""
+    for num_devices, (batch, width) in product((1, 2, 3, 8), ((0, 7), (1, 1), (1, 7), (5, 0), (5, 7))):
+        plan = Planner(cluster(num_devices), every_choice).plan(mlp(batch, width, 3, 1), compared=False)
+        assert plan.mesh.num_devices == plan.cluster.num_devices
+        assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    for leaf in ("input", "parameter"):
+        b = GraphBuilder()
+        x = b.leaf("x", leaf, (8, 8), "float32", "x", grad=leaf == "parameter")
+        graph = b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False))])
+        for num_devices in (1, 2, 7):
+            assert Planner(cluster(num_devices), every_choice).plan(graph).prediction.step_s > 0
+    with pytest.raises(PlanError, match="microbatches=2: no input has examples, so there is no batch to cut; leave it"):
+        Planner(cluster(2), every_choice).plan(mlp(0), microbatches=2)
 
 
 def test_no_plan_that_people_choose_takes_the_place_of_the_one_that_is_asked_for() -> None:

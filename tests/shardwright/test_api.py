@@ -120,6 +120,27 @@ def test_meshes_and_roles_that_do_not_fit(options: dict[str, Any], message: str)
         plan(model, sw.Cluster.local(2), kwargs=batch, **options)
 
 
+def test_ranks_that_a_plan_leaves_idle_are_told_how_many_to_start() -> None:
+    """Every rank raises, so that none waits; with a plan, as many as it uses run on the cluster that it was for."""
+    model, batch = example()
+    found = plan(model, sw.Cluster.local(2), kwargs=batch, mesh={"x": 1})
+    assert "not all used    1 of 2 devices idle: a mesh of 1 was asked for" in str(PlanReport(found))
+    whole = sw.Cluster.local(2)
+    assert run_ranks(lambda: bool(compile(model, whole, plan=found, kwargs=batch)(**batch) > 0), 1) == [True]
+    for error in run_ranks(_idle, 2):
+        assert error.startswith("the plan is for 1 ranks and leaves 1 of 2 devices idle: a mesh of 1 was asked for, ")
+        assert error.endswith("`shardwright run --cluster local:1`, or use all with a mesh of 2, such as mesh={'x': 2}")
+    with pytest.raises(PlanError, match=r"the plan is for 1 devices .*, the cluster local-3 has 3; plan for this"):
+        compile(model, sw.Cluster.local(3), plan=found, kwargs=batch)
+
+
+def _idle() -> str:
+    model, batch = example()
+    with pytest.raises(DistributedError) as caught:
+        compile(model, sw.Cluster.local(2), kwargs=batch, mesh={"x": 1})
+    return str(caught.value)
+
+
 def test_a_plan_is_for_a_precision() -> None:
     model, batch = example()
     found = plan(model, sw.Cluster.local(2), kwargs=batch, precision="amp_bf16", **forced())

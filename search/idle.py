@@ -1,0 +1,115 @@
+"""Fewer devices than a cluster has, where a batch does not divide among all of them.
+
+Only then: else there is a mesh of all devices on which each has its share. Of sub-clusters on which the batch divides,
+or a part of it and some other dimension, those are planned for on which a step could be faster by a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.smaller import smaller_cluster
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
+from shardwright.search.domain import CertifiedSplits
+from shardwright.search.folding import fold
+from shardwright.search.plan import Alternative, Idle, Plan
+from shardwright.search.restrict import FREE
+from shardwright.search.solving import Solver
+from shardwright.search.spaces import batch_size, degrees
+
+WORTH = 0.9
+"""The share of a step on all devices that one on fewer may take: about as far as predictions can be wrong."""
+_MOST_PLANNED = 2
+"""Sub-clusters that are planned for, each of which takes about as long as all devices do."""
+
+
+class _Smaller(NamedTuple):
+    floor_s: float
+    cluster: Cluster
+
+
+def asked_for(cluster: Cluster, mesh: Mesh) -> tuple[Cluster, Idle]:
+    """What of a cluster a mesh of fewer devices runs on. A `PlanError` where there is no such part."""
+    part, total = smaller_cluster(cluster, mesh.num_devices), cluster.num_devices
+    if part is None:
+        sizes = " × ".join(str(level.size) for level in reversed(cluster.levels))
+        raise PlanError(
+            f"mesh {mesh} has {mesh.num_devices} devices: of cluster {cluster.name} ({sizes}), no equal shares of its "
+            f"units have so many; choose a mesh of {total} devices, or of as many on each of some units"
+        )
+    return part, Idle(cluster.name, total - part.num_devices, f"a mesh of {mesh.num_devices} was asked for")
+
+
+def with_idle(plan: Plan, graph: Graph, execution: Execution, certified: CertifiedSplits,
+              planned: Callable[[Cluster], Plan]) -> Iterator[Plan]:  # fmt: skip
+    """The plan for all devices of its cluster, then better ones that leave some idle: of what `planned` gives."""
+    best, whole = plan, plan.cluster
+    yield plan
+    for smaller in list(_promising(plan, graph, execution, certified))[:_MOST_PLANNED]:
+        if _fits(best) and smaller.floor_s >= _most_s(plan, best):
+            return
+        found = planned(smaller.cluster)
+        if _fits(found) and not (_fits(best) and found.prediction.step_s >= _most_s(plan, best)):
+            best = found
+            yield _told(best, plan, batch_size(graph), whole)
+
+
+def _most_s(plan: Plan, best: Plan) -> float:
+    """What a step on fewer devices has to be faster than."""
+    return plan.prediction.step_s * WORTH if best is plan else best.prediction.step_s
+
+
+def _fits(plan: Plan) -> bool:
+    return plan.prediction.memory.total_bytes <= plan.report.limit_bytes
+
+
+def _told(best: Plan, plan: Plan, size: int, whole: Cluster) -> Plan:
+    """The plan with why devices are idle, beside that for all."""
+    among = f"the batch of {size} does not divide among {whole.num_devices}" if size else "work does not divide"
+    took = f"a step takes {plan.prediction.step_s / best.prediction.step_s:.2g} times as long"
+    why = f"{among}, and on all of them {took if _fits(plan) else 'no plan fits'}"
+    beside = Alternative(f"search on {plan.mesh}", plan.mesh, plan.prediction, _fits(plan), plan.execution)
+    idle = Idle(whole.name, whole.num_devices - best.cluster.num_devices, why)
+    return replace(best, idle=idle, alternatives=(*best.alternatives, beside))
+
+
+def _promising(plan: Plan, graph: Graph, execution: Execution, certified: CertifiedSplits) -> Iterator[_Smaller]:
+    """Sub-clusters on which a step could be faster, the likeliest first."""
+    size, n = batch_size(graph), plan.cluster.num_devices
+    if n == 1 or (size and size % n == 0):
+        return
+    folded, most_s = fold(graph), plan.prediction.step_s * WORTH if _fits(plan) else float("inf")
+    work_s = Solver(plan.cluster, certified).work_s(folded, execution)
+    found = list[_Smaller]()
+    for cluster, mesh in _shared(plan.cluster, size, _extents(graph)):
+        if work_s / cluster.num_devices >= most_s:
+            continue
+        solver = Solver(cluster, certified)
+        floor_s = solver.floor_s(folded, mesh, (FREE,) * len(mesh), execution, "zero-3")
+        if floor_s < most_s:
+            found.append(_Smaller(floor_s, cluster))
+    yield from sorted(found, key=lambda smaller: smaller.floor_s)
+
+
+def _extents(graph: Graph) -> set[int]:
+    """All sizes that dimensions have."""
+    return {extent for kind in graph.types.values() for extent in kind.shape}
+
+
+def _shared(cluster: Cluster, size: int, extents: set[int]) -> Iterator[tuple[Cluster, Mesh]]:
+    """By the degree among which the batch divides, the most devices to which other dimensions give shares; and one."""
+    n, known = cluster.num_devices, set[int]()
+    most = {data: (n - 1) // data for data in [1, *(degrees(size) if size > 1 else ())] if data < n}
+    for data, largest in [*most.items(), (1, 1)]:
+        shares = (other for other in range(largest, 0, -1) if other == 1 or any(e and e % other == 0 for e in extents))
+        parts = ((other, part) for other in shares if (part := smaller_cluster(cluster, data * other)) is not None)
+        other, part = next(parts, (0, None))
+        if part is not None and part.num_devices not in known:
+            known.add(part.num_devices)
+            yield part, Mesh(("x", "y"), (data, other)) if min(data, other) > 1 else Mesh(("x",), (data * other,))
