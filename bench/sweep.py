@@ -54,7 +54,7 @@ NUM_STEPS = 10
 TIMES = 4
 """The batch is that of four of the zoo's: enough for eight ranks and four microbatches."""
 STEPS_FOR_MEMORY = 2
-PLAN_S, CELL_S = 60, 90
+PLAN_S, CELL_S = 60, 180
 CUT = "the batch cannot be cut into"
 CONVOLUTION, GROUPED = "conv2d", {"grouped_mm", "experts"}
 """Of doubles, torch unfolds the input of the first on a CPU, which takes memory of its own, and it lacks the others."""
