@@ -159,7 +159,11 @@ class Tuner:
         return in_fewest and found.fits and not found.is_tight
 
     def _microbatches(self, space: Space, mode: RecomputeMode) -> Iterator[Candidate]:
-        """From where the space before it fitted, to the fewest that fit, and on while that is faster."""
+        """From where the space before it fitted, to the fewest that fit, and on while that is faster.
+
+        Fewer take less time but for one thing: less memory is left, and layouts may have to be slower ones. So the
+        fewest of all are tried also where a step down was slower.
+        """
         counts = divided(space, self.counts, self.pins.size)
         number, too_few = min(self._start.get(mode, 0), len(counts) - 1), -1
         found = self._try(space, mode, counts[number])
@@ -174,6 +178,11 @@ class Tuner:
             if rank(less) >= rank(found):
                 break
             found, number = less, number - 1
+        if too_few < 0 and number > 1 and self._floor_s(space, mode, counts[0]) < self.fastest_s:
+            fewest = self._try(space, mode, counts[0])  # in which nothing is gathered or summed twice
+            yield fewest
+            if rank(fewest) < rank(found):
+                found, number = fewest, 0
         self._start[mode] = number
         while found.fits and found.is_tight and number + 1 < len(counts):
             number += 1
@@ -182,6 +191,14 @@ class Tuner:
             if rank(more) >= rank(found):
                 break
             found = more
+
+    def _floor_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
+        execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
+        longest = different(space.zeros, mesh)[0]
+        try:
+            return self.solver.floor_s(self.folded, mesh, space.roles, execution, longest, space.limits)
+        except NoLayoutsError:
+            return inf
 
     def _next(self, found: Candidate, counts: Sequence[int], number: int) -> int:
         """The number of the first count with which activations may fit that do not fit now."""
