@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -20,12 +21,15 @@ from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.time import check_time
 from shardwright.reports.facts import fits
 from shardwright.reports.plan import PlanReport
+from shardwright.search.asked import Asked
 from shardwright.search.check import check_plan
 from shardwright.search.folding import Folded
+from shardwright.search.pins import Pins
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.search.solving import Candidate, Solver, different, over_time
 from shardwright.search.spaces import batch_size, meshes, microbatch_counts
+from shardwright.search.tuning import Tuner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
@@ -306,3 +310,26 @@ def test_executions_of_other_precisions_are_kept() -> None:
     plan = search.plan(GRAPH, microbatches=2, recompute="full")
     assert plan.execution == Execution("tf32", recompute="full")
     assert replace(plan.execution, precision=None) == Execution(recompute="full")
+
+
+def test_the_fewest_microbatches_are_tried_also_where_a_step_down_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another mesh left off at eight of them, four are slower, and one is the fastest; unless it cannot be."""
+    search = planner()
+    kept = Pins.of(GRAPH, search.cluster, Asked(Mesh.of(x=2), ("data",)))
+    steps_s, tried = {1: 3.0, 4: 5.0, 8: 4.0, 16: 6.0}, list[int]()
+
+    def found(space: object, mode: object, count: int) -> Candidate:
+        tried.append(count)
+        prediction = SimpleNamespace(step_s=steps_s[count])
+        return cast("Candidate", SimpleNamespace(prediction=prediction, fits=True, is_tight=True))
+
+    for floor_s, counts, start in ((2.0, [8, 4, 1], 0), (4.5, [8, 4, 16], 2)):
+        tuner = Tuner(search.solver, GRAPH, search.execution, kept, lambda message: None)
+        tuner.counts, tuner.fastest_s, tuner._start["none"] = [1, 4, 8, 16], 4.0, 2
+        monkeypatch.setattr(tuner, "_try", found)
+        monkeypatch.setattr(tuner, "_floor_s", lambda space, mode, count, s=floor_s: s)
+        monkeypatch.setattr("shardwright.search.tuning.divided", lambda space, counts, size: counts)
+        tried.clear()
+        best = min(c.prediction.step_s for c in tuner._microbatches(kept.spaces[0], "none"))
+        assert (best, tuner._start["none"]) == (steps_s[[1, 8][start > 0]], start)
+        assert tried[: len(counts)] == counts
