@@ -60,6 +60,7 @@ def dispatch(local: Local, to: Sequence[To], index: Tensor, *parts: Tensor) -> T
         parts = tuple(floats)
         ways.append(sent)
     y = local(index, *parts)
+    del index, parts  # before as much is sent home
     for sent in reversed(ways):
         y = _Back.apply(sent, y)
     return y
@@ -91,14 +92,14 @@ def _exchange(x: Tensor, axis: Axis, there: list[int] | None = None, back: list[
     return received
 
 
-def _send(sent: Sent, parts: Sequence[Tensor], *, home: bool = False) -> list[Tensor]:
-    """Rows that have several parts, sent there or `home`; each part takes whole words."""
+def _send(sent: Sent, parts: Sequence[Tensor], *, rows: Tensor | None = None) -> list[Tensor]:
+    """Several parts of these `rows` sent there, or of all that came sent home; each part takes whole words."""
     widths = [aligned(part.shape[1] * part.itemsize) for part in parts]
-    rows = parts[0].new_empty(len(parts[0]), sum(widths), dtype=torch.uint8)
-    for part, seen in zip(parts, _parts(rows, widths, parts), strict=True):
-        seen.copy_(part)
-    there, back = (sent.back, sent.there) if home else (sent.there, sent.back)
-    return _parts(_exchange(rows, sent.axis, there, back), widths, parts)
+    packed = parts[0].new_empty(len(parts[0] if rows is None else rows), sum(widths), dtype=torch.uint8)
+    for part, seen in zip(parts, _parts(packed, widths, parts), strict=True):
+        seen.copy_(part if rows is None else part[rows])
+    there, back = (sent.back, sent.there) if rows is None else (sent.there, sent.back)
+    return _parts(_exchange(packed, sent.axis, there, back), widths, parts)
 
 
 def _parts(rows: Tensor, widths: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
@@ -108,8 +109,11 @@ def _parts(rows: Tensor, widths: Sequence[int], like: Sequence[Tensor]) -> list[
 
 
 def _added(sent: Sent, part: Tensor) -> Tensor:
-    """What came home, added up by row."""
-    return part.new_zeros(sent.num_rows, part.shape[1]).index_add_(0, sent.rows, part)
+    """What came home, added up by row: rank by rank, of which each has a row at most once, so that the order is one."""
+    total = part.new_zeros(sent.num_rows, part.shape[1])
+    for rows, own in zip(sent.rows.split(sent.there), part.split(sent.there), strict=True):
+        total.index_add_(0, rows, own)
+    return total
 
 
 class _There(Function):
@@ -118,7 +122,7 @@ class _There(Function):
     @staticmethod
     def forward(ctx: AutogradContext, sent: Sent, index: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.sent = sent
-        *found, named = _send(sent, [part.detach()[sent.rows] for part in (*parts, index.to(torch.int32))])
+        *found, named = _send(sent, [*(part.detach() for part in parts), index.to(torch.int32)], rows=sent.rows)
         named = named.to(index.dtype)
         ctx.mark_non_differentiable(
             named, *(p for p, needed in zip(found, ctx.needs_input_grad[2:], strict=True) if not needed)
@@ -128,7 +132,7 @@ class _There(Function):
     @staticmethod
     def backward(ctx: AutogradContext, _: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         wanted = [i for i in range(len(grads)) if ctx.needs_input_grad[2 + i]]
-        home = _send(ctx.sent, [grads[i] for i in wanted], home=True)
+        home = _send(ctx.sent, [grads[i] for i in wanted])
         found = dict(zip(wanted, (_added(ctx.sent, part) for part in home), strict=True))
         return None, None, *(found.get(i) for i in range(len(grads)))
 
@@ -140,10 +144,10 @@ class _Back(Function):
     def forward(ctx: AutogradContext, sent: Sent, y: Tensor) -> Tensor:
         ctx.sent = sent
         ctx.save_for_backward(sent.rows)  # made again as a whole, where it is made again
-        (home,) = _send(sent, [y.detach()], home=True)
+        (home,) = _send(sent, [y.detach()])
         return _added(sent, home)
 
     @staticmethod
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[None, Tensor]:
-        (there,) = _send(ctx.sent, [grad[ctx.saved_tensors[0]]])
+        (there,) = _send(ctx.sent, [grad], rows=ctx.saved_tensors[0])
         return None, there

@@ -2,7 +2,8 @@
 
 A choice "e>t" splits tokens t and experts e along one axis. What it means follows from what is certified: the tokens
 combined, the operator split along e, and the partial sums reduced to each device's tokens. As a device adds nothing to
-rows that name none of its experts, only the others go there, each once, whatever number of its experts it names.
+rows that name none of its experts, only the others go there, each once, whatever number of its experts it names. (Of an
+`expert_linear`, a row is a token with one of its experts.)
 
 How many these are is known when a step runs. What is static here, and priced, is the mean over choices of k of E
 experts that are all as likely: a device with m of them is named by 1 - C(E - m, k) / C(E, k) of the rows.
@@ -103,7 +104,7 @@ def _hops(
     """Axis, size, width and rows of each. Rows that came by one axis name something that lies behind the device."""
     ((position, (held, dim)),) = row.indexes.items()
     name, rank = signature.factors[signature.operands[held][dim][0]].name, len(shapes.result) - 1
-    num_slots = prod(shapes.operands[position][rank:])
+    num_slots = prod(shapes.local_operands[position][rank:])
     arrived, known, width = prod(shapes.local_result[:rank]), 1.0, shapes.operands[held][dim]
     for axis, (choice, size) in enumerate(zip(split, sizes, strict=True)):
         if name not in (factor for factor, _ in parts_of(choice)):

@@ -22,7 +22,7 @@ from math import inf, prod
 import numpy as np
 
 from shardwright.pcg.analysis import is_whole
-from shardwright.pcg.factors import parse_choice
+from shardwright.pcg.factors import dispatched, parse_choice
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
@@ -92,7 +92,8 @@ def _degree(role: str, use: Sequence[str], sizes: Sequence[int]) -> int:
 class SplitBound:
     """How many ways one operator may be split along what a role splits.
 
-    `choices`: these, or all but these where `others`; `wanted`: those that count for `low`.
+    `choices`: these, or all but these where `others`; `wanted`: those that count for `low`. A dispatch is a split of
+    the rows that it sends.
     """
 
     low: int
@@ -102,15 +103,21 @@ class SplitBound:
     wanted: frozenset[str]
 
     def is_over(self, split: Sequence[str], sizes: Sequence[int]) -> bool:
-        own = (n for c, n in zip(split, sizes, strict=True) if not is_whole(c) and (c in self.choices) != self.others)
+        by_axis = zip(map(_rows, split), sizes, strict=True)
+        own = (n for c, n in by_axis if not is_whole(c) and (c in self.choices) != self.others)
         return self.high is not None and prod(own) > self.high
 
     def is_met(self, split: Sequence[str], sizes: Sequence[int]) -> bool:
-        own = (n for c, n in zip(split, sizes, strict=True) if not is_whole(c) and self._counts(c))
+        own = (n for c, n in zip(map(_rows, split), sizes, strict=True) if not is_whole(c) and self._counts(c))
         return prod(own) >= self.low
 
     def _counts(self, choice: str) -> bool:
         return choice in self.wanted or parse_choice(choice)[0] in self.wanted
+
+
+def _rows(choice: str) -> str:
+    sent = dispatched(choice)
+    return sent[1] if sent else choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     }
     free = penalties(graph, batch)
     sent = _sent(graph, batch) if EXPERT in roles else {}
-    named = _named(graph, sent)
+    named, several = _named(graph, sent), sum(role == EXPERT for role in roles) > 1  # of which one may have no share
     weights = {node.name: weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
 
     def allowed(node: Node, axis: int, choice: str) -> bool:
@@ -75,7 +75,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         if role == FREE:
             return True
         if role == EXPERT and (node.name in named or _divides(graph, node, sent.get(node.name, ""), sizes[axis])):
-            return node.name in named or choice == sent[node.name]
+            return node.name in named or choice == sent[node.name] or (several and choice == batch[node.name])
         if node.op == "parameter":
             return _storage_allowed(graph, node, role, choice, sizes[axis])
         if role == ZERO and node.name in free:
