@@ -67,13 +67,15 @@ class LayoutPin:
         if self.axis and other.axis and self.axis != other.axis:
             return False
         if self.kept != other.kept:
-            return self.axis == other.axis or "sharded" not in (self.kept, other.kept) or self._everywhere(other)
+            return self.axis == other.axis or any(a._excludes(b) for a, b in ((self, other), (other, self)))
         same_axis = bool(self.axis) and self.axis == other.axis
-        return same_axis and None not in (self.shard, other.shard) and self.shard != other.shard
+        if not same_axis or self.shard is None or other.shard is None:
+            return False
+        return not (self.takes(other.shard) or other.takes(self.shard))
 
-    def _everywhere(self, other: LayoutPin) -> bool:
-        """Whether the one of them that is not about slices in use is about all axes."""
-        return not (other if self.kept == "sharded" else self).axis
+    def _excludes(self, other: LayoutPin) -> bool:
+        """Whether this one, of all axes, leaves no axis to the other, which is of another kind."""
+        return not self.axis and (self.kept == "whole" or (self.kept == "gathered" and other.kept == "sharded"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ def _value(value: str | int | Mapping[str, str]) -> str:
 def parse(text: str) -> list[LayoutPin | Bound]:
     """What a pin says. Raises a `PlanError` that lists the forms."""
     short = text.replace(" ", "")
+    if short == f"no{MEMORY}":
+        raise PlanError(f"pin {text!r}: memory is a limit, such as memory<=40GB")
     if text.split()[:1] == ["no"]:
         return [Bound(text, short.removeprefix("no"), 1, 1)]
     if bound := _BOUND.fullmatch(short):

@@ -7,20 +7,36 @@ from math import isfinite
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.search.asked import Asked
+from shardwright.search.asked import Asked, Bound, LayoutPin, parse
 from shardwright.search.pins import Pins
 from shardwright.search.problem import NoLayoutsError
+from shardwright.search.restrict import TENSOR
 from shardwright.search.solving import over_time
 from shardwright.search.tuning import Tuner, folded
 
 
 def blamed(error: NoLayoutsError, graph: Graph, asked: Asked, tuner: Tuner) -> PlanError:
-    """The same error, with what else is there to be done where several things were asked for."""
-    if len(list(asked)) < 2:
+    """The same error, with what was asked for and, where that is several things, what else is there to be done."""
+    things = list(asked)
+    if not things:
         return error
-    found = [words for words, rest in asked if any(_has_layouts(graph, rest, tuner))]
-    advice = f"without one of these there is a plan: {'; '.join(found)}" if found else "leave out more than one of them"
-    return NoLayoutsError(f"{error}\nasked for: {asked}\n{advice}")
+    lines = [str(error), f"asked for: {asked}", *_in_use(asked)]
+    if len(things) > 1:
+        found = "; ".join(words for words, rest in things if any(_has_layouts(graph, rest, tuner)))
+        lines.append(f"without one of these there is a plan: {found}" if found else "leave out more than one of them")
+    return NoLayoutsError("\n".join(lines))
+
+
+def _in_use(asked: Asked) -> Iterator[str]:
+    """What a pin of slices means, where no operator may be split so."""
+    pins = [pin for text in asked.pins for pin in parse(text)]
+    if any(isinstance(pin, Bound) and (pin.what, pin.high) == (TENSOR, 1) for pin in pins):
+        for pin in pins:
+            if isinstance(pin, LayoutPin) and pin.kept == "sharded":
+                yield (
+                    f"{pin.text!r} means used in slices, which splits operators as 'no tensor' forbids; "
+                    f"for slices that are put together for use say '{pin.pattern}=gathered'"
+                )
 
 
 def _has_layouts(graph: Graph, asked: Asked, tuner: Tuner) -> Iterator[bool]:

@@ -7,7 +7,9 @@ or a part of it and some other dimension, those are planned for on which a step 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
@@ -18,7 +20,8 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.folding import fold
-from shardwright.search.plan import Alternative, Idle, Plan
+from shardwright.search.plan import Alternative, Idle, Plan, most_frequent
+from shardwright.search.problem import NoLayoutsError
 from shardwright.search.restrict import FREE
 from shardwright.search.solving import Solver
 from shardwright.search.spaces import batch_size, degrees
@@ -51,13 +54,27 @@ def with_idle(plan: Plan, graph: Graph, execution: Execution, certified: Certifi
     """The plan for all devices of its cluster, then better ones that leave some idle: of what `planned` gives."""
     best, whole = plan, plan.cluster
     yield plan
-    for smaller in list(_promising(plan, graph, execution, certified))[:_MOST_PLANNED]:
+    most_s = plan.prediction.step_s * WORTH if _fits(plan) else inf
+    for smaller in list(_promising(whole, most_s, graph, execution, certified))[:_MOST_PLANNED]:
         if _fits(best) and smaller.floor_s >= _most_s(plan, best):
             return
-        found = planned(smaller.cluster)
+        try:
+            found = planned(smaller.cluster)
+        except NoLayoutsError:  # of what was asked for
+            continue
         if _fits(found) and not (_fits(best) and found.prediction.step_s >= _most_s(plan, best)):
             best = found
-            yield _told(best, plan, batch_size(graph), whole)
+        yield best if best is plan else _told(best, plan, batch_size(graph), whole)
+
+
+def on_a_part(cluster: Cluster, graph: Graph, execution: Execution, certified: CertifiedSplits,
+              planned: Callable[[Cluster], Plan]) -> Iterator[Plan]:  # fmt: skip
+    """Plans that leave devices idle, where no layouts on all of a cluster keep to what is asked for."""
+    for smaller in list(_promising(cluster, inf, graph, execution, certified))[:_MOST_PLANNED]:
+        with suppress(NoLayoutsError):
+            found = planned(smaller.cluster)
+            why = f"{_among(batch_size(graph), cluster)}, and on all of them nothing keeps to what was asked for"
+            yield replace(found, idle=Idle(cluster.name, cluster.num_devices - found.cluster.num_devices, why))
 
 
 def _most_s(plan: Plan, best: Plan) -> float:
@@ -71,23 +88,30 @@ def _fits(plan: Plan) -> bool:
 
 def _told(best: Plan, plan: Plan, size: int, whole: Cluster) -> Plan:
     """The plan with why devices are idle, beside that for all."""
-    among = f"the batch of {size} does not divide among {whole.num_devices}" if size else "work does not divide"
     took = f"a step takes {plan.prediction.step_s / best.prediction.step_s:.2g} times as long"
-    why = f"{among}, and on all of them {took if _fits(plan) else 'no plan fits'}"
-    beside = Alternative(f"search on {plan.mesh}", plan.mesh, plan.prediction, _fits(plan), plan.execution)
+    why = f"{_among(size, whole)}, and on all of them {took if _fits(plan) else 'no plan fits'}"
+    beside = Alternative(
+        f"search on {plan.mesh}", plan.mesh, plan.prediction, _fits(plan), plan.execution, most_frequent(plan.graph)
+    )
     idle = Idle(whole.name, whole.num_devices - best.cluster.num_devices, why)
     return replace(best, idle=idle, alternatives=(*best.alternatives, beside))
 
 
-def _promising(plan: Plan, graph: Graph, execution: Execution, certified: CertifiedSplits) -> Iterator[_Smaller]:
-    """Sub-clusters on which a step could be faster, the likeliest first."""
-    size, n = batch_size(graph), plan.cluster.num_devices
+def _among(size: int, cluster: Cluster) -> str:
+    return f"the batch of {size} does not divide among {cluster.num_devices}" if size else "work does not divide"
+
+
+def _promising(
+    whole: Cluster, most_s: float, graph: Graph, execution: Execution, certified: CertifiedSplits
+) -> Iterator[_Smaller]:
+    """Sub-clusters on which a step could take less than `most_s`, the likeliest first."""
+    size, n = batch_size(graph), whole.num_devices
     if n == 1 or (size and size % n == 0):
         return
-    folded, most_s = fold(graph), plan.prediction.step_s * WORTH if _fits(plan) else float("inf")
-    work_s = Solver(plan.cluster, certified).work_s(folded, execution)
+    folded = fold(graph)
+    work_s = Solver(whole, certified).work_s(folded, execution)
     found = list[_Smaller]()
-    for cluster, mesh in _shared(plan.cluster, size, _extents(graph)):
+    for cluster, mesh in _shared(whole, size, _extents(graph)):
         if work_s / cluster.num_devices >= most_s:
             continue
         solver = Solver(cluster, certified)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.schema import load_schema, problem
 from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.lifetimes import Zero, lifetimes
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.search.admission import admit
@@ -241,6 +242,11 @@ class Plan:
 
 def _rewrite(data: Mapping[str, Any]) -> Rewrite:
     return Rewrite(data["start"], data["end"], tuple((rule, number) for rule, number in data["steps"]))
+
+
+def most_frequent(graph: Graph) -> tuple[Zero, ...]:
+    """The lifetimes of gathered parameters, by how many have them."""
+    return tuple(zero for zero, _ in Counter(lifetimes(graph).values()).most_common())
 
 
 def fingerprint(graph: Graph) -> str:

@@ -24,7 +24,7 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.execution import Execution, ReduceDtype
-from shardwright.pcg.step.lifetimes import ZEROS, Zero, lifetimes
+from shardwright.pcg.step.lifetimes import ZEROS, Zero
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
@@ -34,10 +34,10 @@ from shardwright.search.blame import blamed
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.fitting import Fitted, Fitter, by_block
 from shardwright.search.folding import Folded
-from shardwright.search.idle import asked_for, with_idle
+from shardwright.search.idle import asked_for, on_a_part, with_idle
 from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.pins import Pins
-from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint
+from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint, most_frequent
 from shardwright.search.problem import NoLayoutsError, Way
 from shardwright.search.remedies import remedies
 from shardwright.search.restrict import FREE
@@ -163,7 +163,14 @@ class Planner:
         if mesh is not None and mesh.num_devices < self.cluster.num_devices:
             part, idle = asked_for(self.cluster, mesh)
             return replace(planned(part), idle=idle)
-        on_all = planned(self.cluster)
+        try:
+            on_all = planned(self.cluster)
+        except NoLayoutsError:
+            given = mesh is not None or spaces is not None
+            parts = () if given else on_a_part(self.cluster, graph, self.execution, self.certified, planned)
+            if (part_alone := next(iter(parts), None)) is None:
+                raise
+            return part_alone
         if mesh is not None or spaces is not None:
             return on_all
         *_, best = stop.within(with_idle(on_all, graph, self.execution, self.certified, planned), needed=True)
@@ -340,11 +347,6 @@ def _may_keep_more(candidate: Candidate) -> bool:
 
 def _way(candidate: Candidate) -> _Way:
     return candidate.name, candidate.mesh, candidate.execution
-
-
-def most_frequent(graph: Graph) -> tuple[Zero, ...]:
-    """The lifetimes of gathered parameters, by how many have them."""
-    return tuple(zero for zero, _ in Counter(lifetimes(graph).values()).most_common())
 
 
 def _about(candidate: Candidate) -> tuple[bool, float]:

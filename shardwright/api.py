@@ -34,8 +34,8 @@ from shardwright.reports.wording import SEARCHED, idle, infeasible
 from shardwright.search.anytime import Stop
 from shardwright.search.asked import PinsLike, RecomputeMode
 from shardwright.search.check import check_plan
-from shardwright.search.plan import Alternative, Plan
-from shardwright.search.planner import Planner, Progress, most_frequent
+from shardwright.search.plan import Alternative, Plan, most_frequent
+from shardwright.search.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
 
 MeshLike = Mesh | Mapping[str, int]

@@ -21,7 +21,7 @@ from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.reports.asking import WhatIfReport, WhyNotReport
-from shardwright.search.asked import Asked
+from shardwright.search.asked import MEMORY, Asked, Bound, parse
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner, Progress
 from shardwright.search.problem import NoLayoutsError
@@ -65,12 +65,16 @@ def why_not(
             raise PlanError(
                 f"{type(model).__name__} with this batch is not what the plan is for; give its own, or none"
             )
-    asked = Asked(pins=tuple(pin for pin in plan.asked.pins if pin.startswith("memory")))
+    asked = Asked(pins=tuple(pin for pin in plan.asked.pins if _is_memory(pin)))
     try:
         other = _search(plan, graph, plan.cluster, asked, progress, spaces)
     except NoLayoutsError as error:
         return WhyNotReport(plan, own.title, None, str(error))
     return WhyNotReport(plan, own.title, other, rewritten=model is None and bool(plan.report.rewrites))
+
+
+def _is_memory(pin: str) -> bool:
+    return any(isinstance(one, Bound) and one.what == MEMORY for one in parse(pin))
 
 
 def what_if(

@@ -13,7 +13,7 @@ from shardwright.reports.facts import PlanFacts, fits, memory_verdict, step_part
 from shardwright.reports.report import OWN, Paragraph, Report
 from shardwright.reports.running import device_mesh
 from shardwright.reports.units import percent, seconds, size, times
-from shardwright.reports.wording import THE_SAME, axis_name, faster_or_slower, rewrites
+from shardwright.reports.wording import THE_SAME, axis_name, faster_or_slower, idle, rewrites
 from shardwright.search.plan import Plan
 from shardwright.search.spaces import batch_size, sequence_length
 
@@ -92,6 +92,8 @@ class WhatIfReport(Report):
         plan, other = self.plan, self.other
         steps = _not(seconds(other.prediction.step_s), seconds(plan.prediction.step_s))
         yield f"a step of {steps}: {_more(plan, other)} a second on each device"
+        if other.idle:
+            yield f"not all used: {idle(other)}"
         if not fits(other):
             yield _too_large(other)
         if plan.asked.mesh is not None and other.asked.mesh is None:
@@ -226,5 +228,6 @@ def _plain(value: float) -> str:
 
 
 def _per_device(plan: Plan) -> float:
-    """Examples a second on each device."""
-    return max(batch_size(plan.graph), 1) / plan.prediction.step_s / plan.cluster.num_devices
+    """Examples a second on each device, idle ones too."""
+    devices = plan.cluster.num_devices + (plan.idle.num_devices if plan.idle else 0)
+    return max(batch_size(plan.graph), 1) / plan.prediction.step_s / devices

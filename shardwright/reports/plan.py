@@ -43,6 +43,7 @@ from shardwright.reports.wording import (
     stored_text,
 )
 from shardwright.search.plan import Plan
+from shardwright.search.spaces import batch_size
 
 _NOUNS: dict[SplitAlong, str] = {
     "batch": "the batch",
@@ -192,9 +193,16 @@ def _headline(facts: PlanFacts) -> Paragraph:
             f"precision       {precision(facts)}",
             *([f"not exact       {statistics(facts)}"] if facts.estimated else []),
             f"cost figures    {provenance(cluster)}",
-            *([] if is_split else ["NOTHING IS SPLIT: for a model this small, sharing work costs more than it saves"]),
+            *([] if is_split else [f"NOTHING IS SPLIT: {_why_whole(plan)}"]),
         ],
     )
+
+
+def _why_whole(plan: Plan) -> str:
+    size, devices = batch_size(plan.graph), plan.mesh.num_devices
+    if size % devices:
+        return f"the batch of {size} does not divide among {devices} devices; give another batch, or a smaller mesh"
+    return "for a model this small, sharing work costs more than it saves"
 
 
 def _axes(facts: PlanFacts) -> Paragraph:

@@ -58,7 +58,10 @@ def axis_name(axis: AxisFacts, mesh: Mesh) -> str:
     if not any(axis.num_operators[u] for u in main):
         return "zero-redundancy storage" if axis.num_weights["gathered"] else "replication"
     name, gathered = " and ".join(_NAMES[u] for u in main), axis.share_of_weights["gathered"] >= _MUCH
-    return name + (f" with gathered weights ({lifetime_names(axis.num_gathered, mesh)})" if gathered else "")
+    if not gathered:
+        return name
+    stay = lifetime_names(axis.num_gathered, mesh)
+    return f"{name} with gathered weights" + (f" ({stay})" if stay else "")
 
 
 _STORED: dict[StoredAs, str] = {

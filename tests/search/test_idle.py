@@ -37,6 +37,18 @@ def test_devices_that_a_batch_does_not_divide_among_stay_idle() -> None:
     assert on_all.prediction.step_s > 1.1 * plan.prediction.step_s
 
 
+def test_what_is_asked_for_is_kept_to_on_all_devices_or_on_a_part() -> None:
+    planner = Planner(cluster(7, link_bytes_per_s=1e12, latency_s=1e-9), every_choice)
+    plan = planner.plan(mlp(8, 512, 512), microbatches=1, recompute="none", compared=False, pins="x>=7")
+    assert (plan.mesh.num_devices, plan.idle) == (7, None)
+    part = planner.plan(mlp(8, 512, 512), microbatches=1, recompute="none", compared=False, pins="data=4")
+    assert part.mesh.num_devices == 4
+    why = "the batch of 8 does not divide among 7, and on all of them nothing keeps to what was asked for"
+    assert part.idle == Idle(planner.cluster.name, 3, why)
+    with pytest.raises(PlanError, match="no mesh of 7 devices keeps to all"):
+        planner.plan(mlp(8, 512, 512), microbatches=1, recompute="none", compared=False, pins="data=5")
+
+
 def test_a_width_that_divides_gives_all_devices_work() -> None:
     assert _plan(7, 8, 448).idle is None
 

@@ -15,8 +15,9 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.plan import PlanReport
-from shardwright.search.asked import PinsLike, parse, texts
+from shardwright.search.asked import LayoutPin, PinsLike, parse, texts
 from shardwright.search.check import check_plan
+from shardwright.search.limits import SplitBound
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from tests.each import each
@@ -171,6 +172,7 @@ def test_the_plan_file_has_what_was_asked_for_and_explain_says_it(tmp_path: Any)
         ("head=whole,", "pin 'head=whole,' is not understood"),
         ("tensor<=4GB", "pin 'tensor<=4GB': tensor is a number of devices, such as tensor<=8"),
         ("memory<=4", "pin 'memory<=4': memory is in B, kB, MB, GB or TB, such as memory<=40GB"),
+        ("no memory", "pin 'no memory': memory is a limit, such as memory<=40GB"),
         ("memory>=4GB", "pin 'memory>=4GB': memory is a limit, such as memory<=40GB"),
         ("data<=0", "pin 'data<=0': expected a number of devices from 1 on"),
         ("data<=1.5", "pin 'data<=1.5': expected a number of devices from 1 on"),
@@ -186,6 +188,7 @@ def test_the_plan_file_has_what_was_asked_for_and_explain_says_it(tmp_path: Any)
         ("data>=8", "no mesh of 4 devices keeps to all that is asked for"),
         (["tensor>=4", "data>=2", "no context"],
          "tensor>=4; data>=2; no context\nwithout one of these there is a plan: tensor>=4; data>=2"),
+        (["no tensor", "*.up*=sharded"], "splits operators as 'no tensor' forbids; for slices"),
         (["no zero", "*=gathered"], "without one of these there is a plan: no zero; *=gathered"),
         (["tensor>=4", "data>=2", "*=gathered", "*.up=S(0)"], "contradict each other"),
     ],
@@ -194,6 +197,24 @@ def test_what_cannot_be_is_explained(pins: PinsLike, message: str) -> None:
     with pytest.raises(PlanError) as raised:
         planned(pins)
     assert message in str(raised.value)
+
+
+def test_pins_of_several_axes_that_go_together_do_not_contradict() -> None:
+    together = ("w=gathered", "w=a:whole"), ("w=a:sharded", "w=b:whole"), ("w=a:S(0)", "w=a:S(0,3)"), ("w=sharded",) * 2
+    apart = ("w=whole", "w=a:sharded"), ("w=gathered", "w=a:sharded"), ("w=a:whole", "w=a:gathered")
+    for pins, expected in ((together, False), (apart, True)):
+        for texts_ in pins:
+            (one,), (other,) = map(parse, texts_)
+            assert isinstance(one, LayoutPin)
+            assert isinstance(other, LayoutPin)
+            assert one.contradicts(other) == other.contradicts(one) == expected, texts_
+
+
+def test_a_dispatch_counts_as_a_split_of_its_tokens() -> None:
+    data = SplitBound(4, 2, frozenset({"t"}), others=False, wanted=frozenset({"t"}))
+    assert data.is_over(("e>t", "R"), (4, 1))
+    assert data.is_met(("e>t", "R"), (4, 1))
+    assert not SplitBound(1, 1, frozenset({"t"}), others=True, wanted=frozenset()).is_over(("e>t",), (4,))
 
 
 def test_roles_and_pins_that_contradict_each_other() -> None:

@@ -15,11 +15,11 @@ from shardwright.asking import resized, what_if, why_not
 from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.pcg.errors import ClusterError, PlanError
 from shardwright.pcg.mesh import Mesh
-from shardwright.reports.asking import WhyNotReport
+from shardwright.reports.asking import WhatIfReport, WhyNotReport
 from shardwright.reports.exposed import exposed_by_kind
 from shardwright.reports.facts import PlanFacts
 from shardwright.search.asked import Asked
-from shardwright.search.plan import Plan
+from shardwright.search.plan import Idle, Plan
 from shardwright.search.planner import Planner
 from shardwright.search.spaces import batch_size, sequence_length
 from tests.each import each
@@ -96,6 +96,10 @@ def test_verdicts() -> None:
     unfit = WhyNotReport(PLAN, "it", large).verdict
     assert unfit.startswith("does not fit: the smallest plan found takes ")
     assert unfit.endswith(" more than the 100 kB that may be used")
+    count = PLAN.cluster.num_devices
+    fewer = str(WhatIfReport(PLAN, replace(PLAN, idle=Idle("it", count, "as it is")), {"memory": "1GB"}))
+    assert "50 % fewer examples a second on each device" in fewer
+    assert f"not all used: {count} of {2 * count} devices idle: as it is" in fewer
     rewritten = str(WhyNotReport(PLAN, "it", PLAN, rewritten=True))
     assert "both begin from operators that this plan has rewritten" in rewritten
 
