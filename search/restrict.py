@@ -67,15 +67,16 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     }
     free = penalties(graph, batch)
     sent = _sent(graph, batch) if EXPERT in roles else {}
-    named, several = _named(graph, sent), sum(role == EXPERT for role in roles) > 1  # of which one may have no share
+    named = _named(graph, sent)
+    sending = {name: _sending(graph, name, choice, roles, sizes) for name, choice in sent.items()}
     weights = {node.name: weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
 
     def allowed(node: Node, axis: int, choice: str) -> bool:
         role = roles[axis]
         if role == FREE:
             return True
-        if role == EXPERT and (node.name in named or _divides(graph, node, sent.get(node.name, ""), sizes[axis])):
-            return node.name in named or choice == sent[node.name] or (several and choice == batch[node.name])
+        if role == EXPERT and (node.name in named or axis in sending.get(node.name, ())):
+            return node.name in named or choice == sent[node.name]
         if node.op == "parameter":
             return _storage_allowed(graph, node, role, choice, sizes[axis])
         if role == ZERO and node.name in free:
@@ -121,8 +122,14 @@ def _reads_as_named(reader: Node, name: str, sent: Mapping[str, str]) -> bool:
     return reader.name in sent and all(i not in rows for i, read in enumerate(reader.inputs) if read == name)
 
 
-def _divides(graph: Graph, node: Node, choice: str, size: int) -> bool:
-    return bool(choice) and graph.signature(node).indivisible([choice], [size]) is None
+def _sending(graph: Graph, name: str, choice: str, roles: Sequence[str], sizes: Sequence[int]) -> list[int]:
+    """The axes along which an operator's rows are sent: of those with that role, the first that together divide it."""
+    signature, found = graph.signature(graph.by_name[name]), list[int]()
+    for axis, role in enumerate(roles):
+        own = [*found, axis]
+        if role == EXPERT and signature.indivisible([choice] * len(own), [sizes[a] for a in own]) is None:
+            found = own
+    return found
 
 
 def penalties(graph: Graph, batch: Mapping[str, str]) -> set[str]:

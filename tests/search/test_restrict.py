@@ -55,6 +55,8 @@ def test_expert_parallelism_sends_tokens_and_is_data_parallelism_elsewhere() -> 
     assert {n.split[1] for n in graph.nodes if n.op in ("linear", "mul", "softmax")} <= {"_0", "d0"}
     graph = Planner(cluster(16), certified_choices()).solve(mixture(), Mesh.of(ep=16), (EXPERT,), "test").graph
     assert next(graph.leaves("experts")).split == ("_0",)
+    both = Planner(cluster(16), certified_choices()).solve(mixture(), Mesh.of(a=4, b=4), (EXPERT, EXPERT), "test").graph
+    assert set(next(both.leaves("experts")).split) == {"e>_0", "_0"}  # all 16 have tokens, though not experts
 
 
 def test_the_search_sends_tokens_where_that_is_less_than_what_weights_would_send() -> None:
