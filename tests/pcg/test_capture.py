@@ -714,7 +714,7 @@ def test_draws_outside_torch_are_refused(draw: Callable[[Any], object], said: st
 def test_draws_after_a_seed_of_forward_s_own_are_constants() -> None:
     model = Drawn(lambda m: (np.random.seed(3), np.random.rand())[1])
     np.random.seed(5)
-    assert numpy_loss(model, BATCH) == pytest.approx(model(**BATCH).item(), rel=1e-6)
+    assert numpy_loss(model, BATCH) == pytest.approx(model(**BATCH).item(), rel=1e-5, abs=1e-6)
     assert np.random.rand() == np.random.RandomState(3).rand(2)[1]  # draws are what they were again
 
 
