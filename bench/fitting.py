@@ -8,8 +8,8 @@ memory       share of the datasheet's bandwidth that everything else reaches (ea
 beside       speed of compute while collectives run, over its speed alone
 
 Half a dozen rows per GPU type do not fix four rates that trade off against each other, so each is drawn towards what is
-known without these tables (`KNOWN`): what one large product reaches, and for attention what is published of the kernels
-of 2023, which these runs used. Everything else is the product's: which kernels run and what they move, communication,
+known without these tables (`Constants.known`): what one large product reaches, and for attention what is published of
+the kernels of 2023, which these runs used. Everything else is the product's: which kernels run and what they move, communication,
 overlap, recomputation. The product ships what offset 0 gives for `matmul` and `memory`; attention kernels are others
 today, and of `beside` so few rows say little.
 
