@@ -10,8 +10,8 @@ beside       speed of compute while collectives run, over its speed alone
 Half a dozen rows per GPU type do not fix four rates that trade off against each other, so each is drawn towards what is
 known without these tables (`Constants.known`): what one large product reaches, and for attention what is published of
 the kernels of 2023, which these runs used. Everything else is the product's: which kernels run and what they move,
-communication, overlap, recomputation. The product ships what offset 0 gives for `matmul` and `memory`; attention kernels are others
-today, and of `beside` so few rows say little.
+communication, overlap, recomputation. The product ships what offset 0 gives for `matmul` and `memory`;
+attention kernels are others today, and of `beside` so few rows say little.
 
 Nothing is fitted to runs that the product does not say fit (`bench.predictions`): what an allocator does in the last
 tenth of a device's memory is not modelled, and a rate would have to stand in for it.
