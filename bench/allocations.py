@@ -88,8 +88,15 @@ def most_allocated(events: Sequence[tuple[int, int]]) -> int:
 
 
 def live_storages() -> dict[int, int]:
-    """Bytes of every storage on the CPU that a tensor in Python refers to, by address."""
+    """Bytes of every storage on the CPU whose tensor an object in Python holds, by address.
+
+    What no object holds is not counted, such as a local variable's tensor, or one that torch has lost: where Python and
+    a thread of gloo let go of a collective's tensor in the same moment, each takes the other for its owner, and it
+    stays for ever.
+    """
     gc.collect()
-    tensors = [o for o in gc.get_objects() if type(o) in (Tensor, nn.Parameter)]
-    storages = [t.untyped_storage() for t in tensors if t.device.type == "cpu"]
+    kinds, objects = (Tensor, nn.Parameter), gc.get_objects()
+    tensors = [o for o in objects if type(o) in kinds and o.device.type == "cpu"]
+    held = {id(t) for o in objects if o is not tensors for t in gc.get_referents(o) if type(t) in kinds}
+    storages = [t.untyped_storage() for t in tensors if id(t) in held]
     return {s.data_ptr(): s.nbytes() for s in storages}

@@ -71,6 +71,16 @@ def test_storages_are_counted_once_however_many_tensors_share_them() -> None:
     assert not live_storages().keys() & own.keys()
 
 
+def test_what_no_object_in_python_holds_is_not_counted() -> None:
+    lost, weight = torch.empty(2**10), torch.ones(2**10, requires_grad=True)
+    address, holder = lost.data_ptr(), [lost]
+    assert address in live_storages()
+    product = lost * weight  # Its backward holds `lost`, in C++.
+    del lost, holder
+    assert product.requires_grad
+    assert address not in live_storages()
+
+
 class Summing(Allocating):
     """A step of collectives, each of another size, so that what is kept a moment longer is not handed out again."""
 
