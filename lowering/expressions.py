@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
 from shardwright.lowering.pieces import attribute, literal, opaque_call
-from shardwright.pcg.analysis import summed_in_place
+from shardwright.pcg.analysis import copies_data, summed_in_place
 from shardwright.pcg.factors import dispatched, parts_of
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
@@ -145,8 +145,18 @@ class Expressions:
         if len(operands) == 2 and operands[0].startswith("-") and operands[0] in self.literals.values():
             operands = [f"({operands[0]})", operands[1]]
         call = row.torch.replace("rt.device()", "device").format(*operands, **attrs)
+        if self._is_copied_for_others(node):
+            return f"{call}.contiguous()"
         ways = "".join(f", {way}" for way in self._ways(node))
         return f"{call.removesuffix(')')}{ways})" if ways else call
+
+    def _is_copied_for_others(self, node: Node) -> bool:
+        """Whether a permutation is made again for readers that are not, and that would keep copies of their own."""
+        region = self.regions.get(node.name)
+        if node.op != "permute" or region is None or region.whole:
+            return False
+        readers = self.graph.users[node.name]
+        return any(self.regions.get(name) != region for name in readers) and copies_data(self.graph, node)
 
     def _offset(self, node: Node, factor: str) -> str:
         """Where this rank's part of the operand that has a factor begins along it, or None where it holds all of it."""

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,7 +30,7 @@ from torch.utils._pytree import tree_iter
 
 __all__ = [
     "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys", "OpOverload",
-    "TorchDispatchMode", "tree_iter", "unset_fake_temporarily",
+    "StorageWeakRef", "TorchDispatchMode", "tree_iter", "unset_fake_temporarily",
 ]  # fmt: skip
 
 FAKE = "fake"  # the backend of process groups whose other ranks are not there
@@ -177,6 +178,11 @@ def scale_(tensors: list[Tensor], factor: Tensor) -> None:
 def storage_key(tensor: Tensor) -> int:
     """What two tensors have in common if and only if they share memory: an address that fake tensors have as well."""
     return tensor.untyped_storage()._cdata
+
+
+def weakly(tensor: Tensor) -> StorageWeakRef:
+    """A reference that keeps the key of a tensor's memory from being another's, but frees what lies there."""
+    return StorageWeakRef(tensor.untyped_storage())
 
 
 def forget_meshes() -> None:

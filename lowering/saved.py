@@ -66,7 +66,7 @@ class Saved:
         if packed is not tensor or not self.given:
             return packed
         found = self.given.get(private.storage_key(tensor))
-        return tensor if found is None or found.tensor() is None else found.region.handle(found.number, tensor)
+        return tensor if found is None else found.region.handle(found.number, tensor)
 
     def is_there(self, tensor: Tensor, known: set[int]) -> bool:
         """Whether it is one of the known ones, by address, or what is always there."""
@@ -84,7 +84,7 @@ class Saved:
         if region is not None:
             for number, result in enumerate(results if isinstance(results, tuple) else (results,)):
                 if isinstance(result, Tensor) and result.numel() and private.storage_key(result) not in region.known:
-                    self.given[private.storage_key(result)] = _Result(weakref.ref(result), region, number)
+                    self.given[private.storage_key(result)] = _Result(private.weakly(result), region, number)
         return results
 
     def _run(
@@ -117,9 +117,12 @@ class _Inside(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """What a region gave; the address is another tensor's once it is gone."""
+    """What a region gave, whoever sees its memory: views, and what a change of layout passes on.
 
-    tensor: weakref.ref[Tensor]
+    `memory` keeps the address, which no other tensor has while this is there, but not what lies in it.
+    """
+
+    memory: private.StorageWeakRef
     region: _Region
     number: int
 

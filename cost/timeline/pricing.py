@@ -194,6 +194,7 @@ class _Backward(_Pass):
         self.again: dict[Allocation, int] = {}  # and what was made again
         self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
         self.scattered: list[tuple[str, float, int | None, int, Microbatch]] = []  # whole gradients: bytes, by whom
+        self.arriving: list[tuple[float, Microbatch]] = []  # slices that are there when that is waited for
         self.task = -1  # in `later`, the last that gave gradients to parameters
         self.cast: list[tuple[_Sum, int, int]] = []  # sums in another dtype, with their first and last task
         self.sums: list[_Sum] = []  # that nothing is to run beside: the stage before has its gradients first
@@ -355,6 +356,7 @@ class _Backward(_Pass):
             if not uses:
                 continue
             slices, num_bytes = uses[0].parameter.slices, sum(u.parameter.summed_bytes for u in uses)
+            launch = max(self.later.last, 0)
             assert slices is not None
             name = f"gradients of {uses[0].parameter.home}"
             seconds = self.steps.collective_s("reduce_scatter" if copied else "slice", slices.axis, num_bytes)
@@ -366,8 +368,8 @@ class _Backward(_Pass):
             for use in uses:
                 made, used = self.made.get(use.number, task), use.parameter.used_bytes
                 end, whole, sent_bytes = max(made, task), use.parameter.whole_bytes, use.parameter.summed_bytes
-                if summed:  # what was accumulated, and the last microbatch's, which is added to it
-                    self.later.take("temporary", used, made, (end,), "later")
+                if summed:  # what was accumulated, and the last microbatch's, which is added to it before
+                    self.later.take("temporary", used, made, (max(made, launch),), "later")
                     self.scattered.append(("gradients", whole, None, end, "closing"))
                 elif copied:
                     self.scattered.append(("temporary", used, made, end, "every"))
@@ -378,15 +380,21 @@ class _Backward(_Pass):
                 self.made[use.number] = task
                 if not is_bucketed(use.parameter):
                     when: Microbatch = "last" if summed else "first"
-                    self.later.take("gradients", use.parameter.gradient_bytes, task, (), when)
+                    if copied and self.steps.cluster.backend == "gloo":  # which sums what it has received
+                        self.arriving.append((use.parameter.gradient_bytes, when))
+                    else:
+                        self.later.take("gradients", use.parameter.gradient_bytes, task, (), when)
                 elif not summed:
                     self.later.take("gradients", use.parameter.gradient_bytes, task, (), "opening")
 
     def _deliver(self) -> None:
-        """Whole gradients are let go of when the next block's are there, or backward ends."""
+        """Whole gradients are let go of when the next block's are there, or backward ends, and slices are there."""
         for category, num_bytes, made, scattered, when in self.scattered:
             self.later.take(category, num_bytes, made, (max(scattered, self.later.last),), when)
+        for num_bytes, when in self.arriving:
+            self.later.take("gradients", num_bytes, self.later.last, (), when)
         self.scattered.clear()
+        self.arriving.clear()
 
     # ---- memory ----
 

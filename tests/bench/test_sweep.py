@@ -64,6 +64,26 @@ def test_a_sweep_goes_on_where_it_was_ended(tmp_path: Path) -> None:
     assert more.way not in {o.way for o in found}
 
 
+@each(
+    ("model", "num_ranks", "way"),
+    [
+        ("bert", 4, "sequence, 1 microbatches, selective"),  # keys and values are gathered again
+        ("mixtral", 2, "zero, zero-1, 4 microbatches, full, fp32"),  # whole gradients are added up before they are sent
+    ],
+)
+def test_memory_is_as_predicted(
+    model: str, num_ranks: int, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.sweep.NUM_STEPS", 1)
+    one = Sweep(model, num_ranks, tmp_path / "sweep.jsonl")
+    case = next(case for case in ways(model, num_ranks, one.kinds) if case.name == way)
+    cell = one._plan(one._prepared(case.kind), case)
+    assert isinstance(cell, Cell)
+    (found,) = one._run([cell])
+    assert found.verdict == "equal"
+    assert abs(found.memory_error) < 0.06
+
+
 def test_a_cell_that_fails_is_an_outcome_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Sweep(MODEL, RANKS, tmp_path / "sweep.jsonl", num_plans=3)
     cells = [cell for cell in one._planned() if isinstance(cell, Cell)]

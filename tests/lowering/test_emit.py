@@ -462,6 +462,35 @@ def test_equal_blocks_are_one_function(recompute: Any) -> None:
     )
 
 
+HEADS = """
+mesh [tp=2]
+%w = parameter() {dtype='float32', grad=True, layouts=('R',), shape=(8, 8), target='w'} @w
+%x = input() {dtype='float32', grad=False, layouts=(), shape=(2, 6, 8), target='x'} @x
+%y = linear(%x, %w) split(tp=R) @layers.0.a
+%z = reshape(%y) split(tp=R) {shape=(2, 6, 4, 2)} @layers.0.a
+%q = permute(%z) split(tp=R) {dims=(0, 2, 1, 3)} @layers.0.a
+%k = permute(%q) split(tp=R) {dims=(0, 1, 3, 2)} @layers.0.a
+%scores = matmul(%q, %k) split(tp=R) @layers.0.a
+%sum = sum(%scores) split(tp=R) {dims=(0, 1, 2, 3), keepdim=False} @layers.0.a
+outputs loss=%sum
+"""
+
+
+@each(
+    ("again", "copied"),
+    [
+        ((), []),
+        (("a:linear", "a:reshape", "a:permute", "a:permute#2"), ["q", "k"]),
+        (("a:linear", "a:reshape", "a:permute", "a:permute#2", "a:matmul"), []),
+    ],
+)
+def test_heads_are_made_again_as_a_product_reads_them(again: tuple[str, ...], copied: list[str]) -> None:
+    """Otherwise it would keep copies of its own, of what is not kept."""
+    graph = parse_graph(HEADS)
+    source = emit(graph, find_outside(graph, Execution(recompute=(("layers.0", again),) if again else "none")))
+    assert re.findall(r"(\w+) = .*permute\(.*\)\.contiguous\(\)", source) == copied
+
+
 def test_functions_know_no_layer_by_name() -> None:
     source = emit(gpt(2))
     function = source.split("def blocks_0")[1].split("\ndef ")[0]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardwright.lowering.blocks import Blocks
-from shardwright.lowering.private import storage_key
+from shardwright.lowering.private import storage_key, weakly
 from shardwright.lowering.saved import Saved
 
 
@@ -61,12 +61,45 @@ def test_a_region_that_backward_does_not_need_is_let_go_of_behind_forward() -> N
     assert operand() is None
 
 
-def test_what_lies_where_a_result_has_lain_is_kept_as_it_is() -> None:
+def passed_on(x: Tensor) -> Tensor:
+    """In the same memory, as `replicate` gives it."""
+    return _Passed.apply(x)
+
+
+class _Passed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        return grad_outputs[0]
+
+
+def test_a_result_is_made_again_whoever_passes_it_on() -> None:
+    """Such as keys and values that are gathered again: they were kept whole, as only another tensor had them."""
     x, made = torch.ones(4, requires_grad=True), saved()
     with made.hooks():
-        result, later = made.remade(torch.exp, x), torch.ones(4)
-        (known,) = made.given.values()
-        made.given = {storage_key(later): known}  # as if the address had been given again
-        assert made.pack(later) is not later
+        result = made.remade(torch.exp, x)
+        again = passed_on(result)
+        memory = weakly(result)
         del result
-        assert made.pack(later) is later
+        loss = (made.remade(torch.sin, again) * again).sum()
+        del again
+    assert memory.expired()
+    loss.backward()
+    exp = x.detach().exp()
+    torch.testing.assert_close(x.grad, (exp.cos() * exp + exp.sin()) * exp)
+
+
+def test_what_lies_where_a_result_has_lain_is_kept_as_it_is() -> None:
+    """While a region may be asked for its result, no other tensor has its key."""
+    x, made = torch.ones(4, requires_grad=True), saved()
+    with made.hooks():
+        for _ in range(100):
+            made.remade(torch.exp, x)
+            later = torch.ones(4)
+            assert storage_key(later) not in made.given
+            assert made.pack(later) is later
+        assert len(made.given) == 100
+    assert not made.given
