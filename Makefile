@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test mutants lint types matrix sweep operators bench bench-accuracy bench-rules format clean
+.PHONY: help setup demo test mutants lint types matrix sweep operators bench bench-search bench-accuracy bench-rules format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,8 +42,11 @@ operators: $(STAMP) ## run every operator that torch differentiates under plans 
 
 bench: $(STAMP) ## time lowered programs against hand-written torch.distributed code
 	$(PY) -m bench.speed
-	$(PY) -m bench.search
 	$(PY) -m bench.timeline
+
+bench-search: $(STAMP) ## compare plans with the best of a grid, and time planning; writes docs/search.md: two hours; goes on where it was ended
+	OMP_NUM_THREADS=1 $(PY) -m bench.grid
+	$(PY) -m bench.search
 
 bench-accuracy: $(STAMP) ## compare predictions with published runs and with this machine; writes pages and charts in docs/
 	$(PY) -m bench.predictions

@@ -1,8 +1,9 @@
-"""Models that join many operators with many, so that exact tables would be large: `bench.search --entangled`."""
+"""Models that are hard to plan: many operators that join many others, and many that all differ in shape."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +81,28 @@ def fake(build: Callable[[], Example]) -> Callable[[], Example]:
             return build()
 
     return built
+
+
+def unrepeated(layers: int = 3333) -> Example:
+    """Products, biases and activations of which no two have the same sizes."""
+    widths = [64 * (1 + i % 61) for i in range(layers)]
+    outer = [64 * (1 + i // 61) for i in range(layers)]
+    sizes = [w + o for w, o in zip(widths, outer, strict=True)]
+    parts: list[nn.Module] = []
+    for before, after in pairwise([sizes[0], *sizes]):
+        parts += [nn.Linear(before, after), nn.ReLU()]
+    return Squared(nn.Sequential(*parts)), {"x": torch.zeros(256, sizes[0])}
+
+
+class Squared(nn.Module):
+    """The mean square of what a network gives."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x).square().mean()
 
 
 def densenet() -> Example:

@@ -1,10 +1,11 @@
 """How far the searched plan is from the best of a grid: mesh × microbatches × lifetimes × recomputation, brute force.
 
 The grid is what people set up by hand, enumerated here and costed by the timeline. On meshes of one or two axes each
-axis has a role of its own: data parallel, ZeRO (inside or outside of it), tensor parallel (innermost, of up to 8
-devices). To each belong all numbers of microbatches that leave every device whole examples, the lifetimes of gathered
-weights, and the kinds of recomputation. Roles leave an axis of data no choice; a tensor parallel one has the layouts of
-the fastest sum, whatever memory they take. Equal blocks are folded and laid out alike.
+axis has a role of its own: data parallel, ZeRO (inside or outside of it), and innermost tensor parallel of up to 8
+devices, context parallel, or, of a mixture of experts, expert parallel. To each belong all numbers of microbatches
+that leave every device whole examples, the lifetimes of gathered weights, and the kinds of recomputation. Roles leave
+an axis of data no choice; a tensor parallel one has the layouts of the fastest sum, whatever memory they take. Equal
+blocks are folded and laid out alike.
 
 A way is left out only where it cannot be the best one that fits, whatever its layouts. It computes for as long as all
 operators take in their fastest choice. When its forward ends, it holds weights and moments, and all activations that
@@ -12,8 +13,9 @@ backward needs, each in its smallest choice; before the update, gradients too. S
 longer than the best way by then takes, and those that hold more than there is.
 
     python -m bench.grid [--only TEXT]      what is missing of the grid and the plans; writes the page
+    python -m bench.grid --grid-only        what is missing of the grid
     python -m bench.grid --planner-only     plans again, against the grid as it is kept
-    python -m bench.grid --page             writes docs/grid.md of what is kept
+    python -m bench.grid --page             writes docs/search.md of what is kept
 
 Results are kept in bench/data/grid.jsonl as they come, so what was interrupted goes on where it was. Beside each plan
 the best way of its grid is costed again: where that is no longer what it was, costs have changed, and the page says so.
@@ -35,7 +37,7 @@ import torch
 
 from bench import grid_page
 from bench.grid_cases import CASES, Case
-from bench.grid_store import Cell, Found, Key, kept, write
+from bench.grid_store import Cell, Found, Key, Kind, kept, write
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError
@@ -47,14 +49,17 @@ from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.folding import Folded, fold
 from shardwright.search.planner import Planner, most_frequent
-from shardwright.search.restrict import DATA, TENSOR, ZERO
+from shardwright.search.restrict import CONTEXT, DATA, EXPERT, TENSOR, ZERO
 from shardwright.search.solving import Candidate, Solver, over_time
 from shardwright.search.spaces import batch_size
 from shardwright.verifier.choices import Certified
 
 BOUND = 0.03
 """How much slower than the best of the grid a plan may be."""
-SETUPS = ((DATA,), (ZERO,), (TENSOR,), (DATA, ZERO), (ZERO, DATA), (DATA, TENSOR), (ZERO, TENSOR))
+SETUPS = (
+    (DATA,), (ZERO,), (TENSOR,), (CONTEXT,), (EXPERT,), (DATA, ZERO), (ZERO, DATA), (DATA, TENSOR), (ZERO, TENSOR),
+    (ZERO, CONTEXT), (DATA, EXPERT), (ZERO, EXPERT),
+)  # fmt: skip
 """Roles of the axes of a mesh, the outermost first."""
 MOST_TENSOR = 8
 _GRADIENT = 1 / 4
@@ -92,7 +97,7 @@ def ways(num_devices: int, batch: int) -> Iterator[Way]:
     for sizes, roles in sorted(axes, key=lambda axis: _degree(axis, TENSOR)):
         if TENSOR in roles and sizes[-1] > MOST_TENSOR:
             continue
-        mesh, degree = Mesh(tuple("xy"[: len(sizes)]), sizes), _degree((sizes, roles), DATA, ZERO)
+        mesh, degree = Mesh(tuple("xy"[: len(sizes)]), sizes), _degree((sizes, roles), DATA, ZERO, EXPERT)
         counts = [n for n in range(1, batch // degree + 1) if batch % (n * degree) == 0]
         for mode, count in product(RECOMPUTES, reversed(counts)):
             yield Way(mesh, roles, mode, count)
@@ -135,7 +140,10 @@ class Grid:
 
     def run(self) -> Candidate | None:
         """The best way of the grid that fits."""
+        mixed = any(node.row is not None and node.row.sends for node in self.folded.graph.nodes)
         for way in ways(self.solver.cluster.num_devices, batch_size(self.folded.graph)):
+            if EXPERT in way.roles and not mixed:
+                continue
             self.num_ways += len(way.zeros)
             if not self._is_hopeless(way):
                 self._try(way)
@@ -208,10 +216,12 @@ def plan(graph: Graph, cluster: Cluster, cell: Cell | None) -> Found:
     grid_s = None if cell is None else step_s(fold(graph), Solver(cluster, Certified()), cell)
     if plan.prediction.memory.total_bytes > planner.limit_bytes:
         return Found("nothing fits", None, cpu_s, grid_s=grid_s)
-    mode = plan.execution.recompute
+    mode, mesh = plan.execution.recompute, dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
     again = [] if mode == "none" else [f"{mode} recomputation" if isinstance(mode, str) else "recomputation by block"]
+    kind = mode if isinstance(mode, str) else "by block"
     way = ", ".join([str(plan.mesh), *most_frequent(plan.graph), *again])
-    return Found(way, plan.prediction.step_s, cpu_s, grid_s=grid_s)
+    bound_gap = plan.prediction.serial_s / plan.report.bound_s - 1
+    return Found(way, plan.prediction.step_s, cpu_s, grid_s=grid_s, mesh=mesh, recompute=kind, bound_gap=bound_gap)
 
 
 def step_s(folded: Folded, solver: Solver, cell: Cell) -> float:
@@ -222,15 +232,16 @@ def step_s(folded: Folded, solver: Solver, cell: Cell) -> float:
     return solve(folded, solver, way, cell.zero).prediction.step_s
 
 
-def missing(case: Case, only: str, results: Mapping[Key, Found], planner_only: bool) -> list[tuple[Key, Cluster]]:
-    """What is to be found of a case: the grid, before its plan."""
+def missing(case: Case, only: str, results: Mapping[Key, Found], kinds: Sequence[Kind]) -> list[tuple[Key, Cluster]]:
+    """What is to be found of a case: the grid, before its plan, which is found anew where nothing else is wanted."""
     todo = list[tuple[Key, Cluster]]()
     for preset, machines in case.clusters:
         where = f"{machines} × {preset}"
         keys = [Key("grid", case.name, where), Key("plan", case.name, where)]
         if only in f"{case.name}, {where}":
             cluster = Cluster.preset(preset, nodes=machines)
-            todo += [(key, cluster) for key in keys if key not in results or (planner_only and key.kind == "plan")]
+            wanted = (key for key in keys if key.kind in kinds)
+            todo += [(key, cluster) for key in wanted if key not in results or kinds == ("plan",)]
     return todo
 
 
@@ -239,12 +250,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.grid", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--only", default="", metavar="TEXT", help='cases that hold it, as "Llama-70B, 8 × dgx-h100"')
-    parser.add_argument("--planner-only", action="store_true", help="plan again, keep the grid")
+    parser.add_argument("--grid-only", action="store_const", dest="kinds", const=("grid",), help="plan nothing")
+    parser.add_argument("--planner-only", action="store_const", dest="kinds", const=("plan",),
+                        help="plan again, keep the grid")  # fmt: skip
     parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for case in [] if options.page else CASES:
-        if not (todo := missing(case, options.only, kept(), options.planner_only)):
+        if not (todo := missing(case, options.only, kept(), options.kinds or ("grid", "plan"))):
             continue
         model, batch = case.build()
         graph = capture(model, batch, precision=case.precision).graph

@@ -88,11 +88,28 @@ def t5_11b() -> Example:
     return T5ForConditionalGeneration(config), _tokens(128, 512)
 
 
-@fake
-def mixtral() -> Example:
-    from transformers import MixtralConfig, MixtralForCausalLM
+def mixtral(batch: int = 64) -> Callable[[], Example]:
+    """8x7B."""
 
-    return MixtralForCausalLM(MixtralConfig(use_cache=False)), _tokens(64, 4096)
+    def make() -> Example:
+        from transformers import MixtralConfig, MixtralForCausalLM
+
+        return MixtralForCausalLM(MixtralConfig(use_cache=False)), _tokens(batch, 4096)
+
+    return fake(make)
+
+
+@fake
+def qwen3_moe() -> Example:
+    """30B, of which 3B are active."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        vocab_size=151936, hidden_size=2048, num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4,
+        head_dim=128, intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
+        use_cache=False,
+    )  # fmt: skip
+    return Qwen3MoeForCausalLM(config), _tokens(64, 4096)
 
 
 @fake
@@ -103,17 +120,29 @@ def resnext_101() -> Example:
 
 
 H100, A100, A100_40, A10 = "dgx-h100", "dgx-a100", "dgx-a100-40", "a10-box"
+LLAMA_1B, LLAMA_8B, LLAMA_70B = (2048, 16, 8192, 32), (4096, 32, 14336, 32), (8192, 80, 28672, 64)
 CASES = (
-    Case("Llama-1B", llama(2048, 16, 8192, 32), ((H100, 1), (H100, 4), (A100, 2), (A100_40, 2), (A10, 4))),
-    Case("Llama-70B", llama(8192, 80, 28672, 64), ((H100, 8), (H100, 32))),
-    Case("GPT-2 XL", gpt2_xl, ((A100, 1), (A10, 4), (H100, 4)), "amp_bf16"),
-    Case("BERT-large", bert_large, ((A10, 1), (A100_40, 2)), "amp_bf16"),
-    Case("ViT-22B", vit_22b, ((H100, 8), (H100, 32)), "amp_bf16"),
-    Case("T5-11B", t5_11b, ((A100, 4), (H100, 8)), "amp_bf16"),
-    Case("Mixtral 8x7B", mixtral, ((H100, 8), (H100, 4), (A100, 8)), "amp_bf16"),
-    Case("ResNeXt-101", resnext_101, ((A10, 1), (A100, 1)), "amp_bf16"),
-    Case("Llama-8B", llama(4096, 32, 14336, 32), ((H100, 8), (H100, 1), (H100, 2), (A100, 1), (A100, 4), (A100_40, 4))),
-    Case("Llama-70B", llama(8192, 80, 28672, 64), ((H100, 4), (H100, 16), (A100, 8))),
-    Case("Llama-8B, batch 256", llama(4096, 32, 14336, 32, batch=256), ((H100, 1), (H100, 2), (H100, 8), (A100, 4))),
-    Case("Llama-70B, batch 512", llama(8192, 80, 28672, 64, batch=512), ((H100, 8), (H100, 16), (H100, 32))),
+    Case(
+        "Llama-1B",
+        llama(*LLAMA_1B),
+        ((H100, 1), (H100, 2), (H100, 4), (H100, 8), (A100, 1), (A100, 2), (A100_40, 2), (A10, 4)),
+    ),
+    Case("Llama-70B", llama(*LLAMA_70B), ((H100, 4), (H100, 8), (H100, 16), (H100, 32), (A100, 8))),
+    Case("GPT-2 XL", gpt2_xl, ((A100, 1), (A100, 4), (A10, 4), (H100, 1), (H100, 4)), "amp_bf16"),
+    Case("BERT-large", bert_large, ((A10, 1), (A10, 4), (A100, 1), (A100_40, 2)), "amp_bf16"),
+    Case("ViT-22B", vit_22b, ((H100, 8), (H100, 32), (A100, 8), (A100, 16)), "amp_bf16"),
+    Case("T5-11B", t5_11b, ((A100, 4), (A100, 8), (H100, 4), (H100, 8)), "amp_bf16"),
+    Case("Mixtral 8x7B", mixtral(), ((H100, 4), (H100, 8), (A100, 8)), "amp_bf16"),
+    Case("Mixtral 8x7B, batch 512", mixtral(512), ((H100, 8), (H100, 16), (A100, 16)), "amp_bf16"),
+    Case("Qwen3-MoE 30B", qwen3_moe, ((H100, 2), (H100, 4), (A100, 4)), "amp_bf16"),
+    Case("ResNeXt-101", resnext_101, ((A10, 1), (A100, 1), (H100, 1)), "amp_bf16"),
+    Case(
+        "Llama-8B",
+        llama(*LLAMA_8B),
+        ((H100, 1), (H100, 2), (H100, 4), (H100, 8), (A100, 1), (A100, 4), (A100, 8), (A100_40, 4)),
+    ),
+    Case("Llama-8B, batch 256", llama(*LLAMA_8B, batch=256), ((H100, 1), (H100, 2), (H100, 8), (A100, 4))),
+    Case("Llama-8B, 8 × 32768", llama(*LLAMA_8B, batch=8, seq=32768), ((H100, 1), (H100, 4), (A100, 4))),
+    Case("Llama-70B, 16 × 32768", llama(*LLAMA_70B, batch=16, seq=32768), ((H100, 8), (H100, 16))),
+    Case("Llama-70B, batch 512", llama(*LLAMA_70B, batch=512), ((H100, 8), (H100, 16), (H100, 32))),
 )

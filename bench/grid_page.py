@@ -8,30 +8,42 @@ from dataclasses import dataclass, replace
 from datetime import date
 from math import inf
 from pathlib import Path
+from statistics import median
 
 from bench.grid_store import Found, Key
+from bench.search import HEADING
+from shardwright.pcg.mesh import TIME
 
-PAGE = Path(__file__).parents[1] / "docs" / "grid.md"
+PAGE = Path(__file__).parents[1] / "docs" / "search.md"
 INTRODUCTION = """\
-# Plans against a brute-force grid
+# What the search finds, and how long it takes
 
-Written by `python -m bench.grid` on {date} from `bench/data/grid.jsonl`, made on a {cpus}-core CPU. The grid is what
-people set up by hand: every mesh of one or two axes, each with a role of its own (data parallel, ZeRO, tensor parallel
-of up to 8 devices), every number of microbatches, lifetime of gathered weights and kind of recomputation. It enumerates
-for itself; both sides are costed by the same timeline, on fake tensors, within the same memory. *Gap*: how much slower
-the plan's step is than that of the best way of the grid; below 0 it is faster. Of the ways, so many were costed by the
-timeline; the others cannot be the best one that fits (`bench/grid.py` says why). Seconds are CPU time on one thread,
-after capture.
+## Plans beside a brute-force grid
 
-{count} cases: the plan is at most {bound:.0%} slower than the best of the grid in {good}.
+Written by `make bench-search` on {date} from `bench/data/grid.jsonl`, made on a {cpus}-core CPU. The grid is what
+people set up by hand: every mesh of one or two axes, each with a role of its own (data parallel, ZeRO, tensor
+parallel of up to 8 devices, context parallel, expert parallel), every number of microbatches, lifetime of gathered
+weights and kind of recomputation. It enumerates for itself; both sides are costed by the same timeline, on fake
+tensors, within the same memory. *Gap*: how much slower the plan's step is than that of the best way of the grid;
+below 0 it is faster. *By*: in what the two differ (the mesh of devices, the number of microbatches, what is made
+again, or else only layouts and lifetimes). *Bound*: how far the plan is above the lower bound that it reports, of
+compute and communication in turn (`SearchReport.bound_s`). Of the ways, so many were costed by the timeline; the
+others cannot be the best one that fits (`bench/grid.py` says why). Seconds are CPU time on one thread, after
+capture.
 
-| model | cluster | gap | plan | step | best of the grid | step | ways | costed | planning | grid |
-|---|---|--:|---|--:|---|--:|--:|--:|--:|--:|
+{count} cases: the plan is at most {bound:.0%} slower than the best of the grid in {good}, and at the median
+{median:.1%} faster ({branchy:.1%} for mixtures of experts and models with branches: {names}). Plans are above their
+bounds by {gap:.1%} at the median, at most {most:.1%}. Planning takes {planning:.1f} s at the median.
+
+| model | cluster | gap | by | bound | plan | step | best of the grid | step | ways | costed | planning | grid |
+|---|---|--:|---|--:|---|--:|---|--:|--:|--:|--:|--:|
 """
 STALE = """
 `*`: under the costs that the plan was made with, which the gap is of too, this way does not take what it took when it
 was found to be the best. Another one may be: delete its line in `bench/data/grid.jsonl`, and it is found again.
 """
+BRANCHY = ("Mixtral", "Qwen3-MoE", "T5", "ResNeXt")
+"""Models with experts, and those with branches that meet again."""
 TOLERANCE = 1e-3
 """How much the best way of the grid may take more or less than when it was found."""
 
@@ -52,6 +64,20 @@ class Row:
         return 0.0 if plan_s == grid_s else plan_s / grid_s - 1
 
     @property
+    def differs(self) -> str:
+        """In what the plan is not the best way of the grid."""
+        mesh, cell = self.plan.mesh, self.grid.cell
+        if mesh is None or cell is None:
+            return ""
+        ours, theirs = ([size for name, size in m.items() if name != TIME] for m in (mesh, cell.mesh))
+        found = {
+            "mesh": ours != theirs,
+            "microbatches": mesh.get(TIME, 1) != cell.mesh.get(TIME, 1),
+            "recomputation": self.plan.recompute != cell.recompute,
+        }
+        return ", ".join(name for name, differs in found.items() if differs) or "layouts"
+
+    @property
     def is_stale(self) -> bool:
         then, now = self.grid.step_s, self.plan.grid_s
         return then != now and (then is None or now is None or abs(now / then - 1) > TOLERANCE)
@@ -66,16 +92,31 @@ def rows(results: Mapping[Key, Found]) -> list[Row]:
 
 def page(table: Sequence[Row], bound: float) -> str:
     """Results as Markdown."""
-    good = sum(row.gap <= bound for row in table)
-    today = date.today().isoformat()
-    head = INTRODUCTION.format(date=today, cpus=os.cpu_count(), count=len(table), bound=bound, good=good)
+    fitting = [row for row in table if row.plan.step_s is not None and row.grid.step_s is not None]
+    bounds = [row.plan.bound_gap for row in fitting if row.plan.bound_gap is not None]
+    head = INTRODUCTION.format(
+        date=date.today().isoformat(), cpus=os.cpu_count(), count=len(table), bound=bound,
+        good=sum(row.gap <= bound for row in table), median=_faster(fitting), names=", ".join(BRANCHY),
+        branchy=_faster([row for row in fitting if row.model.startswith(BRANCHY)]),
+        gap=_median(bounds), most=max(bounds, default=0.0), planning=_median([row.plan.cpu_s for row in table]),
+    )  # fmt: skip
     return head + "".join(map(_line, table)) + STALE * any(row.is_stale for row in table)
+
+
+def _faster(table: Sequence[Row]) -> float:
+    """By how much plans are faster than the best of the grid, at the median, relative to that."""
+    return -_median([row.gap for row in table])
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else 0.0
 
 
 def _line(row: Row) -> str:
     plan, grid = row.plan, row.grid
     cells = (
-        row.model, row.cluster, f"{row.gap:+.1%}", plan.way, _step(plan.step_s), grid.way,
+        row.model, row.cluster, f"{row.gap:+.1%}", row.differs,
+        "" if plan.bound_gap is None else f"{plan.bound_gap:.1%}", plan.way, _step(plan.step_s), grid.way,
         _step(plan.grid_s) + "*" * row.is_stale, str(grid.num_ways), str(grid.num_costed), f"{plan.cpu_s:.1f} s",
         f"{grid.cpu_s:.0f} s",
     )  # fmt: skip
@@ -87,4 +128,6 @@ def _step(step_s: float | None) -> str:
 
 
 def write(table: Sequence[Row], bound: float) -> None:
-    PAGE.write_text(page(table, bound), encoding="utf-8")
+    """But for the section on planning time, which stays."""
+    _, heading, rest = (PAGE.read_text(encoding="utf-8") if PAGE.exists() else "").partition(HEADING)
+    PAGE.write_text(page(table, bound) + (f"\n{heading}{rest}" if heading else ""), encoding="utf-8")

@@ -52,6 +52,8 @@ class Found:
     cell                   of the grid: which it is
     num_ways, num_costed   of the grid: all, and those that the timeline costed
     grid_s                 of a plan: what the best way of the grid took under the costs that it was planned with
+    mesh, recompute        of a plan, by axes, with that of time; and what is made again, "by block" if it differs
+    bound_gap              of a plan: what it takes above the bound that it reports, relative to that
     """
 
     way: str
@@ -61,6 +63,9 @@ class Found:
     num_ways: int = 0
     num_costed: int = 0
     grid_s: float | None = None
+    mesh: Mapping[str, int] | None = None
+    recompute: str = ""
+    bound_gap: float | None = None
 
 
 def kept(path: Path = KEPT) -> dict[Key, Found]:

@@ -1,6 +1,6 @@
-"""How long planning takes: the demo's model for two local ranks, and Llama-8B on fake tensors for 8 × 8 GPUs.
+"""How long planning takes: the demo's model for two local ranks, large models on fake tensors, 10,000 operators.
 
-Each in a process of its own, stage by stage. Run it with `make bench`; it ends docs/speed.md with its table.
+Each in a process of its own, stage by stage. Run it with `make bench-search`; it ends docs/search.md with its table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.entangled import Example, densenet, fake, lstm
+from bench.entangled import Example, densenet, fake, lstm, unrepeated
 from examples import demo_model
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import default_cluster
@@ -29,8 +29,8 @@ from shardwright.search.check import check_plan
 from shardwright.search.planner import Planner
 from shardwright.verifier.choices import Certified
 
-PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
-HEADING = "## Planning"
+PAGE = Path(__file__).parents[1] / "docs" / "search.md"
+HEADING = "## Planning time"
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,27 @@ def llama_8b(num_layers: int = 32, batch: int = 64, seq: int = 4096) -> Example:
                       num_attention_heads=32)  # fmt: skip
 
 
+def llama_70b() -> Example:
+    """transformers' Llama with the sizes of Llama-3-70B."""
+    return fake_llama(64, 4096, num_hidden_layers=80, hidden_size=8192, intermediate_size=28672, num_attention_heads=64)
+
+
+def llama_405b() -> Example:
+    """transformers' Llama with the sizes of Llama-3.1-405B."""
+    return fake_llama(
+        2048, 8192, num_hidden_layers=126, hidden_size=16384, intermediate_size=53248, num_attention_heads=128
+    )
+
+
+@fake
+def deepseek_v3() -> Example:
+    """transformers' DeepSeek-V3, 671 billion parameters in fp32: as its configuration is without arguments."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    ids = torch.zeros(2048, 4096, dtype=torch.long)
+    return DeepseekV3ForCausalLM(DeepseekV3Config(use_cache=False)).train(), {"input_ids": ids, "labels": ids.clone()}
+
+
 def fake_llama(batch: int, seq: int, **sizes: Any) -> Example:
     """transformers' Llama 3 of these sizes, with its vocabulary and 8 key-value heads, in bf16 on fake tensors."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -96,7 +117,11 @@ def fake_llama(batch: int, seq: int, **sizes: Any) -> Example:
 
 TASKS = (
     Task("demo GPT-2, 6 layers, 2 local ranks", demo, lambda: default_cluster(2), 5.0),
-    Task("Llama-8B, 32 layers, 8 × 8 H100", llama_8b, lambda: Cluster.preset("dgx-h100", nodes=8), 10.0),
+    Task("Llama-8B, 64 × 4096, 8 × 8 H100", llama_8b, lambda: Cluster.preset("dgx-h100", nodes=8), 3.0),
+    Task("Llama-70B, 64 × 4096, 32 × 8 H100", llama_70b, lambda: Cluster.preset("dgx-h100", nodes=32), 5.0),
+    Task("Llama-405B, 2048 × 8192, 2048 × 8 H100", llama_405b, lambda: Cluster.preset("dgx-h100", nodes=2048), 15.0),
+    Task("DeepSeek-V3, 2048 × 4096, 256 × 8 H100", deepseek_v3, lambda: Cluster.preset("dgx-h100", nodes=256), 15.0),
+    Task("10,000 operators, none repeated, 8 H100", fake(unrepeated), lambda: Cluster.preset("dgx-h100"), 20.0),
 )
 
 ENTANGLED = (
@@ -138,7 +163,7 @@ def measure(task: Task) -> Timing:
 def section(timings: Sequence[tuple[Task, Timing]]) -> str:
     """The table as Markdown."""
     head = (
-        f"{HEADING}\n\nWritten by `make bench` on {date.today().isoformat()}: {os.cpu_count()}-core CPU, torch "
+        f"{HEADING}\n\nWritten by `make bench-search` on {date.today().isoformat()}: {os.cpu_count()}-core CPU, torch "
         f"{torch.__version__}, one thread, each in a process of its own.\n"
         "Building includes importing transformers; the gap is how far the plan's predicted time may be above the "
         "optimum\nof the space searched. CPU time is that of all after capture: what it would take were the machine "
@@ -164,7 +189,7 @@ def write(text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Time every task and write the section; 1 where one takes longer than it may, by its CPU time."""
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.search", description=__doc__)
     parser.add_argument("--dry", action="store_true", help="print the section, do not write it")
     parser.add_argument("--entangled", action="store_true", help="models that join many operators with many; as --dry")
     options = parser.parse_args(arguments)

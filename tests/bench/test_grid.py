@@ -11,6 +11,7 @@ from bench import grid_page
 from bench.grid import SETUPS, Grid, grid, plan, solve, step_s, ways
 from bench.grid_page import page, rows
 from bench.grid_store import Cell, Found, Key, kept, write
+from bench.search import HEADING
 from shardwright.search.folding import Folded
 from shardwright.search.restrict import DATA, TENSOR, ZERO
 from shardwright.search.solving import Solver
@@ -96,8 +97,34 @@ def test_gaps_are_of_the_costs_of_now(
     assert row.is_stale == is_stale
     text = page([row], 0.03)
     assert (grid_page.STALE in text) == is_stale
-    assert f"slower than the best of the grid in {int(gap <= 0.03)}." in text
+    assert f"slower than the best of the grid in {int(gap <= 0.03)}, and" in text
     assert "| GPT | 1 × box |" in text
+
+
+@each("mesh, recompute, differs", [
+    ({"mb": 2, "dp": 4, "tp": 2}, "full", "layouts"),
+    ({"x": 4, "y": 2}, "full", "microbatches"),
+    ({"mb": 2, "x": 8}, "by block", "mesh, recomputation"),
+    (None, "", ""),
+])  # fmt: skip
+def test_the_page_says_in_what_a_plan_differs(mesh: dict[str, int] | None, recompute: str, differs: str) -> None:
+    grid, own = Key("grid", "T5", "1 × box"), Key("plan", "T5", "1 × box")
+    made = Found("a way", 0.9, 2.0, grid_s=1.0, mesh=mesh, recompute=recompute, bound_gap=0.04)
+    (row,) = rows({grid: Found("its way", 1.0, 4.0, CELL, 100, 10), own: made})
+    assert row.differs == differs
+    text = page([row], 0.03)
+    assert f"| -10.0% | {differs} | 4.0% |" in text
+    assert "at the median 10.0%\nfaster (10.0% for mixtures" in text
+    assert "above\ntheir bounds by 4.0% at the median" in text
+
+
+def test_the_page_keeps_the_section_on_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "search.md"
+    monkeypatch.setattr(grid_page, "PAGE", path)
+    path.write_text(f"old\n\n{HEADING}\n\nSeconds.\n")
+    grid_page.write([], 0.03)
+    assert path.read_text().endswith(f"|\n\n{HEADING}\n\nSeconds.\n")
+    assert "old" not in path.read_text()
 
 
 def test_a_grid_without_its_plan_is_not_shown() -> None:

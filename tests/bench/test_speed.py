@@ -71,4 +71,4 @@ def test_planning_is_timed_by_stage() -> None:
     assert 0 < timing.plan_s <= timing.after_capture_s
     assert timing.gap >= 0
     assert "| toy | " in section([(task, timing)])
-    assert PLANNING_PAGE.name == "speed.md"
+    assert PLANNING_PAGE.name == "search.md"
