@@ -11,13 +11,14 @@ from pathlib import Path
 from statistics import median
 
 from bench.grid_store import Found, Key
-from bench.search import HEADING
 from shardwright.pcg.mesh import TIME
 
 PAGE = Path(__file__).parents[1] / "docs" / "search.md"
+TITLE = "# What the search finds, and how long it takes\n"
+GRID, WITHIN, TIME_NEEDED = HEADINGS = (
+    "## Plans beside a brute-force grid", "## Layouts within memory", "## Planning time",
+)  # fmt: skip
 INTRODUCTION = """\
-# What the search finds, and how long it takes
-
 ## Plans beside a brute-force grid
 
 Written by `make bench-search` on {date} from `bench/data/grid.jsonl`, made on a {cpus}-core CPU. The grid is what
@@ -128,6 +129,12 @@ def _step(step_s: float | None) -> str:
 
 
 def write(table: Sequence[Row], bound: float) -> None:
-    """But for the section on planning time, which stays."""
-    _, heading, rest = (PAGE.read_text(encoding="utf-8") if PAGE.exists() else "").partition(HEADING)
-    PAGE.write_text(page(table, bound) + (f"\n{heading}{rest}" if heading else ""), encoding="utf-8")
+    """But for the other sections of the page, which stay."""
+    replace_section(GRID, page(table, bound))
+
+
+def replace_section(heading: str, text: str) -> None:
+    """Put a section in the page in place of the one with that heading; all of them stand in their order."""
+    parts = (PAGE.read_text(encoding="utf-8") if PAGE.exists() else "").split("\n## ")[1:]
+    sections = {f"## {part.partition(chr(10))[0]}": f"## {part.rstrip()}\n" for part in parts} | {heading: text}
+    PAGE.write_text("\n".join([TITLE, *(sections[h] for h in HEADINGS if h in sections)]), encoding="utf-8")

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.entangled import Example, densenet, fake, lstm, unrepeated
+from bench.grid_page import TIME_NEEDED, replace_section
 from examples import demo_model
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import default_cluster
@@ -28,9 +28,6 @@ from shardwright.pcg.capture import capture
 from shardwright.search.check import check_plan
 from shardwright.search.planner import Planner
 from shardwright.verifier.choices import Certified
-
-PAGE = Path(__file__).parents[1] / "docs" / "search.md"
-HEADING = "## Planning time"
 
 
 @dataclass(frozen=True)
@@ -163,8 +160,8 @@ def measure(task: Task) -> Timing:
 def section(timings: Sequence[tuple[Task, Timing]]) -> str:
     """The table as Markdown."""
     head = (
-        f"{HEADING}\n\nWritten by `make bench-search` on {date.today().isoformat()}: {os.cpu_count()}-core CPU, torch "
-        f"{torch.__version__}, one thread, each in a process of its own.\n"
+        f"{TIME_NEEDED}\n\nWritten by `make bench-search` on {date.today().isoformat()}: {os.cpu_count()}-core CPU, "
+        f"torch {torch.__version__}, one thread, each in a process of its own.\n"
         "Building includes importing transformers; the gap is how far the plan's predicted time may be above the "
         "optimum\nof the space searched. CPU time is that of all after capture: what it would take were the machine "
         "otherwise idle.\n\n"
@@ -181,12 +178,6 @@ def _row(task: Task, t: Timing) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def write(text: str) -> None:
-    """Replace the planning section of the page, which is its last."""
-    kept = PAGE.read_text().split(HEADING)[0] if PAGE.exists() else ""
-    PAGE.write_text((kept.rstrip() + "\n\n" if kept else "") + text)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Time every task and write the section; 1 where one takes longer than it may, by its CPU time."""
     parser = argparse.ArgumentParser(prog="python -m bench.search", description=__doc__)
@@ -199,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = section(timings)
     print(text)
     if not (options.dry or options.entangled):
-        write(text)
+        replace_section(TIME_NEEDED, text)
     slow = [(task, t) for task, t in timings if t.after_capture_cpu_s > task.bound_s]
     for task, t in slow:
         print(f"{task.name}: {t.after_capture_cpu_s:.1f} s after capture, at most {task.bound_s:g}", file=sys.stderr)

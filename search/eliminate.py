@@ -14,7 +14,7 @@ best one that was found, and `Solution.bound` says how far it can be from the op
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -63,7 +63,13 @@ class Eliminator:
         return problem.solved[prices]
 
     def _solve(self, problem: Problem, prices: Prices) -> Solution:
+        return self.solve_with(problem, prices, {})
+
+    def solve_with(self, problem: Problem, prices: Prices, allowed: Mapping[int, np.ndarray]) -> Solution:
+        """The same where only these choices of some variables are allowed; it is not kept."""
         model = Model.of(problem, prices, self.interner)
+        for variable, choices in allowed.items():
+            model.keep(variable, self.interner.call(np.array, tuple(choices.tolist())))
         model.drop_dominated()
         order = problem.order
         if order is None or any(now > then for now, then in zip(model.sizes, order.sizes, strict=True)):

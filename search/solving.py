@@ -34,10 +34,8 @@ from shardwright.search.limits import NO_LIMITS, Limits
 from shardwright.search.materialize import materialize
 from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction
+from shardwright.search.within import HULL_TOLERANCE, kept_bytes, time_and_bytes, within_memory
 
-_HULL_STEPS = 8
-_HULL_TOLERANCE = 1e-4
-_HIGHEST_PRICE = 1e6
 _MEMORY_TRIES = 3
 _NEARLY = 1.5
 
@@ -217,7 +215,9 @@ class Solver:
                 return found
         best: Candidate | None = None
         for _ in range(_MEMORY_TRIES):
-            solution, bound_s, feasible, prices = within_memory(problem, eliminator, limit, cutoff_s, beside)
+            solution, bound_s, feasible, prices = within_memory(
+                problem, eliminator, limit, cutoff_s, beside, hull=bool(folded.repeated)
+            )  # equal blocks are laid out alike, and mixed later
             if best is not None:
                 bound_s = best.bound_s  # that of the true limit
             draft = _Draft(name, bound_s, (problem, solution, prices), tuple(roles), execution, priced, limits)
@@ -254,7 +254,7 @@ class Solver:
         c, whole = candidate, Folded(graph)
         problem, eliminator = self.problem(whole, c.mesh, c.roles, c.execution, c.priced, c.limits)
         at = c.solved[2]
-        prices = at._replace(byte=at.byte * (1 + _HULL_TOLERANCE))  # the smaller end of the hull's edge at the limit
+        prices = at._replace(byte=at.byte * (1 + HULL_TOLERANCE))  # the smaller end of the hull's edge at the limit
         solution = eliminator.solve(problem, prices)
         bound_s = solution.bound - prices.byte * (self.limit_bytes - self.cluster.device.context_bytes)
         made = _Draft(c.name, bound_s, (problem, solution, prices), c.roles, c.execution, c.priced, c.limits)
@@ -277,7 +277,7 @@ class Solver:
         """With the first lifetime that fits or with the last one, whichever is better."""
         problem, solution, prices = draft.solved
         solved = materialize(problem, solution, self.certified)
-        in_loop = _time_and_bytes(problem, solution, 1.0)[0] < AFTER_THE_LOOP_S
+        in_loop = time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
         parameters, repeats = [leaf.name for leaf in solved.leaves("parameter")], folded.repeats
         found: list[Candidate] = []
         for zero in zeros:
@@ -335,56 +335,3 @@ def restriction(graph: Graph, roles: Sequence[str], mesh: Mesh) -> Restrict | No
 def limited_to(limits: Limits, graph: Graph, mesh: Mesh) -> Limited | None:
     """What limits leave of a graph's choices on a mesh; None: all."""
     return Limited(limits, graph, mesh) if limits else None
-
-
-def kept_bytes(problem: Problem, solution: Solution) -> float:
-    """What the choices of a solution keep on a device."""
-    return sum(float(kept.value[choice]) for kept, choice in zip(problem.kept_bytes, solution.choices, strict=True))
-
-
-def _time_and_bytes(problem: Problem, solution: Solution, beside: float) -> tuple[float, float]:
-    own = sum(float(t.value[c]) for t, c in zip(problem.time_s, solution.choices, strict=True))
-    chosen = solution.choices
-    between = sum(
-        float(table.value[chosen[edge[0]], chosen[edge[1]]]) * (beside if edge in problem.beside else 1.0)
-        for edge, table in problem.edges.items()
-    )
-    return own + between, kept_bytes(problem, solution)
-
-
-def within_memory(
-    problem: Problem, eliminator: Eliminator, limit: float, cutoff_s: float, beside: float = 1.0
-) -> tuple[Solution, float, bool, Prices]:
-    """The fastest solution found within `limit` bytes, a lower bound of any, whether there is one, and its prices.
-
-    Lagrange: at each price of a byte the solution is optimal for the bytes it keeps, and its bound - price * limit
-    bounds every solution within the limit from below. The price walks along the lower hull of (bytes, seconds) to the
-    edge that crosses the limit. The walk ends early where the bound reaches `cutoff_s`, the time of a plan that is
-    known already. A limit of nothing or less only leaves the smallest.
-    """
-    prices = Prices(beside=beside)
-    over = eliminator.solve(problem, prices)
-    bound_s = over.bound
-    if kept_bytes(problem, over) <= limit or bound_s >= cutoff_s:
-        return over, bound_s, kept_bytes(problem, over) <= limit, prices
-    price = _HIGHEST_PRICE * over.objective / max(limit, 1.0)
-    prices = Prices(price, beside)
-    best = eliminator.solve(problem, prices)
-    bound_s = max(bound_s, best.bound - price * limit)
-    if kept_bytes(problem, best) > limit:
-        return best, bound_s, False, prices
-    for _ in range(_HULL_STEPS):
-        (over_s, over_bytes), (best_s, best_bytes) = (_time_and_bytes(problem, s, beside) for s in (over, best))
-        if best_s <= over_s:  # of solutions that are no optima
-            break
-        price = (best_s - over_s) / (over_bytes - best_bytes)
-        prices = Prices(price, beside)
-        found = eliminator.solve(problem, prices)
-        bound_s = max(bound_s, found.bound - price * limit)
-        if found.objective >= over_s + price * over_bytes - _HULL_TOLERANCE * over_s or bound_s >= cutoff_s:
-            break
-        if kept_bytes(problem, found) <= limit:
-            best = found
-        else:
-            over = found
-    return best, bound_s, True, prices

@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import solving
+from shardwright.search import within
 from shardwright.search.folding import Folded
 from shardwright.search.interning import Interned
 from shardwright.search.planner import Planner
@@ -38,7 +38,7 @@ class Recorded(Solver):
         for zero in zeros:
             problem, _ = self.problem(folded, found.mesh, found.roles, found.execution, zero)
             if [len(t.value) for t in problem.time_s] == [len(t.value) for t in draft.solved[0].time_s]:
-                self.costed.append((found, solving._time_and_bytes(problem, draft.solved[1], 1.0)[0]))
+                self.costed.append((found, within.time_and_bytes(problem, draft.solved[1])[0]))
         return found
 
 

@@ -6,9 +6,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy.optimize import LinearConstraint, milp
-from scipy.sparse import lil_matrix
 
+from bench.integer import integer_program
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import eliminate
@@ -32,42 +31,10 @@ def tables(problem: Problem) -> dict[tuple[int, int], np.ndarray]:
     return {scope: table.value for scope, table in problem.edges.items()}
 
 
-def integer_program(problem: Problem, price: float = 0.0) -> float:
-    """The same minimum by HiGHS: one binary per choice, one continuous variable per pair of neighbouring choices."""
-    sizes = [len(t.value) for t in problem.time_s]
-    start = np.concatenate([[0], np.cumsum(sizes)])
-    edges = list(tables(problem).items())
-    pair_start = start[-1] + np.concatenate([[0], np.cumsum([t.size for _, t in edges])])
-    own = [t.value + price * k.value for t, k in zip(problem.time_s, problem.kept_bytes, strict=True)]
-    every = np.concatenate([table.ravel() for table in (*own, *(t for _, t in edges))])
-    cost, upper = np.where(np.isfinite(every), every, 0), np.isfinite(every).astype(float)
-    rows: list[dict[int, float]] = []
-    right: list[float] = []
-    for v, size in enumerate(sizes):
-        rows.append({int(start[v]) + c: 1.0 for c in range(size)})
-        right.append(1.0)
-    for e, ((i, j), table) in enumerate(edges):
-        at = int(pair_start[e])
-        for a in range(table.shape[0]):
-            rows.append({at + a * table.shape[1] + b: 1.0 for b in range(table.shape[1])} | {int(start[i]) + a: -1.0})
-            right.append(0.0)
-        for b in range(table.shape[1]):
-            rows.append({at + a * table.shape[1] + b: 1.0 for a in range(table.shape[0])} | {int(start[j]) + b: -1.0})
-            right.append(0.0)
-    matrix = lil_matrix((len(rows), len(cost)))
-    for r, row in enumerate(rows):
-        for column, value in row.items():
-            matrix[r, column] = value
-    integrality = np.concatenate([np.ones(start[-1]), np.zeros(len(cost) - start[-1])])
-    scale, sides = 1e6, (np.array(right), np.array(right))
-    result = milp(
-        cost * scale,
-        constraints=LinearConstraint(matrix.tocsr(), *sides),  # type: ignore[arg-type]  # its stubs want floats
-        integrality=integrality,
-        bounds=(0, upper),
-    )
-    assert result.success, result.message
-    return float(result.fun) / scale
+def optimum(problem: Problem, price: float = 0.0) -> float:
+    found, _ = integer_program(problem, price)
+    assert found is not None
+    return found
 
 
 def solve(graph: Graph, mesh: Mesh, price: float = 0.0, **link: float) -> tuple[Problem, Solution]:
@@ -82,13 +49,13 @@ def solve(graph: Graph, mesh: Mesh, price: float = 0.0, **link: float) -> tuple[
 def test_the_optimum_is_the_integer_programs(mesh: Mesh, link_bytes_per_s: float, residual: bool) -> None:
     problem, solution = solve(mlp(64, 16, 32, layers=2, residual=residual), mesh, link_bytes_per_s=link_bytes_per_s)
     assert objective(problem, solution.choices) == pytest.approx(solution.objective, rel=1e-12)
-    assert solution.objective == pytest.approx(integer_program(problem), rel=1e-6)
+    assert solution.objective == pytest.approx(optimum(problem), rel=1e-6)
 
 
 @pytest.mark.parametrize("price", [1e-12, 1e-9, 1e-6])
 def test_the_optimum_with_a_price_on_memory_is_the_integer_programs(price: float) -> None:
     problem, solution = solve(mlp(64, 16, 32, layers=2), Mesh.of(x=2, y=2), price)
-    assert solution.objective == pytest.approx(integer_program(problem, price), rel=1e-6)
+    assert solution.objective == pytest.approx(optimum(problem, price), rel=1e-6)
 
 
 def random_problem(rng: np.random.Generator, sizes: list[int], density: float) -> Problem:
@@ -164,7 +131,7 @@ def test_many_neighbours_do_not_make_large_tables() -> None:
     assert problem.order is not None
     assert problem.order.largest_table >= 30**6
     assert objective(problem, solution.choices) == pytest.approx(solution.objective)
-    assert solution.objective == pytest.approx(integer_program(problem), rel=1e-6)
+    assert solution.objective == pytest.approx(optimum(problem), rel=1e-6)
 
 
 def test_repeated_blocks_are_eliminated_once() -> None:

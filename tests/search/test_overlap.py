@@ -11,7 +11,8 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.search.folding import Folded
 from shardwright.search.planner import Planner
 from shardwright.search.problem import SERIAL, Prices
-from shardwright.search.solving import Solver, kept_bytes, within_memory
+from shardwright.search.solving import Solver
+from shardwright.search.within import kept_bytes, within_memory
 from tests.search.graphs import blocks, cluster, every_choice
 
 GRAPH = blocks(64, 2048, layers=4, seq=128)

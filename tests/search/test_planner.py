@@ -22,8 +22,8 @@ from shardwright.search.check import check_plan
 from shardwright.search.leaves import LeafSearch
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
-from shardwright.search.solving import within_memory
 from shardwright.search.spaces import meshes
+from shardwright.search.within import within_memory
 from shardwright.substitutions.catalogue import CATALOGUE
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp

@@ -1,0 +1,204 @@
+"""The fastest layouts within memory: prices of a byte, and branch and bound where these leave a gap.
+
+At each price of a byte the solution is optimal for the bytes it keeps, and its bound - price * limit is below every
+solution within the limit (Lagrange). The price walks along the lower hull of (bytes, seconds) to the edge that crosses
+the limit. What lies above the hull no price finds. So the choices of one variable are parted into those that keep few
+bytes and those that keep many, such that each part lacks a solution of one end of that edge, and the walk is taken in
+each (Shapiro, "A survey of Lagrangean techniques for discrete optimization", 1979, on branch and bound with such
+bounds). That ends where no part can hold a solution faster by `_GAP`, or at a number of solved models that falls with
+their size: large models have so many solutions on the hull that little is lost.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.search.eliminate import Eliminator
+from shardwright.search.interning import Interner
+from shardwright.search.problem import Prices, Problem, Solution
+
+_HULL_STEPS = 8
+HULL_TOLERANCE = 1e-4
+_HIGHEST_PRICE = 1e6
+_GAP = 0.01
+"""How much faster a solution has to be for another one to be looked for."""
+_MOST_WORK = 2**24
+"""Of all models that are solved in branches together, in entries of tables."""
+_VARIABLE = 512
+"""As many entries of tables as take the time that a variable takes whatever its tables are."""
+
+Solve = Callable[[Prices], Solution]
+Allowed = Mapping[int, np.ndarray]
+"""The choices of variables, where not all are allowed."""
+
+
+class Within(NamedTuple):
+    """The fastest solution found within a limit of bytes, or the smallest, if that does not `fit`.
+
+    bound_s   none within the limit takes less
+    prices    at which it is optimal, or nearly so
+    """
+
+    solution: Solution
+    bound_s: float
+    fits: bool
+    prices: Prices
+
+
+def within_memory(
+    problem: Problem,
+    eliminator: Eliminator,
+    limit: float,
+    cutoff_s: float,
+    beside: float = 1.0,
+    *,
+    hull: bool = False,
+) -> Within:
+    """The fastest solution found within `limit` bytes.
+
+    It ends early where the bound reaches `cutoff_s`, the time of a plan that is known already. A limit of nothing or
+    less only leaves the smallest solution. `hull`: only those are looked for that are optimal at some price.
+    """
+    walk = _walk(problem, partial(eliminator.solve, problem), limit, cutoff_s, beside)
+    if hull or walk.over is None:
+        return walk.found
+    return _Branches(problem, limit, cutoff_s, beside).run(walk)
+
+
+class _Point(NamedTuple):
+    """A solution with its seconds and bytes, and the prices that it is optimal at."""
+
+    solution: Solution
+    seconds: float
+    num_bytes: float
+    prices: Prices
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Where a walk has ended: the best point, and the fastest one beyond the limit, if all of that edge is known."""
+
+    best: _Point
+    bound_s: float
+    fits: bool
+    over: _Point | None = None
+
+    @property
+    def found(self) -> Within:
+        return Within(self.best.solution, self.bound_s, self.fits, self.best.prices)
+
+
+def _walk(problem: Problem, solve: Solve, limit: float, cutoff_s: float, beside: float) -> _Walk:
+    """Along the hull of the solutions that `solve` gives, to the edge that crosses the limit."""
+
+    def point(byte: float) -> _Point:
+        prices = Prices(byte, beside)
+        solution = solve(prices)
+        return _Point(solution, *time_and_bytes(problem, solution, beside), prices)
+
+    over = point(0.0)
+    bound_s = over.solution.bound
+    if over.num_bytes <= limit or bound_s >= cutoff_s:
+        return _Walk(over, bound_s, over.num_bytes <= limit)
+    best = point(_HIGHEST_PRICE * over.solution.objective / max(limit, 1.0))
+    bound_s = max(bound_s, best.solution.bound - best.prices.byte * limit)
+    if best.num_bytes > limit:
+        return _Walk(best, bound_s, fits=False)
+    for _ in range(_HULL_STEPS):
+        if best.seconds <= over.seconds:  # of solutions that are no optima
+            break
+        price = (best.seconds - over.seconds) / (over.num_bytes - best.num_bytes)
+        found = point(price)
+        bound_s = max(bound_s, found.solution.bound - price * limit)
+        known = over.seconds + price * over.num_bytes
+        if found.solution.objective >= known - HULL_TOLERANCE * over.seconds or bound_s >= cutoff_s:
+            break
+        if found.num_bytes <= limit:
+            best = found
+        else:
+            over = found
+    return _Walk(best, bound_s, fits=True, over=over)
+
+
+@dataclass(order=True)
+class _Branch:
+    """Choices that are left, and the walk among them; the least bound comes first."""
+
+    bound_s: float
+    number: int
+    allowed: Allowed = field(compare=False)
+    walk: _Walk = field(compare=False)
+
+
+class _Branches:
+    """Branch and bound, from a walk among all choices."""
+
+    def __init__(self, problem: Problem, limit: float, cutoff_s: float, beside: float) -> None:
+        self.problem, self.limit, self.cutoff_s, self.beside = problem, limit, cutoff_s, beside
+        entries = problem.order.entries if problem.order is not None else 0
+        self.most = _MOST_WORK // (entries + _VARIABLE * len(problem.time_s))
+        self.num_solved = 0
+        self.eliminator = Eliminator(Interner())  # what it has in common with others is soon forgotten
+
+    def run(self, walk: _Walk) -> Within:
+        """The best of all branches, with the least of their bounds."""
+        best, numbers = walk.best, count()
+        left, closed_s = [_Branch(walk.bound_s, next(numbers), {}, walk)], list[float]()
+        while left and left[0].bound_s < self._enough(best) and self.num_solved < self.most:
+            branch = heapq.heappop(left)
+            for allowed in self._parts(branch):
+                found = _walk(self.problem, partial(self._solve, allowed), self.limit, self._enough(best), self.beside)
+                if found.fits and found.best.seconds < best.seconds:
+                    best = found.best
+                bound_s = max(branch.bound_s, found.bound_s)
+                if found.over is None:
+                    closed_s.append(bound_s)
+                else:
+                    heapq.heappush(left, _Branch(bound_s, next(numbers), allowed, found))
+        bound_s = min([self._enough(best), *closed_s, *(branch.bound_s for branch in left)])
+        return Within(best.solution, max(walk.bound_s, bound_s), fits=True, prices=best.prices)
+
+    def _enough(self, best: _Point) -> float:
+        """What no branch has to go below."""
+        return min(self.cutoff_s, best.seconds * (1 - _GAP))
+
+    def _solve(self, allowed: Allowed, prices: Prices) -> Solution:
+        self.num_solved += 1
+        return self.eliminator.solve_with(self.problem, prices, allowed)
+
+    def _parts(self, branch: _Branch) -> list[Allowed]:
+        """The choices of the variable whose bytes differ most between the ends of the edge, few bytes and many."""
+        over, best = branch.walk.over, branch.walk.best
+        assert over is not None
+        kept = [table.value for table in self.problem.kept_bytes]
+        pairs = enumerate(zip(kept, over.solution.choices, best.solution.choices, strict=True))
+        apart, variable = max((abs(float(table[o] - table[b])), v) for v, (table, o, b) in pairs)
+        if not apart:  # other variables tell them apart, of which each keeps as much
+            return []
+        table, own = kept[variable], branch.allowed.get(variable, np.arange(len(kept[variable])))
+        middle = (table[over.solution.choices[variable]] + table[best.solution.choices[variable]]) / 2
+        parts = (own[table[own] <= middle], own[table[own] > middle])
+        return [{**branch.allowed, variable: part} for part in parts]
+
+
+def kept_bytes(problem: Problem, solution: Solution) -> float:
+    """What the choices of a solution keep on a device."""
+    return sum(float(kept.value[choice]) for kept, choice in zip(problem.kept_bytes, solution.choices, strict=True))
+
+
+def time_and_bytes(problem: Problem, solution: Solution, beside: float = 1.0) -> tuple[float, float]:
+    """Seconds of what a solution's choices compute and send, and the bytes that they keep; `beside` as in `Prices`."""
+    chosen = solution.choices
+    own = sum(float(t.value[c]) for t, c in zip(problem.time_s, chosen, strict=True))
+    between = sum(
+        float(table.value[chosen[edge[0]], chosen[edge[1]]]) * (beside if edge in problem.beside else 1.0)
+        for edge, table in problem.edges.items()
+    )
+    return own + between, kept_bytes(problem, solution)
