@@ -26,7 +26,7 @@ from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins
 from shardwright.search.problem import NoLayoutsError
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
-from shardwright.search.spaces import LONGEST_FIRST, Space, baselines, divided, microbatch_counts
+from shardwright.search.spaces import Space, baselines, divided, microbatch_counts
 
 Progress = Callable[[str], None]
 _NEAR = 1.1
@@ -234,19 +234,15 @@ class Tuner:
         return best
 
     def bound_s(self, num_microbatches: int, execution: Execution) -> float:
-        """No layouts of the operators as they are written, so run on the meshes searched, have a smaller sum.
+        """No layouts of the operators as they are written, so run on the meshes searched, take a shorter step.
 
-        Whatever memory they take and however long gathered parameters stay: what stays longest is sent least often.
-        Equal blocks are laid out alike.
+        As `Solver.least_s` has it.
         """
         found = list[float]()
         for space in self.spaces:
             mesh = over_time(space.mesh, num_microbatches)
-            longest = different(LONGEST_FIRST, mesh)[0]
-            asked = self.folded, mesh, space.roles, execution, longest, space.limits
             with suppress(NoLayoutsError):
-                problem, eliminator = self.solver.problem(*asked)
-                found.append(eliminator.solve(problem).bound)
+                found.append(self.solver.least_s(self.folded, mesh, space.roles, execution, space.limits))
         return min(found)
 
     def ideal_s(self, mode: RecomputeMode) -> float:
