@@ -178,7 +178,7 @@ class Tuner:
             if rank(less) >= rank(found):
                 break
             found, number = less, number - 1
-        if too_few < 0 and number > 1 and self._floor_s(space, mode, counts[0]) < self.fastest_s:
+        if too_few < 0 and number > 1 and self._least_s(space, mode, counts[0]) < self.fastest_s:
             fewest = self._try(space, mode, counts[0])  # in which nothing is gathered or summed twice
             yield fewest
             if rank(fewest) < rank(found):
@@ -192,11 +192,10 @@ class Tuner:
                 break
             found = more
 
-    def _floor_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
+    def _least_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
         execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
-        longest = different(space.zeros, mesh)[0]
         try:
-            return self.solver.floor_s(self.folded, mesh, space.roles, execution, longest, space.limits)
+            return self.solver.least_s(self.folded, mesh, space.roles, execution, space.limits)
         except NoLayoutsError:
             return inf
 
