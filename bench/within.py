@@ -83,8 +83,8 @@ def section(found: Sequence[Case]) -> str:
         f"{WITHIN}\n\nWritten by `python -m bench.within` on {date.today().isoformat()}: {len(found)} layout problems "
         "of small models on two and four local\nranks, within 10 to 90 % of the memory between the least and that of "
         "the fastest layouts. *Gap*: how much slower\nthe layouts found are than the optimum of an integer program, by "
-        "HiGHS, in compute and communication; *prices alone*:\nwithout branches (`search/within.py`); *bound*: how far the "
-        "bound is below the optimum. Each at most, and at the median.\n\n"
+        "HiGHS, in compute and communication; *prices alone*:\nwithout branches (`search/within.py`); *bound*: how far "
+        "the bound is below the optimum. Each at most, and at the median.\n\n"
         "| model | problems | gap | prices alone | bound | within 1 % | search | integer program |\n"
         "|---|--:|--:|--:|--:|--:|--:|--:|\n"
     )

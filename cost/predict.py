@@ -70,7 +70,7 @@ class Prediction:
 
     @property
     def serial_s(self) -> float:
-        """What the search minimizes, and its bound refers to: nothing overlaps, every parameter moves on its own."""
+        """What the search minimizes first: nothing overlaps, every parameter moves on its own."""
         return self.compute_s + self.communication_s + self.optimizer_s
 
     def to_json(self) -> dict[str, object]:

@@ -21,8 +21,9 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import source_of
+from shardwright.pcg.step.buckets import BLOCK_BYTES
 from shardwright.pcg.step.lifetimes import Zero
-from shardwright.pcg.types import TensorType
+from shardwright.pcg.types import ITEM_BYTES, TensorType
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
 from shardwright.search.folding import Folded
@@ -45,6 +46,7 @@ class Moved(NamedTuple):
     zero: Zero
     twice: bool
     late: bool
+    together: float
 
 
 class TensorUse(NamedTuple):
@@ -122,6 +124,7 @@ class _Build:
         self.closures: dict[str, Interned[Closure]] = {}
         self.charged: set[str] = set()
         self.roots: dict[str, str] = {}
+        self.together = _most_bytes(graph) if self.way.relaxed else 0.0
 
     def run(self) -> Problem:
         readers: dict[str, list[TensorUse]] = defaultdict(list)
@@ -153,10 +156,12 @@ class _Build:
         """A variable that has this domain."""
         self.problem.domains[name] = domain
         times = self.folded.times(name)
-        costs = (self._many(self.interner.call(cost, domain), times) for cost in (_TIME_S, _KEPT_BYTES))
-        return self._variable(kind, name, domain.result, *costs)
+        time_s, kept_bytes = (self._many(self.interner.call(cost, domain), times) for cost in (_TIME_S, _KEPT_BYTES))
+        if self.way.relaxed and self.graph.by_name[name].op == "cast" and self._is_stored(name):
+            time_s = self.interner.call(np.zeros_like, time_s)  # that of slices is part of gathering
+        return self._variable(kind, name, domain.result, time_s, kept_bytes)
 
-    def _many(self, costs: Costs, times: int) -> Costs:
+    def _many(self, costs: Costs, times: float) -> Costs:
         return costs if times == 1 else self.interner.call(np.multiply, costs, times)
 
     def _variable(self, kind: str, name: str, states: tuple[Layouts, ...], time_s: Costs, kept_bytes: Costs) -> int:
@@ -276,11 +281,12 @@ class _Build:
         `next_uses`: who reads it in the next occurrence of its block.
         """
         node = self.graph.by_name[name]
-        beside = node.op == "parameter"
+        beside = source_of(self.graph, self.roots[name]).op == "parameter"
         producer = self.problem.index["storage" if node.is_leaf else "node", name]
         closure = self.closures[name] = self._closure(name, [*uses, *next_uses])
         self.problem.closures[name] = closure.value
         source, rows, times = producer, self._rows(closure, self.problem.domains[name]), self.folded.times(name)
+        share = self._share(name, uses, is_output)
         if len(uses) + is_output > 1 or name in self.carried or name in self.first_read:
             states = closure.value.states
             free, every = (self.interner.call(make, len(states)) for make in (np.zeros, np.arange))
@@ -289,11 +295,21 @@ class _Build:
             rows = every
         for use in uses:
             table = self._between(closure, rows, self._rows(closure, use.domain, use.position))
-            self._edge(source, use.variable, table, use.times, beside=beside)
+            self._edge(source, use.variable, table, share * use.times, beside=beside)
         if is_output:
             column = closure.value.index[self._handed_on(name)]
-            extra = self.interner.call(_last_step, closure, rows, column)
+            extra = self._many(self.interner.call(_last_step, closure, rows, column), share)
             self.problem.time_s[source] = self.interner.call(np.add, self.problem.time_s[source], extra)
+
+    def _share(self, name: str, uses: Sequence[TensorUse], is_output: bool) -> float:
+        """What part of its way from the hub counts for each reader: all, or in a relaxed problem no more than its own.
+
+        Ways from a producer to readers that share what they can are a tree. With the hub where it first branches, all
+        readers but one share a part of a way at most.
+        """
+        times = 1 if name in self.carried else self.folded.times(name)
+        readers = is_output + sum(1 if name in self.carried else -(-use.times // times) for use in uses)
+        return 1 / max(1, readers - 1) if self.way.relaxed else 1
 
     def _tie(self, before: str, after: str, times: int) -> None:
         """What one occurrence of a block gives is laid out for the next one as what the first one reads."""
@@ -320,7 +336,7 @@ class _Build:
     def _between(self, closure: Interned[Closure], rows: Interned[np.ndarray], columns: Interned[np.ndarray]) -> Costs:
         return self.interner.call(_between, closure, rows, columns)
 
-    def _edge(self, i: int, j: int, table: Costs, times: int, *, beside: bool = False) -> None:
+    def _edge(self, i: int, j: int, table: Costs, times: float, *, beside: bool = False) -> None:
         """Add costs between two variables that are paid for so many times; `beside`: as `Problem.beside` says."""
         table = self._many(table, times)
         if i > j:
@@ -346,7 +362,8 @@ class _Build:
         late = self.b.costs.time is not None and any(state[self.b.costs.time] == P for state in made.result)
         again = source.name in self.again
         zero = self.way.zero if stored or again else "zero-3"  # what is not gathered moves alike under all
-        moved = Moved(stored, view, again, summed, zero, name in self.way.again.twice, late)
+        twice, together = name in self.way.again.twice, self.together if of_parameter else 0.0
+        moved = Moved(stored, view, again, summed, zero, twice, late, together)
         closure, moves = self.interner.call(self.b.close, self.kinds[name], moved, per_axis), None
         if self.limited is not None:
             moves = self.limited.moves(name)
@@ -354,6 +371,12 @@ class _Build:
 
 
 _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
+
+
+def _most_bytes(graph: Graph) -> float:
+    """Of a message in which parameters are gathered or scattered: a block's, in 32 bits at least."""
+    kinds = (graph.types[leaf.name] for leaf in graph.leaves("parameter"))
+    return 2.0 * BLOCK_BYTES + max((kind.num_elements * max(4, ITEM_BYTES[kind.dtype]) for kind in kinds), default=0)
 
 
 def _wanted(uses: Sequence[TensorUse]) -> list[Layouts]:

@@ -33,7 +33,7 @@ _MOST_PLANNED = 2
 
 
 class _Smaller(NamedTuple):
-    floor_s: float
+    least_s: float
     cluster: Cluster
 
 
@@ -56,7 +56,7 @@ def with_idle(plan: Plan, graph: Graph, execution: Execution, certified: Certifi
     yield plan
     most_s = plan.prediction.step_s * WORTH if _fits(plan) else inf
     for smaller in list(_promising(whole, most_s, graph, execution, certified))[:_MOST_PLANNED]:
-        if _fits(best) and smaller.floor_s >= _most_s(plan, best):
+        if _fits(best) and smaller.least_s >= _most_s(plan, best):
             return
         try:
             found = planned(smaller.cluster)
@@ -115,10 +115,10 @@ def _promising(
         if work_s / cluster.num_devices >= most_s:
             continue
         solver = Solver(cluster, certified)
-        floor_s = solver.floor_s(folded, mesh, (FREE,) * len(mesh), execution, "zero-3")
-        if floor_s < most_s:
-            found.append(_Smaller(floor_s, cluster))
-    yield from sorted(found, key=lambda smaller: smaller.floor_s)
+        least_s = solver.least_s(folded, mesh, (FREE,) * len(mesh), execution)
+        if least_s < most_s:
+            found.append(_Smaller(least_s, cluster))
+    yield from sorted(found, key=lambda smaller: smaller.least_s)
 
 
 def _extents(graph: Graph) -> set[int]:

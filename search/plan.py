@@ -93,11 +93,10 @@ class Remedy:
 class SearchReport:
     """How the plan was found.
 
-    `bound_s` is a proven lower bound of the sum of compute and communication, as the search's model has it
-    (`search.problem`), of all layouts without rewrites on the `num_meshes` meshes of devices, run in as many
-    microbatches and with the same recomputation as the plan, or with none where it makes single values again: whatever
-    memory they take, and however long gathered weights stay; equal blocks are laid out alike. 0 where there is none. No
-    plan of these that the search costed has a smaller serial time (`Prediction.serial_s`).
+    `bound_s` is a proven lower bound of a step by the timeline (`Prediction.step_s`; `search.least` has the proof) of
+    all layouts without rewrites on the `num_meshes` meshes of devices, run in as many microbatches and with the same
+    recomputation as the plan, or with none where it makes single values again: whatever memory they take, and however
+    long gathered weights stay; equal blocks are laid out alike. 0 where there is none.
 
     `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: what would make a plan fit, where none
     does. `stopped`: what ended the search before it was through, or "".

@@ -1,9 +1,10 @@
 """The search: every mesh, the best layouts on each, memory as a hard limit, baselines on the same terms.
 
-Exact on one mesh, run in one way, is the sum of compute and communication, to which bounds refer, and that in which as
-much overlaps as can. Not exact is what is around it: microbatches, recomputation and lifetimes are tuned one after the
-other (`search.tuning`), then what is kept is decided value by value (`search.fitting`), and the timeline, in which
-compute and communication overlap, judges what was found: plans of all meshes and baselines alike.
+Exact on one mesh, run in one way, is the sum of compute and communication, and that in which as much overlaps as can.
+Not exact is what is around it: microbatches, recomputation and lifetimes are tuned one after the other
+(`search.tuning`), then what is kept is decided value by value (`search.fitting`), and the timeline, in which compute
+and communication overlap, judges what was found: plans of all meshes and baselines alike. Its time has a bound
+(`search.least`).
 """
 
 from __future__ import annotations
@@ -294,16 +295,18 @@ class Planner:
     def _bound_s(self, tuner: Tuner, costed: Sequence[Candidate]) -> float:
         """What `SearchReport.bound_s` says, for the way in which the second of these is run: the plan.
 
-        Of values that are made again one by one it says nothing but that this adds to a plan that keeps all. Where
-        readers share a resharding, the sum pays for it more than once and a plan may take less: then that counts.
+        Of values that are made again one by one it says nothing but that this adds to a plan that keeps all. A plan of
+        the whole graph may lay equal blocks out differently, and take less: then that counts.
         """
         best, mode = costed[1], costed[1].execution.recompute
         many = best.mesh.num_microbatches
         execution = best.execution if isinstance(mode, str) else replace(best.execution, recompute="none")
-        serial_s = [
-            c.prediction.serial_s for c in costed if (c.mesh.num_microbatches, c.execution) == (many, execution)
+        steps_s = [
+            c.prediction.step_s
+            for c in costed
+            if c is best or ((c.mesh.num_microbatches, c.execution) == (many, execution) and not c.folded)
         ]
-        return min([tuner.bound_s(many, execution), *serial_s])
+        return min([tuner.bound_s(many, execution), *steps_s])
 
     def _rewritten(
         self, solver: Solver, graph: Graph, best: Candidate, roles: Sequence[str] | None

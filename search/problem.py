@@ -44,11 +44,13 @@ class Way(NamedTuple):
     again   what backward makes again
     zero    for how long gathered parameters stay
     run     what says in which dtype their gradients are sent
+    relaxed whether tables hold what a step takes at least, of all layouts that are run so (`Problem`)
     """
 
     again: MadeAgain = NOTHING
     zero: Zero = "zero-3"
     run: Execution = DEFAULT
+    relaxed: bool = False
 
 
 class Prices(NamedTuple):

@@ -29,11 +29,13 @@ from shardwright.search.building import ProblemBuilder
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded
+from shardwright.search.least import least_s
 from shardwright.search.limited import Limited
 from shardwright.search.limits import NO_LIMITS, Limits
 from shardwright.search.materialize import materialize
 from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction
+from shardwright.search.spaces import LONGEST_FIRST
 from shardwright.search.within import HULL_TOLERANCE, kept_bytes, time_and_bytes, within_memory
 
 _MEMORY_TRIES = 3
@@ -142,16 +144,18 @@ class Solver:
         execution: Execution,
         zero: Zero,
         limits: Limits = NO_LIMITS,
+        *,
+        relaxed: bool = False,
     ) -> tuple[Problem, Eliminator]:
         """The problem of a graph on a mesh whose axes of devices have these roles, and what was solved of it.
 
         A `NoLayoutsError` where an operator cannot take a parameter as `limits` want it.
         """
         builder, eliminator = self.builder(mesh, execution)
-        key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero, limits
+        key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero, limits, relaxed
         if key in self._problems:
             return self._problems[key], eliminator
-        way = Way(self.again(folded.graph, execution), zero, execution)
+        way = Way(self.again(folded.graph, execution), zero, execution, relaxed)
         restrict = restriction(folded.graph, roles, mesh)
         limited, blocked = limited_to(limits, folded.graph, mesh), self.blocked(folded.graph)
         if limited is not None:
@@ -178,6 +182,18 @@ class Solver:
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
         return eliminator.solve(problem, Prices(beside=self.besides[-1])).bound
+
+    def least_s(
+        self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, limits: Limits = NO_LIMITS
+    ) -> float:
+        """No layouts on a mesh take a shorter step by the timeline, within any memory.
+
+        However long gathered parameters stay: what stays longest is sent least often. Equal blocks are laid out alike.
+        """
+        longest = different(LONGEST_FIRST, mesh)[0]
+        problem, eliminator = self.problem(folded, mesh, roles, execution, longest, limits, relaxed=True)
+        device = self.cluster.device
+        return least_s(problem, eliminator, SHARING[device.kind]) + device.step_overhead_s
 
     def work_s(self, folded: Folded, execution: Execution) -> float:
         """What all operators take on one device, nothing being sent: n devices take no less than an n-th of it."""

@@ -26,7 +26,7 @@ from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins
 from shardwright.search.problem import NoLayoutsError
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
-from shardwright.search.spaces import LONGEST_FIRST, Space, baselines, divided, microbatch_counts
+from shardwright.search.spaces import Space, baselines, divided, microbatch_counts
 
 Progress = Callable[[str], None]
 _NEAR = 1.1
@@ -178,7 +178,7 @@ class Tuner:
             if rank(less) >= rank(found):
                 break
             found, number = less, number - 1
-        if too_few < 0 and number > 1 and self._floor_s(space, mode, counts[0]) < self.fastest_s:
+        if too_few < 0 and number > 1 and self._least_s(space, mode, counts[0]) < self.fastest_s:
             fewest = self._try(space, mode, counts[0])  # in which nothing is gathered or summed twice
             yield fewest
             if rank(fewest) < rank(found):
@@ -192,11 +192,10 @@ class Tuner:
                 break
             found = more
 
-    def _floor_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
+    def _least_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
         execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
-        longest = different(space.zeros, mesh)[0]
         try:
-            return self.solver.floor_s(self.folded, mesh, space.roles, execution, longest, space.limits)
+            return self.solver.least_s(self.folded, mesh, space.roles, execution, space.limits)
         except NoLayoutsError:
             return inf
 
@@ -234,19 +233,15 @@ class Tuner:
         return best
 
     def bound_s(self, num_microbatches: int, execution: Execution) -> float:
-        """No layouts of the operators as they are written, so run on the meshes searched, have a smaller sum.
+        """No layouts of the operators as they are written, so run on the meshes searched, take a shorter step.
 
-        Whatever memory they take and however long gathered parameters stay: what stays longest is sent least often.
-        Equal blocks are laid out alike.
+        As `Solver.least_s` has it.
         """
         found = list[float]()
         for space in self.spaces:
             mesh = over_time(space.mesh, num_microbatches)
-            longest = different(LONGEST_FIRST, mesh)[0]
-            asked = self.folded, mesh, space.roles, execution, longest, space.limits
             with suppress(NoLayoutsError):
-                problem, eliminator = self.solver.problem(*asked)
-                found.append(eliminator.solve(problem).bound)
+                found.append(self.solver.least_s(self.folded, mesh, space.roles, execution, space.limits))
         return min(found)
 
     def ideal_s(self, mode: RecomputeMode) -> float:

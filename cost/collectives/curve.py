@@ -41,6 +41,14 @@ class Curve:
         """The piece that holds at `num_bytes`."""
         return self.pieces[bisect_right(self._starts, num_bytes) - 1]
 
+    def least_s_per_byte(self, least: float, most: float) -> float:
+        """No message of that many bytes takes less for each of them: on a piece, the least is at one of its ends."""
+        found = list[float]()
+        for start, end in intervals(self._starts):
+            line, first, last = self.at(start).line, max(start, least), min(end, most)
+            found += [line.time_s(x) / x for x in (first, last) if first <= last and x > 0]
+        return min(found, default=0.0)
+
     @cached_property
     def _starts(self) -> list[float]:
         return [piece.start_bytes for piece in self.pieces]

@@ -14,6 +14,7 @@ from shardwright.pcg.layout import C, Layouts, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
 from shardwright.pcg.rows.experts import IMBALANCE
+from shardwright.pcg.step.buckets import BUCKET_BYTES, LARGE_BYTES
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.types import ITEM_BYTES
 
@@ -31,7 +32,8 @@ class TensorClass:
     too, with others and beside backward, but where readers of one view want it both ways. `summed`: the dtype of the
     gradient where it is another, as of a parameter that was cast. `zero`: how long a gathered parameter that is trained
     stays. An activation that moves `twice` does so again in backward. What is `late` is summed over the microbatches
-    first, and moves once.
+    first, and moves once. `together`: it is sent with others, in messages of so many
+    bytes at most, and counts what it adds to these at least, once a step.
     """
 
     shape: tuple[int, ...]
@@ -44,16 +46,21 @@ class TensorClass:
     zero: Zero = "zero-3"
     twice: bool = False
     late: bool = False
+    together: float = 0.0
 
 
 class MovePart(NamedTuple):
-    """A collective that a move runs so many `times`: of `item_bytes` for each element of a tensor divided `among`."""
+    """A collective that a move runs so many `times`: of `item_bytes` for each element of a tensor divided `among`.
+
+    `together`: as `TensorClass` has it.
+    """
 
     collective: str
     axis: int
     among: int
     item_bytes: float
     times: int
+    together: float = 0.0
 
 
 class MoveCosts:
@@ -103,7 +110,24 @@ class MoveCosts:
 
     def part_s(self, part: MovePart, num_elements: int) -> float:
         """Seconds of a part of a move of a tensor of so many elements, once."""
-        return self.collective_s(part.collective, part.axis, num_elements / part.among * part.item_bytes)
+        num_bytes = num_elements / part.among * part.item_bytes
+        if part.together:
+            return self._least_s(part.collective, part.axis, num_bytes, part.together)
+        return self.collective_s(part.collective, part.axis, num_bytes)
+
+    def _least_s(self, name: str, axis: int, num_bytes: float, together: float) -> float:
+        """What so many bytes add at least to a collective of these and others.
+
+        Gradients that are summed alone, or in a bucket, may be sent in twice the bytes that decide about it.
+        """
+        if not name:
+            return 0.0
+        if name == SLICE:
+            return 2 * num_bytes / self.sizes[axis] / self.device.memory_bytes_per_s
+        curve = self.communication.curve(cast("Collective", name), axis)
+        if name == "all_reduce":
+            together = num_bytes if num_bytes >= 2 * LARGE_BYTES else 2 * (BUCKET_BYTES + LARGE_BYTES)
+        return num_bytes * curve.least_s_per_byte(num_bytes, max(num_bytes, together))
 
     def parts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[float, tuple[MovePart, ...]]:
         """Of `move_s`: what does not depend on the shape of the tensor, and what runs that does."""
@@ -112,7 +136,7 @@ class MoveCosts:
             return (AFTER_THE_LOOP_S if move.before.is_shard or waits else 0.0), ()
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
             return inf, ()
-        if self.time is not None and tensor.grad and _is_gather(tensor, move):
+        if self.time is not None and tensor.grad and not tensor.together and _is_gather(tensor, move):
             once = state[self.time] == R
             if tensor.zero == "zero-1" and not once:
                 return inf, ()
@@ -121,9 +145,12 @@ class MoveCosts:
                 more, (fixed_s, parts) = 2 * self.num_microbatches, self.parts(tensor, often, move)
                 return more * fixed_s, tuple(part._replace(times=more * part.times) for part in parts)
         others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
-        behind = 2 if tensor.view and (move.before, move.after) == (R, C) else 1  # more than all that it would spare
+        avoided = tensor.view and not tensor.together and (move.before, move.after) == (R, C)
+        behind = 2 if avoided else 1  # more than all that it would spare
         sent = self.sent_bytes(tensor, state, move, 1)
-        return 0.0, tuple(MovePart(name, move.axis, others, each, behind * times) for name, each, times in sent)
+        return 0.0, tuple(
+            MovePart(name, move.axis, others, each, behind * times, tensor.together) for name, each, times in sent
+        )
 
     def sent_bytes(
         self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float
@@ -157,7 +184,7 @@ class MoveCosts:
     def times(self, tensor: TensorClass, state: Layouts) -> int:
         """How often a tensor in this state moves in a step: once, or in each microbatch."""
         once = self.time is None or (state[self.time] == R and (tensor.stored or tensor.late))
-        return 1 if once else self.num_microbatches
+        return 1 if once or tensor.together else self.num_microbatches
 
 
 def _is_gather(tensor: TensorClass, move: Move) -> bool:

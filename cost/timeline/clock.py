@@ -41,6 +41,18 @@ class Sharing:
         """What a second of communication adds to a step at least, however much compute runs beside it."""
         return (1 - self.compute) / self.communication
 
+    @property
+    def most(self) -> float:
+        """As what a second of communication may count at most for `pace` to be the rate of both at once, or 1000."""
+        return min(self.compute / (1 - self.communication), 1e3) if self.communication < 1 else 1e3
+
+    def pace(self, beside: float) -> float:
+        """Seconds of work that are done in a second at most: by compute alone, communication alone, or both at once.
+
+        One of communication counts as `beside`, if compute can run beside it.
+        """
+        return max(1.0, beside, self.compute + beside * self.communication)
+
 
 SHARING: dict[DeviceKind, Sharing] = {"cuda": Sharing(0.84, 1.0), "cpu": Sharing(0.5, 0.5)}
 """cuda: compute is 18.9 % slower on average beside collectives, whose kernels take multiprocessors and bandwidth of the

@@ -244,12 +244,12 @@ def quality(plan: Plan) -> str:
     report = plan.report
     meshes = plural(report.num_meshes, "mesh", "meshes")
     early = f", ended by {report.stopped} before it was through" if report.stopped else ""
-    searched = f"by the cost model without overlap; {meshes} searched in {seconds(report.seconds)}{early}"
+    searched = f"by the cost model; {meshes} searched in {seconds(report.seconds)}{early}"
     if not fits(plan):
         return f"no plan within memory was found; this is the smallest, {searched}"
     if report.bound_s <= 0:
         return f"no bound was proven; {searched}"
-    gap = plan.prediction.serial_s / report.bound_s - 1
+    gap = plan.prediction.step_s / report.bound_s - 1
     cut = plural(plan.mesh.num_microbatches, "microbatch", "microbatches")
     again = "the same recomputation" if isinstance(plan.execution.recompute, str) else "nothing made again"
     searched = f"in {cut} with {again}, whatever memory they take, {searched}"

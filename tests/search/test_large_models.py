@@ -36,8 +36,8 @@ before = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize(
 resource.setrlimit(resource.RLIMIT_AS, (before + 400 * 2**20,) * 2)
 for graph, mesh in ((recurrent(8), None), (dense(14), Mesh.of(x=2, y=2))):
     plan = Planner(cluster(4), every_choice).plan(graph, mesh=mesh, microbatches=1, recompute="none")
-    assert plan.report.bound_s <= plan.prediction.serial_s * (1 + 1e-9)
-    assert plan.prediction.serial_s <= 1.1 * plan.report.bound_s, (plan.prediction.serial_s, plan.report.bound_s)
+    assert plan.report.bound_s <= plan.prediction.step_s * (1 + 1e-9)
+    assert plan.prediction.step_s <= 1.1 * plan.report.bound_s, (plan.prediction.step_s, plan.report.bound_s)
     assert all(plan.prediction.step_s <= a.prediction.step_s * (1 + 1e-9) for a in plan.alternatives if a.fits)
 
 rng = np.random.default_rng(0)  # nothing is left out by bounds, and every table would have 12^13 entries

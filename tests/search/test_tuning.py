@@ -323,11 +323,11 @@ def test_the_fewest_microbatches_are_tried_also_where_a_step_down_is_slower(monk
         prediction = SimpleNamespace(step_s=steps_s[count])
         return cast("Candidate", SimpleNamespace(prediction=prediction, fits=True, is_tight=True))
 
-    for floor_s, counts, start in ((2.0, [8, 4, 1], 0), (4.5, [8, 4, 16], 2)):
+    for least_s, counts, start in ((2.0, [8, 4, 1], 0), (4.5, [8, 4, 16], 2)):
         tuner = Tuner(search.solver, GRAPH, search.execution, kept, lambda message: None)
         tuner.counts, tuner.fastest_s, tuner._start["none"] = [1, 4, 8, 16], 4.0, 2
         monkeypatch.setattr(tuner, "_try", found)
-        monkeypatch.setattr(tuner, "_floor_s", lambda space, mode, count, s=floor_s: s)
+        monkeypatch.setattr(tuner, "_least_s", lambda space, mode, count, s=least_s: s)
         monkeypatch.setattr("shardwright.search.tuning.divided", lambda space, counts, size: counts)
         tried.clear()
         best = min(c.prediction.step_s for c in tuner._microbatches(kept.spaces[0], "none"))

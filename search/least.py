@@ -1,0 +1,61 @@
+"""What a step takes at least by the timeline, of all layouts that are run in one way on one mesh.
+
+Let a second of communication that compute can run beside count as b, every other one as 1: in each second of a step at
+most `Sharing.pace(b)` of that is done, whatever runs beside what. So for every b the least sum, which elimination
+finds, is a bound once it is divided by the pace. A small b suits layouts whose communication is hidden, a large one
+those that wait for it; the walk over prices looks for the best.
+"""
+
+from __future__ import annotations
+
+from shardwright.cost.timeline.clock import Sharing
+from shardwright.search.eliminate import Eliminator
+from shardwright.search.problem import Prices, Problem, Solution
+
+_STEPS = 4
+_TOLERANCE = 1e-4
+
+
+def least_s(problem: Problem, eliminator: Eliminator, sharing: Sharing) -> float:
+    """No step of these layouts is shorter. `problem`: a relaxed one, of the lifetime for which least is sent."""
+
+    def bound_s(beside: float) -> tuple[float, Solution]:
+        found = eliminator.solve(problem, Prices(beside=beside))
+        return found.bound / sharing.pace(beside), found
+
+    beside, most = sharing.least, sharing.most
+    best_s, found = bound_s(beside)
+    waits = seconds(problem, found)
+    if waits[1] * sharing.compute <= waits[0] * sharing.communication:  # compute is enough to run beside all of it
+        return best_s
+    if most <= beside:
+        return best_s
+    top_s, found = bound_s(most)
+    hides, best_s = seconds(problem, found), max(best_s, top_s)
+    for _ in range(_STEPS):
+        if hides[0] <= waits[0] or waits[1] <= hides[1]:
+            break
+        beside = (hides[0] - waits[0]) / (waits[1] - hides[1])  # at which both count the same
+        new_s, found = bound_s(beside)
+        own = seconds(problem, found)
+        best_s = max(best_s, new_s)
+        if own[0] + beside * own[1] >= (waits[0] + beside * waits[1]) * (1 - _TOLERANCE):
+            break
+        if own[1] * sharing.compute > own[0] * sharing.communication:
+            waits = own
+        else:
+            hides = own
+    return best_s
+
+
+def seconds(problem: Problem, solution: Solution) -> tuple[float, float]:
+    """What the choices of a solution compute and wait for, and what they send that compute can run beside."""
+    chosen, beside = solution.choices, 0.0
+    total = sum(float(t.value[c]) for t, c in zip(problem.time_s, chosen, strict=True))
+    for edge, table in problem.edges.items():
+        own = float(table.value[chosen[edge[0]], chosen[edge[1]]])
+        if edge in problem.beside:
+            beside += own
+        else:
+            total += own
+    return total, beside
