@@ -277,12 +277,14 @@ class Planner:
         """Plans some of whose blocks keep more, each after the plan that it was made of; the most promising first.
 
         A plan that loses while all blocks keep the same may win where memory that it leaves is enough for more blocks.
+        Those whose estimate is no better than the best by now are left out, but for the plan, while none is faster.
         """
         if not best.fits:
             return
         best_s, about = best.prediction.step_s, {way: f.mixed_s(fitter.solver.limit_bytes) for way, f in fitted.items()}
         for way in sorted(about, key=lambda way: about[way])[:_MOST_WHOLE]:
-            if about[way] >= best_s and way != _way(best):
+            is_apart = best_s < best.prediction.step_s
+            if about[way] >= best_s * (1 - _ABOUT) and (is_apart or way != _way(best)):
                 continue
             plain = whole[way] if way in whole else fitter.solver.again_whole(graph, fitted[way].candidate)
             for mixed in by_block(fitter, fitted[way], plain):
