@@ -39,6 +39,16 @@ class Graph:
     outputs: tuple[tuple[str, str], ...]
     mesh: Mesh = SERIAL
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.nodes, self.outputs, self.mesh))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}  # another process has its own
+
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
         return {node.name: node for node in self.nodes}

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from shardwright.cost.predict import predict
 from shardwright.cost.timeline.steps import Steps
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.execution import Execution
@@ -91,12 +91,13 @@ class Fitter:
         """The candidate with this kept of its graph, by the timeline; where that is folded, told of the whole model."""
         leaves = {leaf.name for leaf in candidate.graph.leaves("parameter")}
         graph = with_lifetimes(candidate.graph, {k: v for k, v in keeping.lifetimes.items() if k in leaves})
-        run, told = self._run(candidate, keeping), keeping
-        if candidate.folded:
-            told = self.expanded(keeping)
-        else:  # which may have been rewritten
+        run, repeats = self._run(candidate, keeping), self.folded.repeats if candidate.folded else {}
+        told = self.expanded(keeping) if candidate.folded else keeping
+        try:
+            prediction = self.solver.predicted(graph, run, repeats)
+        except PlanError:  # it was rewritten, and has not all that is to be made again
             run = still_there(graph, Operations(graph).listed, run)
-        prediction = predict(graph, self.solver.cluster, run, self.folded.repeats if candidate.folded else None)
+            prediction = self.solver.predicted(graph, run, repeats)
         return replace(
             candidate,
             graph=graph,

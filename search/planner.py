@@ -56,13 +56,19 @@ _ABOUT = 1e-3
 
 @contextmanager
 def _collector_paused() -> Generator[None]:
-    """A search makes millions of objects that stay and hardly a cycle; to look for those took a quarter of its time."""
+    """A search makes millions of objects that stay and hardly a cycle; to look for those took a quarter of its time.
+
+    Frozen and thawed, they count as old: else all of them would be looked at once when the collector goes on.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_on:
+            if not gc.get_freeze_count():  # what the caller froze stays so
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -272,12 +278,14 @@ class Planner:
         """Plans some of whose blocks keep more, each after the plan that it was made of; the most promising first.
 
         A plan that loses while all blocks keep the same may win where memory that it leaves is enough for more blocks.
+        Those whose estimate is no better than the best by now are left out, but for the plan, while none is faster.
         """
         if not best.fits:
             return
         best_s, about = best.prediction.step_s, {way: f.mixed_s(fitter.solver.limit_bytes) for way, f in fitted.items()}
         for way in sorted(about, key=lambda way: about[way])[:_MOST_WHOLE]:
-            if about[way] >= best_s and way != _way(best):
+            is_apart = best_s < best.prediction.step_s
+            if about[way] >= best_s * (1 - _ABOUT) and (is_apart or way != _way(best)):
                 continue
             plain = whole[way] if way in whole else fitter.solver.again_whole(graph, fitted[way].candidate)
             for mixed in by_block(fitter, fitted[way], plain):

@@ -255,8 +255,8 @@ class Solver:
         _check_finite(problem, fastest, roles, "zero-3")
         return materialize(problem, fastest, self.certified)
 
-    def _predicted(self, graph: Graph, execution: Execution, repeats: Mapping[str, int]) -> Prediction:
-        """As `predict`; layouts that were chosen for several lifetimes are often the same."""
+    def predicted(self, graph: Graph, execution: Execution, repeats: Mapping[str, int]) -> Prediction:
+        """As `predict`; what was chosen for several lifetimes, or comes from several plans, is often the same."""
         key = graph, execution, tuple(repeats.items())
         if key not in self._predictions:
             self._predictions[key] = predict(graph, self.cluster, execution, repeats)
@@ -304,7 +304,7 @@ class Solver:
             graph = solved if known else with_lifetimes(solved, {leaf: own[leaf] for leaf in parameters if leaf in own})
             if any(c.graph == graph for c in found):
                 continue
-            prediction = self._predicted(graph, draft.execution, repeats)
+            prediction = self.predicted(graph, draft.execution, repeats)
             found.append(Candidate(
                 draft.name, graph, prediction, draft.bound_s,
                 in_loop and prediction.memory.total_bytes <= self.limit_bytes, draft.solved, draft.roles,

@@ -22,6 +22,7 @@ from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.asked import RecomputeMode
+from shardwright.search.counts import Counts
 from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins
 from shardwright.search.problem import NoLayoutsError
@@ -64,6 +65,7 @@ class Tuner:
         self.tried: list[Candidate] = []
         self._start: dict[RecomputeMode, int] = {}  # the fewest microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
+        self._over: dict[Space, float] = {}  # as `Counts.over`
 
     def _modes(self) -> list[RecomputeMode]:
         """What may be made again. A `PlanError` where what is asked for is not there."""
@@ -107,12 +109,14 @@ class Tuner:
         A `NoLayoutsError` where no mesh has layouts that can be run.
         """
         best = None if self.pins.guided else min(known, key=rank, default=None)
+        if self.pins.guided:  # what was not asked for does not count
+            self.fastest_s = inf
         found: list[tuple[Candidate, Space, Sequence[RecomputeMode]]] = []
         for space in self.spaces:
             modes = self.modes
             if best is not None and best.fits:
                 modes = list[RecomputeMode]((best.execution.recompute,))
-            if not (ways := list(self.ways(space, modes))):
+            if not (ways := list(self.ways(space, modes, self.fastest_s))):
                 continue
             own = min(ways, key=rank)
             best = own if best is None else min(best, own, key=rank)
@@ -120,12 +124,17 @@ class Tuner:
             yield self._told(own)
         if not found:
             raise self.refused
-        own, space, tried = min(found, key=lambda entry: rank(entry[0]))
+        own, space, tried = min(found, key=lambda entry: self._promise(entry[0]))
         if self._has_room(own, space):
             return
         rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
-        if rest:
-            yield self._told(min(self.ways(space, rest), key=rank))
+        if rest and (ways := list(self.ways(space, rest, self.fastest_s))):
+            yield self._told(min(ways, key=rank))
+
+    def _promise(self, candidate: Candidate) -> tuple[bool, float]:
+        """The smaller, the likelier it is that its mesh is the best: where others fit, the fastest of what does not."""
+        unfit, measure = rank(candidate)
+        return unfit, candidate.prediction.step_s if self.fastest_s < inf else measure
 
     def _told(self, candidate: Candidate) -> Candidate:
         p = candidate.prediction
@@ -133,15 +142,20 @@ class Tuner:
         self.progress(f"{named(candidate)} on {candidate.mesh}: {p.step_s * 1e3:.1f} ms{unfit}")
         return candidate
 
-    def ways(self, space: Space, modes: Sequence[RecomputeMode] | None = None) -> Iterator[Candidate]:
-        """For each kind of recomputation that could be the best, the best number of microbatches."""
+    def ways(
+        self, space: Space, modes: Sequence[RecomputeMode] | None = None, rival_s: float = inf
+    ) -> Iterator[Candidate]:
+        """For each kind of recomputation that could be the best, the best number of microbatches.
+
+        `rival_s`: the step of a plan that fits, against which these have to win.
+        """
         fastest_s = inf
         for mode in modes or self.modes:
             if fastest_s < inf and self.ideal_s(mode) >= fastest_s:
                 continue
             tried = list[Candidate]()
             try:
-                tried.extend(self._microbatches(space, mode))
+                tried.extend(self._microbatches(space, mode, min(rival_s, fastest_s)))
             except NoLayoutsError as error:
                 self.refused = error
             if not tried:
@@ -158,55 +172,29 @@ class Tuner:
         in_fewest = found.execution.recompute == "none" and found.mesh.num_microbatches == fewest
         return in_fewest and found.fits and not found.is_tight
 
-    def _microbatches(self, space: Space, mode: RecomputeMode) -> Iterator[Candidate]:
-        """From where the space before it fitted, to the fewest that fit, and on while that is faster.
+    def _microbatches(self, space: Space, mode: RecomputeMode, rival_s: float = inf) -> Iterator[Candidate]:
+        """Those numbers of microbatches that may be the best, from where the space before it fitted."""
+        counts = Counts(
+            divided(space, self.counts, self.pins.size),
+            lambda count: self._try(space, mode, count),
+            lambda count: self._floor_s(space, mode, count),
+            self.solver.limit_bytes,
+        )
+        counts.number, counts.over = self._start.get(mode, 0), self._over.get(space)
+        yield from counts.fitting(rival_s, lambda: self.fastest_s)
+        if counts.is_known:
+            self._start[mode] = counts.number
+        yield from counts.further(rival_s)
+        if counts.over is not None:
+            self._over[space] = counts.over
 
-        Fewer take less time but for one thing: less memory is left, and layouts may have to be slower ones. So the
-        fewest of all are tried also where a step down was slower.
-        """
-        counts = divided(space, self.counts, self.pins.size)
-        number, too_few = min(self._start.get(mode, 0), len(counts) - 1), -1
-        found = self._try(space, mode, counts[number])
-        yield found
-        while not found.fits and number + 1 < len(counts):
-            too_few, number = number, self._next(found, counts, number)
-            found = self._try(space, mode, counts[number])
-            yield found
-        while found.fits and number - 1 > too_few:
-            less = self._try(space, mode, counts[number - 1])
-            yield less
-            if rank(less) >= rank(found):
-                break
-            found, number = less, number - 1
-        if too_few < 0 and number > 1 and self._least_s(space, mode, counts[0]) < self.fastest_s:
-            fewest = self._try(space, mode, counts[0])  # in which nothing is gathered or summed twice
-            yield fewest
-            if rank(fewest) < rank(found):
-                found, number = fewest, 0
-        self._start[mode] = number
-        while found.fits and found.is_tight and number + 1 < len(counts):
-            number += 1
-            more = self._try(space, mode, counts[number])
-            yield more
-            if rank(more) >= rank(found):
-                break
-            found = more
-
-    def _least_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
+    def _floor_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
         execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
+        longest = different(space.zeros, mesh)[0]
         try:
-            return self.solver.least_s(self.folded, mesh, space.roles, execution, space.limits)
+            return self.solver.floor_s(self.folded, mesh, space.roles, execution, longest, space.limits)
         except NoLayoutsError:
             return inf
-
-    def _next(self, found: Candidate, counts: Sequence[int], number: int) -> int:
-        """The number of the first count with which activations may fit that do not fit now."""
-        memory = found.prediction.memory
-        shrinks = memory.activations_bytes + memory.temporary_bytes
-        room = self.solver.limit_bytes - memory.total_bytes + shrinks
-        factor = shrinks / room if room > 0 else inf
-        enough = (n for n in range(number + 1, len(counts)) if counts[n] >= 0.8 * factor * counts[number])
-        return next(enough, len(counts) - 1)
 
     def _try(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
         """With layouts for which nothing overlaps, and gathers of the likeliest lifetime.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import Graph, Node
@@ -48,6 +49,7 @@ def places(graph: Graph, blocks: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+@lru_cache(maxsize=1 << 16)
 def is_at(place: str, pattern: str) -> bool:
     """Whether a pattern fits a place, or a module that it lies in."""
     return fits(place, pattern) or any(fits(module, pattern) for module in modules_of(place))

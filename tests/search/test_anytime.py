@@ -70,10 +70,10 @@ def test_a_plan_that_was_stopped_says_so_and_is_bounded_over_all_meshes(monkeypa
     assert early.report.num_meshes == 1
     ways = Tuner.ways
 
-    def ended(tuner: Tuner, space: object, modes: object = None) -> Iterator[object]:
+    def ended(tuner: Tuner, space: object, *how: object) -> Iterator[object]:
         if getattr(space, "name", "") == "search on [x=4, y=2]":
             raise KeyboardInterrupt
-        yield from ways(tuner, space, modes)  # type: ignore[arg-type]
+        yield from ways(tuner, space, *how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Tuner, "ways", ended)
     stopped = planner.plan(graph)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +24,7 @@ from shardwright.reports.facts import fits
 from shardwright.reports.plan import PlanReport
 from shardwright.search.asked import Asked
 from shardwright.search.check import check_plan
+from shardwright.search.counts import Counts
 from shardwright.search.folding import Folded
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Plan
@@ -313,7 +315,10 @@ def test_executions_of_other_precisions_are_kept() -> None:
 
 
 def test_the_fewest_microbatches_are_tried_also_where_a_step_down_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another mesh left off at eight of them, four are slower, and one is the fastest; unless it cannot be."""
+    """Where another mesh left off at eight of them, four are slower, and one is the fastest; unless it cannot be.
+
+    More of them are tried while their floor is below what is found.
+    """
     search = planner()
     kept = Pins.of(GRAPH, search.cluster, Asked(Mesh.of(x=2), ("data",)))
     steps_s, tried = {1: 3.0, 4: 5.0, 8: 4.0, 16: 6.0}, list[int]()
@@ -323,13 +328,42 @@ def test_the_fewest_microbatches_are_tried_also_where_a_step_down_is_slower(monk
         prediction = SimpleNamespace(step_s=steps_s[count])
         return cast("Candidate", SimpleNamespace(prediction=prediction, fits=True, is_tight=True))
 
-    for least_s, counts, start in ((2.0, [8, 4, 1], 0), (4.5, [8, 4, 16], 2)):
+    low, mid, high = ({1: own, 4: 2.8, 8: 3.0, 16: more} for own, more in ((2.0, 3.5), (2.6, 3.5), (2.6, 4.0)))
+    for floors_s, fastest_s, counts, start in (
+        (low, 4.0, [8, 4, 1], 0), (mid, 2.5, [8, 4, 16], 2), (high, 2.5, [8, 4], 2)
+    ):  # fmt: skip
         tuner = Tuner(search.solver, GRAPH, search.execution, kept, lambda message: None)
-        tuner.counts, tuner.fastest_s, tuner._start["none"] = [1, 4, 8, 16], 4.0, 2
+        tuner.counts, tuner.fastest_s, tuner._start["none"] = [1, 4, 8, 16], fastest_s, 2
         monkeypatch.setattr(tuner, "_try", found)
-        monkeypatch.setattr(tuner, "_least_s", lambda space, mode, count, s=least_s: s)
+        monkeypatch.setattr(tuner, "_floor_s", lambda space, mode, count, s=floors_s: s[count])
         monkeypatch.setattr("shardwright.search.tuning.divided", lambda space, counts, size: counts)
         tried.clear()
         best = min(c.prediction.step_s for c in tuner._microbatches(kept.spaces[0], "none"))
         assert (best, tuner._start["none"]) == (steps_s[[1, 8][start > 0]], start)
-        assert tried[: len(counts)] == counts
+        assert tried == counts
+
+
+def test_what_cannot_win_against_a_rival_is_not_tried() -> None:
+    """Half as many are begun with until they may win; floors that are known to say too much count for less."""
+    fits = {1: False, 2: False, 4: True, 8: True}
+    memory = SimpleNamespace(activations_bytes=80.0, temporary_bytes=0.0, total_bytes=110.0)
+
+    def run(rival_s: float, start: int, of_floor: float = 1.0, most: int = 8) -> tuple[list[int], bool]:
+        tried = list[int]()
+
+        def at(count: int) -> Candidate:
+            tried.append(count)
+            prediction = SimpleNamespace(step_s=of_floor * count, memory=memory)
+            return cast("Candidate", SimpleNamespace(prediction=prediction, fits=fits[count], is_tight=True))
+
+        counts = Counts([n for n in fits if n <= most], at, float, 100.0)
+        counts.number = start
+        for _ in (*counts.fitting(rival_s, lambda: rival_s), *counts.further(rival_s)):
+            pass
+        return tried, counts.is_known
+
+    assert run(inf, 3) == ([8, 4, 2, 1], True)
+    assert run(5.0, 3) == ([2, 4, 1], True)
+    assert run(3.0, 3) == ([2, 1], False)
+    assert run(3.0, 1, of_floor=0.5) == ([2, 4, 1], True)  # so that four may take two
+    assert run(inf, 0, most=2) == ([1, 2], True)  # none fits
