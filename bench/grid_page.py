@@ -27,9 +27,9 @@ parallel of up to 8 devices, context parallel, expert parallel), every number of
 weights and kind of recomputation. It enumerates for itself; both sides are costed by the same timeline, on fake
 tensors, within the same memory. *Gap*: how much slower the plan's step is than that of the best way of the grid;
 below 0 it is faster. *By*: in what the two differ (the mesh of devices, the number of microbatches, what is made
-again, or else only layouts and lifetimes). *Bound*: how far the plan is above the lower bound that it reports, of
-compute and communication in turn (`SearchReport.bound_s`). Of the ways, so many were costed by the timeline; the
-others cannot be the best one that fits (`bench/grid.py` says why). Seconds are CPU time on one thread, after
+again, or else only layouts and lifetimes). *Bound*: how far the plan is above the lower bound that it reports
+(`SearchReport.bound_s`, which does not know what memory costs). Of the ways, so many were costed by the timeline;
+the others cannot be the best one that fits (`bench/grid.py` says why). Seconds are CPU time on one thread, after
 capture.
 
 {count} cases: the plan is at most {bound:.0%} slower than the best of the grid in {good}, and at the median
