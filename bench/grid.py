@@ -66,6 +66,10 @@ _GRADIENT = 1 / 4
 """The gradient's share of what is stored of a weight: beside itself and two moments, all in one dtype."""
 
 
+_SURE = 0.9
+"""Of the bytes that are held at least: the problem counts some values twice that share memory."""
+
+
 class Way(NamedTuple):
     """A cell of the grid, but for the lifetime of gathered weights. `devices`: their mesh, without time."""
 
@@ -184,7 +188,7 @@ class Grid:
                 computes_s, stored_bytes = computes_s + time_s, stored_bytes + least_bytes
             elif name in self.of_the_batch:
                 computes_s, kept_bytes = computes_s + time_s, kept_bytes + least_bytes
-        holds_bytes = max(stored_bytes, (1 - _GRADIENT) * stored_bytes + kept_bytes)
+        holds_bytes = _SURE * max(stored_bytes, (1 - _GRADIENT) * stored_bytes + kept_bytes)
         return Floor(computes_s, holds_bytes + self.solver.cluster.device.context_bytes)
 
 

@@ -165,6 +165,8 @@ def _memory(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for o in sorted(off, key=lambda o: -abs(o.memory_error)):
         sizes = f"predicted {o.predicted_bytes / 1e6:.2f} MB, measured {o.measured_bytes / 1e6:.2f} MB"
         yield f"* {o.model}, {o.num_ranks} ranks, {o.way}: {o.memory_error:+.1%}, {sizes}"
+    if any(o.kind == "amp_bf16" for o in off):
+        yield "\nNot predicted is what oneDNN packs of the operands of a 16-bit product on a CPU: 28 kB and more."
     if not off:
         yield "None."
 
