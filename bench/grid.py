@@ -224,7 +224,7 @@ def plan(graph: Graph, cluster: Cluster, cell: Cell | None) -> Found:
     again = [] if mode == "none" else [f"{mode} recomputation" if isinstance(mode, str) else "recomputation by block"]
     kind = mode if isinstance(mode, str) else "by block"
     way = ", ".join([str(plan.mesh), *most_frequent(plan.graph), *again])
-    bound_gap = plan.prediction.step_s / plan.report.bound_s - 1
+    bound_gap = plan.prediction.step_s / plan.report.bound_s - 1 if plan.report.bound_s else None
     return Found(way, plan.prediction.step_s, cpu_s, grid_s=grid_s, mesh=mesh, recompute=kind, bound_gap=bound_gap)
 
 

@@ -148,7 +148,7 @@ def measure(task: Task) -> Timing:
     plan_s = lap()
     check_plan(plan, graph, certified)
     check_s, cpu_s = lap(), time.process_time() - start_cpu
-    gap = plan.prediction.step_s / plan.report.bound_s - 1
+    gap = plan.prediction.step_s / plan.report.bound_s - 1 if plan.report.bound_s else float("inf")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     stages = (build_s, capture_s, certificates_s, plan_s, check_s, cpu_s)
     return Timing(*stages, len(graph.nodes), str(plan.mesh), gap, peak)

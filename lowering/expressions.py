@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
 from shardwright.lowering.pieces import attribute, literal, opaque_call
-from shardwright.pcg.analysis import copies_data, summed_in_place
+from shardwright.pcg.analysis import copies_data
 from shardwright.pcg.factors import dispatched, parts_of
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
@@ -33,7 +33,7 @@ class Expressions:
         regions: Mapping[str, Again | None],
     ) -> None:
         self.graph, self.aliases, self.regions = graph, aliases, regions
-        self.context = GraphView(graph)
+        self.context = GraphView(graph, regions)
         self.fused: dict[str, Fused] = {}
         self.skipped: set[str] = {*aliases, *elsewhere}
         self._fuse()
@@ -114,13 +114,9 @@ class Expressions:
         axis = node.attr("axis")
         if node.op in (PARTITION, COMBINE):
             return f"{node.op}({operand}, {axis}, {at(self.context.place(node))})"
-        fresh = self._sum_in_place(node) if node.op == REDUCE else self._gradient_in_place(node)
+        in_place = self.context.sums_in_place(node.inputs[0], node) if node.op == REDUCE else None
+        fresh = self._gradient_in_place(node) if in_place is None else in_place
         return f"{node.op}({operand}, {axis}{', inplace=True' if fresh else ''})"
-
-    def _sum_in_place(self, node: Node) -> bool:
-        """Whether a sum over ranks may overwrite its operand, which nothing makes again without it."""
-        start = node.inputs[0]
-        return summed_in_place(self.graph, start) and self.regions.get(start) == self.regions.get(node.name)
 
     def _gradient_in_place(self, node: Node) -> bool:
         rows = [self.graph.by_name[name].row for name in self.graph.users[node.name]]

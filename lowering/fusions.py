@@ -6,7 +6,7 @@ expression. Absorbed nodes have no other reader, so nothing is computed twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shardwright.lowering.pieces import attribute
@@ -16,6 +16,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import local_blocks
 from shardwright.pcg.moves import absorbed
 from shardwright.pcg.parallel import COMBINE, PARTITION
+from shardwright.pcg.step.operation import Again
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,13 @@ class Fused:
 
 
 class GraphView:
-    """What peepholes ask about a graph: who alone reads what, and how parallel operators lie."""
+    """What peepholes ask about a graph: who alone reads what, how parallel operators lie, what is made again together.
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    `regions`: by the names of operations, what is made again in backward, and with what.
+    """
+
+    def __init__(self, graph: Graph, regions: Mapping[str, Again | None]) -> None:
+        self.graph, self.regions = graph, regions
         self.results = {name for _, name in graph.outputs}
 
     def only(self, name: str, op: str, reader: Node) -> Node | None:
@@ -42,6 +46,10 @@ class GraphView:
 
     def partial(self, name: str) -> bool:
         return any(layout.kind == "P" for layout in self.graph.types[name].layouts)
+
+    def sums_in_place(self, start: str, node: Node) -> bool:
+        """Whether a sum over ranks may overwrite its operand, which nothing makes again without it."""
+        return summed_in_place(self.graph, start) and self.regions.get(start) == self.regions.get(node.name)
 
     def place(self, node: Node) -> tuple[int, int]:
         """The (dim, blocks) that a partition makes or a combine removes, in blocks of what is left locally."""
@@ -114,7 +122,7 @@ def move(c: GraphView, node: Node) -> Fused | None:
     inner, change = found
     places = [c.place(n) for n in (inner, node) if n.op in (COMBINE, PARTITION)]
     where = [at(place) for place in places] if len(places) == 1 else map(str, places)
-    sums = change.kind.function == "reduce_copy" and summed_in_place(c.graph, inner.inputs[0])
+    sums = change.kind.function == "reduce_copy" and c.sums_in_place(inner.inputs[0], node)
     text = ", ".join(["{0}", str(node.attr("axis")), *where, *["inplace=True"] * sums])
     return Fused(f"{change.kind.function}({text})", inner.inputs, (inner.name,))
 

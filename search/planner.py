@@ -335,13 +335,13 @@ class Planner:
         if not rewrites:
             return best, ()
         new = replay(graph, rewrites, self.rules, mesh)
-        _, solution, prices = best.solved
+        before, _, prices = best.solved
         execution = still_there(new, Operations(new).listed, best.execution)
         try:
             problem, _ = solver.problem(Folded(new), mesh, roles, execution, best.priced, best.limits)
         except PlanError:  # what is to be made again, such as attention, is no longer there
             return best, ()
-        if eliminator.solve(problem, prices).objective >= solution.objective:
+        if eliminator.solve(problem, prices).objective >= eliminator.solve(before, prices).objective:
             return best, ()
         zeros = (best.lifetimes,)
         rewritten = solver.solve(

@@ -189,7 +189,10 @@ class Solver:
         """No layouts on a mesh take a shorter step by the timeline, within any memory.
 
         However long gathered parameters stay: what stays longest is sent least often. Equal blocks are laid out alike.
+        0, which says nothing, where kernels run at rates of their own (tf32, fp8), which the problem does not know.
         """
+        if execution.rates:
+            return 0.0
         longest = different(LONGEST_FIRST, mesh)[0]
         problem, eliminator = self.problem(folded, mesh, roles, execution, longest, limits, relaxed=True)
         device = self.cluster.device

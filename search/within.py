@@ -43,7 +43,7 @@ class Within(NamedTuple):
     """The fastest solution found within a limit of bytes, or the smallest, if that does not `fit`.
 
     bound_s   none within the limit takes less
-    prices    at which it is optimal, or nearly so
+    prices    at which it is optimal, or nearly so, among those of its branch
     """
 
     solution: Solution
@@ -153,7 +153,10 @@ class _Branches:
         left, closed_s = [_Branch(walk.bound_s, next(numbers), {}, walk)], list[float]()
         while left and left[0].bound_s < self._enough(best) and self.num_solved < self.most:
             branch = heapq.heappop(left)
-            for allowed in self._parts(branch):
+            parts = self._parts(branch)
+            if not parts:
+                closed_s.append(branch.bound_s)
+            for allowed in parts:
                 found = _walk(self.problem, partial(self._solve, allowed), self.limit, self._enough(best), self.beside)
                 if found.fits and found.best.seconds < best.seconds:
                     best = found.best

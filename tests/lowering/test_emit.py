@@ -491,6 +491,31 @@ def test_heads_are_made_again_as_a_product_reads_them(again: tuple[str, ...], co
     assert re.findall(r"(\w+) = .*permute\(.*\)\.contiguous\(\)", source) == copied
 
 
+SUMMED = """
+mesh [tp=2]
+%w = parameter() {dtype='float32', grad=True, layouts=('S(1)',), shape=(8, 8), target='w'} @w
+%v = parameter() {dtype='float32', grad=True, layouts=('S(0)',), shape=(8, 8), target='v'} @v
+%x = input() {dtype='float32', grad=False, layouts=(), shape=(2, 8), target='x'} @x
+%xs = partition(%x) {axis='tp', dim=1} @layers.0.a
+%y = linear(%xs, %w) split(tp=i) @layers.0.a
+%r = reduce(%y) {axis='tp'} @layers.0.a
+%c = replicate(%r) {axis='tp'} @layers.0.a
+%z = linear(%c, %v) split(tp=o) @layers.0.b
+%g = combine(%z) {axis='tp'} @layers.0.b
+%sum = sum(%g) split(tp=R) {dims=(0, 1), keepdim=False} @layers.0.b
+outputs loss=%sum
+"""
+
+
+def test_a_sum_overwrites_nothing_that_is_made_again_without_it() -> None:
+    """Who reads the sum would find the summands in its place, as these are what is made again at that address."""
+    graph = parse_graph(SUMMED)
+    for again, in_place in ((None, True), (("a:linear",), False)):
+        execution = Execution(recompute=(("layers.0", again),) if again else "none")
+        source = emit(graph, find_outside(graph, execution))
+        assert re.findall(r"= reduce_copy\(\w+, tp(, inplace=True)?\)", source) == [", inplace=True" * in_place]
+
+
 def test_functions_know_no_layer_by_name() -> None:
     source = emit(gpt(2))
     function = source.split("def blocks_0")[1].split("\ndef ")[0]
