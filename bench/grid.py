@@ -66,8 +66,8 @@ _GRADIENT = 1 / 4
 """The gradient's share of what is stored of a weight: beside itself and two moments, all in one dtype."""
 
 
-_SURE = 0.9
-"""Of the bytes that are held at least: the problem counts some values twice that share memory."""
+_SURE = 0.6
+"""Of the bytes that are held at least: the problem counts values twice that share memory, as those of attention."""
 
 
 class Way(NamedTuple):
