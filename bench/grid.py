@@ -27,7 +27,6 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import inf, prod
@@ -244,8 +243,10 @@ def missing(case: Case, only: str, results: Mapping[Key, Found], kinds: Sequence
         keys = [Key("grid", case.name, where), Key("plan", case.name, where)]
         if only in f"{case.name}, {where}":
             cluster = Cluster.preset(preset, nodes=machines)
-            wanted = (key for key in keys if key.kind in kinds)
-            todo += [(key, cluster) for key in wanted if key not in results or kinds == ("plan",)]
+            if kinds == ("plan",):
+                todo += [(key, cluster) for key in keys[1:] if keys[0] in results]
+            else:
+                todo += [(key, cluster) for key in keys if key.kind in kinds and key not in results]
     return todo
 
 
@@ -266,8 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model, batch = case.build()
         graph = capture(model, batch, precision=case.precision).graph
         for key, cluster in todo:
-            best = kept().get(replace(key, kind="grid"))
-            found = grid(graph, cluster) if key.kind == "grid" or best is None else plan(graph, cluster, best.cell)
+            found = grid(graph, cluster) if key.kind == "grid" else plan(graph, cluster, kept()[key.of_grid].cell)
             write({**kept(), key: found})
             print(f"{key}: {found}", flush=True)
     rows = grid_page.rows(kept())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,11 @@ class Key:
     kind: Kind
     model: str
     cluster: str
+
+    @property
+    def of_grid(self) -> Key:
+        """That of the grid that a plan is judged by."""
+        return replace(self, kind="grid")
 
 
 @dataclass(frozen=True)
