@@ -22,6 +22,7 @@ import numpy as np
 
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.interning import Interner
+from shardwright.search.least import seconds
 from shardwright.search.problem import Prices, Problem, Solution
 
 _HULL_STEPS = 8
@@ -198,10 +199,5 @@ def kept_bytes(problem: Problem, solution: Solution) -> float:
 
 def time_and_bytes(problem: Problem, solution: Solution, beside: float = 1.0) -> tuple[float, float]:
     """Seconds of what a solution's choices compute and send, and the bytes that they keep; `beside` as in `Prices`."""
-    chosen = solution.choices
-    own = sum(float(t.value[c]) for t, c in zip(problem.time_s, chosen, strict=True))
-    between = sum(
-        float(table.value[chosen[edge[0]], chosen[edge[1]]]) * (beside if edge in problem.beside else 1.0)
-        for edge, table in problem.edges.items()
-    )
-    return own + between, kept_bytes(problem, solution)
+    blocks_s, hidden_s = seconds(problem, solution)
+    return blocks_s + beside * hidden_s, kept_bytes(problem, solution)
