@@ -9,10 +9,11 @@ are quickly tuned: what they need is where the search on every mesh begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from itertools import product
 from math import inf
+from operator import itemgetter
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -65,7 +66,7 @@ class Tuner:
         self.tried: list[Candidate] = []
         self._start: dict[RecomputeMode, int] = {}  # the fewest microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
-        self._over: dict[Space, float] = {}  # as `Counts.over`
+        self._over: dict[Space, float] = {}  # the least part of its floor that a step took: floors count what is shared
 
     def _modes(self) -> list[RecomputeMode]:
         """What may be made again. A `PlanError` where what is asked for is not there."""
@@ -105,14 +106,17 @@ class Tuner:
     def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best plan of every mesh, or of the one that is given.
 
-        On every mesh, what the best known plan makes again is made again; on the best one, the rest is tried too.
-        A `NoLayoutsError` where no mesh has layouts that can be run.
+        The mesh of the least bound comes first, and those whose bound is no better than a plan by then are left out. On
+        every one, what the best known plan makes again is made again; on the best, the rest is tried too. A
+        `NoLayoutsError` where no mesh has layouts that can be run.
         """
         best = None if self.pins.guided else min(known, key=rank, default=None)
         if self.pins.guided:  # what was not asked for does not count
             self.fastest_s = inf
         found: list[tuple[Candidate, Space, Sequence[RecomputeMode]]] = []
-        for space in self.spaces:
+        for bound_s, space in sorted(((self._least_s(s), s) for s in self.spaces), key=itemgetter(0)):
+            if self.fastest_s <= bound_s < inf:
+                continue
             modes = self.modes
             if best is not None and best.fits:
                 modes = list[RecomputeMode]((best.execution.recompute,))
@@ -123,6 +127,8 @@ class Tuner:
             found.append((own, space, modes))
             yield self._told(own)
         if not found:
+            if best is not None and best.fits:  # which nothing can win against
+                return
             raise self.refused
         own, space, tried = min(found, key=lambda entry: self._promise(entry[0]))
         if self._has_room(own, space):
@@ -130,6 +136,11 @@ class Tuner:
         rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
         if rest and (ways := list(self.ways(space, rest, self.fastest_s))):
             yield self._told(min(ways, key=rank))
+
+    def _least_s(self, space: Space) -> float:
+        """No plan on these devices in the fewest microbatches takes less; in more of them, it takes about as long."""
+        mesh = over_time(space.mesh, divided(space, self.counts, self.pins.size)[0])
+        return self._bound_s(space, mesh, replace(self.execution, recompute=self.modes[0]))
 
     def _promise(self, candidate: Candidate) -> tuple[bool, float]:
         """The smaller, the likelier it is that its mesh is the best: where others fit, the fastest of what does not."""
@@ -145,26 +156,40 @@ class Tuner:
     def ways(
         self, space: Space, modes: Sequence[RecomputeMode] | None = None, rival_s: float = inf
     ) -> Iterator[Candidate]:
-        """For each kind of recomputation that could be the best, the best number of microbatches.
+        """For each kind of recomputation that could be the best, the best number of microbatches that was found.
 
-        `rival_s`: the step of a plan that fits, against which these have to win.
+        The likeliest, of all kinds and numbers, is tried first. `rival_s`: the step of a plan that fits, against which
+        these have to win.
         """
-        fastest_s = inf
-        for mode in modes or self.modes:
-            if fastest_s < inf and self.ideal_s(mode) >= fastest_s:
+        fastest_s = rival_s
+
+        def can_win(floor_s: float) -> bool:
+            return self._can_win(space, floor_s, fastest_s)
+
+        runs: list[tuple[RecomputeMode, Counts]] = [(m, self._microbatches(space, m)) for m in modes or self.modes]
+        ahead = [(next(floors), i, floors) for i, (_, c) in enumerate(runs) for floors in [c.proposals(can_win)]]
+        heapify(ahead)
+        while ahead:
+            floor_s, i, floors = heappop(ahead)
+            if not can_win(floor_s):
                 continue
-            tried = list[Candidate]()
             try:
-                tried.extend(self._microbatches(space, mode, min(rival_s, fastest_s)))
+                following = next(floors, None)
             except NoLayoutsError as error:
                 self.refused = error
-            if not tried:
                 continue
-            found = min(tried, key=rank)
-            fastest_s = min(fastest_s, found.prediction.step_s if found.fits else inf)
-            yield found
-            if self._has_room(found, space):
-                return
+            newest = runs[i][1].newest
+            fastest_s = min(fastest_s, newest.prediction.step_s if newest.fits else inf)
+            if self._has_room(newest, space):
+                break
+            if following is not None:
+                heappush(ahead, (following, i, floors))
+        for mode, counts in runs:
+            if counts.found:
+                number, best = min(counts.found.items(), key=lambda item: rank(item[1]))
+                if best.fits:
+                    self._start[mode] = number
+                yield best
 
     def _has_room(self, found: Candidate, space: Space) -> bool:
         """Whether all is kept with memory to spare, in the fewest microbatches: more recomputation only adds time."""
@@ -172,21 +197,22 @@ class Tuner:
         in_fewest = found.execution.recompute == "none" and found.mesh.num_microbatches == fewest
         return in_fewest and found.fits and not found.is_tight
 
-    def _microbatches(self, space: Space, mode: RecomputeMode, rival_s: float = inf) -> Iterator[Candidate]:
-        """Those numbers of microbatches that may be the best, from where the space before it fitted."""
-        counts = Counts(
+    def _microbatches(self, space: Space, mode: RecomputeMode) -> Counts:
+        """Numbers of microbatches, from where the space before it fitted."""
+        return Counts(
             divided(space, self.counts, self.pins.size),
             lambda count: self._try(space, mode, count),
             lambda count: self._floor_s(space, mode, count),
             self.solver.limit_bytes,
+            self._start.get(mode, 0),
         )
-        counts.number, counts.over = self._start.get(mode, 0), self._over.get(space)
-        yield from counts.fitting(rival_s, lambda: self.fastest_s)
-        if counts.is_known:
-            self._start[mode] = counts.number
-        yield from counts.further(rival_s)
-        if counts.over is not None:
-            self._over[space] = counts.over
+
+    def _can_win(self, space: Space, floor_s: float, rival_s: float) -> bool:
+        """Whether a step of this floor may take less, by how steps on these devices compare with theirs.
+
+        A floor without end says that the longest lifetime has no layouts.
+        """
+        return inf in (rival_s, floor_s) or floor_s * self._over.get(space, 0.0) < rival_s
 
     def _floor_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
         execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
@@ -217,6 +243,8 @@ class Tuner:
             best = found if best is None else min(best, found, key=rank)
             self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         assert best is not None
+        if 0 < (floor_s := self._floor_s(space, mode, count)) < inf:
+            self._over[space] = min(self._over.get(space, 1.0), best.prediction.step_s / floor_s)
         self.tried.append(best)
         return best
 
@@ -225,12 +253,14 @@ class Tuner:
 
         As `Solver.least_s` has it.
         """
-        found = list[float]()
-        for space in self.spaces:
-            mesh = over_time(space.mesh, num_microbatches)
-            with suppress(NoLayoutsError):
-                found.append(self.solver.least_s(self.folded, mesh, space.roles, execution, space.limits))
-        return min(found)
+        return min(self._bound_s(space, over_time(space.mesh, num_microbatches), execution) for space in self.spaces)
+
+    def _bound_s(self, space: Space, mesh: Mesh, execution: Execution) -> float:
+        """Without end where the longest lifetime has no layouts."""
+        try:
+            return self.solver.least_s(self.folded, mesh, space.roles, execution, space.limits)
+        except NoLayoutsError:
+            return inf
 
     def ideal_s(self, mode: RecomputeMode) -> float:
         """A lower bound: every device has an equal part of all operators' work, and nothing is sent."""

@@ -60,7 +60,7 @@ def test_a_limit_is_a_positive_number(limit_s: float) -> None:
 
 def test_a_plan_that_was_stopped_says_so_and_is_bounded_over_all_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
     """By time after its first candidate; by Ctrl-C while the second mesh is searched."""
-    graph, planner = blocks(16), Planner(cluster(8), every_choice)
+    graph, planner = blocks(16), Planner(cluster(8, link_bytes_per_s=1e10), every_choice)
     whole = planner.plan(graph)
     for mesh in (None, Mesh.of(x=8)):
         early = planner.plan(graph, mesh=mesh, time_limit_s=1e-6)
@@ -68,10 +68,11 @@ def test_a_plan_that_was_stopped_says_so_and_is_bounded_over_all_meshes(monkeypa
         assert early.report.stopped == "the time limit of 1e-06 s"
         assert "ended by the time limit of 1e-06 s before it was through" in str(PlanReport(early))
     assert early.report.num_meshes == 1
-    ways = Tuner.ways
+    ways, searched = Tuner.ways, list[object]()
 
     def ended(tuner: Tuner, space: object, *how: object) -> Iterator[object]:
-        if getattr(space, "name", "") == "search on [x=4, y=2]":
+        searched.extend([space] if "search" in getattr(space, "name", "") else [])
+        if len(searched) == 2:
             raise KeyboardInterrupt
         yield from ways(tuner, space, *how)  # type: ignore[arg-type]
 
@@ -79,4 +80,5 @@ def test_a_plan_that_was_stopped_says_so_and_is_bounded_over_all_meshes(monkeypa
     stopped = planner.plan(graph)
     assert stopped.report.stopped == "Ctrl-C"
     assert stopped.report.bound_s == pytest.approx(whole.report.bound_s)
-    assert {a.name for a in stopped.alternatives} < {a.name for a in whole.alternatives} | {"search on [x=8]"}
+    of_meshes = [{a.name for a in p.alternatives if "search" in a.name} for p in (stopped, whole)]
+    assert len(of_meshes[0]) <= 1 < len(of_meshes[1])

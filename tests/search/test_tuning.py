@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import product, takewhile
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -314,56 +314,68 @@ def test_executions_of_other_precisions_are_kept() -> None:
     assert replace(plan.execution, precision=None) == Execution(recompute="full")
 
 
-def test_the_fewest_microbatches_are_tried_also_where_a_step_down_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another mesh left off at eight of them, four are slower, and one is the fastest; unless it cannot be.
+def _tried(monkeypatch: pytest.MonkeyPatch, floors_s: dict[str, dict[int, float]], steps_s: dict[int, float],
+           rival_s: float, start: int = 0, over: float = 1.0) -> list[tuple[str, int]]:  # fmt: skip
+    """What a tuner tries on one space, of kinds of recomputation and numbers with these floors, all of which fit."""
+    search, tried = planner(), list[tuple[str, int]]()
+    space = Pins.of(GRAPH, search.cluster, Asked(Mesh.of(x=2), ("data",))).spaces[0]
+    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
 
-    More of them are tried while their floor is below what is found.
-    """
-    search = planner()
-    kept = Pins.of(GRAPH, search.cluster, Asked(Mesh.of(x=2), ("data",)))
-    steps_s, tried = {1: 3.0, 4: 5.0, 8: 4.0, 16: 6.0}, list[int]()
+    def found(space: object, mode: str, count: int) -> Candidate:
+        tried.append((mode, count))
+        prediction, mesh = SimpleNamespace(step_s=steps_s[count]), SimpleNamespace(num_microbatches=count)
+        execution = Execution(recompute=cast("Any", mode))
+        return cast("Candidate", SimpleNamespace(
+            prediction=prediction, fits=True, is_tight=True, execution=execution, mesh=mesh))  # fmt: skip
 
-    def found(space: object, mode: object, count: int) -> Candidate:
-        tried.append(count)
-        prediction = SimpleNamespace(step_s=steps_s[count])
-        return cast("Candidate", SimpleNamespace(prediction=prediction, fits=True, is_tight=True))
+    tuner.counts = list(steps_s)
+    tuner._start = dict.fromkeys(cast("Any", floors_s), start)
+    tuner._over = {space: over}
+    monkeypatch.setattr(tuner, "_try", found)
+    monkeypatch.setattr(tuner, "_floor_s", lambda space, mode, count: floors_s[mode][count])
+    monkeypatch.setattr("shardwright.search.tuning.divided", lambda space, counts, size: counts)
+    list(tuner.ways(space, cast("Any", list(floors_s)), rival_s))
+    return tried
 
-    low, mid, high = ({1: own, 4: 2.8, 8: 3.0, 16: more} for own, more in ((2.0, 3.5), (2.6, 3.5), (2.6, 4.0)))
-    for floors_s, fastest_s, counts, start in (
-        (low, 4.0, [8, 4, 1], 0), (mid, 2.5, [8, 4, 16], 2), (high, 2.5, [8, 4], 2)
+
+def test_the_fewest_microbatches_are_tried_first_then_where_another_mesh_left_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where that is eight of them, four are slower, and one is the fastest. What cannot win is not tried."""
+    steps_s = {1: 3.0, 4: 5.0, 8: 4.0, 16: 6.0}
+    low, high = {1: 2.0, 4: 2.8, 8: 3.0, 16: 3.5}, {1: 2.6, 4: 2.8, 8: 3.0, 16: 3.5}
+    for floors_s, rival_s, over, counts in (
+        (low, 4.0, 0.9, [1, 8, 4]), (high, 2.5, 0.9, [1]), (high, 2.5, 0.8, [1, 8, 4]), (high, 2.5, 1.0, []),
     ):  # fmt: skip
-        tuner = Tuner(search.solver, GRAPH, search.execution, kept, lambda message: None)
-        tuner.counts, tuner.fastest_s, tuner._start["none"] = [1, 4, 8, 16], fastest_s, 2
-        monkeypatch.setattr(tuner, "_try", found)
-        monkeypatch.setattr(tuner, "_floor_s", lambda space, mode, count, s=floors_s: s[count])
-        monkeypatch.setattr("shardwright.search.tuning.divided", lambda space, counts, size: counts)
-        tried.clear()
-        best = min(c.prediction.step_s for c in tuner._microbatches(kept.spaces[0], "none"))
-        assert (best, tuner._start["none"]) == (steps_s[[1, 8][start > 0]], start)
-        assert tried == counts
+        tried = _tried(monkeypatch, {"none": floors_s}, steps_s, rival_s, 2, over)
+        assert [count for _, count in tried] == counts, (floors_s, rival_s, over)
 
 
-def test_what_cannot_win_against_a_rival_is_not_tried() -> None:
-    """Half as many are begun with until they may win; floors that are known to say too much count for less."""
+def test_the_likeliest_kind_of_recomputation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More microbatches of one kind are tried after fewer of another whose floor is lower, and not if that has won."""
+    floors_s = {"none": {1: 1.0, 2: 7.0}, "full": {1: 2.0, 2: 3.0}}
+    assert _tried(monkeypatch, floors_s, {1: 5.0, 2: 4.0}, inf) == [("none", 1), ("full", 1), ("full", 2)]
+
+
+def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
+    """From one with which another mesh fitted, or half as many until they may win."""
     fits = {1: False, 2: False, 4: True, 8: True}
     memory = SimpleNamespace(activations_bytes=80.0, temporary_bytes=0.0, total_bytes=110.0)
 
-    def run(rival_s: float, start: int, of_floor: float = 1.0, most: int = 8) -> tuple[list[int], bool]:
+    def run(rival_s: float, start: int, most: int = 8) -> list[int]:
         tried = list[int]()
 
         def at(count: int) -> Candidate:
             tried.append(count)
-            prediction = SimpleNamespace(step_s=of_floor * count, memory=memory)
+            prediction = SimpleNamespace(step_s=count, memory=memory)
             return cast("Candidate", SimpleNamespace(prediction=prediction, fits=fits[count], is_tight=True))
 
-        counts = Counts([n for n in fits if n <= most], at, float, 100.0)
-        counts.number = start
-        for _ in (*counts.fitting(rival_s, lambda: rival_s), *counts.further(rival_s)):
+        counts = Counts([n for n in fits if n <= most], at, float, 100.0, start)
+        for _ in takewhile(rival_s.__gt__, counts.proposals(rival_s.__gt__)):
             pass
-        return tried, counts.is_known
+        return tried
 
-    assert run(inf, 3) == ([8, 4, 2, 1], True)
-    assert run(5.0, 3) == ([2, 4, 1], True)
-    assert run(3.0, 3) == ([2, 1], False)
-    assert run(3.0, 1, of_floor=0.5) == ([2, 4, 1], True)  # so that four may take two
-    assert run(inf, 0, most=2) == ([1, 2], True)  # none fits
+    assert run(inf, 3) == [1, 8, 4, 2]
+    assert run(5.0, 3) == [1, 2, 4]
+    assert run(3.0, 3) == [1, 2]
+    assert run(inf, 0, most=2) == [1, 2]  # none fits
