@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import combinations
@@ -16,7 +16,7 @@ from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.asked import MEMORY, Asked, Bound, LayoutPin, RecomputeMode, parse
 from shardwright.search.limits import BOUNDED, NO_LIMITS, Limits
 from shardwright.search.restrict import FREE, ROLES
-from shardwright.search.spaces import AXES, Space, baselines, batch_size, degrees, free_spaces
+from shardwright.search.spaces import AXES, Space, baselines, batch_size, degrees, free_spaces, nested
 
 _MOST_NAMED = 8
 
@@ -32,6 +32,7 @@ class Pins:
         size: that of the batch.
         spaces: what is searched: the given mesh, or all; where there are limits, what people do by hand too, as no
             other plan takes the place of what is found. Those of them that keep to the limits.
+        nested: by the sizes of a mesh of two axes, the one of three that is cut from it (`spaces.nested`).
         memory_bytes: that plans may use on each device, where that is less than there is.
         limits: what layouts keep to, on every mesh.
         asked: all of this in the user's words.
@@ -47,6 +48,7 @@ class Pins:
     limits: Limits = NO_LIMITS
     asked: Asked = field(default_factory=Asked)
     guided: bool = False
+    nested: Mapping[tuple[int, ...], Space] = field(default_factory=dict)
 
     @property
     def by_block(self) -> bool:
@@ -61,7 +63,7 @@ class Pins:
     @property
     def by_hand(self) -> Pins:
         """Those that plans beside the one that is asked for keep to as well, on a cluster of any size."""
-        return replace(self, mesh=None, spaces=(), limits=NO_LIMITS, guided=False)
+        return replace(self, mesh=None, spaces=(), limits=NO_LIMITS, guided=False, nested={})
 
     @classmethod
     def of(cls, graph: Graph, cluster: Cluster, asked: Asked, spaces: Sequence[Space] | None = None) -> Pins:
@@ -84,13 +86,16 @@ class Pins:
             _check_count(microbatches, size)
         limits, memory_bytes = _limits(graph, mesh, asked.pins)
         guided = mesh is not None or bool(limits) or spaces is not None
+        finer = dict[tuple[int, ...], Space]()
         if spaces is None:
             by_hand = [space for ways in baselines(cluster) for space in ways] if limits else []
             known = [*(s._replace(name=f"{s.name}, pinned") for s in by_hand), *free_spaces(cluster.num_devices)]
             if mesh is not None:
                 known = [Space(f"search on {mesh}", mesh, tuple(asked.roles or (FREE,) * len(mesh)))]
             spaces = [s._replace(limits=limits) for s in known if limits.allow(s.mesh, s.roles)]
-        return cls(mesh, microbatches, recompute, size, tuple(spaces), memory_bytes, limits, asked, guided)
+            if not guided:
+                finer = {s.mesh.sizes: cut for s in spaces if (cut := nested(s, cluster)) is not None}
+        return cls(mesh, microbatches, recompute, size, tuple(spaces), memory_bytes, limits, asked, guided, finer)
 
 
 def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster) -> None:

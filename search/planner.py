@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from math import inf
+from operator import itemgetter
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
@@ -211,7 +212,11 @@ class Planner:
         pool, tried = ([*found, *alternatives], tuner.tried) if not kept.guided else (found, tuner.tried[by_hand:])
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
-        fitted = {_way(f.candidate): f for f in stop.within(fitter.best(filter(_may_keep_more, tried)))}
+        fits = list(stop.within(fitter.best(filter(_may_keep_more, tried))))
+        if finer := list(stop.within(tuner.nested(_likeliest(fits, pool, solver.limit_bytes)))):
+            pool, found = [*finer, *pool], [*found, *finer]
+            fits += stop.within(fitter.best(filter(_may_keep_more, finer)))
+        fitted = {_way(f.candidate): f for f in fits}
         ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
         whole = {_way(c): c for c in stop.within(self._whole(solver, graph, ranked), needed=True)}
         best = min(whole.values(), key=rank)
@@ -354,6 +359,12 @@ class Planner:
 def _may_keep_more(candidate: Candidate) -> bool:
     """Whether memory decided about it."""
     return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
+
+
+def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> Candidate:
+    """The best by what is known before the whole graph is solved."""
+    by_blocks = [((not f.candidate.fits, f.mixed_s(limit_bytes)), f.candidate) for f in fits]
+    return min([*by_blocks, *((rank(c), c) for c in pool)], key=itemgetter(0))[1]
 
 
 def _way(candidate: Candidate) -> _Way:

@@ -65,6 +65,26 @@ def free_spaces(num_devices: int) -> list[Space]:
     return [Space(f"search on {mesh}", mesh, (FREE,) * len(mesh)) for mesh in meshes(num_devices)]
 
 
+def nested(space: Space, cluster: Cluster) -> Space | None:
+    """A mesh of two free axes cut at the boundary of machines, so that it has three; None where it cannot be.
+
+    The inner one that crosses it becomes one of machines and one of the devices inside. Of the outer one, what joins
+    the devices of a machine becomes an axis of its own. Along that in the middle the batch is split and parameters are
+    sharded: as its choices are few, three axes take about as long as two.
+    """
+    if space.roles != (FREE, FREE):
+        return None
+    (outer, inner), machine = space.mesh.sizes, _inner(cluster)
+    if inner > machine:
+        sizes = (outer, inner // machine, machine)
+    else:
+        sizes = (outer * inner // machine, machine // inner, inner)
+    if min(sizes) < 2 or prod(sizes) != outer * inner:
+        return None
+    mesh = Mesh(AXES[:3], sizes)
+    return Space(f"search on {mesh}", mesh, (FREE, ZERO, FREE), space.zeros, space.limits)
+
+
 class Strategy(NamedTuple):
     """A way to train that people name: its names, and the spaces of its degrees on a cluster.
 

@@ -9,6 +9,7 @@ are quickly tuned: what they need is where the search on every mesh begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import product
@@ -31,6 +32,8 @@ from shardwright.search.solving import Candidate, Solver, different, over_time, 
 from shardwright.search.spaces import Space, baselines, divided, microbatch_counts
 
 Progress = Callable[[str], None]
+_MANY = 1024
+"""From so many devices on, two axes are too coarse, and one of three is tried; on fewer, none was found to gain."""
 _NEAR = 1.1
 """Where a plan is this much slower than the best one by now, layouts for the other lifetime are not tried."""
 _MODES: dict[Recompute, str] = {
@@ -114,9 +117,7 @@ class Tuner:
         if self.pins.guided:  # what was not asked for does not count
             self.fastest_s = inf
         found: list[tuple[Candidate, Space, Sequence[RecomputeMode]]] = []
-        for bound_s, space in sorted(((self._least_s(s), s) for s in self.spaces), key=itemgetter(0)):
-            if self.fastest_s <= bound_s < inf:
-                continue
+        for space in self._promising():
             modes = self.modes
             if best is not None and best.fits:
                 modes = list[RecomputeMode]((best.execution.recompute,))
@@ -136,6 +137,23 @@ class Tuner:
         rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
         if rest and (ways := list(self.ways(space, rest, self.fastest_s))):
             yield self._told(min(ways, key=rank))
+
+    def nested(self, like: Candidate) -> Iterator[Candidate]:
+        """On the mesh of three axes that is cut from that of a plan, run as what was tried there and is the best."""
+        space = self.pins.nested.get(like.mesh.sizes[TIME in like.mesh.names :])
+        if like.mesh.num_devices < _MANY or space is None or self._least_s(space) >= self.fastest_s:
+            return
+        beside = [c for c in self.tried if c.mesh == like.mesh]
+        mode = min(beside, key=rank).execution.recompute
+        self.spaces = (*self.spaces, space)
+        with suppress(NoLayoutsError):
+            yield self._told(self._try(space, mode, like.mesh.num_microbatches))
+
+    def _promising(self) -> Iterator[Space]:
+        """Spaces whose bound is below the fastest plan when their turn comes, the least bound first."""
+        for bound_s, space in sorted(((self._least_s(space), space) for space in self.spaces), key=itemgetter(0)):
+            if not self.fastest_s <= bound_s < inf:
+                yield space
 
     def _least_s(self, space: Space) -> float:
         """No plan on these devices in the fewest microbatches takes less; in more of them, it takes about as long."""

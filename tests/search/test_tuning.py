@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -22,15 +23,16 @@ from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.time import check_time
 from shardwright.reports.facts import fits
 from shardwright.reports.plan import PlanReport
-from shardwright.search.asked import Asked
+from shardwright.search.asked import Asked, texts
 from shardwright.search.check import check_plan
 from shardwright.search.counts import Counts
 from shardwright.search.folding import Folded
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
+from shardwright.search.restrict import FREE, ZERO
 from shardwright.search.solving import Candidate, Solver, different, over_time
-from shardwright.search.spaces import batch_size, meshes, microbatch_counts
+from shardwright.search.spaces import Space, batch_size, meshes, microbatch_counts, nested
 from shardwright.search.tuning import Tuner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
@@ -379,3 +381,35 @@ def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
     assert run(5.0, 3) == [1, 2, 4]
     assert run(3.0, 3) == [1, 2]
     assert run(inf, 0, most=2) == [1, 2]  # none fits
+
+
+def test_two_axes_are_cut_at_the_boundary_of_machines() -> None:
+    """The inner one that crosses it, or of the outer one what fills a machine; that in the middle shares examples."""
+    many = Cluster.preset("dgx-h100", nodes=4)
+    for sizes, expected in {(2, 16): (2, 2, 8), (8, 4): (4, 2, 4), (16, 2): (4, 4, 2), (4, 8): None}.items():
+        found = nested(Space("", Mesh(("x", "y"), sizes), (FREE, FREE)), many)
+        assert (found and found.mesh.sizes) == expected
+        assert found is None or (found.roles == (FREE, ZERO, FREE) and str(found.mesh) in found.name)
+    for roles, sizes in (((FREE,), (32,)), ((ZERO, FREE), (2, 16))):
+        assert nested(Space("", Mesh(("x", "y")[: len(sizes)], sizes), roles), many) is None
+
+
+def test_on_many_devices_the_best_mesh_is_cut_to_three_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what was tried there is run, where it may win, and where nothing is asked for."""
+    levels = (Level("inside", 4, 1e10, 1e-6), Level("across", 2, 1e8, 1e-6))
+    search, graph = Planner(replace(cluster(8), levels=levels), every_choice), blocks(16, 64, layers=4, seq=16)
+
+    def tried(asked: Asked, fastest_s: float = inf) -> list[Candidate]:
+        kept = Pins.of(graph, search.cluster, asked)
+        tuner = Tuner(search.solver, graph, search.execution, kept, lambda message: None)
+        space = next(space for space in tuner.spaces if space.mesh == Mesh.of(x=4, y=2))
+        tuner.tried = [tuner._try(space, mode, 2) for mode in ("none", "full")]
+        tuner.fastest_s = fastest_s
+        return list(tuner.nested(tuner.tried[0]))
+
+    assert tried(Asked()) == []
+    monkeypatch.setattr("shardwright.search.tuning._MANY", 8)
+    (found,) = tried(Asked())
+    assert (found.mesh.sizes, found.execution.recompute, found.fits) == ((2, 2, 2, 2), "none", True)
+    assert search.plan(graph).prediction.step_s <= found.prediction.step_s
+    assert tried(Asked(), fastest_s=1e-9) == tried(Asked(pins=texts("y<=4"))) == []
