@@ -208,10 +208,18 @@ class Planner:
             found = list(stop.within(tuner.searched(alternatives), needed=kept.guided or not alternatives))
         except NoLayoutsError as error:
             raise blamed(error, graph, asked, tuner) from error
-        pool, tried = ([*found, *alternatives], tuner.tried) if not kept.guided else (found, tuner.tried[by_hand:])
+        tried = [tuner.tried[by_hand:] if kept.guided else list(tuner.tried)]
+        if compared:
+            alternatives += stop.within(tuner.sequence_baselines())
+            tried += [] if kept.guided else [tuner.tried[len(tried[0]) :]]
+        pool = found if kept.guided else [*found, *alternatives]
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
-        fitted = {_way(f.candidate): f for f in stop.within(fitter.best(filter(_may_keep_more, tried)))}
+        fitted = dict[_Way, Fitted]()
+        for own in tried:  # one after the other, as each walks as many as are worth it
+            least_s = min((f.candidate.prediction.step_s for f in fitted.values()), default=inf)
+            walked = stop.within(fitter.best(filter(_may_keep_more, own), least_s))
+            fitted |= {_way(f.candidate): f for f in walked}
         ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
         whole = {_way(c): c for c in stop.within(self._whole(solver, graph, ranked), needed=True)}
         best = min(whole.values(), key=rank)
@@ -231,7 +239,7 @@ class Planner:
             best, rewrites = (better, rewrites) if rank(better) < rank(best) else (best, ())
         if kept.guided and not stop.reached:
             whole |= self._rivals(solver, graph, best, alternatives)
-        costed = [whole.get(_way(c), c) for c in [*alternatives, *found]]
+        costed = list({_way(c): whole.get(_way(c), c) for c in [*alternatives, *found]}.values())
         report = SearchReport(
             round(time.perf_counter() - start, 3),
             len({space.mesh.sizes for space in tuner.spaces}),

@@ -8,11 +8,11 @@ are quickly tuned: what they need is where the search on every mesh begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
-from math import inf
+from math import inf, prod
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -27,7 +27,7 @@ from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins
 from shardwright.search.problem import NoLayoutsError
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
-from shardwright.search.spaces import Space, baselines, divided, microbatch_counts
+from shardwright.search.spaces import Space, baselines, divided, microbatch_counts, sequence_baselines
 
 Progress = Callable[[str], None]
 _NEAR = 1.1
@@ -98,7 +98,14 @@ class Tuner:
 
     def baselines(self) -> Iterator[Candidate]:
         """Plans that people choose by hand, each the best over its degrees, microbatches and recomputation."""
-        for spaces in baselines(self.solver.cluster):
+        yield from self._best_of(baselines(self.solver.cluster))
+
+    def sequence_baselines(self) -> Iterator[Candidate]:
+        """Those that share the sequence, for what is searched to be compared with; it does not begin with them."""
+        yield from self._best_of(sequence_baselines(self.solver.cluster, self.folded.graph))
+
+    def _best_of(self, strategies: Iterable[Sequence[Space]]) -> Iterator[Candidate]:
+        for spaces in strategies:
             if ways := [c for space in spaces for c in self.ways(space)]:
                 yield self._told(min(ways, key=rank))
 
@@ -125,11 +132,28 @@ class Tuner:
         if not found:
             raise self.refused
         own, space, tried = min(found, key=lambda entry: self._promise(entry[0]))
+        if self.pins.size % space.mesh.num_devices:
+            yield from self._between(own, space)
         if self._has_room(own, space):
             return
         rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
         if rest and (ways := list(self.ways(space, rest, self.fastest_s))):
             yield self._told(min(ways, key=rank))
+
+    def _between(self, best: Candidate, space: Space) -> Iterator[Candidate]:
+        """The same with layouts of a price between those at which nothing and all overlaps, where that is faster.
+
+        Of few examples a step is short, and what is summed at its end is much of it.
+        """
+        beside, ways = prod(self.solver.besides) ** 0.5, list[Candidate]()
+        for priced in _priced(space.zeros, best.mesh):
+            ways.append(self.solver.solve(
+                self.folded, best.mesh, best.roles, best.name, best.execution, space.zeros, priced, beside=beside,
+                limits=space.limits,
+            ))  # fmt: skip
+        self.tried += ways
+        if rank(found := min(ways, key=rank)) < rank(best):
+            yield self._told(found)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, float]:
         """The smaller, the likelier it is that its mesh is the best: where others fit, the fastest of what does not."""
