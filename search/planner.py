@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
+from itertools import groupby
 from math import inf
 
 from shardwright.cost.clusters.cluster import Cluster
@@ -211,7 +212,8 @@ class Planner:
         tried = [tuner.tried[by_hand:] if kept.guided else list(tuner.tried)]
         if compared:
             alternatives += stop.within(tuner.sequence_baselines())
-            tried += [] if kept.guided else [tuner.tried[len(tried[0]) :]]
+            shared = () if kept.guided else groupby(tuner.tried[len(tried[0]) :], key=lambda c: c.name)
+            tried += [list(own) for _, own in shared]
         pool = found if kept.guided else [*found, *alternatives]
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)

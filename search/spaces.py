@@ -163,7 +163,7 @@ def sequence_baselines(cluster: Cluster, graph: Graph) -> Iterator[list[Space]]:
     """The same where there are too few examples for all devices, so that they share the sequence too."""
     n, size = cluster.num_devices, batch_size(graph)
     if size % n and sequence_length(graph) is not None:
-        groups = sorted({1, gcd(n, size)})
+        groups = [1, *(degrees(gcd(n, size)) if gcd(n, size) > 1 else ())]
         yield from ([s for data in groups for s in _shared(n, data, "sp", role)] for role in SEQUENCE)
 
 

@@ -8,7 +8,7 @@ are quickly tuned: what they need is where the search on every mesh begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -98,16 +98,16 @@ class Tuner:
 
     def baselines(self) -> Iterator[Candidate]:
         """Plans that people choose by hand, each the best over its degrees, microbatches and recomputation."""
-        yield from self._best_of(baselines(self.solver.cluster))
+        for spaces in baselines(self.solver.cluster):
+            if ways := [c for space in spaces for c in self.ways(space)]:
+                yield self._told(min(ways, key=rank))
 
     def sequence_baselines(self) -> Iterator[Candidate]:
         """Those that share the sequence, for what is searched to be compared with; it does not begin with them."""
-        yield from self._best_of(sequence_baselines(self.solver.cluster, self.folded.graph))
-
-    def _best_of(self, strategies: Iterable[Sequence[Space]]) -> Iterator[Candidate]:
-        for spaces in strategies:
-            if ways := [c for space in spaces for c in self.ways(space)]:
-                yield self._told(min(ways, key=rank))
+        for spaces in sequence_baselines(self.solver.cluster, self.folded.graph):
+            if ways := [(c, space) for space in spaces for c in self.ways(space)]:
+                own, space = min(ways, key=lambda way: rank(way[0]))
+                yield self._told(min(own, self._between(own, space), key=rank))
 
     def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best plan of every mesh, or of the one that is given.
@@ -133,15 +133,17 @@ class Tuner:
             raise self.refused
         own, space, tried = min(found, key=lambda entry: self._promise(entry[0]))
         if self.pins.size % space.mesh.num_devices:
-            yield from self._between(own, space)
+            own = min(own, between := self._between(own, space), key=rank)
+            if own is between:
+                yield self._told(own)
         if self._has_room(own, space):
             return
         rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
         if rest and (ways := list(self.ways(space, rest, self.fastest_s))):
             yield self._told(min(ways, key=rank))
 
-    def _between(self, best: Candidate, space: Space) -> Iterator[Candidate]:
-        """The same with layouts of a price between those at which nothing and all overlaps, where that is faster.
+    def _between(self, best: Candidate, space: Space) -> Candidate:
+        """The same with layouts of a price between those at which nothing and all overlaps.
 
         Of few examples a step is short, and what is summed at its end is much of it.
         """
@@ -152,8 +154,7 @@ class Tuner:
                 limits=space.limits,
             ))  # fmt: skip
         self.tried += ways
-        if rank(found := min(ways, key=rank)) < rank(best):
-            yield self._told(found)
+        return min(ways, key=rank)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, float]:
         """The smaller, the likelier it is that its mesh is the best: where others fit, the fastest of what does not."""

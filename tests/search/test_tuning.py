@@ -316,7 +316,9 @@ def test_too_few_examples_for_all_devices_are_compared_with_plans_that_share_the
         assert len(by_hand) + (plan.mesh.names[-1] == "sp") == kinds
         assert len({(a.name, a.mesh, str(a.execution)) for a in plan.alternatives}) == len(plan.alternatives)
     spaces = [[space.name for space in ways] for ways in sequence_baselines(cluster(8), blocks(4))]
-    assert spaces == [[f"{role} parallel 8", f"data 4 x {role} 2"] for role in ("context", "ulysses")]
+    assert spaces == [
+        [f"{role} parallel 8", f"data 2 x {role} 4", f"data 4 x {role} 2"] for role in ("context", "ulysses")
+    ]
     assert not list(sequence_baselines(cluster(4), mlp(2)))  # which has no sequence
 
 
