@@ -47,6 +47,7 @@ bench: $(STAMP) ## time lowered programs against hand-written torch.distributed 
 bench-search: $(STAMP) ## compare plans with the best of a grid, and time planning; writes docs/search.md: two hours; goes on where it was ended
 	OMP_NUM_THREADS=1 $(PY) -m bench.grid
 	OMP_NUM_THREADS=1 $(PY) -m bench.within
+	OMP_NUM_THREADS=1 $(PY) -m bench.sequence
 	$(PY) -m bench.search
 
 bench-accuracy: $(STAMP) ## compare predictions with published runs and with this machine; writes pages and charts in docs/

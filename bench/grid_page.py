@@ -15,8 +15,8 @@ from shardwright.pcg.mesh import TIME
 
 PAGE = Path(__file__).parents[1] / "docs" / "search.md"
 TITLE = "# What the search finds, and how long it takes\n"
-GRID, WITHIN, TIME_NEEDED = HEADINGS = (
-    "## Plans beside a brute-force grid", "## Layouts within memory", "## Planning time",
+GRID, SEQUENCE, WITHIN, TIME_NEEDED = HEADINGS = (
+    "## Plans beside a brute-force grid", "## Long sequences", "## Layouts within memory", "## Planning time",
 )  # fmt: skip
 INTRODUCTION = """\
 ## Plans beside a brute-force grid

@@ -20,13 +20,18 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
-from shardwright.search.planner import Planner
+from shardwright.search.asked import LayoutPin, parse
+from shardwright.search.folding import Folded
+from shardwright.search.limits import NO_LIMITS, Limits
 from shardwright.search.restrict import CONTEXT, DATA, TENSOR, ZERO
+from shardwright.search.solving import Solver
 from shardwright.verifier.choices import Certified
 
 MACHINES = {"h100": "dgx-h100", "a100-80": "dgx-a100", "a100-40": "dgx-a100-40"}
 """The presets of the machines: 8 GPUs; llm-foundry's A100 nodes have 1600 Gb/s networks, as these presets have."""
 GPUS_PER_NODE = 8
+CONTEXT_WHOLE = [pin for pin in parse("*=cp:whole") if isinstance(pin, LayoutPin)]
+"""Megatron's ranks that share a sequence have whole weights."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,9 @@ def planned(run: Run, certified: Certified) -> Planned:
     """Capture and lay out one run."""
     serial = captured(decoder(run), run.data * run.microbatch, run.seq, even=run.context > 1)
     mesh, roles = mesh_and_roles(run)
-    planner = Planner(cluster(run.gpu, mesh.num_devices), certified)
-    return Planned(run, planner.solve(serial, mesh, roles, run.name).graph, execution(run))
+    solver, whole = Solver(cluster(run.gpu, mesh.num_devices), certified), Limits(tuple(CONTEXT_WHOLE))
+    limits = whole if run.context > 1 else NO_LIMITS
+    return Planned(run, solver.solve(Folded(serial), mesh, roles, run.name, limits=limits).graph, execution(run))
 
 
 def all_planned(runs: Iterable[Run]) -> list[Planned]:

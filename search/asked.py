@@ -2,6 +2,7 @@
 
 NAME=LAYOUT          lm_head.weight=S(0)    model.layers.*.mlp=tp:sharded    *.bias=whole
 ROLE<=DEGREE         tensor<=8    zero>=4    data=2    no context            (on any mesh)
+residual<=DEGREE     no residual                     (of what lies between parts of a network)
 AXIS<=DEGREE         y<=8                                                    (of the meshes that are searched)
 memory<=BYTES        memory<=40GB
 """
@@ -25,7 +26,7 @@ PinsLike = str | Sequence[str] | Mapping[str, str | int | Mapping[str, str]]
 """Pins as texts, or by name: `{"lm_head.weight": {"tp": "S(0)"}, "tensor": "<=8"}`."""
 Kept = Literal["whole", "sharded", "gathered"]
 """How a parameter is kept along an axis, as reports call it: whole, sharded as it is used, or gathered for use."""
-MEMORY = "memory"
+MEMORY, RESIDUAL = "memory", "residual"
 
 _KEPT: Mapping[str, Kept] = {
     "whole": "whole", "replicated": "whole", "R": "whole", "sharded": "sharded", "gathered": "gathered",
@@ -131,6 +132,8 @@ def _bound(text: str, what: str, relation: str, number: str, unit: str | None) -
         raise PlanError(f"pin {text!r}: {wanted}, such as {'memory<=40GB' if what == MEMORY else f'{what}<=8'}")
     if what == MEMORY and relation != "<=":
         raise PlanError(f"pin {text!r}: memory is a limit, such as memory<=40GB")
+    if what == RESIDUAL and relation != "<=":
+        raise PlanError(f"pin {text!r}: {what} is a limit, such as {what}<=2 or no {what}")
     value = float(number) * _UNITS[unit or "B"]
     if value < 1 or (unit is None and not number.isdecimal()):
         raise PlanError(f"pin {text!r}: expected a number of {'bytes' if unit else 'devices'} from 1 on")

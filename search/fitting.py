@@ -69,12 +69,12 @@ class Fitter:
         self.solver, self.folded, self.values, self.zeros = solver, folded, values, zeros
         self.blocks = {repeated.block: repeated.blocks for repeated in folded.repeated}
 
-    def best(self, candidates: Iterable[Candidate]) -> Iterator[Fitted]:
+    def best(self, candidates: Iterable[Candidate], best_s: float = inf) -> Iterator[Fitted]:
         """Those that may be the fastest, each with what it should keep; the most promising first.
 
-        With everything kept a plan takes least time, so those that take more than the best so far are left out.
+        With everything kept a plan takes least time, so those that take more than the best so far are left out;
+        `best_s`: the step of the best of others.
         """
-        best_s = inf
         for candidate in sorted(candidates, key=_kept_s)[:_MOST_WALKS]:
             if _kept_s(candidate) >= best_s:
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -110,15 +111,16 @@ def _promising(
         return
     folded = fold(graph)
     work_s = Solver(whole, certified).work_s(folded, execution)
-    found = list[_Smaller]()
+    found = dict[int, _Smaller]()
     for cluster, mesh in _shared(whole, size, _extents(graph)):
         if work_s / cluster.num_devices >= most_s:
             continue
         solver = Solver(cluster, certified)
         least_s = solver.least_s(folded, mesh, (FREE,) * len(mesh), execution)
-        if least_s < most_s:
-            found.append(_Smaller(least_s, cluster))
-    yield from sorted(found, key=lambda smaller: smaller.least_s)
+        known = found.get(cluster.num_devices)
+        if least_s < (most_s if known is None else known.least_s):
+            found[cluster.num_devices] = _Smaller(least_s, cluster)
+    yield from sorted(found.values(), key=lambda smaller: smaller.least_s)
 
 
 def _extents(graph: Graph) -> set[int]:
@@ -127,13 +129,19 @@ def _extents(graph: Graph) -> set[int]:
 
 
 def _shared(cluster: Cluster, size: int, extents: set[int]) -> Iterator[tuple[Cluster, Mesh]]:
-    """By the degree among which the batch divides, the most devices to which other dimensions give shares; and one."""
-    n, known = cluster.num_devices, set[int]()
-    most = {data: (n - 1) // data for data in [1, *(degrees(size) if size > 1 else ())] if data < n}
-    for data, largest in [*most.items(), (1, 1)]:
+    """By the degree among which the batch divides, the most devices to which other dimensions give shares; and one.
+
+    And the most that divide the number of devices, as all that has shares on those has shares on these.
+    """
+    n, known = cluster.num_devices, set[Mesh]()
+    batches = [1, *(degrees(size) if size > 1 else ())]
+    most = [((n - 1) // data, data) for data in batches if data < n]
+    dividing = [(n // data // degrees(n)[0], data) for data in batches if n // degrees(n)[0] % data == 0]
+    for largest, data in [*most, *dividing, (1, 1)]:
         shares = (other for other in range(largest, 0, -1) if other == 1 or any(e and e % other == 0 for e in extents))
         parts = ((other, part) for other in shares if (part := smaller_cluster(cluster, data * other)) is not None)
-        other, part = next(parts, (0, None))
-        if part is not None and part.num_devices not in known:
-            known.add(part.num_devices)
-            yield part, Mesh(("x", "y"), (data, other)) if min(data, other) > 1 else Mesh(("x",), (data * other,))
+        for other, part in islice(parts, 1):
+            mesh = Mesh(("x", "y"), (data, other)) if min(data, other) > 1 else Mesh(("x",), (data * other,))
+            if mesh not in known:
+                known.add(mesh)
+                yield part, mesh

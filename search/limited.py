@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.search.asked import LayoutPin
+from shardwright.search.asked import RESIDUAL, LayoutPin
 from shardwright.search.domain import Domain, axis_options
 from shardwright.search.limits import BOUNDED, Limits, Moves, SplitBound, Splits, Stored
 from shardwright.search.problem import NoLayoutsError
+from shardwright.search.residual import residual
 from shardwright.search.restrict import CONTEXT, DATA, TENSOR, ZERO, batch_factors, is_weight, penalties, weight_factors
 
 Certified = Callable[[Node], frozenset[str]]
@@ -24,7 +25,8 @@ class Limited:
         self.limits, self.graph, self.mesh, self.sizes = limits, graph, mesh, mesh.device_sizes
         self.bounds = {bound.what: bound for bound in limits.bounds if bound.what in BOUNDED}
         self.batch, self.sequence = batch_factors(graph), batch_factors(graph, 1, integers_only=True)
-        self.free = penalties(graph, self.batch)
+        self.free = penalties(graph)
+        self.between = residual(graph) if RESIDUAL in self.bounds else frozenset[str]()
         self.pinned = {
             leaf.name: pins for leaf in graph.leaves("parameter")
             if (pins := tuple(p for p in limits.layouts if p.names(str(leaf.attr("target")))))
@@ -79,7 +81,7 @@ class Limited:
 
     def _split_bounds(self, node: Node) -> Iterator[SplitBound]:
         for role, bound in self.bounds.items():
-            if role == ZERO:
+            if role == ZERO or (role == RESIDUAL and node.name not in self.between):
                 continue
             own, others = self._choices(role, node)
             yield SplitBound(bound.low, bound.high, own, others, self._wanted(role, node))
@@ -89,6 +91,8 @@ class Limited:
         batch, sequence = ({found[node.name]} if node.name in found else set[str]()
                            for found in (self.batch, self.sequence))  # fmt: skip
         own = {DATA: batch, CONTEXT: sequence}
+        if role == RESIDUAL:
+            return frozenset(batch), True
         return (frozenset(own[role]), False) if role in own else (frozenset(batch | sequence), True)
 
     def _wanted(self, role: str, node: Node) -> frozenset[str]:

@@ -7,6 +7,7 @@ the search stays as exact as it is. What is excluded:
     NAME=sharded     other storage; uses along that axis that are not in the slices which are stored
     NAME=gathered    whole storage; uses in slices
     data<=n          operators of which the batch is split more than n ways; context, tensor: the sequence, all else
+    residual<=n      operators between parts of a network that are split more than n ways, the batch aside
     zero<=n          uses of a parameter for which slices of more than n devices are put together
     data>=n          other choices of operators which the batch can be split in so many ways; context, tensor as above
     zero>=n          storage in fewer slices, of parameters that can be stored in so many
@@ -26,7 +27,7 @@ from shardwright.pcg.factors import dispatched, parse_choice
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.asked import Bound, LayoutPin
+from shardwright.search.asked import RESIDUAL, Bound, LayoutPin
 from shardwright.search.domain import Domain
 from shardwright.search.reshard import Closure
 from shardwright.search.restrict import (
@@ -38,8 +39,8 @@ from shardwright.search.restrict import (
     ZERO,
 )
 
-BOUNDED = (DATA, CONTEXT, TENSOR, ZERO)
-"""The roles whose degrees can be bounded."""
+BOUNDED = (DATA, CONTEXT, TENSOR, ZERO, RESIDUAL)
+"""What can be bounded: the degrees of roles, and of what lies between parts of a network (`search.residual`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,16 @@ from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.asked import MEMORY, Asked, Bound, LayoutPin, RecomputeMode, parse
 from shardwright.search.limits import BOUNDED, NO_LIMITS, Limits
 from shardwright.search.restrict import FREE, ROLES
-from shardwright.search.spaces import AXES, Space, baselines, batch_size, degrees, free_spaces, nested
+from shardwright.search.spaces import (
+    AXES,
+    Space,
+    baselines,
+    batch_size,
+    degrees,
+    free_spaces,
+    nested,
+    sequence_baselines,
+)  # fmt: skip
 
 _MOST_NAMED = 8
 
@@ -88,8 +97,13 @@ class Pins:
         guided = mesh is not None or bool(limits) or spaces is not None
         finer = dict[tuple[int, ...], Space]()
         if spaces is None:
-            by_hand = [space for ways in baselines(cluster) for space in ways] if limits else []
-            known = [*(s._replace(name=f"{s.name}, pinned") for s in by_hand), *free_spaces(cluster.num_devices)]
+            known = free_spaces(cluster.num_devices)
+            if limits:
+                first, last = (
+                    [s._replace(name=f"{s.name}, pinned") for way in ways for s in way]
+                    for ways in (baselines(cluster), sequence_baselines(cluster, graph))
+                )
+                known = [*first, *known, *last]
             if mesh is not None:
                 known = [Space(f"search on {mesh}", mesh, tuple(asked.roles or (FREE,) * len(mesh)))]
             spaces = [s._replace(limits=limits) for s in known if limits.allow(s.mesh, s.roles)]
@@ -121,7 +135,7 @@ def _limits(graph: Graph, mesh: Mesh | None, pins: Sequence[str]) -> tuple[Limit
         if bound.what not in (*BOUNDED, MEMORY, *axes):
             where = "the meshes that are searched have axes" if mesh is None else f"mesh {mesh} has axes"
             raise PlanError(
-                f"pin {bound.text!r}: {bound.what!r} is no role ({', '.join(BOUNDED)}) and no axis; {where} "
+                f"pin {bound.text!r}: {bound.what!r} is none of {', '.join(BOUNDED)} and no axis; {where} "
                 f"{' and '.join(axes)}"
             )
     for one, other in combinations(layouts, 2):

@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
+from itertools import groupby
 from math import inf
 from operator import itemgetter
 
@@ -209,10 +210,18 @@ class Planner:
             found = list(stop.within(tuner.searched(alternatives), needed=kept.guided or not alternatives))
         except NoLayoutsError as error:
             raise blamed(error, graph, asked, tuner) from error
-        pool, tried = ([*found, *alternatives], tuner.tried) if not kept.guided else (found, tuner.tried[by_hand:])
+        tried = [tuner.tried[by_hand:] if kept.guided else list(tuner.tried)]
+        if compared:
+            alternatives += stop.within(tuner.sequence_baselines())
+            shared = () if kept.guided else groupby(tuner.tried[len(tried[0]) :], key=lambda c: c.name)
+            tried += [list(own) for _, own in shared]
+        pool = found if kept.guided else [*found, *alternatives]
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
-        fits = list(stop.within(fitter.best(filter(_may_keep_more, tried))))
+        fits = list[Fitted]()
+        for own in tried:  # one after the other, as each walks as many as are worth it
+            least_s = min((f.candidate.prediction.step_s for f in fits), default=inf)
+            fits += stop.within(fitter.best(filter(_may_keep_more, own), least_s))
         if finer := list(stop.within(tuner.nested(_likeliest(fits, pool, solver.limit_bytes)))):
             pool, found = [*finer, *pool], [*found, *finer]
             fits += stop.within(fitter.best(filter(_may_keep_more, finer)))
@@ -236,7 +245,7 @@ class Planner:
             best, rewrites = (better, rewrites) if rank(better) < rank(best) else (best, ())
         if kept.guided and not stop.reached:
             whole |= self._rivals(solver, graph, best, alternatives)
-        costed = [whole.get(_way(c), c) for c in [*alternatives, *found]]
+        costed = list({_way(c): whole.get(_way(c), c) for c in [*alternatives, *found]}.values())
         report = SearchReport(
             round(time.perf_counter() - start, 3),
             len({space.mesh.sizes for space in tuner.spaces}),

@@ -13,13 +13,17 @@ from shardwright.pcg.analysis import constant_nodes, following, is_whole
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.inference import named_factors, row_factors
+from shardwright.pcg.inference import named_factors, offered, row_factors
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.step.regions import attentions
 from shardwright.search.problem import Restrict
 
-DATA, ZERO, EXPERT, CONTEXT, TENSOR, FREE = "data", "zero", "expert", "context", "tensor", "free"
-ROLES = (DATA, ZERO, EXPERT, CONTEXT, TENSOR, FREE)
+DATA, ZERO, EXPERT, TENSOR, FREE = "data", "zero", "expert", "tensor", "free"
+CONTEXT, ULYSSES = "context", "ulysses"
+ROLES = (DATA, ZERO, EXPERT, CONTEXT, ULYSSES, TENSOR, FREE)
+SEQUENCE = (CONTEXT, ULYSSES)
+"""The roles that split the sequence."""
 
 
 def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) -> Mapping[str, str]:
@@ -52,7 +56,8 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     data      splits the batch wherever an operator has it, and nothing else; parameters are stored whole
     zero      as data, but every parameter that can be is stored sharded, and penalties on them are computed there
     expert    as data, but experts are split too: tokens are sent to them and back
-    context   as data, but for dimension 1 of the inputs: the sequence
+    context   splits dimension 1 of the inputs, the sequence, and nothing else; parameters are stored whole or in slices
+    ulysses   as context, but attention is split by heads, where their number allows it
     tensor    splits anything but the batch; what multiplies or looks up a weight is split along the weight where it
               can be
     free      anything
@@ -61,11 +66,12 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     if unknown:
         raise PlanError(f"unknown axis role {unknown[0]!r}; choose one of {list(ROLES)}")
     batch = batch_factors(graph)
-    context = batch_factors(graph, 1) if CONTEXT in roles else {}
+    context = batch_factors(graph, 1) if not set(SEQUENCE).isdisjoint(roles) else {}
+    heads = head_factors(graph, batch) if ULYSSES in roles else {}
     extents = {
         (n, choice): _extent(graph, graph.by_name[n], choice) for d in (batch, context) for n, choice in d.items()
     }
-    free = penalties(graph, batch)
+    free = penalties(graph)
     sent = _sent(graph, batch) if EXPERT in roles else {}
     named = _named(graph, sent)
     sending = {name: _sending(graph, name, choice, roles, sizes) for name, choice in sent.items()}
@@ -83,7 +89,9 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
             return True
         if role == ZERO and node.op == "cast" and is_weight(graph, node.name):
             return _cast_allowed(graph, node, choice, sizes[axis])
-        mine = (context if role == CONTEXT else batch).get(node.name)
+        if role == ULYSSES and (along := {f for f, n in heads.get(node.name, ()) if n % sizes[axis] == 0}):
+            return choice in along
+        mine = (context if role in SEQUENCE else batch).get(node.name)
         if role == TENSOR:
             along_weight = {f for f, size in weights[node.name] if size % sizes[axis] == 0}
             return parse_choice(choice)[0] in along_weight if along_weight else choice != mine
@@ -92,6 +100,25 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         return choice == mine
 
     return allowed
+
+
+def head_factors(graph: Graph, batch: Mapping[str, str]) -> Mapping[str, list[tuple[str, int]]]:
+    """For every operator of attention, the factors, with their sizes, that split its heads: dimension -3 of its result.
+
+    The views before and after it are not among them.
+    """
+    stored = {node.name for node in graph.nodes if is_weight(graph, node.name)}
+    found = dict[str, list[tuple[str, int]]]()
+    for node in (graph.by_name[name] for _, members in attentions(graph, stored) for name in members):
+        if node.row is None or node.row.view:
+            continue
+        heads, signature = len(graph.types[node.name].shape) - 3, graph.signature(node)
+        found[node.name] = [
+            (choice, _extent(graph, node, choice))
+            for choice, _, made in offered(node.row, signature, lambda size: ())
+            if made.is_shard and made.dim == heads and choice != batch.get(node.name)
+        ]
+    return found
 
 
 def _sent(graph: Graph, batch: Mapping[str, str]) -> dict[str, str]:
@@ -132,13 +159,19 @@ def _sending(graph: Graph, name: str, choice: str, roles: Sequence[str], sizes: 
     return found
 
 
-def penalties(graph: Graph, batch: Mapping[str, str]) -> set[str]:
-    """What is made of parameters without the batch, to give single numbers: it may be computed where slices lie."""
+def penalties(graph: Graph) -> set[str]:
+    """What is made of parameters without examples, to give single numbers: it may be computed where slices lie."""
     found, constant = set[str](), constant_nodes(graph)
+    of_examples = {leaf.name for leaf in graph.leaves("input") if graph.types[leaf.name].shape}
+    for node in graph.nodes:
+        if not of_examples.isdisjoint(node.inputs):
+            of_examples.add(node.name)
     for node in reversed(graph.nodes):
         users = graph.users[node.name]
         single = graph.types[node.name].num_elements == 1
-        if not (node.is_leaf or node.name in batch or node.name in constant) and (single or found.issuperset(users)):
+        if not (node.is_leaf or node.name in of_examples or node.name in constant) and (
+            single or found.issuperset(users)
+        ):
             found.add(node.name)
     return found
 
@@ -174,7 +207,7 @@ def _extent(graph: Graph, node: Node, choice: str) -> int:
 
 
 def _storage_allowed(graph: Graph, node: Node, role: str, choice: str, size: int) -> bool:
-    if role in (DATA, EXPERT, CONTEXT):
+    if role in (DATA, EXPERT):
         return choice == "R"
     if role == ZERO:
         return choice != "R" if _shardable(graph, node, size) else choice == "R"

@@ -12,7 +12,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.search.limits import NO_LIMITS, Limits
-from shardwright.search.restrict import CONTEXT, DATA, EXPERT, FREE, TENSOR, ZERO
+from shardwright.search.restrict import CONTEXT, DATA, EXPERT, FREE, SEQUENCE, TENSOR, ULYSSES, ZERO
 
 AXES = ("x", "y", "z", "w")
 LONGEST_FIRST: tuple[Zero, ...] = ("zero-1", "zero-2", "zero-3")
@@ -133,10 +133,19 @@ def _tensor(cluster: Cluster) -> list[Space]:
     return [*_alone(cluster), *_beside_data(cluster, "tp", TENSOR)]
 
 
-def _context(cluster: Cluster) -> list[Space]:
-    n = cluster.num_devices
-    alone = [Space(f"context parallel {n}", Mesh(("cp",), (n,)), (CONTEXT,))] if n > 1 else []
-    return [*alone, *_beside_data(cluster, "cp", CONTEXT)]
+def _sequence(axis: str, role: str) -> Callable[[Cluster], list[Space]]:
+    """The sequence among all devices, or in groups as `_beside_data` has them."""
+    return lambda cluster: [*_shared(cluster.num_devices, 1, axis, role), *_beside_data(cluster, axis, role)]
+
+
+def _shared(num_devices: int, data: int, axis: str, role: str) -> list[Space]:
+    """The batch among so many groups of all devices, the sequence in each."""
+    degree = num_devices // data
+    if degree == 1:
+        return []
+    if data == 1:
+        return [Space(f"{role} parallel {degree}", Mesh((axis,), (degree,)), (role,))]
+    return [Space(f"data {data} x {role} {degree}", Mesh(("dp", axis), (data, degree)), (ZERO, role))]
 
 
 _SEVERAL, _MACHINES = "several devices", "several machines of several devices each"
@@ -147,7 +156,8 @@ STRATEGIES = (
     Strategy(("fsdp", "zero-3", "zero"), "ZeRO-3", _flat("ZeRO-3", ZERO, ("zero-3",)), _SEVERAL),
     Strategy(("hsdp", "hybrid"), "hybrid sharding", _hybrid, _MACHINES),
     Strategy(("tp", "tensor"), "tensor parallel", _tensor, _SEVERAL),
-    Strategy(("cp", "sp", "context"), "context parallel", _context, _SEVERAL),
+    Strategy(("cp", "sp", "context"), "context parallel", _sequence("cp", CONTEXT), _SEVERAL),
+    Strategy(("ulysses",), "Ulysses", _sequence("sp", ULYSSES), _SEVERAL),
 )
 """What may be asked for by name."""
 
@@ -167,6 +177,14 @@ def baselines(cluster: Cluster) -> Iterator[list[Space]]:
     ways = [*(strategy(name).spaces for name in ("ddp", "zero-3", "zero-2", "hybrid")), _alone]
     found = [*(spaces(cluster) for spaces in ways), _beside_data(cluster, "tp", TENSOR)]
     yield from filter(None, found)
+
+
+def sequence_baselines(cluster: Cluster, graph: Graph) -> Iterator[list[Space]]:
+    """The same where there are too few examples for all devices, so that they share the sequence too."""
+    n, size = cluster.num_devices, batch_size(graph)
+    if size % n and sequence_length(graph) is not None:
+        groups = [1, *(degrees(gcd(n, size)) if gcd(n, size) > 1 else ())]
+        yield from ([s for data in groups for s in _shared(n, data, "sp", role)] for role in SEQUENCE)
 
 
 def batch_size(graph: Graph) -> int:

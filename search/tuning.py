@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import product
-from math import inf
+from math import inf, prod
 from operator import itemgetter
 
 from shardwright.pcg.errors import PlanError
@@ -29,7 +29,7 @@ from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins
 from shardwright.search.problem import NoLayoutsError
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
-from shardwright.search.spaces import Space, baselines, divided, microbatch_counts
+from shardwright.search.spaces import Space, baselines, divided, microbatch_counts, sequence_baselines
 
 Progress = Callable[[str], None]
 _MANY = 1024
@@ -106,6 +106,13 @@ class Tuner:
             if ways := [c for space in spaces for c in self.ways(space)]:
                 yield self._told(min(ways, key=rank))
 
+    def sequence_baselines(self) -> Iterator[Candidate]:
+        """Those that share the sequence, for what is searched to be compared with; it does not begin with them."""
+        for spaces in sequence_baselines(self.solver.cluster, self.folded.graph):
+            if ways := [(c, space) for space in spaces for c in self.ways(space)]:
+                own, space = min(ways, key=lambda way: rank(way[0]))
+                yield self._told(min(own, self._between(own, space), key=rank))
+
     def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best plan of every mesh, or of the one that is given.
 
@@ -132,6 +139,10 @@ class Tuner:
                 return
             raise self.refused
         own, space, tried = min(found, key=lambda entry: self._promise(entry[0]))
+        if self.pins.size % space.mesh.num_devices:
+            own = min(own, between := self._between(own, space), key=rank)
+            if own is between:
+                yield self._told(own)
         if self._has_room(own, space):
             return
         rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
@@ -159,6 +170,20 @@ class Tuner:
         """No plan on these devices in the fewest microbatches takes less; in more of them, it takes about as long."""
         mesh = over_time(space.mesh, divided(space, self.counts, self.pins.size)[0])
         return self._bound_s(space, mesh, replace(self.execution, recompute=self.modes[0]))
+
+    def _between(self, best: Candidate, space: Space) -> Candidate:
+        """The same with layouts of a price between those at which nothing and all overlaps.
+
+        Of few examples a step is short, and what is summed at its end is much of it.
+        """
+        beside, ways = prod(self.solver.besides) ** 0.5, list[Candidate]()
+        for priced in _priced(space.zeros, best.mesh):
+            ways.append(self.solver.solve(
+                self.folded, best.mesh, best.roles, best.name, best.execution, space.zeros, priced, beside=beside,
+                limits=space.limits,
+            ))  # fmt: skip
+        self.tried += ways
+        return min(ways, key=rank)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, float]:
         """The smaller, the likelier it is that its mesh is the best: where others fit, the fastest of what does not."""

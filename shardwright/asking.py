@@ -45,7 +45,7 @@ def why_not(
 
     Args:
         plan: or a plan file.
-        name: "ddp", "zero-1", "zero-2", "fsdp", "hsdp", "tp", "cp" or another of `search.spaces.STRATEGIES`.
+        name: "ddp", "zero-1", "zero-2", "fsdp", "hsdp", "tp", "cp", "ulysses" or another of `STRATEGIES`.
         model: the plan's, to begin from its own operators where the plan has rewritten them; as `args`, not needed.
         args: example inputs of one global batch, positional, with a `model`.
         kwargs: the same, by name.

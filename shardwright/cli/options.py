@@ -203,7 +203,7 @@ def search_options(command: Command) -> Command:
             "--roles",
             type=parse_roles,
             metavar="ROLES",
-            help="What each axis of devices of --mesh may do: data, zero, context, tensor or free.",
+            help="What each axis of devices of --mesh may do: data, zero, expert, context, ulysses, tensor or free.",
         ),
         microbatches=microbatches_option,
         recompute=recompute_option,

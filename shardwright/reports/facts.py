@@ -24,7 +24,7 @@ from shardwright.pcg.types import is_float
 from shardwright.reports.again import Recomputation
 from shardwright.reports.lifetimes import Gathered, gathered_weights
 from shardwright.search.plan import Alternative, Plan
-from shardwright.search.restrict import batch_factors
+from shardwright.search.restrict import FREE, TENSOR, batch_factors
 
 SplitAlong = str
 """Along what an operator is split by one mesh axis: one of `SPLITS`."""
@@ -310,4 +310,8 @@ class PlanFacts:
             return f"no splittable size ({sizes}) is divisible by {size}"
         if ROWS[node.op].view:
             return "it moves no data"
+        devices = [name for name in self.mesh.names if name != TIME]
+        role = dict(zip(devices, self.plan.asked.roles or (), strict=False)).get(self.mesh.names[axis], FREE)
+        if role not in (TENSOR, FREE):
+            return f"it has nothing that role {role!r} splits and {size} divides"
         return "moving its operands would cost more than splitting it saves"

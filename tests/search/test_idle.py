@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.search.idle import _extents, _shared
 from shardwright.search.plan import Idle, Plan
 from shardwright.search.planner import Planner
-from tests.search.graphs import cluster, every_choice, mlp
+from tests.search.graphs import blocks, cluster, every_choice, mlp
 
 
 def _plan(num_devices: int, batch: int, width: int = 512) -> Plan:
@@ -37,6 +39,21 @@ def test_devices_that_a_batch_does_not_divide_among_stay_idle() -> None:
     assert on_all.prediction.step_s > 1.1 * plan.prediction.step_s
 
 
+def test_a_single_example_is_shared_by_sequence_and_widths_on_any_number_of_devices() -> None:
+    """Of 2016 = 21 · 96, 2048 and 2039 positions, the last a prime; why other devices are idle is said."""
+    used = dict[tuple[int, int], int]()
+    for n, seq in product((1, 3, 7, 21), (2016, 2048, 2039)):
+        planner = Planner(cluster(n, link_bytes_per_s=1e12, latency_s=1e-9), every_choice)
+        plan = planner.plan(blocks(1, 64, layers=1, seq=seq), recompute="none", compared=False)
+        used[n, seq] = plan.cluster.num_devices
+        assert plan.mesh.num_devices == plan.cluster.num_devices
+        assert (plan.idle is None) == (used[n, seq] == n)
+        if plan.idle is not None:
+            assert plan.idle.reason.startswith(f"the batch of 1 does not divide among {n}, and on all of them a step")
+    assert {n: used[n, 2016] for n in (1, 3, 7, 21)} == {1: 1, 3: 3, 7: 7, 21: 21}
+    assert {n: used[n, 2039] for n in (1, 3, 7, 21)} == {1: 1, 3: 2, 7: 4, 21: 16}
+
+
 def test_what_is_asked_for_is_kept_to_on_all_devices_or_on_a_part() -> None:
     planner = Planner(cluster(7, link_bytes_per_s=1e12, latency_s=1e-9), every_choice)
     plan = planner.plan(mlp(8, 512, 512), microbatches=1, recompute="none", compared=False, pins="x>=7")
@@ -47,6 +64,13 @@ def test_what_is_asked_for_is_kept_to_on_all_devices_or_on_a_part() -> None:
     assert part.idle == Idle(planner.cluster.name, 3, why)
     with pytest.raises(PlanError, match="no mesh of 7 devices keeps to all"):
         planner.plan(mlp(8, 512, 512), microbatches=1, recompute="none", compared=False, pins="data=5")
+
+
+def test_parts_are_judged_by_each_mesh_and_those_that_divide_all_devices_are_among_them() -> None:
+    """Of two examples of 1536 positions on 16 devices; 12 may be more than the widths of 32 have shares for."""
+    graph = blocks(2, 32, seq=3 * 512)
+    found = [(part.num_devices, mesh.sizes) for part, mesh in _shared(cluster(16), 2, _extents(graph))]
+    assert found == [(12, (12,)), (12, (2, 6)), (8, (8,)), (8, (2, 4)), (1, (1,))]
 
 
 def test_a_width_that_divides_gives_all_devices_work() -> None:

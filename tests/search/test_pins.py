@@ -45,6 +45,13 @@ def degree(facts: PlanFacts, use: str) -> int:
     return max(prod(n for own, n in zip(u, facts.mesh.sizes, strict=True) if own == use) for u in uses)
 
 
+def between(facts: PlanFacts) -> int:
+    """Into how many parts the residual stream is split that are not examples."""
+    own = [facts.uses[n.name] for n in facts.graph.nodes if n.op in ("add", "rms_norm")]
+    return max(prod(n for use, n in zip(u, facts.mesh.sizes, strict=True) if use in ("sequence", "features"))
+               for u in own)  # fmt: skip
+
+
 def stored(facts: PlanFacts, part: str = "") -> set[tuple[str, ...]]:
     """How the parameters are kept whose names have this part."""
     return {
@@ -67,6 +74,8 @@ KEPT: Mapping[str, Holds] = {
     "data=4": lambda f: degree(f, "batch") == 4,
     "no context": lambda f: degree(f, "sequence") == 1,
     "context>=2": lambda f: degree(f, "sequence") >= 2,
+    "no residual": lambda f: between(f) == 1,
+    "residual<=2": lambda f: between(f) <= 2,
     "no zero": lambda f: gathered(f) == 1,
     "y<=1": lambda f: len(f.mesh) == 1,
     "y=2": lambda f: f.mesh.sizes == (2, 2),
@@ -176,7 +185,9 @@ def test_the_plan_file_has_what_was_asked_for_and_explain_says_it(tmp_path: Any)
         ("memory>=4GB", "pin 'memory>=4GB': memory is a limit, such as memory<=40GB"),
         ("data<=0", "pin 'data<=0': expected a number of devices from 1 on"),
         ("data<=1.5", "pin 'data<=1.5': expected a number of devices from 1 on"),
-        ("tp<=2", "'tp' is no role (data, context, tensor, zero) and no axis; the meshes that are searched have axes"),
+        ("tp<=2", "'tp' is none of data, context, tensor, zero, residual and no axis; the meshes that are searched"),
+        ("residual>=2", "pin 'residual>=2': residual is a limit, such as residual<=2 or no residual"),
+        ("residual=1", "pin 'residual=1': residual is a limit"),
         ("lm_head=whole", "pin 'lm_head=whole': no parameter or module is called so; there is head"),
         ("head=tp:whole", "axis 'tp' is unknown, the meshes that are searched have x and y; leave the axis out"),
         (["data<=2", "data>=4"], "pins 'data>=4' and 'data<=2' contradict each other; leave one out"),

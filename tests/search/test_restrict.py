@@ -8,9 +8,10 @@ from bench.decoders import Decoder, captured
 from shardwright.api import certified_choices
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.moves import fused_moves
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import CONTEXT, DATA, EXPERT, TENSOR, ZERO, batch_factors
-from tests.search.graphs import cluster, every_choice, mixture
+from shardwright.search.restrict import CONTEXT, DATA, EXPERT, TENSOR, ULYSSES, ZERO, batch_factors
+from tests.search.graphs import blocks, cluster, every_choice, mixture
 
 TINY = Decoder("llama", 1, 32, 4, 2, 48, 80)
 
@@ -42,7 +43,41 @@ def test_context_parallelism_splits_the_sequence_and_gathers_keys(llama: Graph) 
     linears = [n for n in graph.nodes if n.op == "linear"]
     assert {n.split[:2] for n in linears} == {("_0", "_1")}
     assert {n.split[2] for n in linears} == {"o", "i"}
-    assert all(graph.types[p.name].layouts[1].kind == "R" for p in graph.leaves("parameter"))
+
+
+def test_ulysses_splits_attention_by_heads_and_all_else_by_sequence(llama: Graph) -> None:
+    """Queries, keys, values and the result go by all-to-all; norms stay on the sequence."""
+    graph = Planner(cluster(4), every_choice).solve(llama, Mesh.of(dp=2, sp=2), (DATA, ULYSSES), "test").graph
+    (attention,) = (n for n in graph.nodes if n.op == "sdpa")
+    assert attention.split == ("b0", "h")
+    others = [graph.types[n.name].layouts for n in graph.nodes if n.op in ("linear", "rms_norm", "embedding", "silu")]
+    assert {tuple(map(str, layouts)) for layouts in others} == {("S(0)", "S(1)")}
+    moves = [(move.axis, move.before.dim, move.after.dim) for _, _, move in fused_moves(graph)
+             if move.kind.function == "all_to_all"]  # fmt: skip
+    assert set(moves) == {(1, 1, 2), (1, 2, 1)}
+
+
+def test_ulysses_splits_attention_by_sequence_where_heads_do_not_divide(llama: Graph) -> None:
+    """Four query heads of two key heads; eight devices have 2 positions each."""
+    graph = Planner(cluster(8), every_choice).solve(llama, Mesh.of(sp=8), (ULYSSES,), "test").graph
+    assert {n.split for n in graph.nodes if n.op == "sdpa"} == {("q",)}
+
+
+def test_parameters_under_sequence_parallelism_may_be_stored_in_slices(llama: Graph) -> None:
+    for role in (CONTEXT, ULYSSES):
+        for pin, kind in (("*=whole", "R"), ("*=gathered", "S")):
+            plan = Planner(cluster(2), every_choice).plan(
+                llama, mesh=Mesh.of(x=2), roles=(role,), pins=pin, recompute="none", compared=False
+            )
+            assert {plan.graph.types[p.name].layouts[0].kind for p in plan.graph.leaves("parameter")} == {kind}, role
+            assert {n.split for n in plan.graph.nodes if n.op == "linear"} == {("_1",)}, role
+
+
+def test_an_axis_of_data_splits_nothing_of_a_single_example() -> None:
+    """Nor does one that stores slices: what has no factor of the batch is not what penalties are made of."""
+    for role in (DATA, ZERO):
+        graph = Planner(cluster(4), every_choice).solve(blocks(1, seq=16), Mesh.of(dp=4), (role,), "test").graph
+        assert {n.split for n in graph.nodes if n.op in ("linear", "rms_norm", "relu")} <= {("R",), ("C",)}
 
 
 def test_expert_parallelism_sends_tokens_and_is_data_parallelism_elsewhere() -> None:

@@ -32,7 +32,7 @@ from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import FREE, ZERO
 from shardwright.search.solving import Candidate, Solver, different, over_time
-from shardwright.search.spaces import Space, batch_size, meshes, microbatch_counts, nested
+from shardwright.search.spaces import Space, batch_size, meshes, microbatch_counts, nested, sequence_baselines
 from shardwright.search.tuning import Tuner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
@@ -307,6 +307,32 @@ def test_a_baseline_is_the_best_over_its_grid() -> None:
     for other in tight.alternatives:
         assert other.fits == (other.prediction.memory.total_bytes <= tight.report.limit_bytes)
     assert any(a.mesh.num_microbatches > 1 for a in tight.alternatives if not a.name.startswith("search"))
+
+
+def test_too_few_examples_for_all_devices_are_compared_with_plans_that_share_the_sequence() -> None:
+    """In groups among which the batch divides; each is shown once, unless it is the plan."""
+    search = planner(4, link_bytes_per_s=1e11)
+    for batch, kinds in ((2, 2), (4, 0)):
+        plan = search.plan(blocks(batch, 64, layers=2, seq=32))
+        by_hand = [a for a in plan.alternatives if "context" in a.name or "ulysses" in a.name]
+        assert len(by_hand) + (plan.mesh.names[-1] == "sp") == kinds
+        assert len({(a.name, a.mesh, str(a.execution)) for a in plan.alternatives}) == len(plan.alternatives)
+    spaces = [[space.name for space in ways] for ways in sequence_baselines(cluster(8), blocks(4))]
+    assert spaces == [
+        [f"{role} parallel 8", f"data 2 x {role} 4", f"data 4 x {role} 2"] for role in ("context", "ulysses")
+    ]
+    assert not list(sequence_baselines(cluster(4), mlp(2)))  # which has no sequence
+
+
+def test_a_forced_plan_is_not_faster_than_the_searched_one() -> None:
+    """One or two long examples, on slow and fast links."""
+    for batch, link in product((1, 2), (1e9, 1e12)):
+        search, graph = planner(4, link_bytes_per_s=link), blocks(batch, 32, layers=2, seq=256)
+        step_s = search.plan(graph).prediction.step_s
+        for roles, mesh in product(product(("context", "tensor", "zero"), repeat=2), meshes(4)):
+            space = Space("forced", mesh, roles[: len(mesh)])
+            forced = search.plan(graph, spaces=[space], compared=False)
+            assert step_s <= forced.prediction.step_s * (1 + 1e-9), (batch, link, space)
 
 
 def test_executions_of_other_precisions_are_kept() -> None:

@@ -179,6 +179,13 @@ def test_reasons_for_running_whole() -> None:
     assert "NOTHING IS SPLIT" in str(PlanReport(plan))
 
 
+def test_a_role_that_finds_nothing_to_split_is_told_of() -> None:
+    """7 positions on two devices; what has a batch of 8 as well."""
+    plan = planned(blocks(8, 16, layers=1, seq=7), Mesh.of(cp=2), "context")
+    reasons = {u.op: u.reason for u in PlanFacts(plan).unsplit}
+    assert reasons["linear"] == "it has nothing that role 'context' splits and 2 divides"
+
+
 def test_an_operator_without_a_row_says_so() -> None:
     b = GraphBuilder()
     x = b.leaf("x", "input", (4, 4), "float32", "x")

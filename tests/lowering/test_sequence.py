@@ -1,0 +1,92 @@
+"""Sequence parallelism on ranks, in fp64: heads and sequence exchanged, keys and values gathered, norms on slices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from bench.decoders import Decoder, decoder
+from bench.plans import CERTIFIED, fast_links
+from examples.zoo import ZOO
+from shardwright.lowering.launch import run_ranks
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.moves import fused_moves
+from shardwright.search.check import check_plan
+from shardwright.search.planner import Planner
+from tests.lowering.runs import Batch, Case, Step, assert_same_step, parallel_step, serial_step
+
+Way = tuple[dict[str, int], tuple[str, ...]]
+ULYSSES: Way = {"sp": 2}, ("ulysses",)
+BOTH: Way = {"cp": 2, "sp": 2}, ("context", "ulysses")
+GROUPED = Decoder("llama", 1, 32, 4, 2, 48, 80)
+"""Four query heads share two key heads; attention is causal by itself."""
+
+
+@contextmanager
+def in_fp64() -> Generator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def case(name: str, batch: int, seq: int) -> Case:
+    torch.manual_seed(0)
+    with in_fp64():
+        model, inputs = grouped(batch, seq) if name == "grouped" else ZOO[name]()
+        return Case(model.double(), {k: v[:batch, :seq].contiguous() for k, v in inputs.items()})
+
+
+def grouped(batch: int, seq: int) -> tuple[nn.Module, Batch]:
+    ids = torch.randint(80, (batch, seq))
+    return decoder(GROUPED, seq), {"ids": ids, "labels": ids.clone()}
+
+
+def planned(own: Case, way: Way) -> Graph:
+    axes, roles = way
+    mesh = Mesh.of(**axes)
+    planner = Planner(fast_links(mesh.num_devices), CERTIFIED)
+    plan = planner.plan(own.captured.graph, mesh=mesh, roles=roles, recompute="none", microbatches=1, compared=False)
+    check_plan(plan, own.captured.graph, CERTIFIED)
+    return plan.graph
+
+
+def splits(graph: Graph) -> set[tuple[str, ...]]:
+    """Of attention."""
+    return {n.split for n in graph.nodes if n.op in ("sdpa", "softmax")}
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "seq", "way", "attention", "exchanges"),
+    [
+        ("gpt", 2, 12, BOTH, ("d2", "d1"), 8),  # dropout of probabilities; queries, keys, values, results of 2 blocks
+        ("llama", 1, 12, BOTH, ("q", "h"), 8),  # a causal mask, rotary positions, one example
+        ("grouped", 2, 12, ULYSSES, ("h",), 3),
+        ("grouped", 1, 11, ULYSSES, ("r",), 0),  # heads divide, positions do not
+    ],
+)
+def test_ranks_take_the_step_of_one_process(
+    name: str, batch: int, seq: int, way: Way, attention: tuple[str, ...], exchanges: int
+) -> None:
+    own = case(name, batch, seq)
+    graph = planned(own, way)
+    kinds = Counter(move.kind.function for _, _, move in fused_moves(graph))
+    assert splits(graph) == {attention}
+    assert kinds["all_to_all"] == exchanges
+    norms = {str(graph.types[n.name].layouts[-1]) for n in graph.nodes if n.op in ("layer_norm", "rms_norm", "rsqrt")}
+    assert norms == ({"S(1)"} if seq == 12 else {"R"})
+
+    def rank() -> Step:
+        return parallel_step(own.lower(graph), own.batch)
+
+    (expected,) = run_ranks(lambda: serial_step(own), 1, 60)
+    for step in run_ranks(rank, graph.mesh.num_devices, 60):
+        assert_same_step(step, expected, 1e-5 if name == "llama" else 1e-11)  # whose norms are in fp32
