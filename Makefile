@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test mutants lint types matrix sweep operators bench bench-search bench-accuracy bench-rules format clean
+.PHONY: help setup demo test mutants lint types matrix sweep operators bench bench-search bench-accuracy bench-rules bench-gains format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +56,9 @@ bench-accuracy: $(STAMP) ## compare predictions with published runs and with thi
 
 bench-rules: $(STAMP) ## generate and prove rules, mutate them, see which the search uses; writes a page in docs/
 	$(PY) -m bench.rules
+
+bench-gains: $(STAMP) ## see which rules fire on which models, and what they gain; ends docs/rules.md with its tables
+	$(PY) -m bench.gains
 
 format: $(STAMP) ## format the code and mend what the linter can
 	$(PY) -m ruff check --fix .

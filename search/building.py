@@ -93,6 +93,19 @@ class ProblemBuilder:
         """The certified choices of a node of a serial graph."""
         return self.certified(node, [graph.types[i] for i in node.inputs], blocked.get(node.name, ()))
 
+    def fastest_s(self, node: Node, graph: Graph, how: Written) -> float:
+        """What an operator of a serial graph takes in the layouts in which it is the fastest; `how` it is written."""
+        operands, result = [graph.types[i] for i in node.inputs], graph.types[node.name]
+        key = "fastest", node.op, tuple(a for a in node.attrs if a[0] != "seed"), tuple(operands), how
+
+        def least() -> float:
+            own = (self.certified(node, operands) | {"R"},) * len(self.mesh)
+            return float(
+                node_domain(node, operands, result, self.mesh, own, self.costs, self.compute, (), how).time_s.min()
+            )
+
+        return self.interner.get(key, least)
+
     def close(self, kind: TensorType, moved: Moved, per_axis: PerAxis) -> Closure:
         """The closure of a tensor of this type that is laid out in these ways along each axis."""
         tensor = TensorClass(kind.shape, kind.dtype, kind.grad, *moved)

@@ -15,8 +15,8 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.time import check_time
 from shardwright.search.domain import CertifiedSplits
-from shardwright.search.leaves import replay
 from shardwright.search.plan import Plan, attributes, fingerprint, structure
+from shardwright.search.replay import replay
 from shardwright.substitutions.equations import Equation
 
 

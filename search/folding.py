@@ -8,7 +8,7 @@ one in which equal blocks are laid out alike.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -45,12 +45,15 @@ class Folded:
     Attributes:
         home: the repeated block of every node that lies in one, parameters included.
         alike: by the parameters that were left out, the one that stands for each.
+        copies: by block that stands for several, for each of these in order, what its nodes and what it reads of the
+            block before it are called there.
     """
 
     graph: Graph
     repeated: tuple[Repeated, ...] = ()
     home: Mapping[str, str] = field(default_factory=dict)
     alike: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
 
     @property
     def repeats(self) -> Mapping[str, int]:
@@ -78,6 +81,7 @@ def fold(graph: Graph, copies: int = 1) -> Folded:
     """The graph with the first `copies` blocks of every run; the last of these stands for the rest."""
     repeated, dropped = list[Repeated](), set[str]()
     renamed, home, alike = dict[str, str](), dict[str, str](), dict[str, str]()
+    called = dict[str, Sequence[Mapping[str, str]]]()
     for run in _runs(graph):
         if len(run) < max(MIN_TIMES, copies + 1):
             continue
@@ -86,6 +90,7 @@ def fold(graph: Graph, copies: int = 1) -> Folded:
             carried = tuple(_carried(run[number], run[number + 1]))
             repeated.append(Repeated(tuple(b.name for b in stands_for), carried))
             home |= dict.fromkeys((n.name for n in block.own), block.name)
+            called[block.name] = list(_names(block, run[number : number + len(stands_for)], carried))
         last = run[copies - 1]
         dropped |= {n.name for block in run[copies:] for n in block.own}
         renamed |= {b.name: a.name for a, b in zip(last.nodes, run[-1].nodes, strict=True)}
@@ -97,7 +102,7 @@ def fold(graph: Graph, copies: int = 1) -> Folded:
         replace(n, inputs=tuple(renamed.get(i, i) for i in n.inputs)) for n in graph.nodes if n.name not in dropped
     )
     outputs = tuple((key, renamed.get(name, name)) for key, name in graph.outputs)
-    return Folded(Graph(nodes, outputs, graph.mesh), tuple(repeated), home, alike)
+    return Folded(Graph(nodes, outputs, graph.mesh), tuple(repeated), home, alike, called)
 
 
 def _runs(graph: Graph) -> Iterator[list[_Block]]:
@@ -174,3 +179,12 @@ def _carried(block: _Block, after: _Block) -> Iterator[tuple[str, str]]:
             if b in inside and a not in inside:
                 found.setdefault(a, b)
     yield from found.items()
+
+
+def _names(block: _Block, alike: Sequence[_Block], carried: Sequence[tuple[str, str]]) -> Iterator[Mapping[str, str]]:
+    """What the nodes of a block, and what it reads of the one before, are called in each block that equals it."""
+    before = {name: name for name, _ in carried}
+    for other in alike:
+        own = {a.name: b.name for a, b in zip(block.own, other.own, strict=True)}
+        yield before | own
+        before = {name: own[after] for name, after in carried}

@@ -1,8 +1,8 @@
 """Backtracking on the leaves (MetaFlow, Unity): best-first search over certified algebraic rules.
 
-Every leaf is costed by the exact solver with the layouts of its cuts held as the incumbent plan has them, so one
-candidate costs milliseconds. Equal leaves are searched once and rewritten alike. A candidate dearer than α times the
-best is dropped; so is one seen before. The rewritten graph is then solved whole, and kept only if it is better.
+Every leaf (`search.splits`) is costed by the exact solver with the layouts around it held as the incumbent plan has
+them, so one candidate costs milliseconds. Equal leaves are searched once and rewritten alike. A candidate dearer than α
+times the best is dropped; so is one seen before.
 """
 
 from __future__ import annotations
@@ -10,155 +10,249 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from itertools import islice
+from typing import NamedTuple
 
-from shardwright.pcg.errors import GraphError, PlanError
-from shardwright.pcg.graph import Graph
+from shardwright.pcg.analysis import constant_nodes
+from shardwright.pcg.errors import GraphError
+from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layouts
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.again import NOTHING
+from shardwright.search.blocks import blocked_choices
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator
+from shardwright.search.folding import Folded
 from shardwright.search.limited import Limited
-from shardwright.search.plan import Rewrite
 from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
+from shardwright.search.promise import Promise, held
+from shardwright.search.replay import degrees
 from shardwright.search.reshard import replicated
-from shardwright.search.splits import Leaf, extract, leaves, transplant
+from shardwright.search.splits import Part, leaves, signature
 from shardwright.substitutions.apply import apply
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.match import places
+from shardwright.substitutions.match import each_place
 
-ALPHA = 1.05
+ALPHA = 1.01
+_LESS = 1 - 1e-6
 BUDGET = 32
 """Candidates costed per distinct leaf."""
+MOST_PLACES = 128
+"""Of one rule in a leaf: where many values are read by many, pairs of readers alone are thousands."""
+
+Steps = tuple[tuple[str, int], ...]
+"""For each step the rule and the number of its match."""
 
 
-def degrees(mesh: Mesh) -> tuple[int, ...]:
-    """Among how many devices axes of the mesh can divide something: what the parameters of a rule are chosen from."""
-    found = {1}
-    for size in mesh.device_sizes:
-        found |= {size * d for d in found}
-    return tuple(sorted(found - {1}))
+@dataclass(frozen=True)
+class Step:
+    """One rule application: the rule and the number of its match; where that is; and what comes of it."""
+
+    step: tuple[str, int]
+    place: Hashable
+    graph: Graph
 
 
-def expand(
-    graph: Graph, rules: Sequence[Equation], parameters: Sequence[int] = ()
-) -> Iterator[tuple[tuple[str, int], Graph]]:
-    """Every graph that is one rule application away, the parameters of rules being among these."""
+def expand(graph: Graph, rules: Sequence[Equation], parameters: Sequence[int] = ()) -> Iterator[Step]:
+    """Every rule application that a graph has a place for, the parameters of rules being among these."""
+    there = {node.op for node in graph.nodes}
     for rule in rules:
-        for number, match in enumerate(places(rule, graph, parameters)):
-            yield (rule.name, number), apply(rule, graph, match)
+        if not rule.needs <= there:
+            continue
+        for number, match in enumerate(islice(each_place(rule, graph, parameters), MOST_PLACES)):
+            place = rule.name, match.roots, tuple(match.sizes[name] for name in rule.parameters)
+            yield Step((rule.name, number), place, apply(rule, graph, match))
 
 
-def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equation], mesh: Mesh) -> Graph:
-    """The graph after the rewrites of a plan on this mesh.
+@dataclass(frozen=True)
+class Rewritten:
+    """A leaf, the steps that were found for it, the graph that they make of it, and what that gains in the sum."""
 
-    Raises `PlanError` where a step does not apply or its rule is not certified.
+    part: Part
+    steps: Steps
+    graph: Graph
+    gain: float
+
+
+class Leaves:
+    """The leaves of a graph, those that are equal up to names together, and what rules make of them on any mesh.
+
+    `places` counts, by rule, the places that were found in the graphs that a search came by, in every copy of a leaf.
     """
-    parts = [_part(graph, rewrite) for rewrite in rewrites]
-    for part, rewrite in zip(parts, rewrites, strict=True):
-        graph = transplant(graph, part, _rewritten(part.graph, rewrite, rules, degrees(mesh)))
-    return graph.validate()
+
+    def __init__(self, folded: Folded, rules: Sequence[Equation]) -> None:
+        self.folded, self.rules = folded, rules
+        self.places: Counter[str] = Counter()
+        self.blocked = lru_cache(maxsize=None)(_blocked)
+        self._next: dict[tuple[Graph, tuple[int, ...]], list[Step]] = {}
+        self._stuck: dict[tuple[int, ...], Stuck] = {}
+
+    @cached_property
+    def groups(self) -> list[list[Part]]:
+        found: dict[Hashable, list[Part]] = defaultdict(list)
+        for part in leaves(self.folded.graph, self.folded.home):
+            found[signature(part.graph)].append(part)
+        return list(found.values())
+
+    def next(self, graph: Graph, parameters: tuple[int, ...]) -> list[Step]:
+        """Every step from a leaf."""
+        key = graph, parameters
+        if key not in self._next:
+            self._next[key] = list(expand(graph, self.rules, parameters))
+        return self._next[key]
+
+    def stuck(self, parameters: tuple[int, ...]) -> Stuck:
+        """What steps could free, before any layouts are known."""
+        if parameters not in self._stuck:
+            operators, inside = set[str](), set[str]()
+            for copies in self.groups:
+                graph = copies[0].graph
+                freed = [step.graph for step in self.next(graph, parameters) if held(step.graph) < held(graph)]
+                gone = [i for i, node in enumerate(graph.nodes) if any(node not in new.nodes for new in freed)]
+                for part in copies if freed else ():
+                    inside |= part.operators
+                    operators |= {name for i in gone for name in _seen_through(part.graph, part.graph.nodes[i])}
+            self._stuck[parameters] = Stuck(frozenset(operators), frozenset(inside))
+        return self._stuck[parameters]
 
 
-def _part(graph: Graph, rewrite: Rewrite) -> Leaf:
-    known = rewrite.end in graph.by_name and (not rewrite.start or rewrite.start in graph.by_name)
-    part = extract(graph, rewrite.start, rewrite.end) if known else None
-    if part is None:
-        where = f"{rewrite.start!r} .. {rewrite.end!r}"
-        raise PlanError(f"rewrite of {where}: the model has no such part; make the plan again")
-    return part
+def _seen_through(graph: Graph, node: Node) -> Iterator[str]:
+    """An operator and the views before it: what it needs may be asked of them."""
+    yield node.name
+    for name in node.inputs:
+        before = graph.by_name[name]
+        if before.row is not None and before.row.view:
+            yield from _seen_through(graph, before)
 
 
-def _rewritten(graph: Graph, rewrite: Rewrite, rules: Mapping[str, Equation], parameters: Sequence[int]) -> Graph:
-    for name, number in rewrite.steps:
-        if name not in rules:
-            raise PlanError(f"rewrite of {rewrite.end!r}: rule {name!r} is not certified here; make the plan again")
-        found = places(rules[name], graph, parameters)
-        if number >= len(found):
-            raise PlanError(
-                f"rewrite of {rewrite.end!r}: rule {name!r} has no match number {number}; make the plan again"
-            )
-        graph = apply(rules[name], graph, found[number])
-    return graph
+class Stuck(NamedTuple):
+    """Operators that hold a dimension whole and that some step takes away, with views before; all in their leaves."""
+
+    operators: frozenset[str]
+    inside: frozenset[str]
 
 
 class LeafSearch:
     """Looks for rewrites of a solved problem's leaves that make the plan cheaper.
 
-    `restriction` and `limited` say what the axes may do to a graph, `way` how it is run. `places` counts, by rule, the
-    places that were found in the graphs that it came by, in every copy of a leaf.
+    `restriction` and `limited` say what the axes may do to a graph, `way` how it is run, `promise` which steps can pay.
     """
 
     def __init__(
         self,
         builder: ProblemBuilder,
         eliminator: Eliminator,
-        rules: Sequence[Equation],
+        leaves: Leaves,
+        promise: Promise,
         restriction: Callable[[Graph], Restrict | None] = lambda graph: None,
         way: Callable[[Graph], Way | None] = lambda graph: None,
         limited: Callable[[Graph], Limited | None] = lambda graph: None,
     ) -> None:
-        self.builder, self.eliminator, self.rules = builder, eliminator, rules
+        self.builder, self.eliminator, self.leaves = builder, eliminator, leaves
         self.restriction, self.way, self.limited = restriction, way, limited
-        self.degrees = degrees(builder.mesh)
-        self.places: Counter[str] = Counter()
+        self.promise, self.degrees = promise, degrees(builder.mesh)
+        self._costs: dict[Hashable, tuple[float, bool]] = {}
 
-    def improve(self, problem: Problem, solution: Solution, prices: Prices) -> list[Rewrite]:
+    def improve(self, problem: Problem, solution: Solution, prices: Prices) -> list[Rewritten]:
         """Rewrites that lower the cost of their leaf at these prices, for every copy of the leaf."""
-        groups: dict[Hashable, list[Leaf]] = defaultdict(list)
-        for part in leaves(problem.graph):
-            groups[part.signature].append(part)
-        rewrites: list[Rewrite] = []
-        for copies in groups.values():
+        found = list[Rewritten]()
+        for copies in self.leaves.groups:
             first = copies[0]
-            boundary = {name: _chosen(problem, solution, name) for name in _read(first)}
-            end = _chosen(problem, solution, first.end)
-            known = Counter(self.places)
-            steps = self._best_first(first.graph, lambda g, b=boundary, e=end: self._cost(g, b, e, prices))
-            self.places.update({rule: n * (len(copies) - 1) for rule, n in (self.places - known).items()})
+            if not self.leaves.next(first.graph, self.degrees):
+                continue
+            starts = {name: _chosen(problem, solution, name) for name in _read(first)}
+            ends = [_chosen(problem, solution, name) for name in first.ends]
+            steps, gain = self._best_first(
+                first.graph, lambda g, s=starts, e=ends: self._cost(g, s, e, prices), len(copies)
+            )
             if steps:
-                rewrites += [Rewrite(part.start, part.end, steps) for part in copies]
-        return rewrites
+                gain *= self.leaves.folded.times(first.ends[0])
+                found += [Rewritten(part, steps, self._made(part.graph, steps), gain) for part in copies]
+        return found
 
-    def _cost(self, graph: Graph, boundary: Mapping[str, Layouts], end: Layouts, prices: Prices) -> float:
-        held = {**boundary, graph.loss: end}
-        way, limited = self.way(graph), self.limited(graph)
-        problem = self.builder.build(graph, self.restriction(graph), held, way=way, limited=limited)
-        return self.eliminator.solve(problem, prices).objective
+    def _made(self, graph: Graph, steps: Steps) -> Graph:
+        for step in steps:
+            graph = next(found.graph for found in self.leaves.next(graph, self.degrees) if found.step == step)
+        return graph
 
-    def _best_first(self, graph: Graph, cost: Callable[[Graph], float]) -> tuple[tuple[str, int], ...]:
-        """The steps to the cheapest graph found, none if the given one is."""
-        best, best_steps = cost(graph), ()
-        seen = {_key(graph)}
-        queue: list[tuple[float, int, tuple[tuple[str, int], ...], Graph]] = [(best, 0, (), graph)]
-        costed = 0
-        while queue and costed < BUDGET:
-            value, _, steps, current = heapq.heappop(queue)
-            if value > ALPHA * best:
+    def _cost(
+        self, graph: Graph, starts: Mapping[str, Layouts], ends: Sequence[Layouts], prices: Prices
+    ) -> tuple[float, bool]:
+        """What a leaf costs, and whether it loses anything."""
+        results = (name for _, name in graph.outputs)
+        boundary = {**dict(zip(results, ends, strict=True)), **starts}
+        key = graph, tuple(boundary.items()), prices
+        if key not in self._costs:
+            way, limited, blocked = self.way(graph), self.limited(graph), self.leaves.blocked(graph)
+            problem = self.builder.build(graph, self.restriction(graph), boundary, blocked, way, limited)
+            solution = self.eliminator.solve(problem, prices)
+            self._costs[key] = solution.objective, self.promise.loses(problem, solution)
+        return self._costs[key]
+
+    def _makes_again(self, graph: Graph) -> bool:
+        """Whether backward makes something of a leaf again: what that is, such as attention, has to stay there."""
+        way = self.way(graph)
+        return way is not None and way.again != NOTHING
+
+    def _best_first(self, graph: Graph, cost: Callable[[Graph], tuple[float, bool]], times: int) -> tuple[Steps, float]:
+        """The steps to the cheapest graph found, none if the given one is, and what they gain.
+
+        What does not pay at a place is not tried there again after other steps.
+        """
+        (first, loses), again = cost(graph), self._makes_again(graph)
+        best = _State(first, 0, (), graph, loses)
+        seen, queue, costed = {signature(graph)}, [best], 0
+        while queue:
+            current = heapq.heappop(queue)
+            if current.cost > ALPHA * best.cost:
                 break
-            for step, new in expand(current, self.rules, self.degrees):
-                self.places[step[0]] += 1
-                if _key(new) in seen or costed >= BUDGET:
+            states, vain = list[_State](), set(current.vain)
+            for found in self.leaves.next(current.graph, self.degrees):
+                self.leaves.places[found.step[0]] += times
+                if found.place in current.vain or costed >= BUDGET:
                     continue
-                seen.add(_key(new))
+                pays = self.promise.pays(current.graph, found.graph, loses=current.loses)
+                if not pays or (again and not self._makes_again(found.graph)):
+                    vain.add(found.place)
+                    continue
+                if (key := signature(found.graph)) in seen:
+                    continue
+                seen.add(key)
                 costed += 1
                 try:
-                    new_value = cost(new)
+                    value, loses = cost(found.graph)
                 except (GraphError, NoLayoutsError):
                     continue
-                if new_value < best * (1 - 1e-6):
-                    best, best_steps = new_value, (*steps, step)
-                if new_value <= ALPHA * best:
-                    heapq.heappush(queue, (new_value, costed, (*steps, step), new))
-        return best_steps
+                states.append(_State(value, costed, (*current.steps, found.step), found.graph, loses))
+                if value >= current.cost * _LESS:
+                    vain.add(found.place)
+            for state in states:
+                best = state if state.cost < best.cost * _LESS else best
+                if state.cost <= ALPHA * best.cost:
+                    heapq.heappush(queue, replace(state, vain=frozenset(vain)))
+        return best.steps, first - best.cost
 
 
-def _key(graph: Graph) -> Hashable:
-    return Leaf("", "", graph).signature
+@dataclass(frozen=True, order=True)
+class _State:
+    """A graph that steps lead to, and whether it loses anything. `vain`: places of steps that did not pay before."""
+
+    cost: float
+    number: int
+    steps: Steps = field(compare=False)
+    graph: Graph = field(compare=False)
+    loses: bool = field(compare=False)
+    vain: frozenset[Hashable] = field(default=frozenset(), compare=False)
 
 
-def _read(part: Leaf) -> list[str]:
+def _blocked(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    return blocked_choices(graph, constant_nodes(graph))
+
+
+def _read(part: Part) -> list[str]:
     """What a leaf reads from outside that carries a gradient."""
-    return [n.name for n in part.graph.leaves("input") if part.graph.types[n.name].grad]
+    return [node.name for node in part.graph.leaves("input") if part.graph.types[node.name].grad]
 
 
 def _chosen(problem: Problem, solution: Solution, name: str) -> Layouts:

@@ -74,7 +74,10 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Certified rules applied to the leaf between two cuts: for each step the rule and the number of its match."""
+    """Certified rules applied to a part of the graph: for each step the rule and the number of its match.
+
+    `start` and `end` name the values between which the part lies, separated by spaces (`search.splits.between`).
+    """
 
     start: str
     end: str

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from math import inf
 from operator import itemgetter
 
@@ -24,11 +24,8 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.again import made_again_of_part
-from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import ZEROS, Zero
-from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
 from shardwright.search.anytime import Stop
@@ -38,18 +35,17 @@ from shardwright.search.domain import CertifiedSplits
 from shardwright.search.fitting import Fitted, Fitter, by_block
 from shardwright.search.folding import Folded
 from shardwright.search.idle import asked_for, on_a_part, with_idle
-from shardwright.search.leaves import LeafSearch, replay
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint, most_frequent
-from shardwright.search.problem import NoLayoutsError, Way
+from shardwright.search.problem import NoLayoutsError
 from shardwright.search.remedies import remedies
-from shardwright.search.restrict import FREE
-from shardwright.search.solving import Candidate, Solver, different, limited_to, rank, restriction
+from shardwright.search.rewriting import Rewriter
+from shardwright.search.solving import Candidate, Solver, different, rank
 from shardwright.search.spaces import Space
 from shardwright.search.tuning import Progress, Tuner, named
 from shardwright.substitutions.equations import Equation
 
-_Way = tuple[str, Mesh, Execution]
+_Way = tuple[str, Mesh, Execution, tuple[Rewrite, ...]]
 _MOST_WHOLE = 4
 """How many plans are solved on the whole graph, which takes seconds each, because an estimate says they are faster."""
 _ABOUT = 1e-3
@@ -223,35 +219,34 @@ class Planner:
             least_s = min((f.candidate.prediction.step_s for f in fits), default=inf)
             fits += stop.within(fitter.best(filter(_may_keep_more, own), least_s))
         if finer := list(stop.within(tuner.nested(_likeliest(fits, pool, solver.limit_bytes)))):
-            pool, found = [*finer, *pool], [*found, *finer]
+            pool, found, tried = [*finer, *pool], [*found, *finer], [*tried, finer]
             fits += stop.within(fitter.best(filter(_may_keep_more, finer)))
-        fitted = {_way(f.candidate): f for f in fits}
+        rewriter = Rewriter(solver, graph, tuner.folded, self.rules)
+        keeping = {id(f.candidate.solved): f.candidate.prediction.step_s for f in fits}
+        estimates = {id(c): keeping[id(c.solved)] for own in tried for c in own if id(c.solved) in keeping}
+        rewritten = stop.within(rewriter.best(list(chain.from_iterable(tried)), estimates))
+        rewritten = sorted(rewritten, key=lambda c: len(c.mesh))
+        self.places.update(rewriter.places)
+        fits += stop.within(fitter.best(filter(_may_keep_more, rewritten)))
+        fitted, pool = {_way(f.candidate): f for f in fits}, [*pool, *rewritten]
         ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
-        whole = {_way(c): c for c in stop.within(self._whole(solver, graph, ranked), needed=True)}
+        whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked), needed=True)}
         best = min(whole.values(), key=rank)
         if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
-            refitted = stop.within(Fitter(solver, Folded(graph), values=fitter.values, zeros=zeros).best([best]))
-            best = min([best, *(f.candidate for f in refitted)], key=rank)
-        apart = stop.within(self._apart(graph, fitter, fitted, whole, best))
-        plain, best = min([(best, best), *apart], key=lambda pair: rank(pair[1]))
+            again = Fitter(solver, Folded(rewriter.whole(best)), values=fitter.values, zeros=zeros).best([best])
+            best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
+        best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
-        rewritten, rewrites = (
-            (plain, ()) if stop.reached else self._rewritten(solver, graph, plain, plain.roles if kept.guided else None)
-        )
-        if rewrites:
-            own = fitted.get(_way(plain))
-            better = min([rewritten, *(by_block(fitter, own, rewritten) if own else ())], key=rank)
-            best, rewrites = (better, rewrites) if rank(better) < rank(best) else (best, ())
         if kept.guided and not stop.reached:
-            whole |= self._rivals(solver, graph, best, alternatives)
+            whole |= self._rivals(rewriter, best, alternatives)
         costed = list({_way(c): whole.get(_way(c), c) for c in [*alternatives, *found]}.values())
         report = SearchReport(
             round(time.perf_counter() - start, 3),
             len({space.mesh.sizes for space in tuner.spaces}),
-            self._bound_s(tuner, [plain, best, *(found if kept.guided else costed)]),
+            self._bound_s(tuner, best, found if kept.guided else costed),
             solver.limit_bytes,
-            tuple(rewrites),
+            best.rewrites,
             tuner.obstacle,
             () if best.fits or stop.reached else remedies(graph, best, tuner),
             stop.reason,
@@ -264,7 +259,7 @@ class Planner:
         digest = fingerprint(graph)
         return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, best.execution, asked)
 
-    def _whole(self, solver: Solver, graph: Graph, ranked: Sequence[Candidate]) -> Iterator[Candidate]:
+    def _whole(self, rewriter: Rewriter, ranked: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best candidates, of the whole graph: those of folded graphs are estimates, to which that is near.
 
         Of those that are estimated faster than the best of these, so many at most are solved once one fits.
@@ -276,20 +271,20 @@ class Planner:
                 break
             if _way(candidate) in found:  # the same, which keeps less
                 continue
-            new = solver.again_whole(graph, candidate) if candidate.folded else candidate
+            new = rewriter.again_whole(candidate) if candidate.folded else candidate
             self.progress(f"{named(new)}, all blocks: {new.prediction.step_s * 1e3:.1f} ms")
             found[_way(new)] = new
             yield new
 
     def _apart(
         self,
-        graph: Graph,
+        rewriter: Rewriter,
         fitter: Fitter,
         fitted: Mapping[_Way, Fitted],
         whole: Mapping[_Way, Candidate],
         best: Candidate,
-    ) -> Iterator[tuple[Candidate, Candidate]]:
-        """Plans some of whose blocks keep more, each after the plan that it was made of; the most promising first.
+    ) -> Iterator[Candidate]:
+        """Plans some of whose blocks keep more; the most promising first.
 
         A plan that loses while all blocks keep the same may win where memory that it leaves is enough for more blocks.
         Those whose estimate is no better than the best by now are left out, but for the plan, while none is faster.
@@ -301,68 +296,32 @@ class Planner:
             is_apart = best_s < best.prediction.step_s
             if about[way] >= best_s * (1 - _ABOUT) and (is_apart or way != _way(best)):
                 continue
-            plain = whole[way] if way in whole else fitter.solver.again_whole(graph, fitted[way].candidate)
+            plain = whole[way] if way in whole else rewriter.again_whole(fitted[way].candidate)
             for mixed in by_block(fitter, fitted[way], plain):
                 self.progress(f"{named(mixed)}, blocks apart: {mixed.prediction.step_s * 1e3:.1f} ms")
                 best_s = min(best_s, mixed.prediction.step_s)
-                yield plain, mixed
+                yield mixed
 
-    def _rivals(
-        self, solver: Solver, graph: Graph, best: Candidate, others: Sequence[Candidate]
-    ) -> dict[_Way, Candidate]:
+    def _rivals(self, rewriter: Rewriter, best: Candidate, others: Sequence[Candidate]) -> dict[_Way, Candidate]:
         """Plans beside the one that was asked for, of the whole graph where an estimate says that they are faster."""
         faster = sorted((c for c in others if c.folded and rank(c) < _about(best)), key=rank)
-        return {_way(c): solver.again_whole(graph, c) for c in faster[:_MOST_WHOLE]}
+        return {_way(c): rewriter.again_whole(c) for c in faster[:_MOST_WHOLE]}
 
-    def _bound_s(self, tuner: Tuner, costed: Sequence[Candidate]) -> float:
-        """What `SearchReport.bound_s` says, for the way in which the second of these is run: the plan.
+    def _bound_s(self, tuner: Tuner, best: Candidate, costed: Sequence[Candidate]) -> float:
+        """What `SearchReport.bound_s` says, for the way in which the plan is run.
 
         Of values that are made again one by one it says nothing but that this adds to a plan that keeps all. A plan of
         the whole graph may lay equal blocks out differently, and take less: then that counts.
         """
-        best, mode = costed[1], costed[1].execution.recompute
+        mode = best.execution.recompute
         many = best.mesh.num_microbatches
         execution = best.execution if isinstance(mode, str) else replace(best.execution, recompute="none")
         steps_s = [
             c.prediction.step_s
-            for c in costed
+            for c in (best, *costed)
             if c is best or ((c.mesh.num_microbatches, c.execution) == (many, execution) and not c.folded)
         ]
         return min([tuner.bound_s(many, execution), *steps_s])
-
-    def _rewritten(
-        self, solver: Solver, graph: Graph, best: Candidate, roles: Sequence[str] | None
-    ) -> tuple[Candidate, Sequence[Rewrite]]:
-        """The best plan after backtracking over algebraic rules on its leaves, if that is better."""
-        mesh = best.mesh
-        roles = tuple(roles or (FREE,) * len([axis for axis in mesh.names if axis != TIME]))
-        if not self.rules:
-            return best, ()
-        builder, eliminator = solver.builder(mesh, best.execution)
-        leaf_search = LeafSearch(
-            builder, eliminator, list(self.rules.values()), lambda part: restriction(part, roles, mesh),
-            lambda part: Way(made_again_of_part(part, best.execution), best.priced, best.execution),
-            lambda part: limited_to(best.limits, part, mesh),
-        )  # fmt: skip
-        rewrites = leaf_search.improve(*best.solved)
-        self.places.update(leaf_search.places)
-        if not rewrites:
-            return best, ()
-        new = replay(graph, rewrites, self.rules, mesh)
-        before, _, prices = best.solved
-        execution = still_there(new, Operations(new).listed, best.execution)
-        try:
-            problem, _ = solver.problem(Folded(new), mesh, roles, execution, best.priced, best.limits)
-        except PlanError:  # what is to be made again, such as attention, is no longer there
-            return best, ()
-        if eliminator.solve(problem, prices).objective >= eliminator.solve(before, prices).objective:
-            return best, ()
-        zeros = (best.lifetimes,)
-        rewritten = solver.solve(
-            Folded(new), mesh, roles, best.name, execution, zeros, best.priced, beside=prices.beside, limits=best.limits
-        )
-        self.progress(f"after {len(rewrites)} rewrites: {rewritten.prediction.step_s * 1e3:.1f} ms")
-        return (rewritten, rewrites) if rank(rewritten) < rank(best) else (best, ())
 
 
 def _may_keep_more(candidate: Candidate) -> bool:
@@ -377,7 +336,7 @@ def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: i
 
 
 def _way(candidate: Candidate) -> _Way:
-    return candidate.name, candidate.mesh, candidate.execution
+    return candidate.name, candidate.mesh, candidate.execution, candidate.rewrites
 
 
 def _about(candidate: Candidate) -> tuple[bool, float]:

@@ -33,6 +33,7 @@ from shardwright.search.least import least_s
 from shardwright.search.limited import Limited
 from shardwright.search.limits import NO_LIMITS, Limits
 from shardwright.search.materialize import materialize
+from shardwright.search.plan import Rewrite
 from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction
 from shardwright.search.spaces import LONGEST_FIRST
@@ -58,6 +59,7 @@ class Candidate:
         lifetimes: for how long gathered parameters stay; `priced`: the lifetime that the layouts were chosen for.
         is_tight: whether more memory could make it faster.
         solved: what it was made from: problem, solution and prices.
+        rewrites: what was done to the graph before.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Candidate:
     folded: bool = False
     is_tight: bool = False
     limits: Limits = NO_LIMITS
+    rewrites: tuple[Rewrite, ...] = ()
 
     @property
     def mesh(self) -> Mesh:

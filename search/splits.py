@@ -1,159 +1,213 @@
-"""Sequence splits: where a graph falls into two parts that share one tensor.
+"""Flow-based splits: any convex part of a graph, with as many inputs and results as it has, and what takes its place.
 
-A *cut* is a node that every path from the batch to the loss passes. Between two neighbouring cuts lies a *leaf*.
-Equal leaves (the same operators, shapes, attributes and wiring) are found by a signature that knows no names.
+A part is *convex* if nothing outside lies on a way from one of its operators to another, so that it can be replaced at
+once. It needs no operator that every path passes: it is named by the values at which it starts, whose makers stay
+outside, and by those in which it ends, and holds what lies between. Ends are all that anything outside reads: a result
+of the model, such as a buffer's new value, as well as what the next operator takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import networkx as nx
+from functools import lru_cache
+from typing import NamedTuple
 
 from shardwright.pcg.analysis import constant_nodes
-from shardwright.pcg.graph import Graph, Node, leaf
+from shardwright.pcg.graph import Graph, Node, leaf, topological
 
-MIN_OPERATORS = 8
-"""Leaves smaller than this are joined with the next one."""
-_SOURCE = ""
+FEWEST_OPERATORS, MOST_OPERATORS = 8, 48
+"""Of a leaf: enough for layouts to change inside, few enough to be solved in milliseconds."""
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """A part of a graph with one result, as a graph of its own: what it reads from outside are its leaves.
+class Part:
+    """A convex part of a graph, as a graph of its own: what it reads from outside are its leaves, its ends its outputs.
 
-    `start` and `end` name the cuts around it ("" for the beginning).
+    `starts` and `ends` name the values around it; parameters that it reads are not among its starts.
     """
 
-    start: str
-    end: str
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
     graph: Graph
 
     @property
-    def signature(self) -> Hashable:
-        """Equal for leaves that are the same up to names."""
-        number = {node.name: i for i, node in enumerate(self.graph.nodes)}
-        return tuple(_shape_of(node, number) for node in self.graph.nodes)
+    def operators(self) -> frozenset[str]:
+        return frozenset(node.name for node in self.graph.nodes if not node.is_leaf)
 
 
-def _shape_of(node: Node, number: Mapping[str, int]) -> Hashable:
-    attrs = tuple((k, v) for k, v in node.attrs if k not in ("seed", "target"))
-    return (node.op, tuple(number[i] for i in node.inputs), attrs)
+def signature(graph: Graph) -> Hashable:
+    """Equal for graphs that are the same up to names."""
+    number = {node.name: i for i, node in enumerate(graph.nodes)}
+    return tuple(_bare(node, number) for node in graph.nodes), tuple(number[name] for _, name in graph.outputs)
 
 
-def batch_nodes(graph: Graph) -> frozenset[str]:
-    """Operators that depend on the batch and on a parameter: the stream that cuts divide."""
+def _bare(node: Node, number: Mapping[str, int]) -> Hashable:
+    attrs = tuple((key, value) for key, value in node.attrs if key not in ("seed", "target"))
+    return node.op, tuple(number[name] for name in node.inputs), attrs
+
+
+@lru_cache(maxsize=8)
+def _fed(graph: Graph) -> frozenset[str]:
+    """Operators that depend on the batch and on a parameter."""
     constants, fed = constant_nodes(graph), set[str]()
     for node in graph.nodes:
-        if node.op == "input" or any(i in fed for i in node.inputs):
+        if node.op == "input" or any(name in fed for name in node.inputs):
             fed.add(node.name)
     return frozenset(n.name for n in graph.nodes if not n.is_leaf and n.name in fed and n.name not in constants)
 
 
-def cuts(graph: Graph) -> list[str]:
-    """The nodes that every path from the batch to the loss passes, in order; the loss is the last."""
-    stream = batch_nodes(graph)
-    loss = graph.loss
-    if loss not in stream:
-        return []
-    backwards = nx.DiGraph()
-    backwards.add_node(loss)
-    for node in graph.nodes:
-        if node.name in stream:
-            before = [i for i in node.inputs if i in stream] or [_SOURCE]
-            backwards.add_edges_from((node.name, i) for i in before)
-    above = nx.immediate_dominators(backwards, loss)
-    chain: list[str] = []
-    current = above.get(_SOURCE, loss)
-    while True:
-        chain.append(current)
-        if current == loss:
-            return chain
-        current = above[current]
+def between(graph: Graph, starts: Sequence[str], ends: Sequence[str]) -> Part | None:
+    """The part from some values to others, or None where something else in it is read from outside.
 
-
-def leaves(graph: Graph) -> list[Leaf]:
-    """The parts between cuts, in order, small ones joined: the last one with the one before it."""
-    chain = cuts(graph)
-    stream = batch_nodes(graph)
-    order = {node.name: i for i, node in enumerate(graph.nodes)}
-    starts, ends = [_SOURCE], list[str]()
-    for end in chain:
-        size = sum(1 for name in stream if order.get(starts[-1], -1) < order[name] <= order[end])
-        if size >= MIN_OPERATORS:
-            ends.append(end)
-            starts.append(end)
-    ends[-1:] = chain[-1:]
-    found = (extract(graph, start, end) for start, end in zip(starts, ends, strict=False))
-    return [part for part in found if part is not None]
-
-
-def extract(graph: Graph, start: str, end: str) -> Leaf | None:
-    """The part of a graph that leads from cut `start` to cut `end`, or None where it has a second result.
-
-    Parameters stay parameters; every other value from outside becomes an input of its type.
+    Of what depends on no parameter or not on the batch, it has what is made for it alone; the rest it reads.
     """
-    inside = _inside(graph, _needed(graph, start, end))
-    names = {n.name for n in inside}
-    if any(u not in names for n in inside if n.name != end for u in graph.users[n.name]) or names & {
-        v for _, v in graph.outputs
-    } - {end}:
+    inside = _inside(graph, _needed(graph, starts, ends))
+    names = {node.name for node in inside}
+    results = {name for _, name in graph.outputs}.union(*(_read(graph, name, names) for name in names))
+    if not names.issuperset(ends) or names & results - set(ends):
         return None
     nodes: dict[str, Node] = {}
     for node in inside:
         for name in node.inputs:
             if name not in names and name not in nodes:
-                outside, kind = graph.by_name[name], graph.types[name]
-                stays = outside.op == "parameter"
-                nodes[name] = (
-                    outside
-                    if stays
-                    else leaf(name, "input", kind.shape, kind.dtype, name, grad=kind.grad, source=outside.source)
-                )
+                nodes[name] = _outside(graph, name)
         nodes[node.name] = node
-    return Leaf(start, end, Graph(tuple(nodes.values()), (("loss", end),)))
+    return Part(tuple(starts), tuple(ends), Graph(tuple(nodes.values()), _outputs(ends)))
 
 
-def _needed(graph: Graph, start: str, end: str) -> set[str]:
-    """Everything that `end` depends on without looking past `start`."""
-    needed, stack = set[str](), [end]
+def leaves(graph: Graph, home: Mapping[str, str] | None = None) -> list[Part]:
+    """The graph's operators in parts of `MOST_OPERATORS` at most, in order, cut where the fewest values pass.
+
+    Whatever lies side by side in an order in which values are made before they are read is convex. `home`: names the
+    block that an operator lies in; no part lies in two.
+    """
+    operators = [node.name for node in graph.nodes if not node.is_leaf]
+    at, fed = {name: i for i, name in enumerate(operators)}, _fed(graph)
+    passing = [0] * (len(operators) + 1)
+    for name in operators:
+        if name in fed:
+            for i in range(at[name] + 1, max((at[user] for user in graph.users[name]), default=0) + 1):
+                passing[i] += 1
+    blocks = [(home or {}).get(name, "") for name in operators]
+    found, start = list[Part](), 0
+    while start < len(operators):
+        stop = next((i for i in range(start, len(operators)) if blocks[i] != blocks[start]), len(operators))
+        while stop - start > MOST_OPERATORS:
+            cut = min(range(start + FEWEST_OPERATORS, start + MOST_OPERATORS + 1), key=lambda i: (passing[i], -i))
+            found.append(_part(graph, operators[start:cut]))
+            start = cut
+        found.append(_part(graph, operators[start:stop]))
+        start = stop
+    return [part for part in found if part.operators]
+
+
+def _part(graph: Graph, operators: Sequence[str]) -> Part:
+    """The part that holds those of these operators, which are convex, that are fed, and what is made for them alone."""
+    inside, fed = set(operators), _fed(graph)
+    read = dict.fromkeys(i for name in operators for i in graph.by_name[name].inputs if i not in inside)
+    starts = [name for name in read if graph.by_name[name].op != "parameter"]
+    results = {name for _, name in graph.outputs}
+    ends = [name for name in operators if name in fed and (name in results or _read(graph, name, inside))]
+    return between(graph, starts, ends) or Part((), (), Graph((), ()))
+
+
+def _outputs(ends: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """As of a model: its loss is what comes last."""
+    return (*((end, end) for end in ends[:-1]), ("loss", ends[-1]))
+
+
+def _read(graph: Graph, name: str, inside: Iterable[str]) -> set[str]:
+    """The value itself, if anything outside reads it."""
+    return set() if set(graph.users[name]) <= set(inside) else {name}
+
+
+def _outside(graph: Graph, name: str) -> Node:
+    """What a part reads from outside: parameters stay parameters, every other value becomes an input of its type."""
+    node, kind = graph.by_name[name], graph.types[name]
+    if node.op == "parameter":
+        return node
+    return leaf(name, "input", kind.shape, kind.dtype, name, grad=kind.grad, source=node.source)
+
+
+def _needed(graph: Graph, starts: Iterable[str], ends: Iterable[str]) -> set[str]:
+    """Everything that the ends depend on without looking past the starts."""
+    needed, stack, stop = set[str](), list(ends), set(starts)
     while stack:
         name = stack.pop()
-        if name not in needed and name != start:
+        if name not in needed and name not in stop:
             needed.add(name)
             stack.extend(graph.by_name[name].inputs)
     return needed
 
 
 def _inside(graph: Graph, needed: set[str]) -> list[Node]:
-    """The operators of a part: its stream, and what is made for it alone, as a transposed weight or a scalar."""
-    stream = batch_nodes(graph)
-    names: set[str] = set()
+    """The operators of a part: what is fed, and what is made for it alone, as a transposed weight or a number."""
+    fed, names = _fed(graph), set[str]()
     for node in reversed(graph.nodes):
         users = graph.users[node.name]
-        if node.name in needed and not node.is_leaf and (node.name in stream or (users and names.issuperset(users))):
+        if node.name in needed and not node.is_leaf and (node.name in fed or (users and names.issuperset(users))):
             names.add(node.name)
-    return [n for n in graph.nodes if n.name in names]
+    return [node for node in graph.nodes if node.name in names]
 
 
-def transplant(graph: Graph, old: Leaf, new: Graph) -> Graph:
-    """The graph with a leaf's nodes replaced by another graph of the same inputs and result. It is not validated."""
-    removed = {n.name for n in old.graph.nodes if not n.is_leaf}
-    result = new.loss
-    taken = {n.name for n in graph.nodes if n.name not in removed}
-    names = {n.name: n.name for n in new.nodes if n.is_leaf}
-    fresh: list[Node] = []
+class Transplanted(NamedTuple):
+    """A graph with parts replaced, not validated.
+
+    instead   by ends that are not computed any more, what is read in their place
+    added     by part, the operators that took its place
+    """
+
+    graph: Graph
+    instead: Mapping[str, str]
+    added: Sequence[frozenset[str]]
+
+
+def transplanted(graph: Graph, parts: Sequence[tuple[Part, Graph]]) -> Transplanted:
+    """The graph with other graphs, of the same inputs and results, in the place of parts that share no operator.
+
+    Ends keep their names where they are computed. Where one is a value that is there already, that is read.
+    """
+    removed = frozenset[str]().union(*(part.operators for part, _ in parts))
+    taken = {node.name for node in graph.nodes if node.name not in removed}.union(*(part.ends for part, _ in parts))
+    same, fresh = dict[str, str](), dict[str, list[Node]]()
+    for part, new in parts:
+        last = next(node.name for node in reversed(graph.nodes) if node.name in part.operators)
+        fresh[last] = _renamed(part, new, taken, same)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        nodes += fresh.get(node.name, ())
+        if node.name not in removed:
+            nodes.append(node)
+
+    def now(name: str) -> str:
+        while name in same:
+            name = same[name]
+        return name
+
+    read = (replace(node, inputs=tuple(map(now, node.inputs))) for node in nodes)
+    found = Graph(topological(read), tuple((key, now(name)) for key, name in graph.outputs)).without_dead_nodes()
+    added = [frozenset(node.name for node in new) for new in fresh.values()]
+    return Transplanted(found, {name: now(name) for name in same}, added)
+
+
+def _renamed(part: Part, new: Graph, taken: set[str], same: dict[str, str]) -> list[Node]:
+    """The operators of a graph under names that are free; `same` learns of ends that are other values by now."""
+    names = {node.name: node.name for node in new.nodes if node.is_leaf}
+    for end, (_, result) in zip(part.ends, new.outputs, strict=True):
+        if result in names:
+            same[end] = names[result]
+        else:
+            names[result] = end
+    found: list[Node] = []
     for node in new.nodes:
         if node.is_leaf:
             continue
-        name = old.end if node.name == result else node.name
-        while name in taken or (name == old.end and node.name != result):
-            name += "_r"
-        taken.add(name)
-        names[node.name] = name
-        fresh.append(replace(node, name=name, inputs=tuple(names[i] for i in node.inputs)))
-    at = max(i for i, n in enumerate(graph.nodes) if n.name in removed)
-    before = [n for n in graph.nodes[:at] if n.name not in removed]
-    after = [n for n in graph.nodes[at + 1 :] if n.name not in removed]
-    return Graph((*before, *fresh, *after), graph.outputs)
+        if node.name not in names:
+            name = node.name
+            while name in taken:
+                name += "_r"
+            taken.add(name)
+            names[node.name] = name
+        found.append(replace(node, name=names[node.name], inputs=tuple(names[i] for i in node.inputs)))
+    return found

@@ -152,6 +152,11 @@ class Equation:
         return all(op != REDUCE if op in PARALLEL_OPS else ROWS[op].moves for op in ops)
 
     @cached_property
+    def needs(self) -> frozenset[str]:
+        """The operators of the left side."""
+        return frozenset(term.op for term in applied(self.left))
+
+    @cached_property
     def dims(self) -> Mapping[str, Dims]:
         return dict(self.variables)
 

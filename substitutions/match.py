@@ -141,20 +141,29 @@ def matches(rule: Equation, graph: Graph, parameters: Mapping[str, int] | None =
 
     Raises `RuleError` for a parallel graph: algebraic rules are used before layouts are chosen.
     """
+    return list(_each_match(rule, graph, parameters or {}))
+
+
+def _each_match(rule: Equation, graph: Graph, parameters: Mapping[str, int]) -> Iterator[Match]:
     if len(graph.mesh):
         raise RuleError(f"rule {rule.name!r} applies to serial graphs; this one is on the mesh {graph.mesh}")
-    found: list[Match] = []
-    for state in extended(PartialMatch(graph, rule, sizes=dict(parameters or {})), rule.left):
+    seen = set[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]]()
+    for state in extended(PartialMatch(graph, rule, sizes=dict(parameters)), rule.left):
         match = _finish(state)
-        if match is not None and match not in found:
-            found.append(match)
-    return found
+        if match is not None and (key := (match.roots, tuple(match.variables.items()))) not in seen:
+            seen.add(key)
+            yield match
+
+
+def each_place(rule: Equation, graph: Graph, degrees: Sequence[int] = ()) -> Iterator[Match]:
+    """Every place where the rule applies, with each of `degrees` in the place of each of its parameters."""
+    for values in product(degrees, repeat=len(rule.parameters)):
+        yield from _each_match(rule, graph, dict(zip(rule.parameters, values, strict=True)))
 
 
 def places(rule: Equation, graph: Graph, degrees: Sequence[int] = ()) -> list[Match]:
-    """Every place where the rule applies, with each of `degrees` in the place of each of its parameters."""
-    chosen = product(degrees, repeat=len(rule.parameters))
-    return [m for values in chosen for m in matches(rule, graph, dict(zip(rule.parameters, values, strict=True)))]
+    """As `each_place`, all at once."""
+    return list(each_place(rule, graph, degrees))
 
 
 def extended(state: PartialMatch, roots: Sequence[Term]) -> Iterator[PartialMatch]:

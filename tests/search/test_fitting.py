@@ -98,7 +98,14 @@ def test_any_blocks_are_made_again_as_memory_asks_for(model: type[nn.Module]) ->
 def candidate(name: str, step_s: float, num_bytes: int = 0) -> Candidate:
     """As much of one as is looked at."""
     prediction = SimpleNamespace(step_s=step_s, memory=Memory(parameters_bytes=num_bytes))
-    own = {"name": name, "mesh": Mesh.of(x=2), "prediction": prediction, "fits": True, "execution": DEFAULT}
+    own = {
+        "name": name,
+        "mesh": Mesh.of(x=2),
+        "prediction": prediction,
+        "fits": True,
+        "execution": DEFAULT,
+        "rewrites": (),
+    }
     return cast("Candidate", SimpleNamespace(**own))
 
 
@@ -128,11 +135,11 @@ def test_blocks_apart_are_tried_of_every_plan_that_may_win_by_it(monkeypatch: py
 
     monkeypatch.setattr("shardwright.search.planner.by_block", mixed)
     fitter = SimpleNamespace(solver=search.solver)
-    monkeypatch.setattr(search.solver, "again_whole", lambda graph, c: c)
+    rewriter = SimpleNamespace(again_whole=lambda c: c)
     for own, names, steps_s in ((fitted, ["fast"], [8.5, 8.2]), (fitted[:2], ["best"], [9.3])):
         asked.clear()
-        pairs = list(search._apart(None, fitter, {_way(f.candidate): f for f in own}, {}, best))  # type: ignore[arg-type]
-        assert [found.prediction.step_s for _, found in pairs] == steps_s
-        assert asked == names == list(dict.fromkeys(plain.name for plain, _ in pairs))
+        found = search._apart(rewriter, fitter, {_way(f.candidate): f for f in own}, {}, best)  # type: ignore[arg-type]
+        assert [mixed.prediction.step_s for mixed in found] == steps_s
+        assert asked == names
     unfit = cast("Candidate", SimpleNamespace(fits=False))
     assert not list(search._apart(None, None, {}, {}, unfit))  # type: ignore[arg-type]

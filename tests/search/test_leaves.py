@@ -1,21 +1,25 @@
-"""Cuts, leaves, and backtracking over algebraic rules on them."""
+"""Leaves, and backtracking over algebraic rules on them."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import run_devices, run_serial
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan, difference
-from shardwright.search.leaves import degrees, expand, replay
+from shardwright.search.leaves import expand
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
+from shardwright.search.replay import degrees, replay
 from shardwright.search.restrict import TENSOR
-from shardwright.search.splits import cuts, leaves, transplant
+from shardwright.search.splits import MOST_OPERATORS, between, leaves, signature, transplanted
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.match import places
 from tests.search.graphs import cluster, every_choice, mlp
@@ -43,38 +47,119 @@ def loss(graph: Graph) -> float:
     return float(run_serial(graph, values(graph))[dict(graph.outputs)["loss"]])
 
 
-def test_cuts_are_what_every_path_passes() -> None:
-    graph = mlp(layers=3, residual=True)
-    chain = cuts(graph)
-    assert chain[-1] == dict(graph.outputs)["loss"]
-    assert all(a in graph.by_name for a in chain)
-    inner = [n.name for n in graph.nodes if n.op == "relu"]
-    assert inner[0] in chain
-    assert not {inner[1], inner[2]} & set(chain), "inside a residual branch there is no cut"
+def statistics(layers: int = 2) -> Graph:
+    """Layers without a value that all paths pass, whose sums are results of the model, as batch norm's are."""
+    b, outputs = GraphBuilder(), list[tuple[str, str]]()
+    x = b.leaf("x", "input", (32, 16), "float32", "x")
+    stem = b.leaf("stem", "parameter", (16, 16), "float32", "stem", grad=True)
+    left, right = b.op("relu", x), b.op("linear", x, stem)
+    for i in range(layers):
+        w = b.leaf(f"w{i}", "parameter", (16, 16), "float32", f"w{i}", grad=True)
+        c, d = (b.op("full", shape=(), value=v, dtype="float32") for v in (0.5, 0.25))
+        left, right = b.op("linear", left, w), b.op("exp", b.op("mul", b.op("mul", right, c), d))
+        outputs.append((f"sum{i}", b.op("sum", left, dims=(0,), keepdim=False)))
+        left = b.op("add", b.op("relu", left), right)
+    loss = b.op("sum", b.op("mul", left, right), dims=(0, 1), keepdim=False)
+    return b.graph([("loss", loss), *outputs])
 
 
-def test_equal_blocks_have_equal_leaves() -> None:
-    parts = leaves(stack(4))
-    signatures = [part.signature for part in parts]
-    assert len(set(signatures)) < len(signatures)
-    assert all(part.graph.validate() for part in parts)
+def results(graph: Graph) -> dict[str, np.ndarray]:
+    found = run_serial(graph, values(graph))
+    return {key: np.asarray(found[name]) for key, name in graph.outputs}
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_transplanting_a_leaf_onto_itself_changes_nothing(blocks: int) -> None:
-    graph = stack(blocks)
-    for part in leaves(graph):
-        assert difference(transplant(graph, part, part.graph), graph) is None
+def assert_same_results(graph: Graph, expected: Graph) -> None:
+    found = results(graph)
+    for key, value in results(expected).items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-9)
 
 
-def test_every_rewrite_of_a_leaf_keeps_the_loss() -> None:
+def test_leaves_have_every_operator_once_and_as_many_results_as_are_read() -> None:
+    for graph in (stack(12), statistics(12), mlp(layers=3, residual=True)):
+        parts = leaves(graph)
+        operators = [name for part in parts for name in part.operators]
+        assert len(operators) == len(set(operators))
+        assert {n.name for n in graph.nodes if not n.is_leaf and n.name not in constant_nodes(graph)} <= set(operators)
+        assert all(len(part.operators) <= MOST_OPERATORS for part in parts)
+        assert all(between(graph, part.starts, part.ends) == part and part.graph.validate() for part in parts)
+    several = [part for part in leaves(statistics(12)) if len(part.ends) > 2]
+    assert several
+    assert all(name in part.ends for part in several for _, name in part.graph.outputs)
+
+
+def test_leaves_end_where_few_values_pass_and_with_their_block() -> None:
+    assert all(len(part.ends) == 1 for part in leaves(stack(20)))
+    graph = stack(6)
+    home = {n.name: "in" if i % 2 else "" for i, n in enumerate(n for n in graph.nodes if not n.is_leaf)}
+    assert all(len({home[name] for name in part.operators}) == 1 for part in leaves(graph, home))
+
+
+def named(graph: Graph, op: str) -> list[str]:
+    return [node.name for node in graph.nodes if node.op == op]
+
+
+def test_parts_of_equal_blocks_have_equal_signatures() -> None:
+    graph = stack(4)
+    sums = named(graph, "add")
+    parts = [between(graph, (start,), (end,)) for start, end in pairwise(sums)]
+    assert len({signature(part.graph) for part in parts if part is not None}) == 1 < sum(map(bool, parts))
+    assert signature(graph) != signature(stack(3))
+
+
+def test_what_something_outside_reads_is_an_end() -> None:
     graph = stack(2)
-    tried = 0
-    for part in leaves(graph):
-        for _, new in expand(part.graph, list(CATALOGUE.values())):
-            assert loss(transplant(graph, part, new)) == pytest.approx(loss(graph), rel=1e-9)
-            tried += 1
-    assert tried > 5
+    first, second = named(graph, "linear")[1:3]
+    assert between(graph, (), (second,)) is None
+    both = between(graph, (), (first, second))
+    assert both is not None
+    assert {first, second} <= both.operators
+
+
+def test_transplanting_leaves_onto_themselves_changes_nothing() -> None:
+    for graph in (stack(1), stack(3), statistics()):
+        found = transplanted(graph, [(part, part.graph) for part in leaves(graph)])
+        assert difference(found.graph, graph) is None
+        assert not found.instead
+        assert list(found.added) == [part.operators for part in leaves(graph)]
+
+
+def test_every_rewrite_of_a_leaf_keeps_all_results() -> None:
+    for graph in (stack(2), statistics()):
+        tried = 0
+        for part in leaves(graph):
+            for step in expand(part.graph, list(CATALOGUE.values())):
+                assert_same_results(transplanted(graph, [(part, step.graph)]).graph, graph)
+                tried += 1
+        assert tried > 5
+
+
+def test_an_end_that_is_there_already_is_read_where_it_is() -> None:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (8, 4), "float32", "x", grad=True)
+    y = b.op("neg", b.op("neg", b.op("neg", b.op("neg", b.op("exp", x)))))
+    graph = b.graph([("loss", b.op("sum", y, dims=(0, 1), keepdim=False)), ("again", y)])
+    _, second, _, fourth = named(graph, "neg")
+    rewrites = [Rewrite(second, fourth, (("neg_of_neg", 0),))]
+    new = replay(graph, rewrites, CATALOGUE, Mesh.of(x=2))
+    assert [n.op for n in new.nodes] == ["input", "exp", "neg", "neg", "sum"]
+    assert_same_results(new, graph)
+    (start,) = named(graph, "exp")
+    rewrites = [Rewrite(start, second, (("neg_of_neg", 0),)), Rewrite(second, fourth, (("neg_of_neg", 0),))]
+    assert [n.op for n in replay(graph, rewrites, CATALOGUE, Mesh.of(x=2)).nodes] == ["input", "exp", "sum"]
+    assert_same_results(replay(graph, rewrites, CATALOGUE, Mesh.of(x=2)), graph)
+
+
+def test_what_nothing_reads_does_not_keep_a_leaf_from_being_rewritten() -> None:
+    graph = statistics()
+    plain, plan = (
+        Planner(cluster(2), every_choice, rules=rules).plan(graph, "statistics", mesh=Mesh.of(x=2))
+        for rules in ({}, CATALOGUE)
+    )
+    assert plan.prediction.step_s < plain.prediction.step_s
+    (rewrite,) = plan.report.rewrites
+    assert len(rewrite.end.split()) >= 3
+    check_plan(Plan.from_json(plan.to_json()), graph, every_choice, CATALOGUE)
+    assert_same_results(plan.graph.erased(), graph)
 
 
 def plan_of(graph: Graph, rules: bool = True) -> Plan:
@@ -86,7 +171,7 @@ def test_the_search_finds_the_cheaper_form_in_every_block_and_the_plan_proves_it
     plain, plan = plan_of(graph, rules=False), plan_of(graph)
     assert plan.prediction.step_s < plain.prediction.step_s
     assert sum(n.op == "linear" for n in plan.graph.nodes) == 1 + 3
-    assert len(plan.report.rewrites) == 3
+    assert [step for rewrite in plan.report.rewrites for step, _ in rewrite.steps] == ["sum_of_linears"] * 3
     check_plan(plan, graph, every_choice, CATALOGUE)
     assert Plan.from_json(plan.to_json()) == plan
     assert loss(plan.graph.erased()) == pytest.approx(loss(graph), rel=1e-9)
@@ -103,15 +188,17 @@ def test_a_plan_whose_rule_is_not_certified_is_refused() -> None:
     ("rewrite", "message"),
     [
         (Rewrite("", "nowhere", ()), "the model has no such part; make the plan again"),
+        (Rewrite("", "", ()), "the model has no such part; make the plan again"),
+        (Rewrite("", "end", ()), "another one has operators of it; make the plan again"),
         (Rewrite("", "end", (("add_commutes", 99),)), "rule 'add_commutes' has no match number 99; make the plan"),
     ],
 )
 def test_rewrites_that_do_not_apply_are_refused(rewrite: Rewrite, message: str) -> None:
     graph = stack(2)
-    end = leaves(graph)[0].end
+    end = leaves(graph)[0].ends[0]
     where = Rewrite(rewrite.start, end if rewrite.end == "end" else rewrite.end, rewrite.steps)
     with pytest.raises(PlanError, match=message):
-        replay(graph, [where], CATALOGUE, Mesh.of(x=2))
+        replay(graph, [where, *[where] * (not rewrite.steps)], CATALOGUE, Mesh.of(x=2))
 
 
 def classifier(classes: int = 64) -> Graph:

@@ -19,10 +19,12 @@ from shardwright.reports.facts import fits
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.wording import quality
 from shardwright.search.check import check_plan
-from shardwright.search.leaves import LeafSearch
-from shardwright.search.plan import Plan, Rewrite
+from shardwright.search.folding import Folded
+from shardwright.search.leaves import LeafSearch, Rewritten
+from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.search.spaces import meshes
+from shardwright.search.splits import Part
 from shardwright.search.within import within_memory
 from shardwright.substitutions.catalogue import CATALOGUE
 from tests.each import each
@@ -301,8 +303,9 @@ def test_rewrites_that_leave_nothing_to_make_again_are_not_taken(monkeypatch: py
     loss = graph.op("sum", graph.op("mul", graph.op("matmul", scores, v), target), dims=(0, 1, 2), keepdim=False)
     found = planner(2)
     found.rules = CATALOGUE
-    monkeypatch.setattr(LeafSearch, "improve", lambda *solved: (Rewrite("x", "y", ()),))
-    monkeypatch.setattr("shardwright.search.planner.replay", lambda *rewrites: mlp())
+    leaf = Rewritten(Part(("x",), ("y",), mlp()), (("any", 0),), mlp(), 1.0)
+    monkeypatch.setattr(LeafSearch, "improve", lambda *solved: [leaf])
+    monkeypatch.setattr("shardwright.search.rewriting.applied", lambda *rewrites: Folded(mlp()))
     plan = found.plan(graph.graph([("loss", loss)]), mesh=Mesh.of(x=2), recompute="selective", microbatches=1)
     assert plan.execution.recompute == "selective"
     assert plan.report.rewrites == ()

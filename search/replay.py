@@ -1,0 +1,70 @@
+"""The rewrites of a plan, done again on the captured graph: what proves that its graph is that one's.
+
+A plan names a rewritten part by the values at which it starts and ends, and by the rules applied to it, one after the
+other. Only certified rules are, and each of them only where it matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.plan import Rewrite
+from shardwright.search.splits import Part, between, transplanted
+from shardwright.substitutions.apply import apply
+from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.match import places
+
+
+def degrees(mesh: Mesh) -> tuple[int, ...]:
+    """Among how many devices axes of the mesh can divide something: what the parameters of a rule are chosen from."""
+    found = {1}
+    for size in mesh.device_sizes:
+        found |= {size * d for d in found}
+    return tuple(sorted(found - {1}))
+
+
+def applicable(graph: Graph, rules: Sequence[Equation]) -> list[Equation]:
+    """The rules of whose left sides the graph has every operator."""
+    there = {node.op for node in graph.nodes}
+    return [rule for rule in rules if rule.needs <= there]
+
+
+def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equation], mesh: Mesh) -> Graph:
+    """The graph after the rewrites of a plan on this mesh.
+
+    Raises `PlanError` where a step does not apply or its rule is not certified.
+    """
+    done, taken = list[tuple[Part, Graph]](), set[str]()
+    for rewrite in rewrites:
+        part = _part(graph, rewrite)
+        if not taken.isdisjoint(part.operators):
+            raise PlanError(f"rewrite of {rewrite.end!r}: another one has operators of it; make the plan again")
+        taken |= part.operators
+        done.append((part, _rewritten(part.graph, rewrite, rules, degrees(mesh))))
+    return transplanted(graph, done).graph.validate()
+
+
+def _part(graph: Graph, rewrite: Rewrite) -> Part:
+    starts, ends = rewrite.start.split(), rewrite.end.split()
+    known = graph.by_name.keys() >= {*starts, *ends}
+    part = between(graph, starts, ends) if known and ends else None
+    if part is None:
+        where = f"{rewrite.start!r} .. {rewrite.end!r}"
+        raise PlanError(f"rewrite of {where}: the model has no such part; make the plan again")
+    return part
+
+
+def _rewritten(graph: Graph, rewrite: Rewrite, rules: Mapping[str, Equation], parameters: Sequence[int]) -> Graph:
+    for name, number in rewrite.steps:
+        if name not in rules:
+            raise PlanError(f"rewrite of {rewrite.end!r}: rule {name!r} is not certified here; make the plan again")
+        found = places(rules[name], graph, parameters)
+        if number >= len(found):
+            raise PlanError(
+                f"rewrite of {rewrite.end!r}: rule {name!r} has no match number {number}; make the plan again"
+            )
+        graph = apply(rules[name], graph, found[number])
+    return graph

@@ -1,0 +1,192 @@
+"""Rewrites and layouts, decided together: plans of several meshes are judged with the rewrites that pay there.
+
+On each mesh rewrites are found for the layouts of a plan, then layouts for the rewritten graph, and so on until neither
+makes the plan faster (block coordinate descent). Blocks that are folded are rewritten alike. Meshes on which a plan is
+slower by more than rewrites can gain are left out: by what it loses now at operators that they could free, and by what
+they have gained elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from math import inf
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.again import made_again_of_part
+from shardwright.pcg.step.asked import still_there
+from shardwright.pcg.step.operations import Operations
+from shardwright.search.folding import Folded
+from shardwright.search.leaves import LeafSearch, Leaves, Rewritten
+from shardwright.search.plan import Rewrite
+from shardwright.search.problem import Way
+from shardwright.search.promise import Promise, flat
+from shardwright.search.replay import degrees, replay
+from shardwright.search.restrict import FREE
+from shardwright.search.solving import Candidate, Solver, limited_to, restriction
+from shardwright.search.splits import transplanted
+from shardwright.substitutions.equations import Equation
+
+_ROUNDS = 3
+_LIKELY, _AGAIN = 0.01, 1.25
+"""What rewrites may gain of a step, at least so much, or so many times what they have gained on other meshes."""
+
+
+class Rewriter:
+    """Rewrites plans of one model by certified rules."""
+
+    def __init__(self, solver: Solver, graph: Graph, folded: Folded, rules: Mapping[str, Equation]) -> None:
+        self.solver, self.graph, self.folded, self.rules = solver, graph, folded, rules
+        self._promises: dict[Mesh, Promise] = {}
+
+    @cached_property
+    def leaves(self) -> Leaves:
+        return Leaves(self.folded, list(self.rules.values()))
+
+    @property
+    def places(self) -> Counter[str]:
+        """As `Leaves.places`."""
+        return self.leaves.places if self.rules else Counter()
+
+    def best(self, candidates: Iterable[Candidate], estimates: Mapping[int, float]) -> Iterator[Candidate]:
+        """Faster plans of the same meshes with rewrites, those of the fastest meshes first.
+
+        `estimates`: by the `id` of a candidate, what it would take if it kept what fits, where that is known.
+        """
+        if not self.rules:
+            return
+        best, likely, tried = inf, _LIKELY, set[object]()
+        known = [(estimates.get(id(c), c.prediction.step_s if c.fits else inf), c) for c in candidates]
+        judged = [(step_s - self._lost_s(c), step_s, c) for step_s, c in known if step_s < inf]
+        for least_s, step_s, candidate in sorted(judged, key=lambda entry: entry[:2]):
+            if least_s * (1 - likely) > best:
+                return
+            way = (
+                candidate.mesh.sizes,
+                candidate.mesh.num_microbatches,
+                set(candidate.roles) == {FREE},
+                candidate.execution,
+            )
+            if way in tried:
+                continue
+            tried.add(way)
+            found, gained = self.rewritten(candidate, step_s - best), 0.0
+            if found is not None:
+                gained = 1 - found.prediction.step_s / candidate.prediction.step_s
+                yield found
+            likely = max(likely, _AGAIN * gained)
+            best = min(best, step_s * (1 - gained))
+
+    def rewritten(self, candidate: Candidate, needed_s: float = 0.0) -> Candidate | None:
+        """A better plan on the same mesh, run in the same way, with leaves rewritten; None where none is found.
+
+        `needed_s`: what has to be gained, about.
+        """
+        best, search = candidate, self._search(candidate)
+        for _ in range(_ROUNDS):
+            problem, solution, prices = best.solved
+            if not candidate.fits:  # what is kept is decided later
+                prices = prices._replace(byte=0.0)
+            found = search.improve(problem, solution, prices)
+            rewrites = tuple(self._told(found))
+            if not rewrites or rewrites == best.rewrites or sum(leaf.gain for leaf in found) < needed_s:
+                break
+            new = self._solved(candidate, found, rewrites)
+            if new is None or not _is_better(new, best):
+                break
+            best = new
+        return best if best is not candidate else None
+
+    def _lost_s(self, candidate: Candidate) -> float:
+        """What a plan loses by operators that rewrites could free: moves to and from them, uneven work around them."""
+        problem, solution, _ = candidate.solved
+        choices, (stuck, inside) = solution.choices, self.leaves.stuck(degrees(candidate.mesh))
+        read = {name for operator in stuck for name in problem.graph.by_name[operator].inputs}
+        near = {v for (kind, name), v in problem.index.items() if name in stuck or (kind == "hub" and name in read)}
+        moved = (
+            float(table.value[choices[i], choices[j]])
+            for (i, j), table in problem.edges.items()
+            if (i in near or j in near) and (i, j) not in problem.beside
+        )
+        times = ((problem.time_s[v].value, choices[v]) for (_, name), v in problem.index.items() if name in inside)
+        return sum(moved) + sum(float(time_s[choice] - time_s.min()) for time_s, choice in times)
+
+    def _search(self, candidate: Candidate) -> LeafSearch:
+        c = candidate
+        return LeafSearch(
+            *self.solver.builder(c.mesh, c.execution),
+            self.leaves,
+            self._promise(c),
+            lambda part: restriction(part, c.roles, c.mesh),
+            lambda part: Way(made_again_of_part(part, c.execution), c.priced, c.execution),
+            lambda part: limited_to(c.limits, part, c.mesh),
+        )
+
+    def _promise(self, candidate: Candidate) -> Promise:
+        mesh = flat(candidate.mesh)
+        if mesh not in self._promises:
+            self._promises[mesh] = Promise(self.solver.builder(mesh, candidate.execution)[0])
+        return self._promises[mesh]
+
+    def _solved(
+        self, candidate: Candidate, found: Sequence[Rewritten], rewrites: tuple[Rewrite, ...]
+    ) -> Candidate | None:
+        """The plan of the rewritten graph; None where what is to be made again, such as attention, is not there."""
+        c, folded, beside = candidate, applied(self.folded, found), candidate.solved[2].beside
+        execution = still_there(folded.graph, Operations(folded.graph).listed, c.execution)
+        try:
+            new = self.solver.solve(
+                folded,
+                c.mesh,
+                c.roles,
+                c.name,
+                execution,
+                (c.lifetimes,),
+                c.priced,
+                beside=beside,
+                limits=c.limits,
+            )
+        except PlanError:
+            return None
+        return replace(new, rewrites=rewrites)
+
+    def _told(self, found: Iterable[Rewritten]) -> Iterator[Rewrite]:
+        """What is said of the folded graph, said of all of it."""
+        for leaf in found:
+            where = self.folded.home.get(next(iter(leaf.part.operators)), "")
+            for names in self.folded.copies.get(where, ({},)):
+                start, end = (" ".join(names.get(x, x) for x in side) for side in (leaf.part.starts, leaf.part.ends))
+                yield Rewrite(start, end, leaf.steps)
+
+    def whole(self, candidate: Candidate) -> Graph:
+        """The serial graph of all blocks that a candidate is a plan of."""
+        return replay(self.graph, candidate.rewrites, self.rules, candidate.mesh) if candidate.rewrites else self.graph
+
+    def again_whole(self, candidate: Candidate) -> Candidate:
+        """As `Solver.again_whole`."""
+        found = self.solver.again_whole(self.whole(candidate), candidate)
+        return replace(found, rewrites=candidate.rewrites)
+
+
+def _is_better(new: Candidate, old: Candidate) -> bool:
+    """Of plans that do not fit, the faster one: what they keep is decided later."""
+    if new.fits == old.fits:
+        return new.prediction.step_s < old.prediction.step_s
+    return new.fits
+
+
+def applied(folded: Folded, found: Sequence[Rewritten]) -> Folded:
+    """A folded graph with leaves rewritten; each of them lies in one block or in none."""
+    graph, instead, added = transplanted(folded.graph, [(leaf.part, leaf.graph) for leaf in found])
+    home = {name: where for name, where in folded.home.items() if name in graph.by_name}
+    for leaf, operators in zip(found, added, strict=True):
+        if where := folded.home.get(next(iter(leaf.part.operators))):
+            home |= dict.fromkeys(operators, where)
+    repeated = tuple(
+        r._replace(carried=tuple((instead.get(a, a), instead.get(b, b)) for a, b in r.carried)) for r in folded.repeated
+    )
+    return replace(folded, graph=graph.validate(), repeated=repeated, home=home)
