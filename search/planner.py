@@ -214,20 +214,13 @@ class Planner:
         pool = found if kept.guided else [*found, *alternatives]
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
-        fits = list[Fitted]()
-        for own in tried:  # one after the other, as each walks as many as are worth it
-            least_s = min((f.candidate.prediction.step_s for f in fits), default=inf)
-            fits += stop.within(fitter.best(filter(_may_keep_more, own), least_s))
+        fits = list(_fits(fitter, tried, stop))
         if finer := list(stop.within(tuner.nested(_likeliest(fits, pool, solver.limit_bytes)))):
             pool, found, tried = [*finer, *pool], [*found, *finer], [*tried, finer]
-            fits += stop.within(fitter.best(filter(_may_keep_more, finer)))
+            fits += _fits(fitter, [finer], stop)
         rewriter = Rewriter(solver, graph, tuner.folded, self.rules)
-        keeping = {id(f.candidate.solved): f.candidate.prediction.step_s for f in fits}
-        estimates = {id(c): keeping[id(c.solved)] for own in tried for c in own if id(c.solved) in keeping}
-        rewritten = stop.within(rewriter.best(list(chain.from_iterable(tried)), estimates))
-        rewritten = sorted(rewritten, key=lambda c: len(c.mesh))
-        self.places.update(rewriter.places)
-        fits += stop.within(fitter.best(filter(_may_keep_more, rewritten)))
+        rewritten = self._rewritten(rewriter, list(chain.from_iterable(tried)), fits, stop)
+        fits += _fits(fitter, [rewritten], stop)
         fitted, pool = {_way(f.candidate): f for f in fits}, [*pool, *rewritten]
         ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
         whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked), needed=True)}
@@ -258,6 +251,16 @@ class Planner:
         )
         digest = fingerprint(graph)
         return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, best.execution, asked)
+
+    def _rewritten(
+        self, rewriter: Rewriter, tried: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop
+    ) -> list[Candidate]:
+        """Plans with rewrites that are faster for them, those of the fewest axes first."""
+        keeping = {id(f.candidate.solved): f.candidate.prediction.step_s for f in fits}
+        estimates = {id(c): keeping[id(c.solved)] for c in tried if id(c.solved) in keeping}
+        found = sorted(stop.within(rewriter.best(tried, estimates)), key=lambda c: len(c.mesh))
+        self.places.update(rewriter.places)
+        return found
 
     def _whole(self, rewriter: Rewriter, ranked: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best candidates, of the whole graph: those of folded graphs are estimates, to which that is near.
@@ -327,6 +330,15 @@ class Planner:
 def _may_keep_more(candidate: Candidate) -> bool:
     """Whether memory decided about it."""
     return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
+
+
+def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> Iterator[Fitted]:
+    """What plans should keep; of one group after the other, as of each so many are looked at as are worth it."""
+    best_s = inf
+    for group in groups:
+        for fitted in stop.within(fitter.best(filter(_may_keep_more, group), best_s)):
+            best_s = min(best_s, fitted.candidate.prediction.step_s)
+            yield fitted
 
 
 def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> Candidate:

@@ -118,7 +118,7 @@ class Tuner:
     def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best plan of every mesh, or of the one that is given.
 
-        The mesh of the least bound comes first, and those whose bound is no better than a plan by then are left out. On
+        The mesh of the least bound comes first, and those of twice the step of a plan by then are left out. On
         every one, what the best known plan makes again is made again; on the best, the rest is tried too. A
         `NoLayoutsError` where no mesh has layouts that can be run.
         """
@@ -163,7 +163,7 @@ class Tuner:
             yield self._told(self._try(space, mode, like.mesh.num_microbatches))
 
     def _promising(self) -> Iterator[Space]:
-        """Spaces whose bound, if rewrites lower it, is below the fastest plan when their turn comes; the least first."""
+        """Spaces that may win when their turn comes, even if rewrites lower their bound; the least bound first."""
         for bound_s, space in sorted(((self._least_s(space), space) for space in self.spaces), key=itemgetter(0)):
             if not self.fastest_s <= _OF_BOUND * bound_s < inf:
                 yield space
