@@ -9,7 +9,7 @@ win (`Tuner.ways`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from math import inf
 
 from shardwright.search.solving import Candidate, rank
@@ -40,43 +40,43 @@ class Counts:
         """What was tried last."""
         return next(reversed(self.found.values()))
 
-    def proposals(self, can_win: Callable[[float], bool]) -> Iterator[float]:
-        """The floor of a count each, which is tried when it is gone on with.
+    def proposals(self) -> Generator[float, bool, None]:
+        """The floor of a count each, which is tried if True is sent, and else not.
 
-        After the fewest, it goes on with `number`, or with half as many until `can_win` says that a step of such a
-        floor may be the best.
+        After the fewest, it goes on with `number`, or with half as many until one is tried.
         """
-        yield from self._at(0)  # in which nothing is gathered or summed twice
-        fewest, start = self.found[0], self.number
-        if start or not fewest.fits:
-            self.number = start or self._next(0)
-            while self.number and not can_win(self._floor_s(self.counts[self.number])):
-                self.number //= 2
+        if not (yield from self._at(0)):  # in which nothing is gathered or summed twice
+            return
+        number = self.number or (0 if self.found[0].fits else self._next(0))
+        while number and not (yield from self._at(number)):
+            number //= 2
+        self.number = number
+        if number:
             yield from self._up()
             yield from self._down()
             self._take(0)
         yield from self._further()
 
-    def _up(self) -> Iterator[float]:
+    def _up(self) -> Generator[float, bool, None]:
         """To the fewest that fit."""
-        yield from self._at(self.number)
         while not self.found[self.number].fits and self.number + 1 < len(self.counts):
-            yield from self._at(more := self._next(self.number))
+            more = self._next(self.number)
+            if not (yield from self._at(more)):
+                return
             self.number = more
 
-    def _down(self) -> Iterator[float]:
+    def _down(self) -> Generator[float, bool, None]:
         while self.found[self.number].fits and self.number and self.number - 1 not in self.found:
-            yield from self._at(less := self.number - 1)
-            if not self._take(less):
+            less = self.number - 1
+            if not ((yield from self._at(less)) and self._take(less)):
                 return
 
-    def _further(self) -> Iterator[float]:
+    def _further(self) -> Generator[float, bool, None]:
         """More of them, while that is faster."""
         found = self.found[self.number]
         for more in range(self.number + 1, len(self.counts)):
-            if not (found.fits and found.is_tight):
+            if not (found.fits and found.is_tight and (yield from self._at(more))):
                 return
-            yield from self._at(more)
             if rank(self.found[more]) >= rank(found):
                 return
             found = self.found[more]
@@ -87,10 +87,11 @@ class Counts:
         self.number = number if is_better else self.number
         return is_better
 
-    def _at(self, number: int) -> Iterator[float]:
-        if number not in self.found:
-            yield self._floor_s(self.counts[number])
+    def _at(self, number: int) -> Generator[float, bool, bool]:
+        """Whether it is tried, or has been."""
+        if number not in self.found and (yield self._floor_s(self.counts[number])):
             self.found[number] = self._tried(self.counts[number])
+        return number in self.found
 
     def _next(self, number: int) -> int:
         """The first count with which activations may fit that do not fit now."""

@@ -47,6 +47,7 @@ class Folded:
         alike: by the parameters that were left out, the one that stands for each.
         copies: by block that stands for several, for each of these in order, what its nodes and what it reads of the
             block before it are called there.
+        last: by the values that are read behind a run, what they are called in its last block.
     """
 
     graph: Graph
@@ -54,6 +55,7 @@ class Folded:
     home: Mapping[str, str] = field(default_factory=dict)
     alike: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
+    last: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def repeats(self) -> Mapping[str, int]:
@@ -91,18 +93,23 @@ def fold(graph: Graph, copies: int = 1) -> Folded:
             repeated.append(Repeated(tuple(b.name for b in stands_for), carried))
             home |= dict.fromkeys((n.name for n in block.own), block.name)
             called[block.name] = list(_names(block, run[number : number + len(stands_for)], carried))
-        last = run[copies - 1]
+        end = run[copies - 1]
         dropped |= {n.name for block in run[copies:] for n in block.own}
-        renamed |= {b.name: a.name for a, b in zip(last.nodes, run[-1].nodes, strict=True)}
+        renamed |= {b.name: a.name for a, b in zip(end.nodes, run[-1].nodes, strict=True)}
         for block in run[copies:]:
-            alike |= {b.name: a.name for a, b in zip(last.leaves, block.leaves, strict=True)}
+            alike |= {b.name: a.name for a, b in zip(end.leaves, block.leaves, strict=True)}
     if not repeated:
         return Folded(graph)
     nodes = tuple(
         replace(n, inputs=tuple(renamed.get(i, i) for i in n.inputs)) for n in graph.nodes if n.name not in dropped
     )
     outputs = tuple((key, renamed.get(name, name)) for key, name in graph.outputs)
-    return Folded(Graph(nodes, outputs, graph.mesh), tuple(repeated), home, alike, called)
+    runs = tuple(r._replace(carried=tuple((renamed.get(a, a), b) for a, b in r.carried)) for r in repeated)
+    copied = {
+        block: [{renamed.get(a, a): b for a, b in names.items()} for names in each] for block, each in called.items()
+    }
+    last = {own: name for name, own in renamed.items()}
+    return Folded(Graph(nodes, outputs, graph.mesh), runs, home, alike, copied, last)
 
 
 def _runs(graph: Graph) -> Iterator[list[_Block]]:

@@ -167,8 +167,10 @@ class LeafSearch:
                 first.graph, lambda g, s=starts, e=ends: self._cost(g, s, e, prices), len(copies)
             )
             if steps:
-                gain *= self.leaves.folded.times(first.ends[0])
-                found += [Rewritten(part, steps, self._made(part.graph, steps), gain) for part in copies]
+                found += [
+                    Rewritten(part, steps, self._made(part.graph, steps), gain * self.leaves.folded.times(part.ends[0]))
+                    for part in copies
+                ]
         return found
 
     def _made(self, graph: Graph, steps: Steps) -> Graph:

@@ -36,6 +36,7 @@ from shardwright.search.restrict import (
     EXPERT,
     FREE,
     TENSOR,
+    ULYSSES,
     ZERO,
 )
 
@@ -74,7 +75,7 @@ class Limits:
 
 
 NO_LIMITS = Limits()
-_USES = {FREE: (DATA, CONTEXT, TENSOR, ""), ZERO: (DATA,), EXPERT: (DATA,)}
+_USES = {FREE: (DATA, CONTEXT, TENSOR, ""), ZERO: (DATA,), EXPERT: (DATA,), ULYSSES: (CONTEXT,)}
 """What an axis of a role may be to operators: DATA, CONTEXT, TENSOR, or "" where it splits none."""
 
 

@@ -221,7 +221,8 @@ class Planner:
         rewriter = Rewriter(solver, graph, tuner.folded, self.rules)
         rewritten = self._rewritten(rewriter, list(chain.from_iterable(tried)), fits, stop)
         fits += _fits(fitter, [rewritten], stop)
-        fitted, pool = {_way(f.candidate): f for f in fits}, [*pool, *rewritten]
+        best_last = sorted(fits, key=lambda f: rank(f.candidate), reverse=True)
+        fitted, pool = {_way(f.candidate): f for f in best_last}, [*pool, *rewritten]
         ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
         whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked), needed=True)}
         best = min(whole.values(), key=rank)

@@ -26,7 +26,6 @@ from shardwright.search.plan import Rewrite
 from shardwright.search.problem import Way
 from shardwright.search.promise import Promise, flat
 from shardwright.search.replay import degrees, replay
-from shardwright.search.restrict import FREE
 from shardwright.search.solving import Candidate, Solver, limited_to, restriction
 from shardwright.search.splits import transplanted
 from shardwright.substitutions.equations import Equation
@@ -65,12 +64,7 @@ class Rewriter:
         for least_s, step_s, candidate in sorted(judged, key=lambda entry: entry[:2]):
             if least_s * (1 - likely) > best:
                 return
-            way = (
-                candidate.mesh.sizes,
-                candidate.mesh.num_microbatches,
-                set(candidate.roles) == {FREE},
-                candidate.execution,
-            )
+            way = candidate.mesh.sizes, candidate.mesh.num_microbatches, candidate.roles, candidate.execution
             if way in tried:
                 continue
             tried.add(way)
@@ -159,7 +153,8 @@ class Rewriter:
         for leaf in found:
             where = self.folded.home.get(next(iter(leaf.part.operators)), "")
             for names in self.folded.copies.get(where, ({},)):
-                start, end = (" ".join(names.get(x, x) for x in side) for side in (leaf.part.starts, leaf.part.ends))
+                called = {**self.folded.last, **names}
+                start, end = (" ".join(called.get(x, x) for x in side) for side in (leaf.part.starts, leaf.part.ends))
                 yield Rewrite(start, end, leaf.steps)
 
     def whole(self, candidate: Candidate) -> Graph:

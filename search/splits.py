@@ -109,7 +109,7 @@ def _part(graph: Graph, operators: Sequence[str]) -> Part:
     starts = [name for name in read if graph.by_name[name].op != "parameter"]
     results = {name for _, name in graph.outputs}
     ends = [name for name in operators if name in fed and (name in results or _read(graph, name, inside))]
-    return between(graph, starts, ends) or Part((), (), Graph((), ()))
+    return (between(graph, starts, ends) if ends else None) or Part((), (), Graph((), ()))
 
 
 def _outputs(ends: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -69,7 +69,7 @@ class Tuner:
         self.counts = self._counts()
         self.fastest_s = inf
         self.tried: list[Candidate] = []
-        self._start: dict[RecomputeMode, int] = {}  # the fewest microbatches that fitted last
+        self._start: dict[RecomputeMode, int] = {}  # the number of microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
         self._over: dict[Space, float] = {}  # the least part of its floor that a step took: floors count what is shared
 
@@ -113,7 +113,7 @@ class Tuner:
         for spaces in sequence_baselines(self.solver.cluster, self.folded.graph):
             if ways := [(c, space) for space in spaces for c in self.ways(space)]:
                 own, space = min(ways, key=lambda way: rank(way[0]))
-                yield self._told(min(own, self._between(own, space), key=rank))
+                yield self._told(self._between(own, space))
 
     def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best plan of every mesh, or of the one that is given.
@@ -141,10 +141,8 @@ class Tuner:
                 return
             raise self.refused
         own, space, tried = min(found, key=lambda entry: self._promise(entry[0]))
-        if self.pins.size % space.mesh.num_devices:
-            own = min(own, between := self._between(own, space), key=rank)
-            if own is between:
-                yield self._told(own)
+        if self.pins.size % space.mesh.num_devices and (between := self._between(own, space)) is not own:
+            yield self._told(own := between)
         if self._has_room(own, space):
             return
         rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
@@ -179,13 +177,14 @@ class Tuner:
         Of few examples a step is short, and what is summed at its end is much of it.
         """
         beside, ways = prod(self.solver.besides) ** 0.5, list[Candidate]()
-        for priced in _priced(space.zeros, best.mesh):
-            ways.append(self.solver.solve(
-                self.folded, best.mesh, best.roles, best.name, best.execution, space.zeros, priced, beside=beside,
-                limits=space.limits,
-            ))  # fmt: skip
+        for priced in _priced(space.zeros, best.mesh) if beside < 1 else ():
+            with suppress(NoLayoutsError):
+                ways.append(self.solver.solve(
+                    self.folded, best.mesh, best.roles, best.name, best.execution, space.zeros, priced, beside=beside,
+                    limits=space.limits,
+                ))  # fmt: skip
         self.tried += ways
-        return min(ways, key=rank)
+        return min([best, *ways], key=rank)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, float]:
         """The smaller, the likelier it is that its mesh is the best: where others fit, the fastest of what does not."""
@@ -207,26 +206,24 @@ class Tuner:
         these have to win.
         """
         fastest_s = rival_s
-
-        def can_win(floor_s: float) -> bool:
-            return self._can_win(space, floor_s, fastest_s)
-
         runs: list[tuple[RecomputeMode, Counts]] = [(m, self._microbatches(space, m)) for m in modes or self.modes]
-        ahead = [(next(floors), i, floors) for i, (_, c) in enumerate(runs) for floors in [c.proposals(can_win)]]
+        ahead = [(next(floors), i, floors) for i, (_, c) in enumerate(runs) for floors in [c.proposals()]]
         heapify(ahead)
         while ahead:
             floor_s, i, floors = heappop(ahead)
-            if not can_win(floor_s):
-                continue
+            can_win = self._can_win(space, floor_s, fastest_s)
             try:
-                following = next(floors, None)
+                following = floors.send(can_win)
+            except StopIteration:
+                following = None
             except NoLayoutsError as error:
                 self.refused = error
                 continue
-            newest = runs[i][1].newest
-            fastest_s = min(fastest_s, newest.prediction.step_s if newest.fits else inf)
-            if self._has_room(newest, space):
-                break
+            if can_win:
+                newest = runs[i][1].newest
+                fastest_s = min(fastest_s, newest.prediction.step_s if newest.fits else inf)
+                if self._has_room(newest, space):
+                    break
             if following is not None:
                 heappush(ahead, (following, i, floors))
         for mode, counts in runs:

@@ -65,3 +65,39 @@ def test_a_mesh_wins_by_what_rewrites_gain_on_it() -> None:
     assert "cross_entropy_in_parts" in steps(plan)
     check_plan(Plan.from_json(plan.to_json()), graph, CERTIFIED, RULES)
     assert_trains_as_serial(case, plan.graph, 1e-9)
+
+
+def test_blocks_and_what_follows_them_are_rewritten_together() -> None:
+    """Of a folded model, what follows a run reads its last block."""
+    torch.manual_seed(0)
+    ids, targets = torch.randint(2048, (2, 8, 16))
+    model = GPT(vocab=2048, max_seq=16, hidden=32, num_heads=4, num_layers=5).double()
+    case = Case(model, {"ids": ids, "targets": targets})
+    graph, links = case.captured.graph, (Level("rank", 2, 1e6, 0.0),)
+    cluster = Cluster("slow links", fast_links(2).device, links, "gloo", "made up")
+    spaces = [Space("tensor", Mesh.of(tp=2), (TENSOR,))]
+    plan = Planner(cluster, CERTIFIED, rules=RULES).plan(graph, "gpt", spaces=spaces, compared=False)
+    assert {"unfuse_three_affine", "cross_entropy_in_parts"} <= set(steps(plan))
+    assert not any(rewrite.start == rewrite.end for rewrite in plan.report.rewrites)
+    check_plan(Plan.from_json(plan.to_json()), graph, CERTIFIED, RULES)
+
+
+class Masked(nn.Module):
+    """Blocks that read a mask which is made of the batch before them, by operators that nothing else is among."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(5))
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        mask = (1 - keep[:, None, :]) * -1e4
+        for layer in self.layers:
+            x = x + ((layer(x) @ x.transpose(-1, -2)) + mask).softmax(-1) @ x
+        return x.square().sum()
+
+
+def test_a_part_that_gives_nothing_with_a_gradient_is_no_leaf() -> None:
+    torch.manual_seed(0)
+    case = Case(Masked(), {"x": torch.randn(4, 8, 16), "keep": (torch.rand(4, 8) < 0.9).float()})
+    plan = Planner(fast_links(2), CERTIFIED, rules=RULES).plan(case.captured.graph, "masked")
+    check_plan(plan, case.captured.graph, CERTIFIED, RULES)

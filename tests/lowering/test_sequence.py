@@ -69,7 +69,7 @@ def splits(graph: Graph) -> set[tuple[str, ...]]:
     [
         ("gpt", 2, 12, BOTH, ("d2", "d1"), 8),  # dropout of probabilities; queries, keys, values, results of 2 blocks
         ("llama", 1, 12, BOTH, ("q", "h"), 8),  # a causal mask, rotary positions, one example
-        ("grouped", 2, 12, ULYSSES, ("h",), 3),
+        ("grouped", 2, 12, ULYSSES, ("h",), 4),
         ("grouped", 1, 11, ULYSSES, ("r",), 0),  # heads divide, positions do not
     ],
 )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from shardwright.cost.predict import predict
-from shardwright.pcg.graph import Graph
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution
+from shardwright.search.check import check_plan
 from shardwright.search.folding import Folded, fold
+from shardwright.search.planner import Planner
 from shardwright.search.solving import Solver, different, over_time, restriction
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
@@ -98,3 +101,21 @@ def test_time_may_only_cut_the_batch() -> None:
     assert allowed is not None
     product = next(n for n in graph.nodes if n.op == "linear")
     assert [allowed(product, axis, "o") for axis in (0, 1)] == [False, True]
+
+
+def test_runs_that_follow_each_other_are_planned() -> None:
+    """What the second one reads first is called as in the folded graph."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (32, 16), "float32", "x")
+    for part in ("enc", "dec"):
+        for i in range(4):
+            b.source = Source(f"{part}.{i}")
+            w = b.leaf(f"{part}{i}", "parameter", (16, 16), "float32", f"{part}.{i}.w", grad=True)
+            x = b.op("linear", b.op("tanh" if part == "enc" else "exp", x), w)
+    b.source = Source()
+    graph = b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False))])
+    folded = fold(graph)
+    assert len(folded.repeated) == 2
+    for repeated in folded.repeated:
+        assert all(a in folded.graph.by_name and b in folded.graph.by_name for a, b in repeated.carried)
+    check_plan(Planner(cluster(2), every_choice).plan(graph, mesh=Mesh.of(x=2)), graph, every_choice)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
-from itertools import product, takewhile
+from itertools import product
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -385,6 +386,13 @@ def test_the_likeliest_kind_of_recomputation_goes_on(monkeypatch: pytest.MonkeyP
     assert _tried(monkeypatch, floors_s, {1: 5.0, 2: 4.0}, inf) == [("none", 1), ("full", 1), ("full", 2)]
 
 
+def test_a_number_that_cannot_win_any_more_gives_way_to_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the other kind has become faster meanwhile."""
+    floors_s = {"none": {1: 1.0, 4: 9.0, 8: 9.0}, "full": {1: 2.0, 4: 3.0, 8: 6.0}}
+    tried = _tried(monkeypatch, floors_s, {1: 5.0, 4: 4.0, 8: 6.0}, inf, 2)
+    assert tried == [("none", 1), ("full", 1), ("full", 4)]
+
+
 def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
     """From one with which another mesh fitted, or half as many until they may win."""
     fits = {1: False, 2: False, 4: True, 8: True}
@@ -399,8 +407,11 @@ def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
             return cast("Candidate", SimpleNamespace(prediction=prediction, fits=fits[count], is_tight=True))
 
         counts = Counts([n for n in fits if n <= most], at, float, 100.0, start)
-        for _ in takewhile(rival_s.__gt__, counts.proposals(rival_s.__gt__)):
-            pass
+        floors = counts.proposals()
+        with suppress(StopIteration):
+            floor_s = next(floors)
+            while True:
+                floor_s = floors.send(floor_s < rival_s)
         return tried
 
     assert run(inf, 3) == [1, 8, 4, 2]
