@@ -1,8 +1,8 @@
 """What lies between one part of a network and the next: sums that skip a part, and all up to the products beside them.
 
-In a transformer that is the residual stream: what attention and the MLP are added to, with norms, dropouts and
-embeddings. Tensor parallelism leaves it whole on every device, unless its sequence (Megatron's `sequence_parallel`) or
-its width is split too.
+In a transformer that is the residual stream: what attention and the MLP are added to, with norms and dropouts;
+lookups are not among them. Tensor parallelism leaves it whole on every device, unless its sequence (Megatron's
+`sequence_parallel`) or its width is split too.
 """
 
 from __future__ import annotations

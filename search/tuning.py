@@ -167,7 +167,7 @@ class Tuner:
                 yield space
 
     def _least_s(self, space: Space) -> float:
-        """No plan on these devices in the fewest microbatches takes less; in more of them, it takes about as long."""
+        """No plan on these devices in the fewest microbatches takes less, nor much less in more of them."""
         mesh = over_time(space.mesh, divided(space, self.counts, self.pins.size)[0])
         return self._bound_s(space, mesh, replace(self.execution, recompute=self.modes[0]))
 

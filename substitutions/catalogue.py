@@ -186,8 +186,9 @@ NO_GAIN = (
     *(f"permute_of_{op}" for op in ("neg", "relu", "silu", "sum")),
     *(f"reshape_of_{op}" for op in ("neg", "relu", "silu", "sum")),
 )  # fmt: skip
-"""Their right sides do all that the left ones do, on as much data, and hold no less of it whole: no plan is cheaper by
-them. A test finds them."""
+"""Their right sides do all that the left ones do, on as much data, and hold no less of it whole: by one of them alone
+no plan is cheaper. What they lead up to, such as two permutations that meet and cancel, is not found. A test finds
+them."""
 
 SEARCHED = tuple(name for name in CATALOGUE if name not in (*_FOR_PROOFS, *NO_GAIN))
 """The rules that a search profits from. The others are steps of proofs: alone they never make a plan cheaper. Masked
