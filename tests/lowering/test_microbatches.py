@@ -312,12 +312,11 @@ def test_what_no_microbatch_cuts_is_refused() -> None:
 
 
 def test_memory_is_as_predicted() -> None:
-    """With microbatches, and for each lifetime; within a tenth of what the timeline says."""
+    """With microbatches, for the longest and the shortest lifetime, within a tenth; `make sweep` has every way."""
     torch.manual_seed(0)
     ids = torch.randint(64, (2, 8, 64))
     found = Case(GPT(64, 64, 64, 4, 3), {"ids": ids[0], "targets": ids[1]})
-    plans = [planned(found, ("data",), many=4)]
-    plans += [planned(found, ("zero",), zero, 4) for zero in ("zero-1", "zero-2", "zero-3")]
+    plans = [planned(found, ("zero",), zero, 4) for zero in ("zero-1", "zero-3")]
 
     measured = run_ranks(lambda: [peak_on_rank(found, graph) for graph in plans], 2, 120)[0]
     steps = [simulate(program(graph, default_cluster(2))) for graph in plans]
