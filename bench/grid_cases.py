@@ -44,7 +44,8 @@ def fake(make: Callable[[], Example]) -> Callable[[], Example]:
     return build
 
 
-def _tokens(batch: int, seq: int) -> dict[str, Tensor]:
+def tokens(batch: int, seq: int) -> dict[str, Tensor]:
+    """A batch of a language model: zeros, int64."""
     ids = torch.zeros(batch, seq, dtype=torch.long)
     return {"input_ids": ids, "labels": ids.clone()}
 
@@ -53,7 +54,7 @@ def _tokens(batch: int, seq: int) -> dict[str, Tensor]:
 def gpt2_xl() -> Example:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=48, n_head=25, use_cache=False)), _tokens(256, 1024)
+    return GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=48, n_head=25, use_cache=False)), tokens(256, 1024)
 
 
 @fake
@@ -61,7 +62,7 @@ def bert_large() -> Example:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
-    return BertForMaskedLM(config), _tokens(256, 512)
+    return BertForMaskedLM(config), tokens(256, 512)
 
 
 @fake
@@ -85,7 +86,7 @@ def t5_11b() -> Example:
 
     config = T5Config(d_model=1024, d_ff=65536, num_heads=128, d_kv=128, num_layers=24, use_cache=False,
                       decoder_start_token_id=0)  # fmt: skip
-    return T5ForConditionalGeneration(config), _tokens(128, 512)
+    return T5ForConditionalGeneration(config), tokens(128, 512)
 
 
 def mixtral(batch: int = 64) -> Callable[[], Example]:
@@ -94,7 +95,7 @@ def mixtral(batch: int = 64) -> Callable[[], Example]:
     def make() -> Example:
         from transformers import MixtralConfig, MixtralForCausalLM
 
-        return MixtralForCausalLM(MixtralConfig(use_cache=False)), _tokens(batch, 4096)
+        return MixtralForCausalLM(MixtralConfig(use_cache=False)), tokens(batch, 4096)
 
     return fake(make)
 
@@ -109,7 +110,7 @@ def qwen3_moe() -> Example:
         head_dim=128, intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
         use_cache=False,
     )  # fmt: skip
-    return Qwen3MoeForCausalLM(config), _tokens(64, 4096)
+    return Qwen3MoeForCausalLM(config), tokens(64, 4096)
 
 
 @fake

@@ -22,11 +22,10 @@ from math import inf
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.decoders import Decoder, decoder
-from bench.grid_cases import A100, H100, LLAMA_8B, Case, fake, llama
+from bench.grid_cases import A100, H100, LLAMA_8B, Case, fake, llama, tokens
 from bench.grid_page import SEQUENCE, replace_section
 from bench.search import Example
 from shardwright.cost.clusters.cluster import Cluster
@@ -56,11 +55,6 @@ KINDS: dict[str, tuple[tuple[tuple[str, ...], ...], Limits]] = {
 }
 MOST_INNER = 8
 """Devices of an inner axis of heads or widths: those of one machine."""
-
-
-def tokens(batch: int, seq: int) -> dict[str, Tensor]:
-    ids = torch.zeros(batch, seq, dtype=torch.long)
-    return {"input_ids": ids, "labels": ids.clone()}
 
 
 def bert_large(batch: int, seq: int) -> Callable[[], Example]:

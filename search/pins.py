@@ -25,7 +25,7 @@ from shardwright.search.spaces import (
     free_spaces,
     nested,
     sequence_baselines,
-)  # fmt: skip
+)
 
 _MOST_NAMED = 8
 

@@ -245,11 +245,7 @@ class Planner:
             () if best.fits or stop.reached else remedies(graph, best, tuner),
             stop.reason,
         )
-        shown = (c for c in costed if _way(c) != _way(best))
-        others = tuple(
-            Alternative(c.name, c.mesh, c.prediction, c.fits, c.execution, most_frequent(c.graph), c.folded)
-            for c in shown
-        )
+        others = tuple(_alternative(c) for c in costed if _way(c) != _way(best))
         digest = fingerprint(graph)
         return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, best.execution, asked)
 
@@ -331,6 +327,10 @@ class Planner:
 def _may_keep_more(candidate: Candidate) -> bool:
     """Whether memory decided about it."""
     return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
+
+
+def _alternative(c: Candidate) -> Alternative:
+    return Alternative(c.name, c.mesh, c.prediction, c.fits, c.execution, most_frequent(c.graph), c.folded)
 
 
 def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> Iterator[Fitted]:

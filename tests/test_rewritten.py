@@ -23,6 +23,16 @@ def steps(plan: Plan) -> list[str]:
     return [step for rewrite in plan.report.rewrites for step, _ in rewrite.steps]
 
 
+def gpt(num_layers: int) -> tuple[Case, Cluster]:
+    """One with many words, on two ranks with slow links: what its logits and their gradients send decides."""
+    torch.manual_seed(0)
+    ids, targets = torch.randint(2048, (2, 8, 16))
+    model = GPT(vocab=2048, max_seq=16, hidden=32, num_heads=4, num_layers=num_layers).double()
+    links = (Level("rank", 2, 1e6, 0.0),)
+    cluster = Cluster("slow links", fast_links(2).device, links, "gloo", "made up")
+    return Case(model, {"ids": ids, "targets": targets}), cluster
+
+
 class Branches(nn.Module):
     """Two ways from the batch to the loss, each with a norm whose running statistics are results of the model."""
 
@@ -49,12 +59,8 @@ def test_a_leaf_of_several_results_trains_as_the_model_does() -> None:
 
 def test_a_mesh_wins_by_what_rewrites_gain_on_it() -> None:
     """Where logits stay sharded by the vocabulary up to the loss, tensor parallelism sends less than gradients are."""
-    torch.manual_seed(0)
-    ids, targets = torch.randint(2048, (2, 8, 16))
-    model = GPT(vocab=2048, max_seq=16, hidden=32, num_heads=4, num_layers=1).double()
-    case = Case(model, {"ids": ids, "targets": targets})
-    graph, links = case.captured.graph, (Level("rank", 2, 1e6, 0.0),)
-    cluster = Cluster("slow links", fast_links(2).device, links, "gloo", "made up")
+    case, cluster = gpt(1)
+    graph = case.captured.graph
     spaces = [Space("data", Mesh.of(dp=2), (DATA,)), Space("tensor", Mesh.of(tp=2), (TENSOR,))]
     without, plan = (
         Planner(cluster, CERTIFIED, rules=rules).plan(graph, "gpt", spaces=spaces, compared=False)
@@ -69,12 +75,8 @@ def test_a_mesh_wins_by_what_rewrites_gain_on_it() -> None:
 
 def test_blocks_and_what_follows_them_are_rewritten_together() -> None:
     """Of a folded model, what follows a run reads its last block."""
-    torch.manual_seed(0)
-    ids, targets = torch.randint(2048, (2, 8, 16))
-    model = GPT(vocab=2048, max_seq=16, hidden=32, num_heads=4, num_layers=5).double()
-    case = Case(model, {"ids": ids, "targets": targets})
-    graph, links = case.captured.graph, (Level("rank", 2, 1e6, 0.0),)
-    cluster = Cluster("slow links", fast_links(2).device, links, "gloo", "made up")
+    case, cluster = gpt(5)
+    graph = case.captured.graph
     spaces = [Space("tensor", Mesh.of(tp=2), (TENSOR,))]
     plan = Planner(cluster, CERTIFIED, rules=RULES).plan(graph, "gpt", spaces=spaces, compared=False)
     assert {"unfuse_three_affine", "cross_entropy_in_parts"} <= set(steps(plan))
