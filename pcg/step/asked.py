@@ -12,7 +12,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.parameters import module_block
-from shardwright.pcg.step.places import is_at, modules_of, places
+from shardwright.pcg.step.places import Listed, is_at, modules_of, places
 from shardwright.pcg.step.recompute import Again, Recompute
 
 _MOST_NAMED = 20
@@ -57,6 +57,7 @@ class _Asked:
         self.graph, self.execution, self.used = graph, execution, set[tuple[str, str]]()
         self.where = places(graph, {o.name: o.block for o in operations})
         self._word, decided = cache(execution.recompute_of), cache(self._decided)
+        self._listed: dict[str, Listed] = {}
         self.wishes = {o.name: decided(o.block, self.where[o.name]) for o in operations}
 
     def _decided(self, block: str, place: str) -> Wish:
@@ -65,7 +66,9 @@ class _Asked:
         own, word = self._word(block, inside)
         if isinstance(word, str):
             return Wish(own, word, own != pattern or not isinstance(mode, str))
-        named = [listed for listed in word if is_at(place, listed)]
+        if own not in self._listed:
+            self._listed[own] = Listed(word)
+        named = self._listed[own].at(place)
         self.used.update((own, listed) for listed in named)
         return Wish(own, "full" if named else "none", alone=True)
 
@@ -82,11 +85,12 @@ class _Asked:
 
     def missing(self) -> Iterator[tuple[str, str]]:
         """Patterns and places in their lists that no operation is at. Changes of layout differ from plan to plan."""
+        there = cache(self.there)
         for pattern, mode in self.execution.recomputes:
             for place in mode if isinstance(mode, tuple) else ():
                 if (pattern, place) in self.used or "/" in place:
                     continue
-                if not any(is_at(other, place) for other in self.there(pattern)):
+                if not any(is_at(other, place) for other in there(pattern)):
                     yield pattern, place
 
 

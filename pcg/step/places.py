@@ -8,13 +8,13 @@ mlp.up:linear/combine        the change of layout of what that operator reads
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.parameters import module_block
-from shardwright.pcg.step.recompute import fits
+from shardwright.pcg.step.recompute import fits, is_exact
 
 
 def places(graph: Graph, blocks: Mapping[str, str]) -> dict[str, str]:
@@ -53,6 +53,20 @@ def places(graph: Graph, blocks: Mapping[str, str]) -> dict[str, str]:
 def is_at(place: str, pattern: str) -> bool:
     """Whether a pattern fits a place, or a module that it lies in."""
     return fits(place, pattern) or any(fits(module, pattern) for module in modules_of(place))
+
+
+class Listed:
+    """Places, modules and patterns of a list: what has no wildcards is looked up, as lists name thousands of places."""
+
+    def __init__(self, listed: Iterable[str]) -> None:
+        each = list(listed)
+        self._patterns = [name for name in each if not is_exact(name)]
+        self._exact = frozenset(each).difference(self._patterns)
+
+    def at(self, place: str) -> set[str]:
+        """Those that `is_at` finds at a place."""
+        found = {name for name in (place, *modules_of(place)) if name in self._exact}
+        return found.union(pattern for pattern in self._patterns if is_at(place, pattern))
 
 
 def modules_of(place: str) -> Iterator[str]:

@@ -30,6 +30,11 @@ def exactly(name: str) -> str:
     return re.sub(r"[*?[]|(?<=\d)-(?=\d)", r"[\g<0>]", name)
 
 
+def is_exact(pattern: str) -> bool:
+    """Whether a pattern fits itself alone, as it has no wildcard and no range."""
+    return re.search(r"[*?[]|\d-\d", pattern) is None
+
+
 @lru_cache(maxsize=1 << 16)
 def _compiled(pattern: str) -> re.Pattern[str]:
     ranges = (_between(int(low), int(high)) for low, high in re.findall(_RANGE, pattern))

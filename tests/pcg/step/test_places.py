@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.pcg.step.operations import Operations
-from shardwright.pcg.step.places import is_at, places
+from shardwright.pcg.step.places import Listed, is_at, places
 from tests.each import each
 from tests.pcg.step.test_regions import Attention, captured, in_slices, model_of
 
@@ -70,3 +70,21 @@ def test_code_around_modules_is_counted_in_its_block() -> None:
 )
 def test_patterns_fit_places_and_the_modules_around_them(place: str, pattern: str, expected: bool) -> None:
     assert is_at(place, pattern) == expected
+
+
+def test_a_list_finds_what_its_patterns_fit() -> None:
+    """Names that are looked up and patterns that are matched, those of ranges and of wildcards as names among them."""
+    own = [
+        "mlp.act:silu",
+        "mlp.act",
+        "layers.3.up:linear",
+        "layers.[*].up:linear",
+        ":add#2",
+        ":add",
+        "a-b:mul",
+        "x1-2:mul",
+    ]
+    patterns = [*own, "mlp", "mlp.*", "layers.0-5", "layers.0-2.up", "*:add", ":add?2", "[a]-b", "ml", "", "x1[-]2:mul"]
+    listed = Listed(patterns)
+    for place in (*own, "mlp.up:linear/combine", "layers.7.up:linear", "layers.*.up:linear"):
+        assert listed.at(place) == {pattern for pattern in patterns if is_at(place, pattern)}, place
