@@ -18,10 +18,10 @@ from shardwright.cost.clusters.device import Device
 from shardwright.cost.collectives.buffers import axes_bytes, stages_bytes
 from shardwright.cost.collectives.groups import between
 from shardwright.cost.collectives.resharding import StageLayout, resharding_s
+from shardwright.cost.timeline.balance import balanced
 from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
 from shardwright.cost.timeline.pool import BufferKind, joined, pool_bytes
 from shardwright.cost.timeline.pricing import is_bucketed, price_backward, price_forward
-from shardwright.cost.timeline.sections import Section, Share, crossing, everything, sections, spread
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.streams import SegmentTimeline
 from shardwright.cost.timeline.tasks import Recorder, Segment
@@ -32,6 +32,7 @@ from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.chunk import Chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.messages import Message
+from shardwright.pcg.step.sections import Section, Share, crossing, everything, sections, spread, units
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +128,6 @@ def program(
     cluster: Cluster,
     execution: Execution = DEFAULT,
     repeats: Mapping[str, int] | None = None,
-    split: Sequence[int] | None = None,
 ) -> StepProgram:
     """The program of a validated parallel graph. Its mesh is that of one stage.
 
@@ -136,16 +136,14 @@ def program(
     Args:
         graph: typed; validated.
         cluster: with devices for all stages; the first stage has the first of them.
-        execution: how it is run.
+        execution: how it is run; without a `split`, the slowest stage is as fast as possible.
         repeats: module path of a block ("model.layers.0") -> how often the block really occurs.
-        split: how many sections (blocks, and what comes before and after them) each virtual stage has; default: such
-            that the slowest is as fast as possible.
 
     Raises:
-        PlanError: more devices than the cluster has, `repeats` or `split` that do not fit the graph, or offload from a
+        PlanError: more devices than the cluster has, `repeats` or a split that do not fit the graph, or offload from a
         CPU.
     """
-    return Programs(graph, cluster, repeats).program(execution, split)
+    return Programs(graph, cluster, repeats).program(execution)
 
 
 class Programs:
@@ -157,7 +155,7 @@ class Programs:
         self._makers: dict[Execution, list[_Maker]] = {}
         self._simulated: dict[tuple[object, ...], SegmentTimeline] = {}
 
-    def program(self, execution: Execution = DEFAULT, split: Sequence[int] | None = None) -> StepProgram:
+    def program(self, execution: Execution = DEFAULT) -> StepProgram:
         """As the function of this name."""
         graph, cluster = self.graph, self.cluster
         many = execution.num_microbatches * graph.mesh.num_microbatches
@@ -172,8 +170,10 @@ class Programs:
         if execution.offload and cluster.device.kind == "cpu":
             raise PlanError("offload: a CPU's memory is the host's; run without offload")
         makers = self._stage_makers(execution)
-        cut, num_chunks = makers[0].cut, stages * execution.chunks_per_stage
-        shares = spread(cut, num_chunks, split) if num_chunks > 1 else [everything(cut)]
+        cut, num_chunks = makers[0].cut, execution.num_virtual_stages
+        shares = [everything(cut)]
+        if num_chunks > 1:
+            shares = spread(cut, execution.split or makers[0].balanced(num_chunks))
         connections = stages_bytes(cluster, stages, per_stage)
         found = tuple(
             makers[stage % len(makers)].stage(
@@ -205,7 +205,7 @@ class Programs:
         """The execution without what operations and pieces of stages do not depend on."""
         stages = execution.num_stages
         return replace(
-            execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b",
+            execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b", split=(),
             num_stages=stages if self.cluster.parts else min(stages, 2),
         )  # fmt: skip
 
@@ -299,6 +299,12 @@ class _Maker:
                 state["gathered"] = sum(pool.values())
             self._stages[key] = Stage(pieces, state, end, self.steps.cluster.device)
         return self._stages[key]
+
+    def balanced(self, num_chunks: int) -> list[int]:
+        """How many sections each virtual stage has, such that the slowest is as fast as possible."""
+        costs = self.steps.costs
+        seconds = [sum(costs[o.name].total_s for o in section.stretch.operations) for section in self.cut]
+        return balanced([seconds[number] for number in units(self.cut)], num_chunks)
 
     def _piece(self, share: Share, *, hold: bool, two: bool) -> ChunkSegments:
         key = (share, hold, two)

@@ -20,10 +20,10 @@ from shardwright.cost.clusters.device import DeviceKind
 from shardwright.cost.timeline.clock import SHARING, Sharing
 from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.program import Stage, StepProgram
-from shardwright.cost.timeline.schedules import Item, orders
 from shardwright.cost.timeline.streams import SegmentTimeline, run
 from shardwright.cost.timeline.tasks import COMPUTE, Segment
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.step.schedules import Item, orders
 
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
 """What the allocator holds beyond what is in use, as a share of it. cuda: assumed; blocks are rounded up, and freed

@@ -50,7 +50,9 @@ class Execution:
         num_microbatches: the graph's batch is one microbatch; a step accumulates the gradients of this many.
         num_stages: how many pipeline stages the model's blocks are spread over; the mesh is that of one stage.
         chunks_per_stage: virtual stages of each stage; more than one with schedule "interleaved" only.
-        schedule: the order of microbatches on a stage; see `shardwright.cost.timeline.schedules`.
+        schedule: the order of microbatches on a stage; see `shardwright.pcg.step.schedules`.
+        split: how many sections of the model (blocks, and what comes before and after them; `pcg.step.sections`) each
+            virtual stage has, in order; (): whoever costs it balances them.
         optimizer: "adam": two moments per parameter; "sgd": none.
         shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
         overlap: whether collectives of parameters and gradients run beside compute.
@@ -70,6 +72,7 @@ class Execution:
     num_stages: int = 1
     chunks_per_stage: int = 1
     schedule: Schedule = "1f1b"
+    split: tuple[int, ...] = ()
     optimizer: Optimizer = "adam"
     shard_optimizer: bool = False
     overlap: bool = True
@@ -92,7 +95,19 @@ class Execution:
         checks.positive_int(self.num_microbatches, owner, "num_microbatches", "how many microbatches make a step")
         checks.positive_int(self.num_stages, owner, "num_stages", "over how many stages the blocks are spread")
         checks.positive_int(self.chunks_per_stage, owner, "chunks_per_stage", "how many virtual stages a stage has")
+        object.__setattr__(self, "split", self._checked_split())
         self._check_schedule()
+
+    @property
+    def num_virtual_stages(self) -> int:
+        return self.num_stages * self.chunks_per_stage
+
+    def _checked_split(self) -> tuple[int, ...]:
+        split, many = self.split, self.num_virtual_stages
+        if not isinstance(split, Sequence) or (split and len(split) != many):
+            wanted = f"a number of sections for each of the {many} virtual stages"
+            raise checks.FieldError("Execution", "split", f"expected {wanted}, got {split!r}; give one for each")
+        return tuple(checks.positive_int(n, "Execution", "split", "sections of a virtual stage") for n in split)
 
     def _check_schedule(self) -> None:
         owner, chunks = "Execution", self.chunks_per_stage
@@ -100,7 +115,8 @@ class Execution:
             wanted = "at least 2 with schedule 'interleaved'" if chunks == 1 else f"1 with schedule {self.schedule!r}"
             problem = f"expected {wanted}, got {chunks}; change the one or the other"
             raise checks.FieldError(owner, "chunks_per_stage", problem)
-        if self.schedule == "interleaved" and self.num_microbatches % self.num_stages:
+        many = self.num_microbatches  # 1: those of the mesh's axis of time are counted where that is known
+        if self.schedule == "interleaved" and many > 1 and many % self.num_stages:
             stages = self.num_stages
             problem = f"expected a multiple of the {stages} stages, got {self.num_microbatches}; interleaving needs it"
             raise checks.FieldError(owner, "num_microbatches", problem)
@@ -112,7 +128,7 @@ class Execution:
             own["precision"] = dict(self.precision)
         if isinstance(self.recompute, tuple):
             own["recompute"] = {k: list(again) if isinstance(again, tuple) else again for k, again in self.recompute}
-        own["per_microbatch"] = list(self.per_microbatch)
+        own["per_microbatch"], own["split"] = list(self.per_microbatch), list(self.split)
         return {name: x for name, x in own.items() if x not in (getattr(DEFAULT, name), [])}
 
     @classmethod

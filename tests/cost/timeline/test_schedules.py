@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from shardwright.cost.timeline import timeline
-from shardwright.cost.timeline.schedules import Item, orders
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import SCHEDULES, Execution
+from shardwright.pcg.step.schedules import Item, orders
 from tests.cost.programs import uniform
 from tests.each import each
 

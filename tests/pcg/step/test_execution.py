@@ -44,6 +44,9 @@ from tests.each import each
         ({"chunks_per_stage": -1}, "Execution.chunks_per_stage: expected a positive integer, got -1"),
         ({"chunks_per_stage": 2}, "Execution.chunks_per_stage: expected 1 with schedule '1f1b', got 2; change the one"),
         ({"schedule": "interleaved"}, "Execution.chunks_per_stage: expected at least 2 with schedule 'interleaved'"),
+        ({"num_stages": 2, "split": [3]}, "Execution.split: expected a number of sections for each of the 2 virtual"),
+        ({"num_stages": 2, "split": 3}, "Execution.split: expected a number of sections for each of the 2 virtual"),
+        ({"num_stages": 2, "split": [5, 0]}, "Execution.split: expected a positive integer, got 0; it is sections of"),
         (
             {"schedule": "interleaved", "chunks_per_stage": 2, "num_stages": 4, "num_microbatches": 6},
             "Execution.num_microbatches: expected a multiple of the 4 stages, got 6; interleaving needs it",

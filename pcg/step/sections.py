@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.checks import positive_int
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.chunk import Stretch
 from shardwright.pcg.step.operation import Operation
+from shardwright.pcg.step.operations import Operations
 
 
 class Section(NamedTuple):
@@ -18,17 +18,15 @@ class Section(NamedTuple):
 
     times     how often it occurs, one occurrence after the other
     sent      values with a gradient that later sections read, and the last of these
-    seconds   of one occurrence, all of its tasks one after the other
     """
 
     name: str
     times: int
     stretch: Stretch
     sent: tuple[tuple[str, int], ...]
-    seconds: float
 
 
-def sections(steps: Steps, repeats: Mapping[str, int], by_block: bool = False) -> list[Section]:
+def sections(steps: Operations, repeats: Mapping[str, int], by_block: bool = False) -> list[Section]:
     """Cut at the repeated modules of `repeats`; `by_block`: and at every other numbered block of the model.
 
     Raises:
@@ -79,7 +77,7 @@ def _key(step: Operation, repeats: Mapping[str, int], by_block: bool) -> str:
 
 
 def _sections(
-    found: Sequence[tuple[str, list[Operation]]], steps: Steps, repeats: Mapping[str, int]
+    found: Sequence[tuple[str, list[Operation]]], steps: Operations, repeats: Mapping[str, int]
 ) -> Iterable[Section]:
     home, last_reader = dict[str, int](), dict[str, int]()
     for number, (_, own) in enumerate(found):
@@ -96,11 +94,10 @@ def _sections(
         sendable = [n for n, _ in sent]
         carried = tuple(_carried(dict.fromkeys(received), sendable, steps)) if times > 1 else ()
         leaves = frozenset(leaf for leaf, where in home.items() if where == number)
-        seconds = sum(steps.costs[n].total_s for n in made)
-        yield Section(name, times, Stretch(tuple(own), leaves, carried), sent, seconds)
+        yield Section(name, times, Stretch(tuple(own), leaves, carried), sent)
 
 
-def _carried(received: Iterable[str], sent: Iterable[str], steps: Steps) -> Iterable[tuple[str, str]]:
+def _carried(received: Iterable[str], sent: Iterable[str], steps: Operations) -> Iterable[tuple[str, str]]:
     """What an occurrence gives to the next, paired with what it reads in its place, by type and in order."""
     left = list(sent)
     for name in received:
@@ -133,56 +130,23 @@ def everything(cut: Sequence[Section]) -> Share:
     return tuple((number, section.times) for number, section in enumerate(cut))
 
 
-def spread(cut: Sequence[Section], num_chunks: int, split: Sequence[int] | None = None) -> list[Share]:
-    """Occurrences of sections in order, over virtual stages.
+def units(cut: Sequence[Section]) -> list[int]:
+    """The section of every occurrence, in order."""
+    return [number for number, section in enumerate(cut) for _ in range(section.times)]
 
-    `split` says how many each has; without it, the slowest is as fast as can be.
+
+def spread(cut: Sequence[Section], split: Sequence[int]) -> list[Share]:
+    """Occurrences of sections in order, over virtual stages; `split` says how many each has.
 
     Raises:
-        PlanError: fewer occurrences than virtual stages, or a split that does not add up.
+        PlanError: a split that does not add up.
     """
-    units = [number for number, section in enumerate(cut) for _ in range(section.times)]
-    if len(units) < num_chunks:
-        problem = f"{num_chunks} virtual stages, but the model has only {len(units)} sections to put on them"
-        raise PlanError(f"{problem}; choose fewer stages or chunks, or name the model's blocks in `repeats`")
-    if split is None:
-        seconds = [section.seconds for section in cut]
-        split = _balanced([seconds[number] for number in units], num_chunks)
-    elif len(split) != num_chunks or sum(split) != len(units) or min(split) < 1:
-        expected = f"{num_chunks} positive numbers that add up to {len(units)}"
+    all_units = units(cut)
+    if sum(split) != len(all_units) or min(split) < 1:
+        expected = f"{len(split)} positive numbers that add up to {len(all_units)}"
         raise PlanError(f"split: expected {expected}, got {list(split)}; every virtual stage has at least one section")
     shares, start = list[Share](), 0
     for size in split:
-        own = units[start : start + size]
-        shares.append(tuple(Counter(own).items()))
+        shares.append(tuple(Counter(all_units[start : start + size]).items()))
         start += size
     return shares
-
-
-_PRECISION = 1e-3
-
-
-def _balanced(seconds: Sequence[float], num_chunks: int) -> list[int]:
-    """How many units each chunk takes such that the slowest chunk is as fast as possible (bisection over its time)."""
-    low, high = max(seconds), sum(seconds)
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        if len(_filled(seconds, middle, num_chunks)) <= num_chunks:
-            high = middle
-        else:
-            low = middle
-    return _filled(seconds, high, num_chunks)
-
-
-def _filled(seconds: Sequence[float], most_s: float, num_chunks: int) -> list[int]:
-    """Chunks filled one after the other up to `most_s`, leaving at least one unit for each that follows."""
-    sizes, total = [0], 0.0
-    for number, unit_s in enumerate(seconds):
-        left = len(seconds) - number
-        full = total + unit_s > most_s * (1 + 1e-9) or left <= num_chunks - len(sizes)
-        if sizes[-1] and full:
-            sizes.append(0)
-            total = 0.0
-        sizes[-1] += 1
-        total += unit_s
-    return sizes
