@@ -74,7 +74,7 @@ def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT) -> DryR
     with _pretended(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
         constants = dict(_leaves(graph, "constant"))
         parallel = lower(graph, hollow_model(graph), constants=constants, execution=execution)
-        parallel.program, misshapen = checked(parallel.program)
+        parallel._runner.program, misshapen = checked(parallel.program)
         try:
             misshapen.update(_take_steps(parallel, tape))
         except RuntimeError as error:
@@ -172,7 +172,7 @@ def _label(tape: Tape, parallel: ParallelModule, batch: Mapping[str, Tensor]) ->
     trained = [h for h in held if isinstance(h.outside, nn.Parameter)]
     tape.label("parameters", (h.inside for h in trained))
     tape.label("gradients", _locals(h.outside.grad for h in trained))
-    constants = (parallel._constants or {}).values()
+    constants = (parallel._runner.constants or {}).values()
     tape.label("buffers", _locals((*(h.inside for h in held), *parallel._leaves.values(), *constants, *batch.values())))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,31 +12,25 @@ from torch import Tensor, nn
 from shardwright.lowering import private
 from shardwright.lowering.agreement import order_of_rank_0, share_values
 from shardwright.lowering.batch import BatchCheck, find_inputs
-from shardwright.lowering.blocks import Blocks
-from shardwright.lowering.buffers import SlicedParameter
 from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.drawing import Drawing
-from shardwright.lowering.emit import emit
 from shardwright.lowering.exact import num_draws
 from shardwright.lowering.inputs import CheckInputs, Inputs
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.parts import bake, mirror, names_of
 from shardwright.lowering.precision import check_device, set_products
-from shardwright.lowering.program import Program, compile_source, left_to_python
-from shardwright.lowering.reducer import Reducer
-from shardwright.lowering.saved import Saved
-from shardwright.lowering.storage import Held, by_block, check_model, hold_buffer, hold_parameter
+from shardwright.lowering.program import Program
+from shardwright.lowering.runner import Runner
+from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter
 from shardwright.lowering.training import Training
-from shardwright.pcg.analysis import buffers_in_backward
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.importing import names_by_first, tied_names
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.time import as_run
 
@@ -106,33 +100,14 @@ class ParallelModule(Training):
         self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
         self.execution = execution
         outside = find_outside(graph, execution)
-        todo, uses = outside.actions, [use.parameter for use in outside.chunk.uses]
-        units = ([uses[number] for number in unit] for unit in todo.units)
-        self._reducer = Reducer(
-            [(ranks.merged(p[0].sums), [self._of(x.leaf) for x in p], _dtype(p[0].reduced_dtype)) for p in units],
-            [self._of(p.leaf) for p in outside.operations.parameters.values() if p.grad],
-        )
-        orders = (todo.of("await", backward=False), todo.of("await", backward=True))
-        self._blocks = Blocks(self._reducer.deliver, *orders)
-        for block in outside.chunk.blocks:
-            lifetime, summed = block.slices.lifetime, block.slices.summed
-            sent = _dtype(block.parameters[0].reduced_dtype)
-            self._blocks.add(*self._shares(block.parameters), sent, lifetime, summed=summed)
-        self._reducer.at_end.append(self._blocks.finish)
+        self._runner = Runner(outside, ranks, self._leaves, self._held)
         sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums} - {TIME}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
-        self._saved = Saved(self._blocks, self._leaves.values(), ranks.device)
-        self._remakes = bool(self._blocks.items) or any(o.again for o in outside.operations.listed)
-        self._parts = by_block(self._leaves)
-        self._updated = buffers_in_backward(graph)
-        self._runtime: tuple[Any, ...] = (self._blocks.items, self._saved)
-        self._constants: dict[str, Tensor] | None = None
         self._drawing = Drawing(ranks, graph)
         self._inputs = Inputs(self._batch, self._drawing, check_inputs)
         self._num_draws = num_draws(graph)
         buffers = (name for name, _ in graph.outputs)
         self._by_microbatch = {name for name in buffers if execution.is_per_microbatch(name.rpartition(".")[0])}
-        self.program: Program = compile_source(emit(graph, outside))
         bake(self, model)
 
     def _hold(self, graph: Graph, model: nn.Module) -> None:
@@ -158,17 +133,6 @@ class ParallelModule(Training):
     def _of(self, leaf: str) -> Held:
         return self._held[str(self.graph.by_name[leaf].attr("target"))]
 
-    def _shares(self, parameters: Sequence[Parameter]) -> tuple[list[Tensor], list[SlicedParameter]]:
-        shards = [self._of(p.leaf).inside for p in parameters]
-        slices = [p.slices for p in parameters if p.slices is not None]
-        axes = [self.ranks.merged((s.axis,)) for s in slices]
-        dtypes = [_dtype(p.used_dtype) for p in parameters]
-        shares = [
-            SlicedParameter(tuple(shard.shape), dtype, shard.device, axis, s.dim, s.blocks, s.copied)
-            for shard, dtype, axis, s in zip(shards, dtypes, axes, slices, strict=True)
-        ]
-        return shards, shares
-
     # ---- what users look at ----
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -179,6 +143,11 @@ class ParallelModule(Training):
     def input_layouts(self) -> dict[str, Layouts]:
         """How each tensor of the batch is laid out, by mesh axis."""
         return self._batch.layouts
+
+    @property
+    def program(self) -> Program:
+        """This rank's program."""
+        return self._runner.program
 
     @property
     def source(self) -> str:
@@ -220,20 +189,12 @@ class ParallelModule(Training):
         What gathers parameters or makes values again stays outside of the compiled graphs. Inductor draws masks of its
         own, which are not those of a single process; its setting `fallback_random` keeps them.
         """
-        if options.get("fullgraph") and self._remakes:
+        if options.get("fullgraph") and self._runner.remakes:
             raise ShardwrightError(
                 "compile(fullgraph=True): parameters are gathered, or values made again, between the graphs of this "
                 "program; leave fullgraph out"
             )
-        self.program = self.program.optimized(**options)
-        self._runtime = (
-            left_to_python(self._blocks.items, "gather", "free"),
-            *left_to_python([self._saved], "checkpoint", "remade"),
-        )
-
-
-def _dtype(name: str) -> torch.dtype:
-    return getattr(torch, name)
+        self._runner.compile(**options)
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

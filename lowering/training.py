@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.drawing import Drawing
-from shardwright.lowering.exact import Draw, step_draws
+from shardwright.lowering.exact import step_draws
 from shardwright.lowering.handover import hand_over
 from shardwright.lowering.inputs import Inputs
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.parts import Fixed, refuse_own_hooks
 from shardwright.lowering.precision import check_products
-from shardwright.lowering.program import Program
-from shardwright.lowering.reducer import Reducer
-from shardwright.lowering.saved import Saved
-from shardwright.lowering.storage import Held, by_block, local_part, refuse_thawed
+from shardwright.lowering.runner import Runner
+from shardwright.lowering.storage import Held, refuse_thawed
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.late import LOSS, check_backward
@@ -34,23 +30,13 @@ class Training(Fixed):
     """What runs the steps of a lowered module, which gives it all that it needs."""
 
     graph: Graph
-    program: Program
     ranks: Ranks
     scaler: torch.amp.GradScaler | None
     _inputs: Inputs
-    _blocks: Blocks
-    _reducer: Reducer
-    _saved: Saved
-    _runtime: tuple[Any, ...]
-    _held: dict[str, Held]
+    _runner: Runner
     _frozen: Sequence[Held]
-    _leaves: dict[str, Tensor]
-    _parts: Mapping[str, Any]
-    _updated: frozenset[str]  # the buffers that backward reads after the step has written them
-    _constants: dict[str, Tensor] | None
     _loss_axis: Axis | None
     _products: Precision | None
-    _remakes: bool
     _drawing: Drawing
     _num_draws: int
     _by_microbatch: Collection[str]
@@ -60,11 +46,11 @@ class Training(Fixed):
         local = self._take(batch)
         if len(local) == 1:
             summand = self._forward(local[0])
-        elif torch.is_grad_enabled() and self._reducer.held:
-            with self._reducer.keeping() as kept:
+        elif torch.is_grad_enabled() and self._runner.reducer.held:
+            with self._runner.reducer.keeping() as kept:
                 return hand_over(self._forward_backward(local, None), kept)
         else:
-            summand = self.program.step(self._forward, _nothing, local, self.ranks.time)
+            summand = self._runner.program.step(self._forward, _nothing, local, self.ranks.time)
         return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
 
     def forward_backward(self, **batch: Any) -> Tensor:
@@ -98,7 +84,7 @@ class Training(Fixed):
             except RuntimeError as error:
                 raise _blame(error, "backward") from error
 
-        loss = self.program.step(self._forward, backward, local, self.ranks.time)
+        loss = self._runner.program.step(self._forward, backward, local, self.ranks.time)
         try:
             if work is not None:
                 work.wait()
@@ -121,44 +107,22 @@ class Training(Fixed):
     def _forward(self, local: Mapping[str, Tensor]) -> Tensor:
         """The loss of a microbatch, or this rank's summand of it."""
         first, last = self._turn
-        self._blocks.begin(first=first, last=last)
+        runner = self._runner
+        runner.blocks.begin(first=first, last=last)
         try:
             alike, draws = self._drawing.microbatch(first=first, last=last), step_draws(self._num_draws if last else 0)
-            with self._saved.hooks() if self._remakes else nullcontext(), alike, draws as draw:
-                outputs = self._program(local, draw)
+            with alike, draws as draw:
+                outputs = runner.run(local, draw)
             loss = outputs.pop(LOSS)
-            self._reducer.watch(loss, first=first, last=last)
-            self._write_back({k: v for k, v in outputs.items() if last or k in self._by_microbatch})
+            runner.reducer.watch(loss, first=first, last=last)
+            runner.write_back({k: v for k, v in outputs.items() if last or k in self._by_microbatch})
         except RuntimeError as error:
             raise _blame(error, "forward") from error
         return loss
 
-    def _program(self, local: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        device, axes = self.ranks.device, self.ranks.axes
-        if self._constants is None:
-            with torch.no_grad():
-                constants = self.program.constants(device, *axes)
-                self._constants = {name: _by_itself(value) for name, value in constants.items()}
-        runtime = (*self._runtime, device, *axes)
-        parts = self._parts
-        if self._updated:
-            parts = by_block({**self._leaves, **{name: self._leaves[name].clone() for name in self._updated}})
-        return self.program.forward(parts, local, self._constants, *runtime, draw=draw)
-
-    def _write_back(self, buffers: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, value in buffers.items():
-                held = self._held[name]
-                held.inside.copy_(local_part(value.detach(), held.layouts, self.ranks))
-
 
 def _nothing(summand: Tensor, loss: Tensor) -> None:
     """No backward."""
-
-
-def _by_itself(value: Tensor) -> Tensor:
-    """Without what it is only a part of."""
-    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
 
 
 def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:

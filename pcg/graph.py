@@ -26,6 +26,7 @@ from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import LEAVES, OPAQUE, Node, Source, leaf, make_attrs
 from shardwright.pcg.optable import ROWS, LocalShapes
+from shardwright.pcg.parallel import SEND
 from shardwright.pcg.types import TensorType
 
 SERIAL = Mesh()
@@ -154,7 +155,7 @@ class Graph:
         alias: dict[str, str] = {}
         nodes: list[Node] = []
         for node in self.nodes:
-            if node.is_parallel:
+            if node.is_parallel or node.op == SEND:
                 alias[node.name] = alias.get(node.inputs[0], node.inputs[0])
                 continue
             attrs = tuple((k, () if node.is_leaf and k == "layouts" else v) for k, v in node.attrs)

@@ -11,9 +11,9 @@ from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.factors import Signature, dispatched, parse_choice, parts_of
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, check_layouts, format_layouts
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.node import OPAQUE, Node
+from shardwright.pcg.node import OPAQUE, RECEIVED, Node
 from shardwright.pcg.optable import ROWS, Row
-from shardwright.pcg.parallel import PARTITION, applicable, step
+from shardwright.pcg.parallel import PARTITION, SEND, applicable, step
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
 
@@ -82,7 +82,7 @@ def offered(
 def infer(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
     """The type of a node's result from its operands' types: the only place where types are decided."""
     try:
-        if node.is_leaf or node.is_parallel or node.op == OPAQUE:
+        if node.is_leaf or node.is_parallel or node.op in (OPAQUE, SEND):
             return _special_type(node, operands, mesh)
         try:
             return _row_type(node.op, node.attrs, node.split, tuple(operands), mesh)
@@ -167,22 +167,24 @@ def _special_type(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> Ten
     if node.is_leaf:
         if operands:
             raise GraphError(f"a leaf has no operands, got {list(node.inputs)}")
-        return _leaf_type(attrs, mesh)
+        return _leaf_type(attrs, mesh, stored=node.op != RECEIVED)
     if node.op == OPAQUE:
         return _opaque_type(attrs, operands, mesh)
     if len(operands) != 1:
         raise GraphError(f"{node.op} takes one operand, got {len(operands)}")
+    if node.op == SEND:
+        return operands[0]
     return _parallel_type(node.op, {"blocks": 1, **attrs}, operands[0], mesh)
 
 
-def _leaf_type(attrs: Attrs, mesh: Mesh) -> TensorType:
-    shape, dtype, stored = integers(attrs, "shape"), get(attrs, "dtype"), get(attrs, "layouts")
-    layouts = tuple(Layout.parse(str(text)) for text in (stored if isinstance(stored, tuple) else (stored,)))
+def _leaf_type(attrs: Attrs, mesh: Mesh, *, stored: bool) -> TensorType:
+    shape, dtype, texts = integers(attrs, "shape"), get(attrs, "dtype"), get(attrs, "layouts")
+    layouts = tuple(Layout.parse(str(text)) for text in (texts if isinstance(texts, tuple) else (texts,)))
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise GraphError(f"dtype {dtype!r} is not one of {sorted(ITEM_BYTES)}")
     layouts = layouts or (R,) * len(mesh)
     check_layouts(shape, layouts, mesh)
-    if any(x.kind not in "RS" for x in layouts):
+    if stored and any(x.kind not in "RS" for x in layouts):
         raise LayoutError(f"a leaf is stored R or S, got ({format_layouts(layouts, mesh)})")
     return TensorType(shape, dtype, layouts, bool(get(attrs, "grad")))
 

@@ -11,7 +11,9 @@ from shardwright.pcg.layout import Layouts
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARALLEL_OPS
 
-LEAVES = ("input", "parameter", "buffer", "constant")
+RECEIVED = "received"
+"""What a pipeline stage gets from the one before it."""
+LEAVES = ("input", "parameter", "buffer", "constant", RECEIVED)
 OPAQUE = "opaque"
 
 

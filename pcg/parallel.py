@@ -18,6 +18,8 @@ from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.layout import C, Layout, Layouts, R, S, innermost, shard_order
 
 PARTITION, COMBINE, REPLICATE, REDUCE = "partition", "combine", "replicate", "reduce"
+SEND = "send"
+"""The fifth, between the devices of two pipeline stages (`pcg.stages`): the identity, in the same layouts on each."""
 PARALLEL_OPS = (PARTITION, COMBINE, REPLICATE, REDUCE)
 ADJOINT = {PARTITION: COMBINE, COMBINE: PARTITION, REPLICATE: REDUCE, REDUCE: REPLICATE}
 

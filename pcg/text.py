@@ -26,7 +26,7 @@ from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import LEAVES, OPAQUE, Graph, Node, Source, infer
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, Attr
-from shardwright.pcg.parallel import PARALLEL_OPS
+from shardwright.pcg.parallel import PARALLEL_OPS, SEND
 from shardwright.pcg.types import TensorType
 
 _AXIS = re.compile(r"\w+")
@@ -187,7 +187,7 @@ def _reference(cursor: Cursor, nodes: Mapping[str, Node]) -> str:
 def _operator(cursor: Cursor) -> str:
     at = cursor.at
     op = cursor.name("an operator")
-    known = [*ROWS, *LEAVES, *PARALLEL_OPS, OPAQUE]
+    known = [*ROWS, *LEAVES, *PARALLEL_OPS, SEND, OPAQUE]
     if op not in known:
         near = difflib.get_close_matches(op, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see pcg/rows for those there are"

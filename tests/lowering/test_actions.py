@@ -266,7 +266,7 @@ def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pyt
         def body(parallel: ParallelModule) -> tuple[list[Events], float]:
             steps = Spy(parallel, run, monkeypatch).steps(parallel, found.batch)
             monkeypatch.undo()
-            return steps, sum(map(num_bytes, chain(*parallel._blocks.pool._free.values())))
+            return steps, sum(map(num_bytes, chain(*parallel._runner.blocks.pool._free.values())))
 
         assert priced(graph, run) == lowered(graph, run)
         assert found.on_ranks(graph, body, run) == [([lowered(graph, run)] * 2, pooled(graph, run))] * 2

@@ -58,7 +58,7 @@ def test_of_a_constant_only_what_is_read_stays() -> None:
     def body() -> list[int]:
         module = lower(graph, Scaled())
         module.forward_backward(x=torch.ones(4, 8))
-        assert module._constants is not None
-        return [value.untyped_storage().nbytes() for value in module._constants.values()]
+        assert module._runner.constants is not None
+        return [value.untyped_storage().nbytes() for value in module._runner.constants.values()]
 
     assert sorted(run_ranks(body, 1, 60.0)[0]) == [8 * 4, 4 * 8 * 4]

@@ -1,0 +1,111 @@
+"""One program of a rank, with all that runs around it: gathered blocks, what autograd keeps, the way of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.lowering.blocks import Blocks
+from shardwright.lowering.buffers import SlicedParameter
+from shardwright.lowering.emit import emit
+from shardwright.lowering.exact import Draw
+from shardwright.lowering.launch import Ranks
+from shardwright.lowering.outside import Outside
+from shardwright.lowering.program import Program, compile_source, left_to_python
+from shardwright.lowering.reducer import Reducer
+from shardwright.lowering.saved import Saved
+from shardwright.lowering.storage import Held, by_block, local_part
+from shardwright.pcg.analysis import buffers_in_backward
+from shardwright.pcg.step.parameters import Parameter
+
+
+class Runner:
+    """Runs the program of a graph: all of a model, or one virtual stage of it."""
+
+    def __init__(self, outside: Outside, ranks: Ranks, leaves: Mapping[str, Tensor], held: Mapping[str, Held]) -> None:
+        """`leaves`: parameters, buffers and constants of the graph as the program reads them, by the model's names.
+
+        `held`: how parameters and buffers are kept.
+        """
+        self.graph, self.ranks, self.held = outside.graph, ranks, held
+        self.leaves = {**leaves, **{name: one.inside for name, one in held.items()}}
+        todo, uses = outside.actions, [use.parameter for use in outside.chunk.uses]
+        units = ([uses[number] for number in unit] for unit in todo.units)
+        self.reducer = Reducer(
+            [(ranks.merged(p[0].sums), [self._of(x.leaf) for x in p], _dtype(p[0].reduced_dtype)) for p in units],
+            [self._of(p.leaf) for p in outside.operations.parameters.values() if p.grad],
+        )
+        orders = (todo.of("await", backward=False), todo.of("await", backward=True))
+        self.blocks = Blocks(self.reducer.deliver, *orders)
+        for block in outside.chunk.blocks:
+            lifetime, summed = block.slices.lifetime, block.slices.summed
+            sent = _dtype(block.parameters[0].reduced_dtype)
+            self.blocks.add(*self._shares(block.parameters), sent, lifetime, summed=summed)
+        self.reducer.at_end.append(self.blocks.finish)
+        self.saved = Saved(self.blocks, self.leaves.values(), ranks.device)
+        self.remakes = bool(self.blocks.items) or any(o.again for o in outside.operations.listed)
+        self.constants: dict[str, Tensor] | None = None
+        self._parts = by_block(self.leaves)
+        self._updated = buffers_in_backward(self.graph)  # those that backward reads after the step has written them
+        self._runtime: tuple[Any, ...] = (self.blocks.items, self.saved)
+        self.program: Program = compile_source(emit(self.graph, outside))
+
+    def run(self, local: Mapping[str, Tensor], draw: Draw) -> dict[str, Any]:
+        """What the program gives for a microbatch."""
+        device, axes = self.ranks.device, self.ranks.axes
+        if self.constants is None:
+            with torch.no_grad():
+                constants = self.program.constants(device, *axes)
+                self.constants = {name: _by_itself(value) for name, value in constants.items()}
+        parts = self._parts
+        if self._updated:
+            parts = by_block({**self.leaves, **{name: self.leaves[name].clone() for name in self._updated}})
+        with self.saved.hooks() if self.remakes else nullcontext():
+            return self.program.forward(parts, local, self.constants, *self._runtime, device, *axes, draw=draw)
+
+    def write_back(self, buffers: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in buffers.items():
+                held = self.held[name]
+                held.inside.copy_(local_part(value.detach(), held.layouts, self.ranks))
+
+    def compile(self, **options: Any) -> None:
+        """Run the program through `torch.compile`."""
+        self.program = self.program.optimized(**options)
+        self._runtime = (
+            left_to_python(self.blocks.items, "gather", "free"),
+            *left_to_python([self.saved], "checkpoint", "remade"),
+        )
+
+    def _of(self, leaf: str) -> Held:
+        return self.held[str(self.graph.by_name[leaf].attr("target"))]
+
+    def _shares(self, parameters: Sequence[Parameter]) -> tuple[list[Tensor], list[SlicedParameter]]:
+        shards = [self._of(p.leaf).inside for p in parameters]
+        slices = [p.slices for p in parameters if p.slices is not None]
+        axes = [self.ranks.merged((s.axis,)) for s in slices]
+        dtypes = [_dtype(p.used_dtype) for p in parameters]
+        shares = [
+            SlicedParameter(tuple(shard.shape), dtype, shard.device, axis, s.dim, s.blocks, s.copied)
+            for shard, dtype, axis, s in zip(shards, dtypes, axes, slices, strict=True)
+        ]
+        return shards, shares
+
+
+def own_leaf(held: Held) -> Held:
+    """The same parameter as a leaf of its own for autograd, on the same memory."""
+    return replace(held, inside=held.inside.detach().requires_grad_(held.inside.requires_grad))
+
+
+def _by_itself(value: Tensor) -> Tensor:
+    """Without what it is only a part of."""
+    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+
+
+def _dtype(name: str) -> torch.dtype:
+    return getattr(torch, name)

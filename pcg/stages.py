@@ -1,0 +1,178 @@
+"""Pipeline stages of a parallel graph: where its operators lie, what is sent between them, each stage as a graph.
+
+    stage of            what depends on the batch and on parameters lies in the virtual stage of its section, and never
+                        before what it reads
+    everywhere          all else is computed in every stage that reads it: masks, positions, counts, views of parameters
+    moves               those that make a value smaller on a device run before it is sent, the others after it
+
+A value that a later stage reads goes from stage to stage. To a stage it is a leaf, `received`, in the layouts that it
+has where it was made: `send` is the identity on the logical tensor, from the devices of one stage to those of the next,
+and adjoint to itself, so that the gradient comes back in the dual layouts. Hence a graph with `send` in it denotes what
+it denotes without, and a stage is a graph like any other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph, Node, make_attrs
+from shardwright.pcg.node import RECEIVED, leaf
+from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE, SEND
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.late import LOSS
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.sections import sections, spread, units
+
+_LATE, _EARLY = (COMBINE, REPLICATE), (REDUCE, PARTITION)
+_GIVEN = "to the next stage: "
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A graph cut into virtual stages.
+
+    where   the virtual stage of every operator that lies in one
+    sent    what each virtual stage gives the next one, in order
+    """
+
+    graph: Graph
+    where: Mapping[str, int]
+    sent: tuple[tuple[str, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.sent) + 1
+
+    @cached_property
+    def graphs(self) -> tuple[Graph, ...]:
+        """Each virtual stage: what it receives are leaves, what it sends are outputs (`given`)."""
+        return tuple(self._graph(stage) for stage in range(len(self)))
+
+    def received(self, stage: int) -> tuple[str, ...]:
+        return self.sent[stage - 1] if stage else ()
+
+    def given(self, stage: int) -> tuple[str, ...]:
+        return self.sent[stage] if stage < len(self.sent) else ()
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[int, ...]]:
+        """The virtual stages that read each parameter, by leaf."""
+        found = defaultdict[str, list[int]](list)
+        for stage, graph in enumerate(self.graphs):
+            for node in graph.leaves("parameter"):
+                found[node.name].append(stage)
+        return {name: tuple(stages) for name, stages in found.items()}
+
+    def _graph(self, stage: int) -> Graph:
+        whole, received = self.graph, set(self.received(stage))
+        outputs = [(key, name) for key, name in whole.outputs if self.where.get(name, 0) == stage]
+        outputs += [(given(name), name) for name in self.given(stage)]
+        needed = {name for _, name in outputs}
+        nodes: list[Node] = []
+        for node in reversed(whole.nodes):
+            if node.name in received:
+                nodes.append(self._leaf(node))
+            elif node.name in needed or self.where.get(node.name) == stage or node.op == "input":
+                nodes.append(node)
+                needed.update(node.inputs)
+        return Graph(tuple(reversed(nodes)), tuple(outputs), whole.mesh)
+
+    def _leaf(self, node: Node) -> Node:
+        kind = self.graph.types[node.name]
+        options = {"grad": kind.grad, "layouts": kind.layouts, "source": node.source}
+        return leaf(node.name, RECEIVED, kind.shape, kind.dtype, node.name, **options)
+
+    def with_sends(self) -> Graph:
+        """The graph with a `send` for each value and each boundary that it crosses, ready to be checked and printed."""
+        here: dict[tuple[str, int], str] = {}
+        made: dict[str, Node] = {}
+
+        def at(name: str, stage: int) -> str:
+            start = self.where.get(name, stage)
+            for number in range(start + 1, stage + 1):
+                if (name, number) not in here:
+                    own = here[name, number] = f"{name}.to_{number}"
+                    before = here.get((name, number - 1), name)
+                    made[own] = Node(own, SEND, (before,), make_attrs(stage=number), (), whole.by_name[name].source)
+            return here.get((name, stage), name)
+
+        whole, nodes = self.graph, list[Node]()
+        for node in whole.nodes:
+            stage = self.where.get(node.name)
+            inputs = node.inputs if stage is None else tuple(at(name, stage) for name in node.inputs)
+            nodes += made.values()
+            made.clear()
+            nodes.append(replace(node, inputs=inputs))
+        return replace(whole, nodes=tuple(nodes))
+
+
+def given(name: str) -> str:
+    """The key of an output that is sent on."""
+    return _GIVEN + name
+
+
+def cut(graph: Graph, execution: Execution) -> Stages:
+    """A validated graph over the virtual stages of an execution, which says by `split` how its sections are spread.
+
+    Raises:
+        PlanError: there is no split, or it does not fit the graph.
+    """
+    if not execution.split:
+        raise PlanError(f"{execution.num_virtual_stages} virtual stages without a split; say how blocks are spread")
+    where = _where(graph, execution)
+    last: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.name in where:
+            for name in node.inputs:
+                last[name] = max(last.get(name, 0), where[node.name])
+    order = [name for name in last if name in where]
+    sent = tuple(
+        tuple(name for name in order if where[name] <= stage < last[name])
+        for stage in range(execution.num_virtual_stages - 1)
+    )
+    return Stages(graph, where, sent)
+
+
+def dependent(graph: Graph) -> frozenset[str]:
+    """What depends on the batch and on parameters."""
+    reached = {op: set[str]() for op in ("input", "parameter")}
+    for node in graph.nodes:
+        for op, names in reached.items():
+            if node.op == op or not names.isdisjoint(node.inputs):
+                names.add(node.name)
+    return frozenset(reached["input"] & reached["parameter"])
+
+
+def _where(graph: Graph, execution: Execution) -> dict[str, int]:
+    lying = dependent(graph)
+    listed = dict(_listed(graph, execution))
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.name in lying:
+            own = 0 if node.op in (*_LATE, *_EARLY) else listed.get(node.name, 0)
+            found[node.name] = max([own, *(found[i] for i in node.inputs if i in found)])
+    if dict(graph.outputs).get(LOSS) in found:
+        found[graph.loss] = execution.num_virtual_stages - 1
+    results = {name for _, name in graph.outputs}
+    for node in reversed(graph.nodes):
+        if node.op in _LATE and node.name in found and node.name not in results:
+            found[node.name] = min((found[name] for name in graph.users[node.name]), default=found[node.name])
+    return found
+
+
+def _listed(graph: Graph, execution: Execution) -> Iterator[tuple[str, int]]:
+    """The virtual stage of the section of every operation."""
+    parts = sections(Operations(graph, execution), {}, by_block=True)
+    number_of = iter(units(parts))
+    for stage, share in enumerate(spread(parts, execution.split)):
+        for _ in range(sum(times for _, times in share)):
+            yield from ((operation.name, stage) for operation in parts[next(number_of)].stretch.operations)
+
+
+def names_of(stages: Sequence[int]) -> str:
+    """Stages in words."""
+    *most, last = map(str, stages)
+    return f"stages {', '.join(most)} and {last}" if most else f"stage {last}"
