@@ -123,9 +123,9 @@ def source(item: Item, stage: int, num_stages: int, num_chunks: int) -> Place | 
 
 def target(item: Item, stage: int, num_stages: int, num_chunks: int) -> Place | None:
     """Which item of the next virtual stage reads what this one gives; None: none."""
-    steps: dict[Phase, int] = {"forward": 1, "backward": -1}
-    step = steps.get(item.direction)
-    return None if step is None else _along(item, stage, step, num_stages, num_chunks)
+    if item.direction == "weights":
+        return None
+    return _along(item, stage, 1 if item.direction == "forward" else -1, num_stages, num_chunks)
 
 
 def _along(item: Item, stage: int, step: int, num_stages: int, num_chunks: int) -> Place | None:
@@ -192,12 +192,12 @@ def _course(
     shape = execution.num_stages, execution.chunks_per_stage
     last: dict[tuple[int, Phase], Place] = {}  # by channel, who reads what was sent last
     for item in items:
-        given, read = source(item, stage, *shape), target(item, stage, *shape)
+        given = source(item, stage, *shape)
         cause = Event("end", *given) if given is not None else None
         if blocking:
             yield cause, Event("start", stage, item)
             cause = None
-            if read is not None and read[0] != stage:
+            if (read := target(item, stage, *shape)) is not None and read[0] != stage:
                 channel = read[0], item.direction
                 cause = Event("start", *last[channel]) if channel in last else None
                 last[channel] = read

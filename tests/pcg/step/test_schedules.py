@@ -293,4 +293,4 @@ def test_what_blocks_is_found_where_sends_wait() -> None:
     with pytest.raises(
         PlanError, match=r"stage \d waits for ever for the start of forward .* before the end of forward"
     ):
-        list(progress(lists, run, blocking=True))
+        check(lists, run)
