@@ -18,8 +18,8 @@ zero-bubble   min(m, p)                                         (p − 1) / (3·
 
 In flight: how often a microbatch has been through a chunk forward and not yet through all of its backward; what is kept
 of these is there at the same time. Bubble: over what a stage has to do, where stages are equal, sends free and m ≥ p.
-Interleaving needs a multiple of p microbatches, or fewer than p. With a shorter last group its order has a cycle; with
-groups of more than p it has one where sends wait for their receives.
+Interleaving needs a multiple of p microbatches, or fewer than p. With a shorter last group its order may have a cycle; with
+groups of more than p it may have one where sends wait for their receives.
 
 Sources: Huang et al., "GPipe" (2019); Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 Using Megatron-LM" (2021), section 2.2, and its forward_backward_pipelining_with_interleaving; Zhuang et al., "On
