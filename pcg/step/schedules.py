@@ -4,7 +4,8 @@ p stages, v chunks on each, m microbatches; chunk c of stage s is virtual stage 
 
 gpipe         all forwards, then all backwards
 1f1b          p − 1 − s forwards, then one forward and one backward in turn
-eager-1f1b    1f1b with twice the forwards before the first backward, so that sends have a microbatch's time
+eager-1f1b    1f1b with twice the forwards before the first backward, which hides sends of up to half the time
+              that a microbatch takes on a stage
 interleaved   1f1b over chunks, p microbatches through one chunk after the other
 zero-bubble   1f1b whose backward is in two parts; the one that makes weights' gradients is put off by s microbatches,
               into what would be idle (ZB-H1)
@@ -18,8 +19,8 @@ zero-bubble   min(m, p)                                         (p − 1) / (3·
 
 In flight: how often a microbatch has been through a chunk forward and not yet through all of its backward; what is kept
 of these is there at the same time. Bubble: over what a stage has to do, where stages are equal, sends free and m ≥ p.
-Interleaving needs a multiple of p microbatches, or fewer than p. With a shorter last group its order may have a cycle; with
-groups of more than p it may have one where sends wait for their receives.
+Interleaving needs a multiple of p microbatches, or fewer than p. With a shorter last group its order may have a cycle;
+with groups of more than p it may have one where sends wait for their receives.
 
 Sources: Huang et al., "GPipe" (2019); Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 Using Megatron-LM" (2021), section 2.2, and its forward_backward_pipelining_with_interleaving; Zhuang et al., "On
