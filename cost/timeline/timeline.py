@@ -22,8 +22,7 @@ from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.program import Stage, StepProgram
 from shardwright.cost.timeline.streams import SegmentTimeline, run
 from shardwright.cost.timeline.tasks import COMPUTE, Segment
-from shardwright.pcg.errors import PlanError
-from shardwright.pcg.step.schedules import Item, orders
+from shardwright.pcg.step.schedules import Item, Place, orders, progress, target
 
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
 """What the allocator holds beyond what is in use, as a share of it. cuda: assumed; blocks are rounded up, and freed
@@ -138,59 +137,24 @@ def _place(
     timelines: Sequence[Sequence[SegmentTimeline]],
 ) -> list[list[float]]:
     """When every segment of every stage starts; the last one of each is the end of the step."""
-    num_stages, overlap = len(schedules), program.execution.overlap
-    num_virtual = num_stages * program.execution.chunks_per_stage
-    arrived: dict[tuple[int, int, str], float] = {}
+    execution, overlap = program.execution, program.execution.overlap
+    shape = num_stages, _ = execution.num_stages, execution.chunks_per_stage
+    arrived: dict[Place, float] = {}  # what an item reads of another; what it reads of its own stage is there before it
     clocks, starts = [0.0] * num_stages, [list[float]() for _ in schedules]
     sums = [0.0] * num_stages  # when each stage has summed its gradients; without overlap, how long it does
-    waiting = set(range(num_stages))
-    while waiting:
-        before = sum(map(len, starts))
-        for stage in sorted(waiting):
-            items, own, durations = schedules[stage], starts[stage], timelines[stage]
-            while len(own) < len(items):
-                item = items[len(own)]
-                virtual = item.chunk * num_stages + stage
-                ready = (
-                    0.0
-                    if item.direction == "forward" and virtual == 0
-                    else arrived.get((virtual, item.microbatch, item.direction))
-                )
-                if ready is None:
-                    break
-                start = max(clocks[stage], ready)
-                timeline = durations[len(own)]
-                end = start + timeline.ready_s
-                sums[stage] = (max(sums[stage], end) if overlap else sums[stage]) + timeline.seconds - timeline.ready_s
-                own.append(start)
-                clocks[stage] = end + _send(
-                    item, virtual, num_virtual, end, program.hops_s, arrived, blocks=not overlap
-                )
-            if len(own) == len(items):
-                own.append(max(clocks[stage], sums[stage]) if overlap else clocks[stage] + sums[stage])
-                waiting.discard(stage)
-        if sum(map(len, starts)) == before:
-            stuck = schedules[min(waiting)][len(starts[min(waiting)])]
-            raise PlanError(f"schedule: stage {min(waiting)} waits for ever before {stuck}; its order has a cycle")
+    for stage, item in progress(schedules, execution):
+        timeline = timelines[stage][len(starts[stage])]
+        start = max(clocks[stage], arrived.get((stage, item), 0.0))
+        end = clocks[stage] = start + timeline.ready_s
+        starts[stage].append(start)
+        sums[stage] = (max(sums[stage], end) if overlap else sums[stage]) + timeline.seconds - timeline.ready_s
+        if (reader := target(item, stage, *shape)) is not None:
+            hop_s = program.hops_s[item.chunk * num_stages + stage - (item.direction == "backward")]
+            arrived[reader] = end + hop_s
+            clocks[stage] += 0.0 if overlap else hop_s
+    for stage, own in enumerate(starts):
+        own.append(max(clocks[stage], sums[stage]) if overlap else clocks[stage] + sums[stage])
     return starts
-
-
-def _send(
-    item: Item, virtual: int, num_virtual: int, end: float, hops_s: Sequence[float],
-    arrived: dict[tuple[int, int, str], float], *, blocks: bool,
-) -> float:  # fmt: skip
-    """Tell those who wait for an item that it has ended; how long the sender is held up."""
-    if item.direction == "weights":
-        return 0.0
-    if item.direction == "forward":
-        neighbour, hop = virtual + 1, hops_s[virtual] if virtual + 1 < num_virtual else 0.0
-        if neighbour == num_virtual:  # the loss: backward can begin
-            arrived[virtual, item.microbatch, "backward"] = end
-    else:
-        neighbour, hop = virtual - 1, hops_s[virtual - 1] if virtual else 0.0
-        arrived[virtual, item.microbatch, "weights"] = end
-    arrived[neighbour, item.microbatch, item.direction] = end + hop
-    return hop if blocks else 0.0
 
 
 # ------------------------------------------------------------------------------------------------------------ one stage

@@ -14,11 +14,11 @@ from shardwright.pcg.step.recompute import Again, GivenByBlock, Recompute, Recom
 from shardwright.pcg.types import is_float
 
 ReduceDtype = Literal["float32", "bfloat16", "float16"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+Schedule = Literal["gpipe", "1f1b", "eager-1f1b", "interleaved", "zero-bubble"]
 Optimizer = Literal["adam", "sgd"]
 
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = ("float32", "bfloat16", "float16")
-SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "eager-1f1b", "interleaved", "zero-bubble")
 OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
 
 
@@ -115,10 +115,11 @@ class Execution:
             wanted = "at least 2 with schedule 'interleaved'" if chunks == 1 else f"1 with schedule {self.schedule!r}"
             problem = f"expected {wanted}, got {chunks}; change the one or the other"
             raise checks.FieldError(owner, "chunks_per_stage", problem)
-        many = self.num_microbatches  # 1: those of the mesh's axis of time are counted where that is known
-        if self.schedule == "interleaved" and many > 1 and many % self.num_stages:
-            stages = self.num_stages
-            problem = f"expected a multiple of the {stages} stages, got {self.num_microbatches}; interleaving needs it"
+        many, stages = self.num_microbatches, self.num_stages
+        if self.schedule == "interleaved" and many > stages and many % stages:
+            problem = (
+                f"expected a multiple of the {stages} stages, or fewer than them, got {many}; interleaving needs it"
+            )
             raise checks.FieldError(owner, "num_microbatches", problem)
 
     def to_json(self) -> dict[str, object]:

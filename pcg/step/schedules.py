@@ -2,23 +2,40 @@
 
 p stages, v chunks on each, m microbatches; chunk c of stage s is virtual stage c·p + s.
 
-gpipe         all forwards, then all backwards. In flight: m. Bubble over ideal: (p − 1) / m
-1f1b          p − 1 − s forwards, then one forward and one backward in turn. In flight: min(m, p − s). Bubble as gpipe
-interleaved   1f1b over chunks, p microbatches through one chunk after the other. Bubble: (p − 1) / (v·m)
-zero-bubble   1f1b whose backward is in two parts; the part that makes weights' gradients fills what would be idle,
-              delayed such that no more microbatches are in flight than in 1f1b (ZB-H1). Bubble with equal parts: (p −
-              1) / (3·m)
+gpipe         all forwards, then all backwards
+1f1b          p − 1 − s forwards, then one forward and one backward in turn
+eager-1f1b    1f1b with twice the forwards before the first backward, which hides sends of up to half the time
+              that a microbatch takes on a stage
+interleaved   1f1b over chunks, p microbatches through one chunk after the other
+zero-bubble   1f1b whose backward is in two parts; the one that makes weights' gradients is put off by s microbatches,
+              into what would be idle (ZB-H1)
+
+schedule      in flight on stage s                              bubble
+gpipe         m                                                 (p − 1) / m
+1f1b          min(m, p − s)                                     (p − 1) / m
+eager-1f1b    min(m, 2·(p − s) − 1)                             (p − 1) / m
+interleaved   min(v·m, 2·(p − 1 − s) + (v − 1)·min(p, m) + 1)   (p − 1) / (v·m)
+zero-bubble   min(m, p)                                         (p − 1) / (3·m), with equal parts
+
+In flight: how often a microbatch has been through a chunk forward and not yet through all of its backward; what is kept
+of these is there at the same time. Bubble: over what a stage has to do, where stages are equal, sends free and m ≥ p.
+Interleaving needs a multiple of p microbatches, or fewer than p. With a shorter last group its order may have a cycle;
+with groups of more than p it may have one where sends wait for their receives.
 
 Sources: Huang et al., "GPipe" (2019); Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
-Using Megatron-LM" (2021), section 2.2, and its forward_backward_pipelining_with_interleaving; Qi et al., "Zero Bubble
-Pipeline Parallelism" (2023), section 2.
+Using Megatron-LM" (2021), section 2.2, and its forward_backward_pipelining_with_interleaving; Zhuang et al., "On
+Optimizing the Communication of Model Parallelism" (2022), eager-1F1B; Qi et al., "Zero Bubble Pipeline Parallelism"
+(2023), section 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, zip_longest
 from typing import Literal, NamedTuple
 
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import Execution, Schedule
 
 Phase = Literal["forward", "backward", "weights"]
@@ -32,66 +49,230 @@ class Item(NamedTuple):
     microbatch: int
     direction: Phase
 
+    def __str__(self) -> str:
+        return f"{self.direction} of microbatch {self.microbatch} through chunk {self.chunk}"
+
+
+Place = tuple[int, Item]
+"""A stage, and an item of it."""
+
+
+def phases(schedule: Schedule) -> tuple[Phase, ...]:
+    """What every microbatch goes through in every chunk, in order."""
+    return ("forward", "backward", "weights") if schedule == "zero-bubble" else ("forward", "backward")
+
 
 def orders(execution: Execution) -> list[list[Item]]:
     """The items of every stage, in order."""
-    make = _ORDERS[execution.schedule]
-    stages = range(execution.num_stages)
-    return [
-        make(stage, execution.num_stages, execution.chunks_per_stage, execution.num_microbatches) for stage in stages
-    ]
+    return [_order(execution, stage) for stage in range(execution.num_stages)]
 
 
-def _gpipe(stage: int, num_stages: int, num_chunks: int, num_microbatches: int) -> list[Item]:
-    return [Item(0, i, d) for d in ("forward", "backward") for i in range(num_microbatches)]
+def _order(execution: Execution, stage: int) -> list[Item]:
+    """Forwards, and then in turn what is left of them, the backwards, and their second parts, put off by `stage`."""
+    p, v, m = execution.num_stages, execution.chunks_per_stage, execution.num_microbatches
+    groups = [range(start, min(start + p, m)) for start in range(0, m, p)]
+    forward = [Item(chunk, i, "forward") for group in groups for chunk in range(v) for i in group]
+    backward = [Item(v - 1 - item.chunk, item.microbatch, "backward") for item in forward]
+    weights = [item._replace(direction="weights") for item in backward if _is_split(execution)]
+    ahead = _ahead(execution, stage)
+    in_turn = zip_longest(forward[ahead:], backward, [None] * stage + weights)
+    return forward[:ahead] + [item for turn in in_turn for item in turn if item is not None]
 
 
-def _one_forward_one_backward(stage: int, num_stages: int, num_chunks: int, num_microbatches: int) -> list[Item]:
-    ahead = min(num_stages - 1 - stage, num_microbatches)
-    return _alternate([(0, i) for i in range(num_microbatches)], [(0, i) for i in range(num_microbatches)], ahead)
+def _ahead(execution: Execution, stage: int) -> int:
+    """How many forwards come before the first that has a backward after it."""
+    p, v, m = execution.num_stages, execution.chunks_per_stage, execution.num_microbatches
+    later = p - 1 - stage
+    ahead: dict[Schedule, int] = {
+        "gpipe": m,
+        "1f1b": later,
+        "eager-1f1b": 2 * later,
+        "interleaved": 2 * later + (v - 1) * min(p, m),
+        "zero-bubble": later,
+    }
+    return min(ahead[execution.schedule], v * m)
 
 
-def _interleaved(stage: int, num_stages: int, num_chunks: int, num_microbatches: int) -> list[Item]:
-    """Megatron's order. `ahead`: the forwards before the first backward."""
-    total = num_chunks * num_microbatches
-    ahead = min(total, 2 * (num_stages - 1 - stage) + (num_chunks - 1) * num_stages)
-    if num_microbatches == num_stages:
-        ahead = total
-
-    def place(number: int) -> tuple[int, int]:
-        round_, within = divmod(number, num_stages * num_chunks)
-        chunk, offset = divmod(within, num_stages)
-        return chunk, round_ * num_stages + offset
-
-    forward = [place(number) for number in range(total)]
-    backward = [(num_chunks - 1 - chunk, microbatch) for chunk, microbatch in forward]
-    return _alternate(forward, backward, ahead)
+def _is_split(execution: Execution) -> bool:
+    return "weights" in phases(execution.schedule)
 
 
-def _zero_bubble(stage: int, num_stages: int, num_chunks: int, num_microbatches: int) -> list[Item]:
-    """ZB-H1: stage s delays the weights' part by s microbatches, and so has as many in flight as stage 0 of 1f1b."""
-    items: list[Item] = []
-    waiting: list[int] = []
-    for item in _one_forward_one_backward(stage, num_stages, num_chunks, num_microbatches):
-        items.append(item)
-        if item.direction == "backward":
-            waiting.append(item.microbatch)
-            if len(waiting) > stage:
-                items.append(Item(0, waiting.pop(0), "weights"))
-    return items + [Item(0, microbatch, "weights") for microbatch in waiting]
+# ------------------------------------------------------------------------------------------------ between the stages
 
 
-def _alternate(forward: list[tuple[int, int]], backward: list[tuple[int, int]], ahead: int) -> list[Item]:
-    """`ahead` forwards, then one forward and one backward in turn, then the backwards that are left."""
-    items = [Item(c, i, "forward") for c, i in forward[:ahead]]
-    for done, (chunk, microbatch) in enumerate(forward[ahead:]):
-        items += [Item(chunk, microbatch, "forward"), Item(*backward[done], "backward")]
-    return items + [Item(c, i, "backward") for c, i in backward[len(forward) - ahead :]]
+class Transfers(NamedTuple):
+    """The stages that are sent from and to; None where nothing is, or what would be stays on its stage."""
+
+    receives_from: int | None
+    sends_to: int | None
 
 
-_ORDERS: dict[Schedule, Callable[[int, int, int, int], list[Item]]] = {
-    "gpipe": _gpipe,
-    "1f1b": _one_forward_one_backward,
-    "interleaved": _interleaved,
-    "zero-bubble": _zero_bubble,
-}
+def transfers(item: Item, stage: int, num_stages: int, num_chunks: int) -> Transfers:
+    """What is received before an item and sent after it: values on the way forward, their gradients on the way back."""
+    ends = source(item, stage, num_stages, num_chunks), target(item, stage, num_stages, num_chunks)
+    return Transfers(*(end[0] if end is not None and end[0] != stage else None for end in ends))
+
+
+def source(item: Item, stage: int, num_stages: int, num_chunks: int) -> Place | None:
+    """What has to end before an item can begin; None: nothing, as it reads the batch."""
+    if item.direction == "weights":
+        return stage, item._replace(direction="backward")
+    if item.direction == "forward":
+        return _along(item, stage, -1, num_stages, num_chunks)
+    return _along(item, stage, 1, num_stages, num_chunks) or (stage, item._replace(direction="forward"))
+
+
+def target(item: Item, stage: int, num_stages: int, num_chunks: int) -> Place | None:
+    """Which item of the next virtual stage reads what this one gives; None: none."""
+    if item.direction == "weights":
+        return None
+    return _along(item, stage, 1 if item.direction == "forward" else -1, num_stages, num_chunks)
+
+
+def _along(item: Item, stage: int, step: int, num_stages: int, num_chunks: int) -> Place | None:
+    """The same microbatch and direction, `step` virtual stages on."""
+    chunk, next_stage = divmod(item.chunk * num_stages + stage + step, num_stages)
+    return (next_stage, Item(chunk, item.microbatch, item.direction)) if 0 <= chunk < num_chunks else None
+
+
+class Event(NamedTuple):
+    """An end of an item is when what it gives has been sent."""
+
+    kind: Literal["start", "end"]
+    stage: int
+    item: Item
+
+    def __str__(self) -> str:
+        return f"the {self.kind} of {self.item} on stage {self.stage}"
+
+
+def progress(lists: Sequence[Sequence[Item]], execution: Execution, *, blocking: bool = False) -> Iterator[Place]:
+    """All items of all stages, each after what it needs.
+
+    Args:
+        lists: the items of every stage, in order.
+        execution: says how many stages and chunks there are.
+        blocking: a send waits until its receive is posted. A stage posts the next receive of a channel (a stage that
+            sends, one that receives, and a direction) when an item begins with what the last one has brought; the first
+            is posted when the step begins. Otherwise a send never waits.
+
+    Raises:
+        PlanError: a stage waits for ever.
+    """
+    courses = [_course(stage, items, execution, blocking) for stage, items in enumerate(lists)]
+    nexts = [next(course, None) for course in courses]
+    happened = set[Event]()
+    while any(nexts):
+        before = len(happened)
+        for stage, course in enumerate(courses):
+            while (step := nexts[stage]) is not None and (step[0] is None or step[0] in happened):
+                happened.add(step[1])
+                nexts[stage] = next(course, None)
+                if step[1].kind == "end":
+                    yield stage, step[1].item
+        if len(happened) == before:
+            raise PlanError(f"schedule: {_cycle(nexts)}; the orders have a cycle")
+
+
+def _cycle(nexts: Sequence[tuple[Event | None, Event] | None]) -> str:
+    """What a stage waits for, of those that wait for each other."""
+    stuck = {stage: step for stage, step in enumerate(nexts) if step is not None}
+    stage = min(stuck)
+    for _ in stuck:
+        cause, event = stuck[stage]
+        if cause is not None and cause.stage in stuck:
+            stage = cause.stage
+    cause, event = stuck[stage]
+    return f"stage {stage} waits for ever for {cause} before {event}"
+
+
+def _course(
+    stage: int, items: Sequence[Item], execution: Execution, blocking: bool
+) -> Iterator[tuple[Event | None, Event]]:
+    """What happens on a stage, in order, each with what has to happen before on any other."""
+    shape = execution.num_stages, execution.chunks_per_stage
+    last: dict[tuple[int, Phase], Place] = {}  # by channel, who reads what was sent last
+    for item in items:
+        given = source(item, stage, *shape)
+        cause = Event("end", *given) if given is not None else None
+        if blocking:
+            yield cause, Event("start", stage, item)
+            cause = None
+            if (read := target(item, stage, *shape)) is not None and read[0] != stage:
+                channel = read[0], item.direction
+                cause = Event("start", *last[channel]) if channel in last else None
+                last[channel] = read
+        yield cause, Event("end", stage, item)
+
+
+# ---------------------------------------------------------------------------------------------------------- in flight
+
+
+def most_in_flight(execution: Execution, stage: int) -> int:
+    """How many (chunk, microbatch) are in flight on a stage at most; divided by its chunks, how many microbatches."""
+    put_off = stage if _is_split(execution) else 0
+    return min(execution.chunks_per_stage * execution.num_microbatches, _ahead(execution, stage) + 1 + put_off)
+
+
+def in_flight(items: Sequence[Item], execution: Execution) -> int:
+    """The same, counted in an order of items."""
+    changes = {"forward": 1, phases(execution.schedule)[-1]: -1}
+    return max(accumulate(changes.get(item.direction, 0) for item in items))
+
+
+# ------------------------------------------------------------------------------------------------------------- proofs
+
+
+def check(lists: Sequence[Sequence[Item]], execution: Execution) -> None:
+    """Prove that stages can run these lists of items.
+
+    * Complete: every microbatch goes through every phase of every chunk once.
+    * In order: a phase of a chunk has microbatches in order, so gradients are added up in order; phases of a microbatch
+      in their own order would be a cycle otherwise.
+    * First in, first out: what a stage sends to another in a direction is received there in the order of the sends.
+    * Free of deadlock where sends wait for receives (`progress`), and so where they do not, as less is waited for.
+    * Within memory: no more is in flight than `most_in_flight` says.
+
+    Raises:
+        PlanError: says on which stage they cannot, and why.
+    """
+    if len(lists) != execution.num_stages:
+        raise PlanError(f"schedule: expected an order for each of {execution.num_stages} stages, got {len(lists)}")
+    for stage, items in enumerate(lists):
+        _check_complete(stage, items, execution)
+    _check_channels(lists, execution)
+    deque(progress(lists, execution, blocking=True), maxlen=0)
+    for stage, items in enumerate(lists):
+        if (found := in_flight(items, execution)) > (most := most_in_flight(execution, stage)):
+            problem = f"stage {stage} has {found} microbatches in flight, {execution.schedule} at most {most}"
+            raise PlanError(f"schedule: {problem}; run backwards earlier")
+
+
+def _check_complete(stage: int, items: Sequence[Item], execution: Execution) -> None:
+    found = defaultdict[tuple[int, Phase], list[Item]](list)
+    for item in items:
+        found[item.chunk, item.direction].append(item)
+    for chunk in range(execution.chunks_per_stage):
+        for phase in phases(execution.schedule):
+            wanted = [Item(chunk, i, phase) for i in range(execution.num_microbatches)]
+            _check_equal(found.pop((chunk, phase), []), wanted, f"stage {stage}")
+    _check_equal([item for rest in found.values() for item in rest], [], f"stage {stage}")
+
+
+def _check_channels(lists: Sequence[Sequence[Item]], execution: Execution) -> None:
+    shape = execution.num_stages, execution.chunks_per_stage
+    sent, received = (defaultdict[tuple[int, int, Phase], list[Item]](list) for _ in range(2))
+    for stage, items in enumerate(lists):
+        for item in items:
+            if (read := target(item, stage, *shape)) is not None:
+                sent[stage, read[0], item.direction].append(read[1])
+            if (sender := transfers(item, stage, *shape).receives_from) is not None:
+                received[sender, stage, item.direction].append(item)
+    for channel in received:
+        _check_equal(received[channel], sent[channel], "channel of {2} from stage {0} to stage {1}".format(*channel))
+
+
+def _check_equal(found: Sequence[Item], wanted: Sequence[Item], where: str) -> None:
+    for got, expected in zip_longest(found, wanted):
+        if got != expected:
+            raise PlanError(f"schedule: {where}: expected {expected or 'no more'}, got {got or 'no more'}")

@@ -1,9 +1,7 @@
-"""Schedules: every microbatch once, and the closed forms of bubbles and of microbatches in flight."""
+"""Schedules on the timeline: bubbles, and what microbatches in flight keep."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,45 +9,14 @@ import pytest
 from shardwright.cost.timeline import timeline
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.step.execution import SCHEDULES, Execution
-from shardwright.pcg.step.schedules import Item, orders
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.schedules import most_in_flight, orders
 from tests.cost.programs import uniform
 from tests.each import each
+from tests.pcg.step.executions import executions, name
 
-
-def executions(*schedules: str) -> Iterator[Execution]:
-    for schedule in schedules or SCHEDULES:
-        for p in (1, 2, 3, 4, 8):
-            for m in (1, 2, 4, 5, 8, 16):
-                if schedule != "interleaved":
-                    yield Execution(num_stages=p, num_microbatches=m, schedule=schedule)  # type: ignore[arg-type]
-                elif m % p == 0:
-                    for v in (2, 3):
-                        yield Execution(num_stages=p, num_microbatches=m, schedule="interleaved", chunks_per_stage=v)
-
-
-def name(execution: Execution) -> str:
-    e = execution
-    return f"{e.schedule}-p{e.num_stages}-m{e.num_microbatches}-v{e.chunks_per_stage}"
-
-
-every = each("execution", list(executions()), ids=name)
-
-
-@every
-def test_every_stage_runs_every_microbatch_once_each_way_in_order(execution: Execution) -> None:
-    ways = ("forward", "backward", "weights") if execution.schedule == "zero-bubble" else ("forward", "backward")
-    wanted = Counter(
-        Item(c, i, way)
-        for c in range(execution.chunks_per_stage) for i in range(execution.num_microbatches) for way in ways
-    )  # fmt: skip
-    for items in orders(execution):
-        assert Counter(items) == wanted
-        position = {item: number for number, item in enumerate(items)}
-        for item in items:
-            if (after := ways.index(item.direction)) > 0:
-                before = item._replace(direction=ways[after - 1])
-                assert position[before] < position[item]
+ALL = list(executions((1, 2, 3, 4, 8), (1, 2, 4, 5, 8, 16), (2, 3)))
+every = each("execution", ALL, ids=name)
 
 
 @every
@@ -66,24 +33,10 @@ def test_no_schedule_waits_for_ever_and_no_stage_overlaps_itself(execution: Exec
         assert all(end <= start + 1e-9 for end, start in zip(ends, starts[1:], strict=False))
 
 
-def in_flight(execution: Execution, stage: int) -> int:
-    """Chunk inputs kept at once."""
-    p, m, v = execution.num_stages, execution.num_microbatches, execution.chunks_per_stage
-    match execution.schedule:
-        case "gpipe":
-            return m
-        case "1f1b":
-            return min(m, p - stage)
-        case "zero-bubble":
-            return min(m, p)
-        case "interleaved":
-            return v * m if m == p else min(v * m, 2 * (p - 1 - stage) + (v - 1) * p + 1)
-
-
 @every
 def test_microbatches_in_flight(execution: Execution) -> None:
     for number, stage in enumerate(simulate(uniform(execution)).stages):
-        assert stage.memory.activations_bytes == in_flight(execution, number)
+        assert stage.memory.activations_bytes == most_in_flight(execution, number)
 
 
 @each("p", [2, 4, 8])
@@ -95,7 +48,7 @@ def test_interleaving_keeps_as_much_as_the_field_says(p: int) -> None:
     assert kept == pytest.approx(p * (1 + (p - 1) / (p * v)))
 
 
-@each("execution", [e for e in executions() if e.num_microbatches >= e.num_stages], ids=name)
+@each("execution", [e for e in ALL if e.num_microbatches >= e.num_stages], ids=name)
 def test_bubbles_over_ideal(execution: Execution) -> None:
     p, m, v = execution.num_stages, execution.num_microbatches, execution.chunks_per_stage
     found = simulate(uniform(execution))
@@ -112,5 +65,5 @@ def test_a_sender_that_does_not_overlap_is_held_up() -> None:
 def test_an_order_with_a_cycle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Execution(num_stages=2, num_microbatches=1)
     monkeypatch.setattr(timeline, "orders", lambda execution: [list(reversed(items)) for items in orders(execution)])
-    with pytest.raises(PlanError, match=r"schedule: stage 0 waits for ever before Item.*; its order has a cycle"):
+    with pytest.raises(PlanError, match=r"schedule: stage 1 waits for ever for .*; the orders have a cycle"):
         simulate(uniform(run))
