@@ -47,12 +47,12 @@ def order_of_rank_0(names: Sequence[str], ranks: Ranks) -> list[str]:
 
 def has_others(ranks: Ranks) -> bool:
     """Whether there is another rank to agree with."""
-    return ranks.mesh.num_devices > 1 and not ranks.is_dry
+    return ranks.world > 1 and not ranks.is_dry
 
 
 def gathered(row: Tensor, ranks: Ranks) -> list[list[int]]:
     """Every rank's row of numbers, in rank order, by one collective; as many numbers on every rank."""
-    rows = row.new_empty((ranks.mesh.num_devices, len(row)))
+    rows = row.new_empty((ranks.world, len(row)))
     work = dist.all_gather_single(rows.view(-1), row, async_op=True)
     assert work is not None
     work.wait(timedelta(seconds=ranks.timeout_s))

@@ -101,7 +101,7 @@ class GatheredBlock:
 
         While a part of forward runs again, all stays that backward reads next.
         """
-        if not self.all.runs_again and (self.lifetime != "step" or self.all.last):
+        if not self.all.runs_again and (self.lifetime != "step" or self.all.frees):
             self.drop()
 
     def drop(self) -> None:
@@ -199,7 +199,7 @@ class Blocks:
         self.pending: tuple[GatheredBlock, BufferSet, list[Tensor | None]] | None = None
         self.owners: dict[int, tuple[GatheredBlock, int]] = {}
         self.runs_again = False
-        self.last = True
+        self.last = self.frees = True
 
     def add(
         self,
@@ -212,9 +212,12 @@ class Blocks:
     ) -> None:
         self.items.append(GatheredBlock(self, len(self.items), shards, shares, sent, lifetime, summed))
 
-    def begin(self, *, first: bool = True, last: bool = True) -> None:
-        """Before a microbatch; before the first one, forget a step that did not end."""
-        self.last = last
+    def begin(self, *, first: bool = True, last: bool = True, frees: bool | None = None) -> None:
+        """Before a microbatch; before the first one, forget a step that did not end.
+
+        `frees`: whether what stays for all microbatches is given back after its last use; by default in the last one.
+        """
+        self.last, self.frees = last, last if frees is None else frees
         self.begun.clear()
         if first:
             self.reset()

@@ -25,18 +25,21 @@ def clip_gradients(parameters: Sequence[Held], ranks: Ranks, max_norm: float, no
 
 def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ranks: Ranks) -> Tensor:
     """The norm over all elements of all gradients; each shard counts once, however many ranks hold a copy."""
-    if not gradients:
+    if not gradients and ranks.stages.size == 1:
         return torch.zeros((), device=ranks.device)
-    norms = private.norms(gradients, norm_type)
+    norms = private.norms(gradients, norm_type) if gradients else torch.zeros(1, device=ranks.device)
     norms = norms.to(torch.promote_types(norms.dtype, torch.float32))
     if norm_type == float("inf"):
         total = norms.max()
         dist.all_reduce(total, dist.ReduceOp.MAX)
         return total
     mine = [
-        all(x.is_shard or axis.group is None or axis.rank == 0 for x, axis in zip(h.layouts, ranks.axes, strict=True))
+        h.counts
+        and all(
+            x.is_shard or axis.group is None or axis.rank == 0 for x, axis in zip(h.layouts, ranks.axes, strict=True)
+        )
         for h in held
     ]
-    total = (norms**norm_type * torch.tensor(mine, device=norms.device)).sum()
+    total = (norms**norm_type * torch.tensor(mine or [False], device=norms.device)).sum()
     dist.all_reduce(total)
     return total ** (1.0 / norm_type)

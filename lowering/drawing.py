@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering import private
-from shardwright.lowering.exact import current_draw
+from shardwright.lowering.exact import Draw, current_draw, step_draws
 from shardwright.lowering.launch import Ranks
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
@@ -77,6 +77,25 @@ class Drawing:
         self._history, self._num_watched = hash((self._history, *self.state())), self._num_watched + 1
         if self._num_watched % WATCH_EVERY == 0:
             self._begun = _Comparison(self._history, self.ranks)
+
+    @contextmanager
+    def by_number(self, num_draws: int) -> Generator[Draw]:
+        """Around a step in stages, which draw what they have alone: every mask by its number; yields the first draw.
+
+        Without `seed_exactly` the seed of a step is a number that torch's generator draws.
+        """
+        if current_draw().seed is not None or not self.draws:
+            with step_draws(num_draws) as draw:
+                yield draw
+            return
+        generator = self.generator
+        if self.own is not None:
+            generator = torch.Generator(self.ranks.device)
+            generator.set_state(self.own)
+        seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
+        if self.own is not None:
+            self.own = generator.get_state()
+        yield Draw(int(seed), 0)
 
     @contextmanager
     def microbatch(self, *, first: bool, last: bool) -> Generator[None]:

@@ -11,6 +11,7 @@ from shardwright.pcg.analysis import copies_data
 from shardwright.pcg.factors import dispatched, parts_of
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
+from shardwright.pcg.node import RECEIVED
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
 from shardwright.pcg.step.operation import Again
@@ -101,7 +102,7 @@ class Expressions:
         if found is not None:
             return found.text.format(*operands)
         if node.is_leaf:
-            return f"{'batch' if node.op == 'input' else 'leaf'}[{node.attr('target')!r}]"
+            return f"{source_of(node)}[{node.attr('target')!r}]"
         if node.is_parallel:
             return self._parallel(node, operands[0])
         if node.op == OPAQUE:
@@ -192,6 +193,11 @@ class Expressions:
             return "None"
         places = ", ".join(f"({self.graph.mesh.names[a]}, {dim}, {blocks})" for a, dim, blocks in steps)  # type: ignore[misc]
         return f"rt.Shard({kind.shape}, {places})"
+
+
+def source_of(node: Node) -> str:
+    """Where a program finds a leaf."""
+    return "batch" if node.op in ("input", RECEIVED) else "leaf"
 
 
 def draw_key(node: Node) -> str:

@@ -31,9 +31,10 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """The mesh as this rank sees it. `device_mesh` is the one full mesh that all DTensors lie on.
+    """The mesh as this rank sees it, in its pipeline stage. `device_mesh` is the full one that its DTensors lie on.
 
-    `time` is the axis of microbatches; `is_dry`: the other ranks are not there, and nothing is really sent.
+    `time` is the axis of microbatches; `stages`: the ranks at this place of the mesh, one in each stage. `is_dry`: the
+    other ranks are not there, and nothing is really sent.
     """
 
     mesh: Mesh
@@ -41,8 +42,18 @@ class Ranks:
     device_mesh: DeviceMesh
     device: torch.device
     timeout_s: float
+    stages: Axis
     is_dry: bool = False
     _merged: dict[tuple[str, ...], Axis] = field(default_factory=dict, repr=False)
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are, in all stages."""
+        return self.stages.size * self.mesh.num_devices
+
+    def at(self, stage: int) -> int:
+        """The number of the rank at this place of another stage."""
+        return dist.get_rank() + (stage - self.stages.rank) * self.mesh.num_devices
 
     @property
     def time(self) -> Time | None:
@@ -57,15 +68,25 @@ class Ranks:
         if names not in self._merged:
             dims = [self.mesh.index(name) for name in names]
             with private.unset_fake_temporarily():
-                grid = torch.arange(self.mesh.num_devices).reshape(self.mesh.device_sizes)
+                grid = _grid(self.mesh, self.stages.size)
                 last = list(range(grid.dim() - len(dims), grid.dim()))
-                group = _my_group(grid.movedim(dims, last).flatten(last[0]), self.timeout_s)
+                group = _my_group(grid.movedim([1 + dim for dim in dims], last).flatten(last[0]), self.timeout_s)
+            assert group is not None
             self._merged[names] = Axis("_".join(names), dist.get_world_size(group), dist.get_rank(group), group)
         return self._merged[names]
 
+    def across(self, stages: Sequence[int], use: str) -> dist.ProcessGroup | None:
+        """The ranks at this place of some stages, if this is one of them; a group of its own for each use.
+
+        Every rank must ask for the same ones in the same order, also those of other stages.
+        """
+        with private.unset_fake_temporarily():
+            places = _grid(self.mesh, self.stages.size).reshape(self.stages.size, -1)
+            return _my_group(places[list(stages)].T, self.timeout_s, use)
+
     def forget_groups(self) -> None:
         """Hold none any more."""
-        for axis in (*self.axes, *self._merged.values()):
+        for axis in (*self.axes, self.stages, *self._merged.values()):
             axis.group = None
         private.forget_groups(self.device_mesh)
 
@@ -101,55 +122,69 @@ def leave() -> None:
         ranks.forget_groups()
 
 
-def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S) -> Ranks:
+def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S, num_stages: int = 1) -> Ranks:
     """One process group per mesh axis, each with the timeout. Every rank must call this, with the same arguments.
 
-    Groups are shared with other modules of this process; one in which a collective failed stays broken for all of them.
-    Raises `DistributedError` where the number of ranks is not the mesh's.
+    The mesh is that of a pipeline stage, of which there are `num_stages`; the first has the first ranks. Groups are
+    shared with other modules of this process; one in which a collective failed stays broken for all of them.
+    Raises `DistributedError` where the number of ranks is not that of all stages' meshes.
     """
     join(timeout_s)
-    world = dist.get_world_size()
-    if world != mesh.num_devices:
+    world, wanted = dist.get_world_size(), num_stages * mesh.num_devices
+    if world != wanted:
+        what = f"{mesh}" if num_stages == 1 else f"{num_stages} stages of {mesh}"
         raise DistributedError(
-            f"the plan is for {mesh.num_devices} ranks {mesh}, but {world} are running; start it with "
-            f"`torchrun --nproc-per-node {mesh.num_devices}`, or plan for a cluster of {world} ranks"
+            f"the plan is for {wanted} ranks {what}, but {world} are running; start it with "
+            f"`torchrun --nproc-per-node {wanted}`, or plan for a cluster of {world} ranks"
         )
     device = private.default_device()
     with private.unset_fake_temporarily():
-        axes, device_mesh = _axes(mesh, device, timeout_s)
-    ranks = Ranks(mesh, axes, device_mesh, device, timeout_s, dist.get_backend() == private.FAKE)
+        axes, stages, device_mesh = _axes(mesh, device, timeout_s, num_stages)
+    ranks = Ranks(mesh, axes, device_mesh, device, timeout_s, stages, dist.get_backend() == private.FAKE)
     _CONNECTED.add(ranks)
     return ranks
 
 
-def _axes(mesh: Mesh, device: torch.device, timeout_s: float) -> tuple[tuple[MeshAxis, ...], DeviceMesh]:
-    grid = torch.arange(mesh.num_devices).reshape(mesh.device_sizes or (1,))
-    names = mesh.names or ("all",)
-    groups = [_my_group(grid.movedim(dim, -1), timeout_s) for dim in range(grid.dim())]
-    device_mesh = DeviceMesh.from_group(groups, device.type, mesh=grid, mesh_dim_names=names)
+def _axes(
+    mesh: Mesh, device: torch.device, timeout_s: float, num_stages: int
+) -> tuple[tuple[MeshAxis, ...], Axis, DeviceMesh]:
+    grid = _grid(mesh, num_stages)
+    own, names = dist.get_rank() // mesh.num_devices, mesh.names or ("all",)
+    groups = [group for dim in range(1, grid.dim()) if (group := _my_group(grid.movedim(dim, -1), timeout_s))]
+    device_mesh = DeviceMesh.from_group(groups, device.type, mesh=grid[own], mesh_dim_names=names)
     axes = tuple(
         Time(name, size) if name == TIME else Axis(name, size, dist.get_rank(group), group if size > 1 else None)
         for name, size, group in zip(mesh.names, mesh.sizes, groups, strict=False)
     )
-    return axes, device_mesh
+    column = _my_group(grid.movedim(0, -1), timeout_s) if num_stages > 1 else None
+    return axes, Axis("stages", num_stages, own, column), device_mesh
+
+
+def _grid(mesh: Mesh, num_stages: int) -> torch.Tensor:
+    """The numbers of all ranks, by stage and place of the mesh."""
+    return torch.arange(num_stages * mesh.num_devices).reshape(num_stages, *(mesh.device_sizes or (1,)))
 
 
 _Lines = tuple[tuple[int, ...], ...]
-_GROUPS: WeakValueDictionary[tuple[_Lines, float], dist.ProcessGroup] = WeakValueDictionary()
+_GROUPS: WeakValueDictionary[tuple[str, _Lines, float], dist.ProcessGroup] = WeakValueDictionary()
 """Groups that this process is in. Every one costs three threads under gloo, and buffers of the device under NCCL."""
 
 
-def _my_group(grid: torch.Tensor, timeout_s: float) -> dist.ProcessGroup:
+def _my_group(grid: torch.Tensor, timeout_s: float, use: str = "") -> dist.ProcessGroup | None:
     """The group of the ranks that differ from this one along the last dimension of the grid only; one for all modules.
 
-    torch's registry keeps groups alive until they are destroyed, on all ranks alike: all find one, or none does.
+    None where this rank is not in the grid. torch's registry keeps groups alive until they are destroyed, on all ranks
+    alike: all find one, or none does. (A group that only its members make has a name that depends on how many groups
+    each of them is in, so that members may not find each other.)
     """
     lines = tuple(map(tuple, grid.reshape(-1, grid.shape[-1]).tolist()))
-    known = _GROUPS.get((lines, timeout_s))
+    key = use, lines, timeout_s
+    known = _GROUPS.get(key)
     if known is None or not _is_registered(known):
-        known, _ = dist.new_subgroups_by_enumeration(list(map(list, lines)), timeout=timedelta(seconds=timeout_s))
-        assert isinstance(known, dist.ProcessGroup)
-        _GROUPS[lines, timeout_s] = known
+        made, _ = dist.new_subgroups_by_enumeration(list(map(list, lines)), timeout=timedelta(seconds=timeout_s))
+        if not isinstance(made, dist.ProcessGroup):
+            return None
+        known = _GROUPS[key] = made
     return known
 
 

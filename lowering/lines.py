@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwright.lowering.expressions import Expressions, draw_key, mask_key
+from shardwright.lowering.expressions import Expressions, draw_key, mask_key, source_of
 from shardwright.lowering.functions import FunctionCall, block_key
 from shardwright.lowering.outside import Outside
 from shardwright.lowering.pieces import attribute, indexed, words
@@ -120,7 +120,7 @@ class Lines:
                 yield Line(f"{text} = leaf[{target!r}]", comment)
         elif node.is_leaf:
             target = node.attr("target")
-            yield Line(f"{text} = {'batch' if node.op == 'input' else 'leaf'}[{target!r}]", comment)
+            yield Line(f"{text} = {source_of(node)}[{target!r}]", comment)
         elif name in self.started:
             yield Line(f"{text} = finish_sum({text})", comment)
         elif name in self.outside.operations.once:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,18 +21,22 @@ from shardwright.lowering.inputs import CheckInputs, Inputs
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.parts import bake, mirror, names_of
+from shardwright.lowering.pipeline import Pipeline, Shared
 from shardwright.lowering.precision import check_device, set_products
 from shardwright.lowering.program import Program
-from shardwright.lowering.runner import Runner
+from shardwright.lowering.runner import Runner, own_leaf
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter
 from shardwright.lowering.training import Training
-from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.importing import names_by_first, tied_names
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME
+from shardwright.pcg.stages import Stages, cut
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.precisions import Precision
+from shardwright.pcg.step.schedules import orders
 from shardwright.pcg.step.time import as_run
 
 
@@ -56,10 +61,22 @@ def lower(
     what is to be made again, or this device does not train in the precision.
     """
     graph = as_run(graph, execution).validate()
-    ranks = connect(graph.mesh, timeout_s)
+    check_stages(graph, execution, precision)
+    ranks = connect(graph.mesh, timeout_s, execution.num_stages)
     check_device(precision, ranks.device.type)
     constants, options = constants or {}, options or {}
     return ParallelModule(graph, model, ranks, constants, options, execution, check_inputs, precision=precision)
+
+
+def check_stages(graph: Graph, execution: Execution, precision: Precision | None) -> None:
+    """Raise a `PlanError` for what cannot be run in pipeline stages."""
+    if execution.num_virtual_stages == 1:
+        return
+    if precision == "amp_fp16":
+        raise PlanError("amp_fp16 in pipeline stages: overflows are not found together; use amp_bf16, or no stages")
+    drawn = next((n for n in graph.nodes if n.may_draw and not n.is_random), None)
+    if drawn is not None:
+        raise PlanError(f"{drawn}: it draws from torch's generator, which pipeline stages do not share; use no stages")
 
 
 class ParallelModule(Training):
@@ -94,23 +111,57 @@ class ParallelModule(Training):
         self.training = model.training
         self.graph, self.ranks = graph, ranks
         self._held: dict[str, Held] = {}
+        self._absent = set[str]()  # what other pipeline stages have
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}
-        self._hold(graph, model)
+        stages = cut(graph, execution) if execution.num_virtual_stages > 1 else Stages(graph, {}, ())
+        self._hold(graph, model, stages)
         self._frozen = [held for held in self._held.values() if not held.inside.requires_grad]
         self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
         self.execution = execution
         outside = find_outside(graph, execution)
-        self._runner = Runner(outside, ranks, self._leaves, self._held)
         sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums} - {TIME}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
+        buffers = (name for name, _ in graph.outputs)
+        self._by_microbatch = {name for name in buffers if execution.is_per_microbatch(name.rpartition(".")[0])}
+        self._shared: Shared | None = None
+        self._pipeline: Pipeline | None = None
+        if len(stages) == 1:
+            self._runners = [Runner(outside, ranks, self._leaves, self._held)]
+        else:
+            self._run_in_stages(stages, execution)
         self._drawing = Drawing(ranks, graph)
         self._inputs = Inputs(self._batch, self._drawing, check_inputs)
         self._num_draws = num_draws(graph)
-        buffers = (name for name, _ in graph.outputs)
-        self._by_microbatch = {name for name in buffers if execution.is_per_microbatch(name.rpartition(".")[0])}
         bake(self, model)
 
-    def _hold(self, graph: Graph, model: nn.Module) -> None:
+    def _run_in_stages(self, stages: Stages, execution: Execution) -> None:
+        """A runner for each virtual stage of this rank, and what goes on between stages."""
+        ranks, own = self.ranks, self._virtual_stages(stages)
+        for sums in sorted({p.sums for p in find_parameters(self.graph, execution).by_leaf.values() if p.sums}):
+            ranks.merged(sums)  # of all stages, as every rank takes part in making a group
+        self._runners = list[Runner]()
+        for number, stage in enumerate(own):
+            held = self._held if not number else {name: own_leaf(one) for name, one in self._held.items()}
+            outside = find_outside(stages.graphs[stage], execution, self.graph)
+            self._runners.append(Runner(outside, ranks, self._leaves, held))
+        shared = {leaf: sorted({k % ranks.stages.size for k in readers}) for leaf, readers in stages.readers.items()}
+        groups = dict[str, dist.ProcessGroup]()
+        for leaf, holders in shared.items():
+            if len(holders) > 1 and (group := ranks.across(holders, "shared")) is not None:
+                held = self._of(leaf)
+                held.counts = ranks.stages.rank == holders[0]
+                groups |= {held.name: group} if held.inside.requires_grad else {}
+        self._shared = Shared(groups)
+        for runner in self._runners:
+            runner.reducer.hold_back = self._shared.hold_back
+        many = replace(execution, num_microbatches=self.graph.mesh.num_microbatches)
+        items = orders(many)[ranks.stages.rank]
+        self._pipeline = Pipeline(stages, self._runners, items, ranks, self._loss_axis, self._by_microbatch)
+
+    def _virtual_stages(self, stages: Stages) -> range:
+        return range(self.ranks.stages.rank, len(stages), self.ranks.stages.size)
+
+    def _hold(self, graph: Graph, model: nn.Module, stages: Stages) -> None:
         leaves = {str(n.attr("target")): n for n in graph.nodes if n.op in ("parameter", "buffer")}
         layouts = {name: graph.types[node.name].layouts for name, node in leaves.items()}
         whole = (R,) * len(graph.mesh)
@@ -118,12 +169,23 @@ class ParallelModule(Training):
         shapes = {name: graph.types[node.name].shape for name, node in leaves.items()}
         check_model(shapes, values, with_data=not self.ranks.is_dry)
         share_values(dict(sorted({**self._leaves, **values}.items())), self.ranks)  # until here, leaves are constants
+        is_absent = self._read_elsewhere(stages)
         for hold, tensors in ((hold_parameter, tied_names(model)), (hold_buffer, names_by_first(_buffers(model)))):
             for name, names in tensors.items():
+                if is_absent(names):
+                    self._absent.update(names)
+                    continue
                 used = next((n for n in names if n in layouts), name)
                 self._keep(hold(values[name], names, layouts.get(used, whole), self.ranks), used)
         order = order_of_rank_0(names_of(model), self.ranks)
         mirror(self, model, {name: held.outside for name, held in self._held.items()}, order)
+
+    def _read_elsewhere(self, stages: Stages) -> Callable[[tuple[str, ...]], bool]:
+        """Whether other pipeline stages have a parameter or buffer alone; the first one has what no stage reads."""
+        found = [{str(n.attr("target")) for op in ("parameter", "buffer") for n in g.leaves(op)} for g in stages.graphs]
+        read, own = (set[str]().union(*sets) for sets in (found, (found[k] for k in self._virtual_stages(stages))))
+        is_first = self.ranks.stages.rank == 0
+        return lambda names: own.isdisjoint(names) and not (is_first and read.isdisjoint(names))
 
     def _keep(self, held: Held, leaf: str) -> None:
         self._held.update(dict.fromkeys(held.names, held))
@@ -171,7 +233,7 @@ class ParallelModule(Training):
             raise ShardwrightError("load_state_dict(assign=True) would cut the program off its parameters; drop assign")
         own = self.state_dict()
         missing = [name for name in own if name not in state_dict]
-        unexpected = [name for name in state_dict if name not in own]
+        unexpected = [name for name in state_dict if name not in own and name not in self._absent]
         if strict and (missing or unexpected):
             raise ShardwrightError(f"load_state_dict: missing keys {missing}, unexpected keys {unexpected}")
         for name, value in state_dict.items():
@@ -194,7 +256,8 @@ class ParallelModule(Training):
                 "compile(fullgraph=True): parameters are gathered, or values made again, between the graphs of this "
                 "program; leave fullgraph out"
             )
-        self._runner.compile(**options)
+        for runner in self._runners:
+            runner.compile(**options)
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -52,15 +52,17 @@ class Outside:
     @cached_property
     def actions(self) -> Actions:
         """What is done when: the program has those of forward, the runtime those of backward."""
-        return actions(self.chunk)
+        return actions(self.chunk, hold=self.execution.num_stages == 1)
 
 
-def find_outside(graph: Graph, execution: Execution = DEFAULT) -> Outside:
+def find_outside(graph: Graph, execution: Execution = DEFAULT, whole: Graph | None = None) -> Outside:
     """What the runtime does around the program of a graph that is run in some way.
 
-    A program computes in the dtypes of its graph, which has the casts of its precision, if there are any.
+    A program computes in the dtypes of its graph, which has the casts of its precision, if there are any. `whole`: the
+    graph of all stages, which says what is done on the batch.
     """
-    execution, inputs = replace(execution, precision=None), find_inputs(graph)[1]
+    execution, inputs = replace(execution, precision=None), find_inputs(whole or graph)[1]
+    inputs = {name: leaf for name, leaf in inputs.items() if name in graph.by_name}
     if LOSS not in dict(graph.outputs):
         return Outside(graph, execution, inputs)
     name, sums = summand_of_loss(graph)

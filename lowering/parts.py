@@ -192,7 +192,7 @@ def names_of(model: nn.Module) -> list[str]:
 
 
 def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor], order: Sequence[str]) -> None:
-    """Give `target` the model's tree of names, with parts that hold these tensors.
+    """Give `target` the model's tree of names, with parts that hold these tensors; None where there is none of a name.
 
     `order`: `names_of` the model on rank 0. What goes through parameters and gathers each must do so in one order.
     """
@@ -207,7 +207,7 @@ def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor], order:
         prefix = f"{path}." if path else ""
         for kept, own in ((here._parameters, module._parameters), (here._buffers, module._buffers)):
             for name in sorted(own, key=lambda name, at=prefix: place.get(at + name, -1)):
-                kept[name] = None if own[name] is None else values[prefix + name]  # pyright: ignore[reportArgumentType]
+                kept[name] = values.get(prefix + name)  # pyright: ignore[reportArgumentType]
         here._non_persistent_buffers_set |= module._non_persistent_buffers_set
 
 

@@ -125,13 +125,14 @@ class Reducer:
         self.direct = [held for key, held in self.held.items() if key not in self.summed]
         self.at_end: list[Callable[[], None]] = []
         self.kept: list[Finished] | None = None
+        self.hold_back: Callable[[Finished], bool] = lambda finished: False
         self.running, self.in_backward, self.next = False, False, 0
         self.first = self.last = True
         for unit in self.units:
             unit.members[-1].inside.register_post_accumulate_grad_hook(lambda leaf: self._launch_complete())
 
-    def watch(self, loss: Tensor, *, first: bool = True, last: bool = True) -> None:
-        """Be told when the backward from `loss`, of a step's first or last microbatch, begins.
+    def watch(self, *results: Tensor, first: bool = True, last: bool = True) -> None:
+        """Be told when the backward from what a step's first or last microbatch gives begins.
 
         With the first one, a step that did not end is forgotten.
         """
@@ -143,8 +144,9 @@ class Reducer:
         if last and not first:
             for unit in self.units:
                 unit.put_aside()
-        if loss.requires_grad:
-            loss.register_hook(lambda gradient: self._begin())
+        for result in results:
+            if result.requires_grad:
+                result.register_hook(lambda gradient: self._begin())
 
     def deliver(self, leaf: Tensor, gradient: Tensor) -> None:
         """Take a gradient that does not come from autograd."""
@@ -156,20 +158,24 @@ class Reducer:
             self._launch_complete()
 
     @contextmanager
-    def keeping(self) -> Generator[list[Finished]]:
+    def keeping(self, kept: list[Finished]) -> Generator[None]:
         """Under this, finished gradients go into a list, and not to their parameters."""
-        self.kept = list[Finished]()
+        self.kept = kept
         try:
-            yield self.kept
+            yield
         finally:
             self.kept = None
 
-    def _hand_over(self, finished: Iterable[Finished]) -> None:
+    def hand_over(self, finished: Iterable[Finished]) -> None:
+        """Give gradients to their parameters, or keep them."""
         if self.kept is not None:
             self.kept += finished
             return
         for held, gradient, wrapped in finished:
             held.accept_gradient(gradient, wrapped)
+
+    def _hand_over(self, finished: Iterable[Finished]) -> None:
+        self.hand_over(one for one in finished if not self.hold_back(one))
 
     def _begin(self) -> None:
         self.running = True

@@ -68,13 +68,14 @@ class Held:
     """One parameter or buffer: `outside` is what users and optimizers see, `inside` what the program reads.
 
     A parameter's `outside` is a DTensor and `inside` a leaf on its local storage; a buffer's are one plain tensor, or
-    a DTensor and its local part where it is stored sharded.
+    a DTensor and its local part where it is stored sharded. `counts`: not where an earlier pipeline stage has it too.
     """
 
     names: tuple[str, ...]
     layouts: Layouts
     outside: Tensor
     inside: Tensor
+    counts: bool = True
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from shardwright.lowering.inputs import Inputs
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.parts import Fixed, refuse_own_hooks
+from shardwright.lowering.pipeline import Pipeline, Scale, Shared
 from shardwright.lowering.precision import check_products
+from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
 from shardwright.lowering.storage import Held, refuse_thawed
 from shardwright.pcg.errors import DistributedError
@@ -33,7 +36,10 @@ class Training(Fixed):
     ranks: Ranks
     scaler: torch.amp.GradScaler | None
     _inputs: Inputs
-    _runner: Runner
+    _runners: Sequence[Runner]
+    _held: dict[str, Held]
+    _pipeline: Pipeline | None
+    _shared: Shared | None
     _frozen: Sequence[Held]
     _loss_axis: Axis | None
     _products: Precision | None
@@ -44,11 +50,16 @@ class Training(Fixed):
     def forward(self, **batch: Any) -> Tensor:
         """The loss of a batch of global tensors, or of this rank's own shards of them."""
         local = self._take(batch)
+        if torch.is_grad_enabled() and (self._pipeline is not None or (len(local) > 1 and self._runner.reducer.held)):
+            with ExitStack() as stack:
+                kept = list[Finished]()
+                for runner in self._runners:
+                    stack.enter_context(runner.reducer.keeping(kept))
+                return hand_over(self._forward_backward(local, None), kept)
+        if self._pipeline is not None:
+            return self._in_stages(self._pipeline, local, None)
         if len(local) == 1:
             summand = self._forward(local[0])
-        elif torch.is_grad_enabled() and self._runner.reducer.held:
-            with self._runner.reducer.keeping() as kept:
-                return hand_over(self._forward_backward(local, None), kept)
         else:
             summand = self._runner.program.step(self._forward, _nothing, local, self.ranks.time)
         return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
@@ -73,6 +84,8 @@ class Training(Fixed):
     def _forward_backward(self, local: Sequence[Mapping[str, Tensor]], scaler: torch.amp.GradScaler | None) -> Tensor:
         """The loss of this rank's parts of the microbatches."""
         check_backward(self.graph)
+        if self._pipeline is not None:
+            return self._in_stages(self._pipeline, local, scaler.scale if scaler is not None else _as_it_is)
         work: dist.Work | None = None
 
         def backward(summand: Tensor, loss: Tensor) -> None:
@@ -92,11 +105,27 @@ class Training(Fixed):
             raise _blame(error, "backward") from error
         return loss
 
+    def _in_stages(self, pipeline: Pipeline, local: Sequence[Mapping[str, Tensor]], scale: Scale | None) -> Tensor:
+        """The loss of a step whose microbatches go through pipeline stages."""
+        try:
+            with self._drawing.by_number(self._num_draws) as draw:
+                loss = pipeline.step(local, draw, scale)
+            if scale is not None and self._shared is not None:
+                self._runner.reducer.hand_over(self._shared.summed(self._held))
+        except RuntimeError as error:
+            raise _blame(error, "a pipeline stage") from error
+        return loss
+
     def _start_sum(self, loss: Tensor) -> dist.Work | None:
         """Sum the loss over the ranks, in place."""
         if self._loss_axis is None or self._loss_axis.group is None:
             return None
         return dist.all_reduce(loss, group=self._loss_axis.group, async_op=True)
+
+    @property
+    def _runner(self) -> Runner:
+        """The only one, or that of the first chunk of this rank's pipeline stage."""
+        return self._runners[0]
 
     @property
     def _turn(self) -> tuple[bool, bool]:
@@ -119,6 +148,10 @@ class Training(Fixed):
         except RuntimeError as error:
             raise _blame(error, "forward") from error
         return loss
+
+
+def _as_it_is(loss: Tensor) -> Tensor:
+    return loss
 
 
 def _nothing(summand: Tensor, loss: Tensor) -> None:

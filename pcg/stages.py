@@ -14,7 +14,7 @@ it denotes without, and a stage is a graph like any other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -82,8 +82,10 @@ class Stages:
 
     def _leaf(self, node: Node) -> Node:
         kind = self.graph.types[node.name]
-        options = {"grad": kind.grad, "layouts": kind.layouts, "source": node.source}
-        return leaf(node.name, RECEIVED, kind.shape, kind.dtype, node.name, **options)
+        return leaf(
+            node.name, RECEIVED, kind.shape, kind.dtype, node.name, grad=kind.grad, layouts=kind.layouts,
+            source=node.source,
+        )  # fmt: skip
 
     def with_sends(self) -> Graph:
         """The graph with a `send` for each value and each boundary that it crosses, ready to be checked and printed."""
@@ -170,9 +172,3 @@ def _listed(graph: Graph, execution: Execution) -> Iterator[tuple[str, int]]:
     for stage, share in enumerate(spread(parts, execution.split)):
         for _ in range(sum(times for _, times in share)):
             yield from ((operation.name, stage) for operation in parts[next(number_of)].stretch.operations)
-
-
-def names_of(stages: Sequence[int]) -> str:
-    """Stages in words."""
-    *most, last = map(str, stages)
-    return f"stages {', '.join(most)} and {last}" if most else f"stage {last}"

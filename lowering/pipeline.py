@@ -1,0 +1,227 @@
+"""A step of a rank in a pipeline stage: it executes the actions of its schedule, and sends what neighbours need.
+
+What is received before an action and sent after it follows from the list. Where a stage has several chunks, each has a
+runner of its own. Gradients of a chunk are summed over devices in the backward of its last microbatch, as without
+stages; those of parameters that several stages have, over these at the end of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.lowering.channels import Incoming, Kind, Message, Outgoing, channels
+from shardwright.lowering.exact import Draw
+from shardwright.lowering.launch import Ranks
+from shardwright.lowering.movement import Axis
+from shardwright.lowering.reducer import Finished
+from shardwright.lowering.runner import Runner
+from shardwright.pcg.errors import DistributedError
+from shardwright.pcg.stages import Stages, given
+from shardwright.pcg.step.late import LOSS
+from shardwright.pcg.step.schedules import Item
+
+Scale = Callable[[Tensor], Tensor]
+_FORWARD, _BACKWARD = "forward", "backward"
+
+
+class Pipeline:
+    """The actions of one rank."""
+
+    def __init__(
+        self,
+        stages: Stages,
+        runners: Sequence[Runner],
+        items: Sequence[Item],
+        ranks: Ranks,
+        loss_axis: Axis | None,
+        by_microbatch: Collection[str],
+    ) -> None:
+        """`runners`: one for each chunk of this stage, in order; `items`: what they do. `loss_axis`: as in `Training`.
+
+        `by_microbatch`: buffers that every microbatch updates.
+        """
+        self.stages, self.runners, self.ranks, self.loss_axis = stages, list(runners), ranks, loss_axis
+        self.items, self.by_microbatch = list(items), by_microbatch
+        self.num_microbatches = 1 if ranks.time is None else ranks.time.size
+        types = stages.graph.types
+        self.kinds = {
+            name: Kind(types[name].local_shape(stages.graph.mesh), getattr(torch, types[name].dtype))
+            for names in stages.sent
+            for name in names
+        }
+        self.trained = {name for name in self.kinds if types[name].grad}
+        size = ranks.stages.size
+        ways = list[tuple[str, int, int]]()
+        for stage in range(len(stages) - 1):
+            here, there = stage % size, (stage + 1) % size
+            ways += [(_FORWARD, here, there), (_BACKWARD, there, here)]
+        self.channels = channels(ranks, ways)
+        self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # between chunks of one stage
+        self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[Tensor]]] = {}
+        self.loss = torch.zeros((), dtype=getattr(torch, types[stages.graph.loss].dtype), device=ranks.device)
+        self.failed = ""
+
+    def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Tensor:
+        """The loss of a step, on every rank. `scale`: of the loss before its backward; None: there is no backward."""
+        if self.failed:
+            raise DistributedError(f"a step before failed ({self.failed}), and stages no longer agree; start all anew")
+        items = [item for item in self.items if scale is not None or item.direction == _FORWARD]
+        self.alive.clear()
+        self.mail.clear()
+        work: dist.Work | None = None
+        loss, now = torch.zeros_like(self.loss), "the first action"
+        try:
+            for channel in self.channels.values():
+                if isinstance(channel, Incoming):
+                    channel.begin(self._to_come(items, channel))
+            for item in items:
+                now = self._named(item)
+                if item.direction == _FORWARD:
+                    summand = self._forward(item, local[item.microbatch], draw, keep=scale is not None)
+                    if summand is not None:
+                        loss += summand
+                        work = self._start_sum(loss) if self._is_last(item) else work
+                elif item.direction == _BACKWARD and scale is not None:
+                    self._backward(item, scale)
+            now = "the end of the step"
+            for channel in self.channels.values():
+                if isinstance(channel, Outgoing):
+                    channel.finish()
+            if work is not None:
+                work.wait()
+            return self._shared(loss)
+        except BaseException as error:
+            self.failed = f"{now}: {error}"
+            raise
+
+    # ---- actions ----
+
+    def _forward(self, item: Item, batch: Mapping[str, Tensor], draw: Draw, *, keep: bool) -> Tensor | None:
+        """The summand of the loss, in the stage that has it."""
+        runner, stage = self.runners[item.chunk], self._virtual(item)
+        names = self.stages.received(stage)
+        got = dict(zip(names, self._take(_FORWARD, stage - 1, stage, item), strict=True)) if names else {}
+        for name in self.trained.intersection(got):
+            got[name].requires_grad_(keep)
+        self._begin(runner, item, frees=not keep)
+        with torch.set_grad_enabled(keep):
+            outputs = runner.run({**batch, **got}, draw)
+        sent = [outputs.pop(given(name)) for name in self.stages.given(stage)]
+        loss = outputs.pop(LOSS, None)
+        self._send(_FORWARD, stage, stage + 1, item, sent)
+        if keep:
+            self.alive[item.chunk, item.microbatch] = got, sent if loss is None else [loss]
+        written = {k: v for k, v in outputs.items() if self._is_last(item) or k in self.by_microbatch}
+        runner.write_back(written)
+        return None if loss is None else loss.detach()
+
+    def _backward(self, item: Item, scale: Scale) -> None:
+        runner, stage = self.runners[item.chunk], self._virtual(item)
+        got, results = self.alive.pop((item.chunk, item.microbatch))
+        gradients: list[Tensor] | list[None] = [None]
+        if stage + 1 < len(self.stages):
+            results = [y for name, y in zip(self.stages.given(stage), results, strict=True) if name in self.trained]
+            gradients = self._take(_BACKWARD, stage + 1, stage, item) if results else []
+        self._begin(runner, item, frees=self._is_last(item))
+        pairs = [(y, g) for y, g in zip(results, gradients, strict=True) if y.requires_grad]
+        roots = [y if g is not None else scale(y) for y, g in pairs]
+        runner.reducer.watch(*roots, first=item.microbatch == 0, last=self._is_last(item))
+        torch.autograd.backward(roots, [g for _, g in pairs])
+        back = [got[name] for name in self.stages.received(stage) if name in self.trained]
+        self._send(_BACKWARD, stage, stage - 1, item, [torch.zeros_like(x) if x.grad is None else x.grad for x in back])
+
+    def _begin(self, runner: Runner, item: Item, *, frees: bool) -> None:
+        if self.ranks.time is not None:
+            self.ranks.time.rank = item.microbatch
+        first = item.microbatch == 0 and item.direction == _FORWARD
+        runner.blocks.begin(first=first, last=self._is_last(item), frees=frees and self._is_last(item))
+
+    # ---- between stages ----
+
+    def _take(self, way: str, source: int, target: int, item: Item) -> list[Tensor]:
+        channel = self._channel(way, source, target)
+        if isinstance(channel, Incoming):
+            return channel.take()
+        return [value.detach() for value in self.mail.pop((way, target, item.microbatch))]
+
+    def _send(self, way: str, source: int, target: int, item: Item, values: Sequence[Tensor]) -> None:
+        if not values:
+            return
+        channel = self._channel(way, source, target)
+        if isinstance(channel, Outgoing):
+            channel.send(f"what {self._named(item)} gives", values)
+        else:
+            self.mail[way, target, item.microbatch] = list(values)
+
+    def _channel(self, way: str, source: int, target: int) -> Outgoing | Incoming | None:
+        size = self.ranks.stages.size
+        return self.channels.get((way, source % size, target % size))
+
+    def _to_come(self, items: Sequence[Item], channel: Incoming) -> Iterator[Message]:
+        """What a channel gives in a step."""
+        for item in items:
+            stage = self._virtual(item)
+            if item.direction == _FORWARD:
+                source, names = stage - 1, self.stages.received(stage)
+            else:
+                source, names = stage + 1, tuple(n for n in self.stages.given(stage) if n in self.trained)
+            if item.direction != "weights" and names and self._channel(item.direction, source, stage) is channel:
+                yield Message(f"what {self._named(item)} needs", tuple(self.kinds[name] for name in names))
+
+    def _start_sum(self, loss: Tensor) -> dist.Work | None:
+        """Sum the loss over the ranks of the last stage, in place."""
+        if self.loss_axis is None or self.loss_axis.group is None:
+            return None
+        return dist.all_reduce(loss, group=self.loss_axis.group, async_op=True)
+
+    def _shared(self, loss: Tensor) -> Tensor:
+        """From the stage that has the loss to all others."""
+        column = self.ranks.stages
+        if column.group is not None:
+            dist.broadcast(loss, self.ranks.at((len(self.stages) - 1) % column.size), column.group)
+        return loss
+
+    # ---- words and numbers ----
+
+    def _virtual(self, item: Item) -> int:
+        return item.chunk * self.ranks.stages.size + self.ranks.stages.rank
+
+    def _is_last(self, item: Item) -> bool:
+        return item.microbatch == self.num_microbatches - 1
+
+    def _named(self, item: Item) -> str:
+        chunk = f", chunk {item.chunk}" if len(self.runners) > 1 else ""
+        return f"{item.direction} of microbatch {item.microbatch + 1} of {self.num_microbatches}{chunk}"
+
+
+class Shared:
+    """Parameters that several stages have: their gradients are summed over these at the end of a step."""
+
+    def __init__(self, groups: Mapping[str, dist.ProcessGroup | None]) -> None:
+        """`groups`: by name; None: only chunks of this stage have it."""
+        self.groups = dict(sorted(groups.items()))
+        self.found: dict[str, list[Finished]] = {}
+
+    def hold_back(self, finished: Finished) -> bool:
+        """Whether it is kept until the end of the step."""
+        name = finished[0].name
+        if name in self.groups:
+            self.found.setdefault(name, []).append(finished)
+        return name in self.groups
+
+    def summed(self, like: Mapping[str, Any]) -> Iterator[Finished]:
+        """Every gradient, summed over the stages; `like`: how parameters are held, by name."""
+        found, self.found = self.found, {}
+        for name, group in self.groups.items():
+            held, parts = like[name], [part for _, part, _ in found.get(name, [])]
+            total = parts[0].contiguous() if parts else torch.zeros_like(held.inside)
+            for part in parts[1:]:
+                total += part
+            if group is not None:
+                dist.all_reduce(total, group=group)
+            yield held, total, None

@@ -1,0 +1,89 @@
+"""Plans with pipeline stages for tests, and their steps compared with one process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.api import certified_choices
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.lowering.exact import seed_exactly
+from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.capture import find_loss
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.sections import sections, units
+from shardwright.pcg.step.time import as_run
+from shardwright.search.planner import Planner
+from tests.lowering.runs import Case, whole
+
+SEED = 3
+Outcome = tuple[Tensor, dict[str, Tensor | None]]
+"""The loss, and every gradient."""
+
+
+def of_one_stage(found: Case, roles: tuple[str, ...], many: int, zero: Zero = "zero-1") -> Graph:
+    """The plan on the mesh of a stage, two ranks along each axis, in so many microbatches."""
+    sizes = dict.fromkeys("xyz"[: len(roles)], 2) or {"x": 1}
+    planner = Planner(Cluster.local(2 ** len(roles)), certified_choices())
+    mesh = Mesh.of(**({"mb": many} if many > 1 else {}), **sizes)
+    graph = planner.solve(found.captured.graph, mesh, roles or ("data",), "test").graph
+    return with_lifetimes(graph, {leaf.name: zero for leaf in graph.leaves("parameter")})
+
+
+def evenly(graph: Graph, stages: int, schedule: Schedule = "1f1b", chunks: int = 1, **options: Any) -> Execution:
+    """An execution whose virtual stages have about equally many sections."""
+    many = len(units(sections(Operations(as_run(graph)), {}, by_block=True)))
+    parts = stages * chunks
+    split = tuple(many // parts + (number < many % parts) for number in range(parts))
+    return Execution(num_stages=stages, chunks_per_stage=chunks, schedule=schedule, split=split, **options)
+
+
+def in_one_process(found: Case) -> Outcome:
+    model = copy.deepcopy(found.model)
+    with seed_exactly(SEED):
+        loss = find_loss(model(**found.batch))
+        assert loss is not None
+        loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def gradients(parallel: ParallelModule) -> dict[str, Tensor | None]:
+    return {name: None if p.grad is None else whole(p.grad) for name, p in parallel.named_parameters()}
+
+
+def step(parallel: ParallelModule, batch: dict[str, Tensor]) -> Outcome:
+    with seed_exactly(SEED):
+        loss = parallel.forward_backward(**batch)
+    return loss, gradients(parallel)
+
+
+def in_stages(found: Case, graph: Graph, execution: Execution) -> list[Outcome]:
+    """On every rank."""
+    world = execution.num_stages * graph.mesh.num_devices
+    return run_ranks(lambda: step(found.lower(graph, execution), found.batch), world, 60)
+
+
+def worst_error(by_rank: list[Outcome], expected: Outcome) -> float:
+    """The largest relative error of loss and gradients. Every parameter is on some rank."""
+    loss, wanted = expected
+    largest = max(float(g.abs().max()) for g in wanted.values() if g is not None)
+    assert {name for _, found in by_rank for name in found} == wanted.keys()
+    errors = [float((got - loss).abs() / loss.abs()) for got, _ in by_rank]
+    for _, found in by_rank:
+        for name, got in found.items():
+            gradient = wanted[name]
+            if gradient is None:
+                assert got is None or not got.any(), name
+                continue
+            assert got is not None, name
+            scale = max(float(gradient.abs().max()), 1e-3 * largest)
+            errors.append(float((got - gradient).abs().max()) / scale)
+    return max(torch.tensor(errors).nan_to_num(torch.inf).tolist())

@@ -1,0 +1,28 @@
+"""Steps in pipeline stages: what one process does, under every schedule, with and without axes inside of a stage."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.pcg.step.execution import Schedule
+from shardwright.pcg.step.lifetimes import Zero
+from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, worst_error
+from tests.lowering.test_microbatches import case
+
+CELLS: list[tuple[int, Schedule, int, tuple[str, ...], int, Zero]] = [
+    (2, "1f1b", 1, (), 1, "kept"), (4, "1f1b", 1, (), 4, "kept"), (2, "gpipe", 1, ("zero",), 4, "zero-3"),
+    (2, "interleaved", 2, ("data",), 4, "kept"), (2, "zero-bubble", 1, ("tensor",), 2, "kept"),
+    (2, "eager-1f1b", 1, ("zero",), 4, "zero-1"), (2, "1f1b", 1, ("zero",), 2, "zero-2"),
+]  # fmt: skip
+"""Stages, schedule, chunks, roles of the axes of a stage, microbatches, lifetime of what is gathered."""
+
+
+@pytest.mark.parametrize("name", ["gpt", "t5", "bert"])
+def test_steps_in_stages_are_those_of_one_process(name: str) -> None:
+    """Dropout on; a tied head (GPT, BERT, T5), an encoder that all decoder blocks read (T5)."""
+    found = case(name)
+    expected = in_one_process(found)
+    for stages, schedule, chunks, roles, many, zero in CELLS:
+        graph = of_one_stage(found, roles, many, zero)
+        by_rank = in_stages(found, graph, evenly(graph, stages, schedule, chunks))
+        assert worst_error(by_rank, expected) < 1e-11, (stages, schedule, roles, many, zero)
