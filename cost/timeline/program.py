@@ -32,6 +32,7 @@ from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.chunk import Chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.messages import Message
+from shardwright.pcg.step.schedules import phases
 from shardwright.pcg.step.sections import Section, Share, crossing, everything, sections, spread, units
 
 
@@ -285,7 +286,7 @@ class _Maker:
 
     def stage(self, shares: Sequence[Share], execution: Execution, between_bytes: float) -> Stage:
         """`between_bytes`: what its connections with other stages keep."""
-        two = execution.schedule == "zero-bubble"
+        two = "weights" in phases(execution.schedule)
         hold = execution.num_stages == 1 and (execution.num_microbatches == 1 or execution.schedule != "gpipe")
         key = (tuple(shares), hold, two, execution.num_microbatches, between_bytes)
         if key not in self._stages:
@@ -312,7 +313,7 @@ class _Maker:
             steps, execution = self.steps, self.steps.execution
             stretches = [(self.cut[number].stretch, times) for number, times in share]
             chunk = Chunk(stretches, steps.parameters, execution, steps.num_bytes)
-            todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap)
+            todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap, two=two)
             name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share)
             segments = price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two)
             self._pieces[key] = ChunkSegments(name, *segments, dict(chunk.leaves()), pool_bytes(steps, chunk, todo))
