@@ -42,6 +42,17 @@ def orders(execution: Execution) -> list[list[Item]]:
     ]
 
 
+def in_flight(execution: Execution) -> float:
+    """How many microbatches the first stage keeps at most, of all of its chunks."""
+    two, now, most = execution.schedule == "zero-bubble", 0, 0
+    last: Phase = "weights" if two else "backward"
+    make = _ORDERS[execution.schedule]
+    for item in make(0, execution.num_stages, execution.chunks_per_stage, execution.num_microbatches):
+        now += (item.direction == "forward") - (item.direction == last)
+        most = max(most, now)
+    return most / execution.chunks_per_stage
+
+
 def _gpipe(stage: int, num_stages: int, num_chunks: int, num_microbatches: int) -> list[Item]:
     return [Item(0, i, d) for d in ("forward", "backward") for i in range(num_microbatches)]
 
