@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.again import made_again
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.sections import sections, spread
 from shardwright.pcg.step.time import check_time
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.plan import Plan, attributes, fingerprint, structure
@@ -54,6 +56,8 @@ def check_plan(
     try:
         check_time(plan.graph, plan.execution)
         made_again(plan.graph, plan.execution)
+        if plan.execution.num_stages > 1:
+            spread(sections(Operations(plan.graph, plan.execution), {}, by_block=True), plan.execution.split)
     except PlanError as error:
         raise PlanError(f"plan for {plan.model!r}: {error}") from error
 

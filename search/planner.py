@@ -42,7 +42,7 @@ from shardwright.search.remedies import remedies
 from shardwright.search.rewriting import Rewriter
 from shardwright.search.solving import Candidate, Solver, different, rank
 from shardwright.search.spaces import Space
-from shardwright.search.staging import Stager
+from shardwright.search.staging import Stager, spread_out
 from shardwright.search.tuning import Progress, Tuner, named
 from shardwright.substitutions.equations import Equation
 
@@ -223,7 +223,7 @@ class Planner:
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
         fits = list(_fits(fitter, tried, stop))
-        stager = Stager(tuner, min((rank(f.candidate)[1] for f in fits if f.candidate.fits), default=inf))
+        stager = Stager(tuner, min((f.mixed_s(solver.limit_bytes) for f in fits if f.candidate.fits), default=inf))
         if staged := list(stop.within(stager.plans(), needed=not found)):
             pool, found, tried = [*staged, *pool], [*found, *staged], [*tried, stager.tried]
             fits += _fits(fitter, [stager.tried], stop)
@@ -244,6 +244,7 @@ class Planner:
             again = Fitter(solver, Folded(rewriter.whole(best)), values=fitter.values, zeros=zeros).best([best])
             best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
         best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
+        best = spread_out(solver, best)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         if kept.guided and not stop.reached:
@@ -251,7 +252,7 @@ class Planner:
         costed = list({_way(c): whole.get(_way(c), c) for c in [*alternatives, *found]}.values())
         report = SearchReport(
             round(time.perf_counter() - start, 3),
-            len({space.mesh.sizes for space in tuner.spaces}),
+            len({space.mesh.sizes for space in tuner.spaces_like(best.execution)}),
             self._bound_s(tuner, best, found if kept.guided else costed),
             solver.limit_bytes,
             best.rewrites,
@@ -259,9 +260,9 @@ class Planner:
             () if best.fits or stop.reached else remedies(graph, best, tuner),
             stop.reason,
         )
-        others = tuple(_alternative(c) for c in costed if _way(c) != _way(best))
         return Plan(
-            best.graph, self.cluster, model, fingerprint(graph), best.prediction, others, report, best.execution, asked
+            best.graph, self.cluster, model, fingerprint(graph), best.prediction, _others(best, costed), report,
+            best.execution, asked,
         )  # fmt: skip
 
     def _rewritten(
@@ -344,6 +345,11 @@ def _may_keep_more(candidate: Candidate) -> bool:
     return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
 
 
+def _others(best: Candidate, costed: Sequence[Candidate]) -> tuple[Alternative, ...]:
+    own = _way(best)
+    return tuple(_alternative(c) for c in costed if _way(c) != own)
+
+
 def _alternative(c: Candidate) -> Alternative:
     return Alternative(c.name, c.mesh, c.prediction, c.fits, c.execution, most_frequent(c.graph), c.folded)
 
@@ -364,7 +370,7 @@ def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: i
 
 
 def _way(candidate: Candidate) -> _Way:
-    return candidate.name, candidate.mesh, candidate.execution, candidate.rewrites
+    return candidate.name, candidate.mesh, replace(candidate.execution, split=()), candidate.rewrites
 
 
 def _about(candidate: Candidate) -> tuple[bool, float]:

@@ -346,10 +346,11 @@ def different(zeros: Sequence[_L], mesh: Mesh) -> list[_L | Zero]:
 def share_of_step(execution: Execution, mesh: Mesh) -> float:
     """What a step takes of the time of all microbatches through all stages, one after the other.
 
-    Stages are equal, each waits for the first microbatch and after the last one; chunks make that shorter.
+    Stages are equal, each waits for the first microbatch and after the last one; `schedules` says how long.
     """
     stages, many = execution.num_stages, mesh.num_microbatches
-    return (1 + (stages - 1) / (many * execution.chunks_per_stage)) / stages
+    shorter = 3 if execution.schedule == "zero-bubble" else execution.chunks_per_stage
+    return (1 + (stages - 1) / (many * shorter)) / stages
 
 
 def _blocked_choices(graph: Graph) -> Mapping[str, tuple[str, ...]]:

@@ -11,18 +11,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
+from typing import NamedTuple
 
+from shardwright.cost.timeline.program import program
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.step.execution import DEFAULT
 from shardwright.search.problem import NoLayoutsError
-from shardwright.search.solving import Candidate, rank
+from shardwright.search.solving import Candidate, Solver, over_time, rank, share_of_step
 from shardwright.search.spaces import Pipeline, Space, divided, machine_size
 from shardwright.search.tuning import Tuner
 
 _DEEP = 4
 """So many microbatches a stage are tried first: the bubble is a fifth of the step."""
-_MOST_MESHES = 3
-_MOST_MISSED = 2
+_MOST_TRIED = 12
 _CHUNKS = (2, 4, 8)
+
+
+class _Way(NamedTuple):
+    """A mesh with one of its numbers of microbatches, and about what no plan takes less than."""
+
+    floor_s: float
+    space: Space
+    number: int
 
 
 class Stager:
@@ -36,61 +46,85 @@ class Stager:
         """`fastest_s`: the step of the best plan by now."""
         self.tuner, self.fastest_s, self.tried = tuner, fastest_s, list[Candidate]()
         tuner.fastest_s = fastest_s
-        self._mode = 0  # what is made again where that fitted last
+        self.modes = list(tuner.modes)
+        del self.modes[1:-1]  # what lies between is found value by value
+        self._over: dict[int, float] = {}  # by number of stages, the least part of its floor that a step took
 
     def plans(self) -> Iterator[Candidate]:
-        """The best plan of each number of stages that may win, the fewest first.
+        """The best plan of each number of stages that may win.
 
-        The bubble grows with their number: where few of them win nothing, no larger one is tried, but for memory.
+        The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
         """
-        missed = 0
-        for spaces in self.tuner.pins.staged.values():
-            if missed >= _MOST_MISSED and self.fastest_s < inf:
-                return
-            best = min(self._on(spaces), key=rank, default=None)
-            if best is None:
-                missed += 1
-                continue
-            best = min([best, *self._scheduled(best)], key=rank)
-            missed = 0 if best.fits and best.prediction.step_s < self.fastest_s else missed + 1
-            self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
-            yield self.tuner.told(best)
-
-    def _on(self, spaces: Sequence[Space]) -> Iterator[Candidate]:
-        """The best of each mesh that may win, of the likeliest few."""
-        best_s, floors = self.fastest_s, sorted(self._floors(spaces), key=lambda entry: entry[0])
-        for floor_s, space in floors[:_MOST_MESHES]:
-            if floor_s * self.tuner.over(space) >= best_s:
-                continue
+        ahead = [way for spaces in self.tuner.pins.staged.values() for way in self._likeliest(spaces)]
+        seen, best, on_mesh = {way[1:] for way in ahead}, dict[int, Candidate](), dict[Space, Candidate]()
+        for _ in range(_MOST_TRIED):
+            ahead = [way for way in ahead if not self._loses(way)]
+            if not ahead:
+                break
+            way = min(ahead, key=lambda way: way.floor_s * self._usual(way.space))
+            ahead.remove(way)
+            space, number = way.space, way.number
             try:
-                found = self._counted(space)
+                found = self._best(space, number)
             except NoLayoutsError as error:
                 self.tuner.refused = error
                 continue
-            best_s = min(best_s, found.prediction.step_s if found.fits else inf)
-            yield found
+            stages = space.pipeline.stages
+            best[stages] = min([found, *([best[stages]] if stages in best else [])], key=rank)
+            if space not in on_mesh or rank(found) < rank(on_mesh[space]):
+                on_mesh[space] = found
+                for beside in (number - 1, number + 1):
+                    if 0 <= beside < len(self._counts(space)) and (space, beside) not in seen:
+                        seen.add((space, beside))
+                        ahead.append(self._way(space, beside))
+        yield from map(self.tuner.told, best.values())
 
-    def _floors(self, spaces: Sequence[Space]) -> Iterator[tuple[float, Space]]:
-        """About what no plan takes less than, of the mesh where that is least and of those that lead to it.
+    def _best(self, space: Space, number: int) -> Candidate:
+        """With so many microbatches, in the order in which it is the fastest."""
+        found = self._fitting(space, self._counts(space)[number])
+        over = max(1.0, self.tuner.over(space))
+        stages = space.pipeline.stages
+        self._over[stages] = min(self._over.get(stages, inf), over)
+        found = min([found, *self._scheduled(found)], key=rank)
+        self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
+        return found
+
+    def _way(self, space: Space, number: int) -> _Way:
+        return _Way(self._floor_s(space, self._counts(space)[number]), space, number)
+
+    def _loses(self, way: _Way) -> bool:
+        return way.floor_s == inf or way.floor_s * self._usual(way.space) >= self.fastest_s
+
+    def _usual(self, space: Space) -> float:
+        """How many times its floor a step takes, by what has been tried; less sure of another number of stages."""
+        if (own := self._over.get(space.pipeline.stages)) is not None:
+            return own
+        return (1 + min(self._over.values(), default=1.0)) / 2
+
+    def _likeliest(self, spaces: Sequence[Space]) -> Iterator[_Way]:
+        """The mesh of the least floor, with those that lead to it, and the numbers of microbatches that do.
 
         From the mesh whose inner axis is a machine to the next smaller or larger inner axis, while that is less.
         """
         line, machine = sorted(spaces, key=_inner), machine_size(self.tuner.solver.cluster)
         near = min(range(len(line)), key=lambda i: abs(_inner(line[i]) - machine))
-        known = dict[int, float]()
+        known = dict[int, _Way]()
 
-        def floor_s(i: int) -> float:
+        def way(i: int) -> _Way:
             if i not in known:
-                counts = self._counts(line[i])
-                known[i] = self.tuner.floor_s(line[i], self.tuner.modes[0], counts[_first(counts, line[i])])
+                known[i] = self._way(line[i], _first(self._counts(line[i]), line[i]))
             return known[i]
 
-        for way in (1, -1):
+        for step in (1, -1):
             at = near
-            while 0 <= at + way < len(line) and floor_s(at + way) < floor_s(at):
-                at += way
-        floor_s(near)
-        yield from ((s, line[i]) for i, s in known.items() if s < inf)
+            while 0 <= at + step < len(line) and way(at + step).floor_s < way(at).floor_s:
+                at += step
+        best = min((way(near), *known.values()), key=lambda way: way.floor_s)
+        found = [*known.values()]
+        while best.number and (fewer := self._way(best.space, best.number - 1)).floor_s < best.floor_s:
+            best = fewer
+            found.append(best)
+        yield from found
 
     def _counts(self, space: Space) -> list[int]:
         """Numbers of microbatches: as many as stages, where the batch has so many."""
@@ -98,40 +132,22 @@ class Stager:
         found = divided(space, self.tuner.counts, self.tuner.pins.size)
         return [c for c in found if c >= stages and (chunks == 1 or c % stages == 0)] or found[-1:]
 
-    def _counted(self, space: Space) -> Candidate:
-        """With the best number of microbatches: from the first one on, up or down while that is faster."""
-        counts = self._counts(space)
-        first = _first(counts, space)
-        start = best = self._fitting(space, counts[first])
-        for way in (1, -1):
-            at = first + way
-            while 0 <= at < len(counts):
-                if not self._may_win(space, counts[at], best):
-                    break
-                found = self._fitting(space, counts[at])
-                if rank(found) >= rank(best):
-                    break
-                best, at = found, at + way
-            if best is not start:
-                break
-        return best
-
-    def _may_win(self, space: Space, count: int, best: Candidate) -> bool:
-        """Whether a floor is below what is there."""
-        if not best.fits:
-            return True
-        floor_s = self.tuner.floor_s(space, self.tuner.modes[0], count)
-        return floor_s * self.tuner.over(space) < min(best.prediction.step_s, self.fastest_s)
+    def _floor_s(self, space: Space, count: int) -> float:
+        """As `Tuner.floor_s`, of the schedule with the least bubble, if none is asked for."""
+        own, floor_s = space.run(DEFAULT, "none"), self.tuner.floor_s(space, self.modes[0], count)
+        if self.tuner.pins.asked.schedule is not None:
+            return floor_s
+        mesh, best = over_time(space.mesh, count), replace(own, schedule="zero-bubble")
+        return floor_s * share_of_step(best, mesh) / share_of_step(own, mesh)
 
     def _fitting(self, space: Space, count: int) -> Candidate:
-        """With the least that is made again with which it fits, from what fitted last."""
+        """With the least that is made again with which it fits."""
         best: Candidate | None = None
-        for number in range(self._mode, len(self.tuner.modes)):
-            found = self.tuner.tried_with(space, self.tuner.modes[number], count)
+        for mode in self.modes:
+            found = self.tuner.tried_with(space, mode, count)
             self.tried.append(found)
             best = found if best is None else min(best, found, key=rank)
             if found.fits:
-                self._mode = number
                 break
         assert best is not None
         return best
@@ -162,6 +178,14 @@ class Stager:
         name = f"{pipeline} x {found.name.partition(' x ')[2]}"
         fits = prediction.memory.total_bytes <= solver.limit_bytes
         return replace(found, name=name, execution=execution, prediction=prediction, fits=fits)
+
+
+def spread_out(solver: Solver, found: Candidate) -> Candidate:
+    """A plan of the whole graph with its blocks spread over its stages."""
+    if found.execution.num_stages == 1 or found.execution.split:
+        return found
+    made = program(found.graph, solver.cluster, found.execution)
+    return replace(found, execution=replace(found.execution, split=made.execution.split))
 
 
 def _inner(space: Space) -> int:

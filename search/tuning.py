@@ -264,9 +264,10 @@ class Tuner:
     def floor_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
         """As `Solver.floor_s`; without end where the longest lifetime has no layouts."""
         execution, mesh = space.run(self.execution, mode), over_time(space.mesh, count)
-        longest = different(space.zeros, mesh)[0]
+        own = different(space.zeros, mesh)  # stages seldom have room for what stays longest, as all are in use at once
+        likely = own[-1] if space.pipeline.stages > 1 else own[0]
         try:
-            return self.solver.floor_s(self.folded, mesh, space.roles, execution, longest, space.limits)
+            return self.solver.floor_s(self.folded, mesh, space.roles, execution, likely, space.limits)
         except NoLayoutsError:
             return inf
 
@@ -278,7 +279,10 @@ class Tuner:
         """
         execution, mesh = space.run(self.execution, mode), over_time(space.mesh, count)
         best: Candidate | None = None
-        for priced, beside in product(_priced(space.zeros, mesh), self.solver.besides):
+        zeros = _priced(space.zeros, mesh)
+        if space.pipeline.stages > 1:
+            zeros = zeros[::-1]
+        for priced, beside in product(zeros, self.solver.besides):
             asked = self.folded, mesh, space.roles, execution, priced, space.limits
             if best is not None:
                 overlaps = beside < 1 and self.solver.floor_s(*asked) < self.fastest_s
@@ -301,8 +305,12 @@ class Tuner:
 
         As `Solver.least_s` has it.
         """
-        spaces = self.pins.staged[stages] if (stages := execution.num_stages) > 1 else self.spaces
+        spaces = self.spaces_like(execution)
         return min(self._bound_s(space, over_time(space.mesh, num_microbatches), execution) for space in spaces)
+
+    def spaces_like(self, execution: Execution) -> Sequence[Space]:
+        """All that are searched, of as many stages."""
+        return self.spaces if execution.num_stages == 1 else self.pins.staged[execution.num_stages]
 
     def _bound_s(self, space: Space, mesh: Mesh, execution: Execution) -> float:
         """Without end where the longest lifetime has no layouts."""

@@ -100,13 +100,16 @@ class Stage:
 class StepProgram:
     """What runs, on each device of every stage.
 
+    execution   with all microbatches, and the split of several stages
     hops_s      seconds to send a microbatch from each virtual stage to the next one, one way; the slower of the two
+    hops_bytes  what a device sends of it on that way
     simulated   timelines of segments that are known already, shared by programs of the same pieces
     """
 
     execution: Execution
     stages: tuple[Stage, ...]
     hops_s: tuple[float, ...] = ()
+    hops_bytes: tuple[float, ...] = ()
     simulated: dict[tuple[object, ...], SegmentTimeline] = field(default_factory=dict, compare=False, repr=False)
 
     def messages(self, stage: int = 0) -> Counter[Message]:
@@ -187,7 +190,8 @@ class Programs:
         cut, num_chunks = makers[0].cut, execution.num_virtual_stages
         shares = [everything(cut)]
         if num_chunks > 1:
-            shares = spread(cut, execution.split or makers[0].balanced(num_chunks))
+            execution = replace(execution, split=execution.split or tuple(makers[0].balanced(num_chunks)))
+            shares = spread(cut, execution.split)
         connections = stages_bytes(cluster, stages, per_stage)
         own = [[shares[c * stages + stage] for c in range(execution.chunks_per_stage)] for stage in range(stages)]
         makers = [makers[stage % len(makers)] for stage in range(stages)]
@@ -201,7 +205,7 @@ class Programs:
             for maker, each, sum_s in zip(makers, pieces, sums_s, strict=True)
         )
         hops = _hops(shares, cut, makers[0].steps, cluster, stages)
-        return StepProgram(execution, found, hops, self._simulated)
+        return StepProgram(execution, found, *hops, self._simulated)
 
     def steps(self, execution: Execution) -> Steps:
         """The graph's operations, with what they cost on the whole cluster's devices."""
@@ -244,9 +248,9 @@ def _own_makers(graph: Graph, cluster: Cluster, execution: Execution, repeats: M
 
 def _hops(
     shares: Sequence[Share], cut: Sequence[Section], steps: Steps, cluster: Cluster, num_stages: int
-) -> tuple[float, ...]:
-    """Between neighbours in `shares`. Equal hops are costed once."""
-    known, hops = dict[tuple[object, ...], float](), list[float]()
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds and bytes between neighbours in `shares`. Equal hops are costed once."""
+    known, hops, sent = dict[tuple[object, ...], float](), list[float](), list[float]()
     num_ranks = steps.graph.mesh.num_devices
     for number, (share, after) in enumerate(pairwise(shares)):
         last = share[-1][0]
@@ -257,7 +261,8 @@ def _hops(
         if key not in known:
             known[key] = _hop_s(names, pair, steps, cluster) if pair[0] != pair[1] else 0.0
         hops.append(known[key])
-    return tuple(hops)
+        sent.append(sum(steps.num_bytes[name] for name in names) if pair[0] != pair[1] else 0.0)
+    return tuple(hops), tuple(sent)
 
 
 def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Steps, cluster: Cluster) -> float:
