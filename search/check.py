@@ -63,7 +63,7 @@ def check_plan(
 
 
 def _check_stages(plan: Plan, serial: Graph) -> None:
-    """What is sent between stages has one type on both sides, and denotes what is not; the schedule comes to its end."""
+    """What is sent has one type on both sides, and what stages compute is the captured graph; the schedule ends."""
     execution = plan.execution
     if execution.num_virtual_stages == 1:
         return
