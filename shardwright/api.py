@@ -202,6 +202,8 @@ def compile(
     roles: Roles | None = None,
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
+    stages: Stages | None = None,
+    schedule: Schedule | None = None,
     pins: PinsLike | None = None,
     per_microbatch: PerMicrobatch | None = None,
     precision: PrecisionMode | Sequence[PrecisionMode] | None = None,
@@ -233,6 +235,8 @@ def compile(
         roles: as in `plan`.
         microbatches: as in `plan`.
         recompute: as in `plan`.
+        stages: as in `plan`.
+        schedule: as in `plan`.
         pins: as in `plan`.
         per_microbatch: as in `plan`; a given plan has its own.
         precision: as in `plan`; a given plan has its own.
@@ -257,7 +261,9 @@ def compile(
 
     refuse_unreal(model)
     given = _load(plan)
-    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins)
+    guide = Guide(
+        mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins, stages=stages, schedule=schedule
+    )
     if given is not None and (named := [f"{name}=" for name, value in guide._asdict().items() if value is not None]):
         raise PlanError(
             f"plan= was given together with {' and '.join(named)}, which guide the search; give one or the other"
