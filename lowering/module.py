@@ -251,7 +251,7 @@ class ParallelModule(Training):
         What gathers parameters or makes values again stays outside of the compiled graphs. Inductor draws masks of its
         own, which are not those of a single process; its setting `fallback_random` keeps them.
         """
-        if options.get("fullgraph") and self._runner.remakes:
+        if options.get("fullgraph") and any(runner.remakes for runner in self._runners):
             raise ShardwrightError(
                 "compile(fullgraph=True): parameters are gathered, or values made again, between the graphs of this "
                 "program; leave fullgraph out"
