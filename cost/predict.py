@@ -52,10 +52,11 @@ class Prediction:
 
     Attributes:
         step_s: by the timeline, in which communication and compute overlap.
-        compute_s, communication_s, optimizer_s: of all nodes, as if each ran alone; `serial_s` is their sum.
-        exposed_s: while compute waits for communication.
+        compute_s, communication_s, optimizer_s: of all nodes, as if each ran alone; `serial_s` is their sum. Of several
+            stages, an equal share of that, and of `communication_bytes`; what stages send to each other is none of it.
+        exposed_s: while compute waits for communication; of the stage that has most to do, as `bubble_s` is.
         bubble_s: while a device has nothing to do.
-        memory: at its peak; `peak_at` says what runs then.
+        memory: at its peak, of the stage where it is highest; `peak_at` says what runs then.
     """
 
     step_s: float
@@ -202,15 +203,15 @@ def predict(
     timeline, table = simulate(programs.program(execution)), _node_costs(programs.steps(execution))
     if repeats:
         table = {name: _many(cost, repeats.get(_block(graph.by_name[name]), 1)) for name, cost in table.items()}
-    optimizer_s = sum(table[n.name].compute_s for n in graph.leaves("parameter"))
+    optimizer_s, stages = sum(table[n.name].compute_s for n in graph.leaves("parameter")), execution.num_stages
     return Prediction(
         timeline.step_s,
-        sum(c.compute_s for c in table.values()) - optimizer_s,
-        sum(c.communication_s for c in table.values()),
-        optimizer_s,
+        (sum(c.compute_s for c in table.values()) - optimizer_s) / stages,
+        sum(c.communication_s for c in table.values()) / stages,
+        optimizer_s / stages,
         timeline.busiest.exposed_s,
         timeline.busiest.bubble_s,
-        sum(c.communication_bytes for c in table.values()),
+        sum(c.communication_bytes for c in table.values()) / stages,
         timeline.fullest.memory,
         timeline.fullest.peak_at,
     )

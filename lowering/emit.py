@@ -99,7 +99,10 @@ class _Emitter:
             raise GraphError(f"{taken}: no node has a name of two words that begins with {', '.join(_KEYS)}; rename it")
         gathered = [p.result for p in outside.operations.parameters.values() if p.slices is not None]
         regions = {operation.name: operation.again for operation in outside.operations.listed}
-        self.code = Expressions(graph, outside.aliases, [*gathered, *outside.loss_sums], regions)
+        weights = [name for name in graph.by_name if outside.operations.is_weight(name)]
+        self.code = Expressions(
+            graph, outside.aliases, [*gathered, *outside.loss_sums], regions, outside.apart, weights
+        )
         self.results = {key: self._result(key, name) for key, name in graph.outputs}
         self.items = statements(graph, self.code, outside)
         self.code.drawn.update(drawn_ahead(graph, self.items))

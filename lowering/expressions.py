@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
@@ -22,8 +23,9 @@ class Expressions:
     """The expressions of a graph's nodes.
 
     `aliases`: parallel operators that are done elsewhere, and the nodes that stand for them; `elsewhere`: more nodes
-    that are not to be written; `regions`: what is made again in backward, and with what. `drawn` names the dropouts
-    whose masks are drawn before, in lines of their own.
+    that are not to be written; `regions`: what is made again in backward, and with what; `apart`: operators that give
+    gradients to `weights` in a second part of backward. `drawn` names the dropouts whose masks are drawn before, in
+    lines of their own.
     """
 
     def __init__(
@@ -32,8 +34,11 @@ class Expressions:
         aliases: Mapping[str, str],
         elsewhere: Collection[str],
         regions: Mapping[str, Again | None],
+        apart: Collection[str] = (),
+        weights: Collection[str] = (),
     ) -> None:
         self.graph, self.aliases, self.regions = graph, aliases, regions
+        self.apart, self.weights = frozenset(apart), frozenset(weights)
         self.context = GraphView(graph, regions)
         self.fused: dict[str, Fused] = {}
         self.skipped: set[str] = {*aliases, *elsewhere}
@@ -97,6 +102,15 @@ class Expressions:
 
     def of(self, node: Node, names: Mapping[str, str]) -> str:
         """The expression that computes a node, over identifiers."""
+        text, fused = self._of(node, names), self.fused.get(node.name)
+        if self.apart.isdisjoint((node.name, *(fused.absorbed if fused else ()))):
+            return text
+        read = {name: self.operand(name, names) for name in self._inputs(node) if name not in self.literals}
+        groups = [{text: None for name, text in read.items() if (name in self.weights) == own} for own in (False, True)]
+        given = ", ".join(f"({', '.join(group)},)" for group in groups)
+        return f"saved.apart(lambda {', '.join(chain(*groups))}: {text}, {given})"
+
+    def _of(self, node: Node, names: Mapping[str, str]) -> str:
         found = self.fused.get(node.name)
         operands = [self.operand(name, names) for name in self._inputs(node)]
         if found is not None:

@@ -15,6 +15,7 @@ from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import LOSS, summand_of_loss
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.schedules import phases
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,17 @@ class Outside:
     @cached_property
     def actions(self) -> Actions:
         """What is done when: the program has those of forward, the runtime those of backward."""
-        return actions(self.chunk, hold=self.execution.num_stages == 1)
+        return actions(self.chunk, hold=self.execution.num_virtual_stages == 1, two=self._in_two)
+
+    @property
+    def _in_two(self) -> bool:
+        return "weights" in phases(self.execution.schedule)
+
+    @cached_property
+    def apart(self) -> frozenset[str]:
+        """Operators that give gradients to weights in a second part of backward."""
+        numbers = self.actions.of("weights") if self._in_two else []
+        return frozenset(self.chunk.occurrences[number].operation.name for number in numbers)
 
 
 def find_outside(graph: Graph, execution: Execution = DEFAULT, whole: Graph | None = None) -> Outside:

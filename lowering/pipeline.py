@@ -20,6 +20,7 @@ from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
+from shardwright.lowering.saved import Apart, weight_gradients
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.stages import Stages, given
 from shardwright.pcg.step.late import LOSS
@@ -63,6 +64,8 @@ class Pipeline:
         self.channels = channels(ranks, ways)
         self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # between chunks of one stage
         self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[Tensor]]] = {}
+        self.put_off: dict[tuple[int, int], list[Apart]] = {}
+        self.in_two = any(item.direction == "weights" for item in items)
         self.loss = torch.zeros((), dtype=getattr(torch, types[stages.graph.loss].dtype), device=ranks.device)
         self.failed = ""
 
@@ -72,6 +75,7 @@ class Pipeline:
             raise DistributedError(f"a step before failed ({self.failed}), and stages no longer agree; start all anew")
         items = [item for item in self.items if scale is not None or item.direction == _FORWARD]
         self.alive.clear()
+        self.put_off.clear()
         self.mail.clear()
         work: dist.Work | None = None
         loss, now = torch.zeros_like(self.loss), "the first action"
@@ -88,6 +92,8 @@ class Pipeline:
                         work = self._start_sum(loss) if self._is_last(item) else work
                 elif item.direction == _BACKWARD and scale is not None:
                     self._backward(item, scale)
+                else:
+                    self._weights(item)
             now = "the end of the step"
             for channel in self.channels.values():
                 if isinstance(channel, Outgoing):
@@ -130,10 +136,23 @@ class Pipeline:
         self._begin(runner, item, frees=self._is_last(item))
         pairs = [(y, g) for y, g in zip(results, gradients, strict=True) if y.requires_grad]
         roots = [y if g is not None else scale(y) for y, g in pairs]
-        runner.reducer.watch(*roots, first=item.microbatch == 0, last=self._is_last(item))
+        ends = self._is_last(item) and not self.in_two
+        runner.reducer.watch(*roots, first=item.microbatch == 0, last=ends)
         torch.autograd.backward(roots, [g for _, g in pairs])
+        if self.in_two:
+            self.put_off[item.chunk, item.microbatch], runner.saved.put_off = runner.saved.put_off, []
         back = [got[name] for name in self.stages.received(stage) if name in self.trained]
         self._send(_BACKWARD, stage, stage - 1, item, [torch.zeros_like(x) if x.grad is None else x.grad for x in back])
+
+    def _weights(self, item: Item) -> None:
+        """The second part of backward, and, of the last microbatch, the sums over devices."""
+        runner, last = self.runners[item.chunk], self._is_last(item)
+        weights, gradients = weight_gradients(self.put_off.pop((item.chunk, item.microbatch)))
+        runner.reducer.watch(first=False, last=last)
+        if weights:
+            torch.autograd.backward(weights, gradients)
+        if last:
+            runner.reducer.finish()
 
     def _begin(self, runner: Runner, item: Item, *, frees: bool) -> None:
         if self.ranks.time is not None:

@@ -181,7 +181,7 @@ class Reducer:
         self.running = True
         if not self.in_backward:
             self.in_backward = True
-            private.after_backward(self._finish)
+            private.after_backward(self.finish)
 
     def _launch_complete(self) -> None:
         while self.last and self.next < len(self.units) and self.units[self.next].complete:
@@ -191,7 +191,7 @@ class Reducer:
     def _launch(self, unit: _Unit) -> None:
         unit.launch(at_home=self.kept is None)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """At the end of a step's last backward: launch what is incomplete, wait, hand over."""
         for callback in self.at_end:
             callback()

@@ -21,10 +21,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardwright.lowering import private
 from shardwright.lowering.blocks import Blocks
+
+# pyright: reportIncompatibleMethodOverride=false
 
 Results = Any
 """A tensor, or a tuple of them."""
@@ -45,6 +48,7 @@ class Saved:
         self.blocks, self.device = blocks, device
         self.stored = {private.storage_key(tensor) for tensor in stored}
         self.given: dict[int, _Result] = {}  # what is made again for its readers, by address
+        self.put_off: list[Apart] = []  # gradients of weights, for the second part of backward
 
     @contextmanager
     def hooks(self) -> Generator[None]:
@@ -87,6 +91,12 @@ class Saved:
                     self.given[private.storage_key(result)] = _Result(private.weakly(result), region, number)
         return results
 
+    def apart(self, function: Run, operands: tuple[Any, ...], weights: tuple[Tensor, ...]) -> Tensor:
+        """The function's result, whose backward puts off the gradients of weights."""
+        if not torch.is_grad_enabled() or not any(x.requires_grad for x in operands):
+            return function(*operands, *weights)
+        return _PutOff.apply(self, function, weights, *operands)
+
     def _run(
         self, function: Run, operands: tuple[Any, ...], options: Mapping[str, Any], *, random: bool
     ) -> tuple[_Region | None, Results]:
@@ -96,6 +106,46 @@ class Saved:
         region = _Region(self, function, operands, options, generator)
         with saved_tensors_hooks(_weakly(region.pack), unpack):
             return region, function(*operands, **options)
+
+
+class Apart(NamedTuple):
+    """What gives gradients to weights: a result, its gradient, and they."""
+
+    result: Tensor
+    gradient: Tensor
+    weights: tuple[Tensor, ...]
+
+
+def weight_gradients(put_off: Iterable[Apart]) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights, and their gradients, one after the other."""
+    weights, gradients = list[Tensor](), list[Tensor]()
+    for result, gradient, own in put_off:
+        trained = [weight for weight in own if weight.requires_grad]
+        weights += trained
+        gradients += torch.autograd.grad(result, trained, gradient)
+    return weights, gradients
+
+
+class _PutOff(Function):
+    """Runs a function, and in backward gives gradients to its operands alone."""
+
+    @staticmethod
+    def forward(
+        ctx: private.AutogradContext, saved: Saved, function: Run, weights: tuple[Tensor, ...], *operands: Tensor
+    ) -> Tensor:
+        ctx.saved, ctx.weights = saved, weights
+        with torch.enable_grad():
+            ctx.operands = [x.detach().requires_grad_(x.requires_grad) for x in operands]
+            ctx.result = function(*ctx.operands, *weights)
+        return ctx.result.detach()
+
+    @staticmethod
+    def backward(ctx: private.AutogradContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        result, trained = ctx.result, [x for x in ctx.operands if x.requires_grad]
+        found = iter(torch.autograd.grad(result, trained, gradient, retain_graph=True))
+        ctx.saved.put_off.append(Apart(result, gradient, ctx.weights))
+        ctx.result = None
+        return None, None, None, *(next(found) if x.requires_grad else None for x in ctx.operands)
 
 
 class _Operand(NamedTuple):

@@ -55,6 +55,11 @@ class Mesh:
         return self.num_members // self.num_microbatches
 
     @property
+    def devices(self) -> Mesh:
+        """The axes of ranks alone."""
+        return Mesh(self.names[1:], self.sizes[1:]) if TIME in self.names else self
+
+    @property
     def device_sizes(self) -> tuple[int, ...]:
         """How many devices there are along each axis: one along that of time."""
         return tuple(1 if name == TIME else size for name, size in zip(self.names, self.sizes, strict=True))

@@ -26,7 +26,7 @@ from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE, SEND
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.operations import Operations
-from shardwright.pcg.step.sections import sections, spread, units
+from shardwright.pcg.step.sections import computed_in_one, sections, spread, units
 
 _LATE, _EARLY = (COMBINE, REPLICATE), (REDUCE, PARTITION)
 _GIVEN = "to the next stage: "
@@ -171,18 +171,8 @@ def _check_buffers(stages: Stages, execution: Execution) -> None:
             )
 
 
-def dependent(graph: Graph) -> frozenset[str]:
-    """What depends on the batch and on parameters."""
-    reached = {op: set[str]() for op in ("input", "parameter")}
-    for node in graph.nodes:
-        for op, names in reached.items():
-            if node.op == op or not names.isdisjoint(node.inputs):
-                names.add(node.name)
-    return frozenset(reached["input"] & reached["parameter"])
-
-
 def _where(graph: Graph, execution: Execution) -> dict[str, int]:
-    lying = dependent(graph)
+    lying = computed_in_one(graph)
     listed = dict(_listed(graph, execution))
     found: dict[str, int] = {}
     for node in graph.nodes:

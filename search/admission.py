@@ -26,6 +26,7 @@ MOST_BYTES = 2**80
 def admit(graph: Graph, cluster: Cluster, told: Mapping[str, Any]) -> None:
     """Raise a `PlanError` unless a validated graph, the cluster and the rest of a plan file go together."""
     _check_meshes(graph.mesh, cluster.num_devices, told)
+    _check_split(told)
     _check_times(told)
     for node in graph.nodes:
         if wrong := _wrong_attribute(node) or _wrong_type(node, graph):
@@ -34,18 +35,29 @@ def admit(graph: Graph, cluster: Cluster, told: Mapping[str, Any]) -> None:
 
 
 def _check_meshes(mesh: Mesh, devices: int, told: Mapping[str, Any]) -> None:
-    """There is one mesh, of all devices, and every alternative's is of as many, or of the idle ones too."""
+    """There is one mesh, of all devices of a stage, and every alternative's is of as many, or of the idle ones too."""
     given = Mesh(tuple(told["mesh"]["names"]), tuple(told["mesh"]["sizes"]))
     if given != mesh:
         raise PlanError(f"mesh: expected {mesh}, as the graph has it, got {given}")
-    if mesh.num_devices != devices:
-        raise PlanError(f"mesh {mesh} has {mesh.num_devices} devices, its cluster {devices}")
+    if (own := mesh.num_devices * (stages := _stages(told))) != devices:
+        where = f"{stages} stages of mesh {mesh} have" if stages > 1 else f"mesh {mesh} has"
+        raise PlanError(f"{where} {own} devices, its cluster {devices}")
     known = {devices, devices + (told.get("idle") or {"num_devices": 0})["num_devices"]}
     for number, alternative in enumerate(told["alternatives"]):
         other = Mesh.of(**alternative["mesh"])
-        if other.num_devices not in known:
+        if (own := other.num_devices * _stages(alternative)) not in known:
             place = f"alternatives[{number}].mesh"
-            raise PlanError(f"{place}: {other} has {other.num_devices} devices, the cluster {devices}")
+            raise PlanError(f"{place}: {other} has {own} devices, the cluster {devices}")
+
+
+def _stages(told: Mapping[str, Any]) -> int:
+    return told.get("execution", {}).get("num_stages", 1)
+
+
+def _check_split(told: Mapping[str, Any]) -> None:
+    """Stages without a split are a question to whoever costs them, no plan."""
+    if _stages(told) > 1 and not told["execution"].get("split"):
+        raise PlanError("execution.split: expected how many sections each virtual stage has, got nothing")
 
 
 _PARTS = ("compute_s", "communication_s", "optimizer_s")

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from shardwright.pcg import checks
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.layout import Layout
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.execution import SCHEDULES, Execution, Schedule
 from shardwright.pcg.step.recompute import GivenByBlock, Recompute, RecomputeByBlock
 from shardwright.pcg.step.recompute import fits as name_fits
 
@@ -26,6 +27,8 @@ PinsLike = str | Sequence[str] | Mapping[str, str | int | Mapping[str, str]]
 """Pins as texts, or by name: `{"lm_head.weight": {"tp": "S(0)"}, "tensor": "<=8"}`."""
 Kept = Literal["whole", "sharded", "gathered"]
 """How a parameter is kept along an axis, as reports call it: whole, sharded as it is used, or gathered for use."""
+Stages = int | Literal["auto"]
+"""How many pipeline stages a plan has; "auto": as many as are best."""
 MEMORY, RESIDUAL = "memory", "residual"
 
 _KEPT: Mapping[str, Kept] = {
@@ -150,6 +153,8 @@ class Asked:
         microbatches: of a step.
         recompute: what backward makes again.
         pins: the texts of layouts and bounds.
+        stages: pipeline stages; the mesh is that of one. None: there are none.
+        schedule: of their microbatches; None: the best.
     """
 
     mesh: Mesh | None = None
@@ -157,10 +162,18 @@ class Asked:
     microbatches: int | None = None
     recompute: RecomputeMode | None = None
     pins: tuple[str, ...] = ()
+    stages: Stages | None = None
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         if self.recompute is not None:
             object.__setattr__(self, "recompute", Execution(recompute=self.recompute).recompute)
+        if self.stages not in (None, "auto"):
+            checks.positive_int(self.stages, "", "stages", "how many pipeline stages there are, or 'auto'")
+        if self.schedule is not None:
+            checks.choice(self.schedule, "", "schedule", SCHEDULES)
+            if self.stages in (None, 1):
+                raise PlanError(f"schedule={self.schedule!r} without stages=: it is that of pipeline stages; give both")
 
     def __iter__(self) -> Iterator[tuple[str, Asked]]:
         """Each thing that is asked for, in words, and what is left without it."""
@@ -172,6 +185,10 @@ class Asked:
             yield f"microbatches {self.microbatches}", replace(self, microbatches=None)
         if self.recompute is not None:
             yield f"recompute {_again(self.recompute)}", replace(self, recompute=None)
+        if self.stages is not None:
+            yield f"stages {self.stages}", replace(self, stages=None, schedule=None)
+        if self.schedule is not None:
+            yield f"schedule {self.schedule}", replace(self, schedule=None)
         for pin in self.pins:
             yield pin, replace(self, pins=tuple(other for other in self.pins if other != pin))
 
@@ -185,7 +202,8 @@ class Asked:
         if again is not None:
             again = Execution(recompute=again).to_json().get("recompute", "none")
         found = {"mesh": mesh, "roles": self.roles and list(self.roles), "microbatches": self.microbatches,
-                 "recompute": again, "pins": list(self.pins) or None}  # fmt: skip
+                 "recompute": again, "pins": list(self.pins) or None, "stages": self.stages,
+                 "schedule": self.schedule}  # fmt: skip
         return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
@@ -201,6 +219,8 @@ class Asked:
             data.get("microbatches"),
             again,
             pins,
+            data.get("stages"),
+            data.get("schedule"),
         )
 
 

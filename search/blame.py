@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from math import isfinite
 
 from shardwright.pcg.errors import PlanError
@@ -47,7 +48,7 @@ def _has_layouts(graph: Graph, asked: Asked, tuner: Tuner) -> Iterator[bool]:
     except PlanError:
         return
     same, execution = folded(graph, pins), tuner.execution
-    for space in pins.spaces:
+    for space in (*pins.spaces, *chain.from_iterable(pins.staged.values())):
         mesh = over_time(space.mesh, pins.microbatches or 1)
         try:
             problem, eliminator = solver.problem(same, mesh, space.roles, execution, space.zeros[-1], space.limits)

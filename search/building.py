@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -22,7 +23,9 @@ from shardwright.pcg.layout import Layout, Layouts, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import source_of
 from shardwright.pcg.step.buckets import BLOCK_BYTES
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.schedules import most_in_flight
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
@@ -138,6 +141,7 @@ class _Build:
         self.charged: set[str] = set()
         self.roots: dict[str, str] = {}
         self.together = _most_bytes(graph) if self.way.relaxed else 0.0
+        self.state_share, self.value_share = shares(self.way.run, builder.mesh)
 
     def run(self) -> Problem:
         readers: dict[str, list[TensorUse]] = defaultdict(list)
@@ -168,8 +172,9 @@ class _Build:
     def _choose(self, kind: str, name: str, domain: Domain) -> int:
         """A variable that has this domain."""
         self.problem.domains[name] = domain
-        times = self.folded.times(name)
-        time_s, kept_bytes = (self._many(self.interner.call(cost, domain), times) for cost in (_TIME_S, _KEPT_BYTES))
+        times, share = self.folded.times(name), self.state_share if kind == "storage" else self.value_share
+        time_s, kept_bytes = self.interner.call(_TIME_S, domain), self.interner.call(_KEPT_BYTES, domain)
+        time_s, kept_bytes = self._many(time_s, times), self._many(kept_bytes, times * share)
         if self.way.relaxed and self.graph.by_name[name].op == "cast" and self._is_stored(name):
             time_s = self.interner.call(np.zeros_like, time_s)  # that of slices is part of gathering
         return self._variable(kind, name, domain.result, time_s, kept_bytes)
@@ -384,6 +389,17 @@ class _Build:
 
 
 _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
+
+
+def shares(run: Execution, mesh: Mesh) -> tuple[float, float]:
+    """What part of the bytes of a model the first of equal stages keeps: of parameters, and of one microbatch's values.
+
+    It keeps the values of as many microbatches as its schedule has in flight there.
+    """
+    if run.num_stages == 1:
+        return 1.0, 1.0
+    kept = most_in_flight(replace(run, num_microbatches=mesh.num_microbatches), 0) / run.num_virtual_stages
+    return 1 / run.num_stages, kept
 
 
 def _most_bytes(graph: Graph) -> float:

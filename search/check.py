@@ -9,11 +9,14 @@ number of their draw as an attribute, and must come in the same order.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.stages import cut
 from shardwright.pcg.step.again import made_again
-from shardwright.pcg.step.time import check_time
+from shardwright.pcg.step.schedules import check, orders
+from shardwright.pcg.step.time import as_run, check_time
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.plan import Plan, attributes, fingerprint, structure
 from shardwright.search.replay import replay
@@ -54,8 +57,22 @@ def check_plan(
     try:
         check_time(plan.graph, plan.execution)
         made_again(plan.graph, plan.execution)
+        _check_stages(plan, serial)
     except PlanError as error:
         raise PlanError(f"plan for {plan.model!r}: {error}") from error
+
+
+def _check_stages(plan: Plan, serial: Graph) -> None:
+    """What is sent has one type on both sides, and what stages compute is the captured graph; the schedule ends."""
+    execution = plan.execution
+    if execution.num_virtual_stages == 1:
+        return
+    sent = cut(as_run(plan.graph, execution), execution).with_sends()
+    sent.types  # noqa: B018
+    if found := difference(cut(plan.graph, execution).with_sends().erased(), serial):
+        raise PlanError(f"its stages do not compute the captured graph: {found}")
+    many = replace(execution, num_microbatches=plan.mesh.num_microbatches)
+    check(orders(many), many)
 
 
 def uncertified(graph: Graph, certified: CertifiedSplits) -> str | None:

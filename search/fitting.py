@@ -17,7 +17,7 @@ from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.operations import Operations
-from shardwright.pcg.step.parameters import module_block
+from shardwright.pcg.step.parameters import blocks_of, module_block
 from shardwright.search.folding import Folded
 from shardwright.search.keeping import Keeping, KeepingProblem, Kept, expanded
 from shardwright.search.solving import Candidate, Solver, different, rank
@@ -182,7 +182,7 @@ def by_block(fitter: Fitter, found: Fitted, whole: Candidate) -> Iterator[Candid
     """
     if found.larger is None:
         return
-    names, home, limit = _blocks_of(whole.graph), _home(whole.graph), fitter.solver.limit_bytes
+    names, home, limit = blocks_of(whole.graph), _home(whole.graph), fitter.solver.limit_bytes
     fits, (fewest, least), (most, largest) = 0, (0, _bytes(whole)), (len(names) + 1, found.larger_bytes)
     for _ in range(_MIXTURES):
         share = (limit - least) / (largest - least) if largest > least else 0.0
@@ -200,11 +200,6 @@ def by_block(fitter: Fitter, found: Fitted, whole: Candidate) -> Iterator[Candid
 
 def _bytes(candidate: Candidate) -> int:
     return candidate.prediction.memory.total_bytes
-
-
-def _blocks_of(graph: Graph) -> list[str]:
-    modules = (f"{node.source.module}." for node in graph.nodes if not node.is_leaf)
-    return [name for name in dict.fromkeys(map(module_block, modules)) if name]
 
 
 def _home(graph: Graph) -> Mapping[str, str]:

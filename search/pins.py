@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import combinations
@@ -12,12 +12,14 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.asked import MEMORY, Asked, Bound, LayoutPin, RecomputeMode, parse
 from shardwright.search.limits import BOUNDED, NO_LIMITS, Limits
 from shardwright.search.restrict import FREE, ROLES
 from shardwright.search.spaces import (
     AXES,
+    Pipeline,
     Space,
     baselines,
     batch_size,
@@ -25,6 +27,7 @@ from shardwright.search.spaces import (
     free_spaces,
     nested,
     sequence_baselines,
+    staged_spaces,
 )
 
 _MOST_NAMED = 8
@@ -44,6 +47,7 @@ class Pins:
         nested: by the sizes of a mesh of two axes, the one of three that is cut from it (`spaces.nested`).
         memory_bytes: that plans may use on each device, where that is less than there is.
         limits: what layouts keep to, on every mesh.
+        staged: the meshes of a stage that are searched, by the number of stages, the fewest first.
         asked: all of this in the user's words.
         guided: whether it is said what to search: then no other plan takes the place of what is found.
     """
@@ -58,6 +62,7 @@ class Pins:
     asked: Asked = field(default_factory=Asked)
     guided: bool = False
     nested: Mapping[tuple[int, ...], Space] = field(default_factory=dict)
+    staged: Mapping[int, Sequence[Space]] = field(default_factory=dict)
 
     @property
     def by_block(self) -> bool:
@@ -72,7 +77,7 @@ class Pins:
     @property
     def by_hand(self) -> Pins:
         """Those that plans beside the one that is asked for keep to as well, on a cluster of any size."""
-        return replace(self, mesh=None, spaces=(), limits=NO_LIMITS, guided=False, nested={})
+        return replace(self, mesh=None, spaces=(), limits=NO_LIMITS, guided=False, nested={}, staged={})
 
     @classmethod
     def of(cls, graph: Graph, cluster: Cluster, asked: Asked, spaces: Sequence[Space] | None = None) -> Pins:
@@ -89,12 +94,14 @@ class Pins:
                 )
             microbatches = mesh.num_microbatches
             mesh = Mesh(mesh.names[1:], mesh.sizes[1:]) if len(mesh) > 1 else Mesh(("x",), (1,))
+        stages = _stages(asked, graph, cluster)
         if mesh is not None:
-            _check_mesh(mesh, asked.roles, cluster)
+            _check_mesh(mesh, asked.roles, cluster, asked.stages if isinstance(asked.stages, int) else 1)
         if microbatches is not None:
             _check_count(microbatches, size)
         limits, memory_bytes = _limits(graph, mesh, asked.pins)
-        guided = mesh is not None or bool(limits) or spaces is not None
+        only = isinstance(asked.stages, int) and asked.stages > 1
+        guided = mesh is not None or bool(limits) or spaces is not None or only
         finer = dict[tuple[int, ...], Space]()
         if spaces is None:
             known = free_spaces(cluster.num_devices)
@@ -109,11 +116,46 @@ class Pins:
             spaces = [s._replace(limits=limits) for s in known if limits.allow(s.mesh, s.roles)]
             if not guided:
                 finer = {s.mesh.sizes: cut for s in spaces if (cut := nested(s, cluster)) is not None}
-        return cls(mesh, microbatches, recompute, size, tuple(spaces), memory_bytes, limits, asked, guided, finer)
+        staged = {p: tuple(_staged(p, asked, mesh, limits, cluster)) for p in stages}
+        return cls(
+            mesh, microbatches, recompute, size, () if only else tuple(spaces), memory_bytes, limits, asked, guided,
+            finer, staged,
+        )  # fmt: skip
 
 
-def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster) -> None:
-    if mesh.num_devices != cluster.num_devices:
+def _stages(asked: Asked, graph: Graph, cluster: Cluster) -> list[int]:
+    """The numbers of pipeline stages that are tried, from two on."""
+    n, blocks = cluster.num_devices, blocks_of(graph)
+    if asked.stages is None or asked.stages == 1:
+        return []
+    if asked.stages == "auto":
+        return [p for p in degrees(n) if p <= len(blocks)] if n > 1 else []
+    if n % asked.stages:
+        raise PlanError(f"stages={asked.stages} does not divide the {n} devices of cluster {cluster.name}")
+    if asked.stages > len(blocks):
+        raise PlanError(f"stages={asked.stages}: the model has {len(blocks)} blocks to put on them; choose fewer")
+    return [asked.stages]
+
+
+def _staged(stages: int, asked: Asked, mesh: Mesh | None, limits: Limits, cluster: Cluster) -> Iterator[Space]:
+    """Meshes of a stage; of the one that is given, where it is."""
+    chunks = 2 if asked.schedule == "interleaved" else 1
+    pipeline = Pipeline(stages, asked.schedule or "1f1b", chunks)
+    if mesh is not None:
+        roles = tuple(asked.roles or (FREE,) * len(mesh))
+        found = [Space(f"{pipeline} x search on {mesh}", mesh, roles, pipeline=pipeline)]
+    else:
+        found = staged_spaces(cluster.num_devices, pipeline)
+    yield from (s._replace(limits=limits) for s in found if limits.allow(s.mesh, s.roles))
+
+
+def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, stages: int) -> None:
+    if stages > 1 and mesh.num_devices * stages != cluster.num_devices:
+        raise PlanError(
+            f"{stages} stages of mesh {mesh} have {mesh.num_devices * stages} devices, cluster {cluster.name} has "
+            f"{cluster.num_devices}"
+        )
+    if stages == 1 and mesh.num_devices != cluster.num_devices:
         raise PlanError(f"mesh {mesh} has {mesh.num_devices} devices, cluster {cluster.name} has {cluster.num_devices}")
     if roles is not None and len(roles) != len(mesh):
         raise PlanError(f"{len(roles)} axis roles for mesh {mesh}; give one role per axis of devices")

@@ -97,9 +97,9 @@ class SearchReport:
     """How the plan was found.
 
     `bound_s` is a proven lower bound of a step by the timeline (`Prediction.step_s`; `search.least` has the proof) of
-    all layouts without rewrites on the `num_meshes` meshes of devices, run in as many microbatches and with the same
-    recomputation as the plan, or with none where it makes single values again: whatever memory they take, and however
-    long gathered weights stay; equal blocks are laid out alike. 0 where there is none.
+    all layouts without rewrites on the `num_meshes` meshes of devices, run in as many microbatches and stages and with
+    the same recomputation as the plan, or with none where it makes single values again: whatever memory they take, and
+    however long gathered weights stay; equal blocks are laid out alike. 0 where there is none.
 
     `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: what would make a plan fit, where none
     does. `stopped`: what ended the search before it was through, or "".
@@ -133,8 +133,9 @@ class Plan:
     alternatives   the baselines, and the best plan of every other mesh
     cluster        what the plan runs on; where it leaves devices `idle`, the others, as a cluster of their own
     execution      how a step is run: the precision that the model is captured under (`pcg.precision`), what is made
-                   again in backward, and whose statistics are those of each microbatch. How many microbatches there
-                   are is the mesh's axis of time
+                   again in backward, whose statistics are those of each microbatch, and how blocks are spread over
+                   pipeline stages, the mesh being that of one. How many microbatches there are is the mesh's axis of
+                   time
     asked          what the search was told to keep to
     """
 

@@ -24,12 +24,12 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import Execution, ReduceDtype
+from shardwright.pcg.step.execution import Execution, ReduceDtype, Schedule
 from shardwright.pcg.step.lifetimes import ZEROS, Zero
 from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
 from shardwright.search.anytime import Stop
-from shardwright.search.asked import Asked, PinsLike, RecomputeMode, texts
+from shardwright.search.asked import Asked, PinsLike, RecomputeMode, Stages, texts
 from shardwright.search.blame import blamed
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.fitting import Fitted, Fitter, by_block
@@ -42,6 +42,7 @@ from shardwright.search.remedies import remedies
 from shardwright.search.rewriting import Rewriter
 from shardwright.search.solving import Candidate, Solver, different, rank
 from shardwright.search.spaces import Space
+from shardwright.search.staging import Stager, spread_out
 from shardwright.search.tuning import Progress, Tuner, named
 from shardwright.substitutions.equations import Equation
 
@@ -133,6 +134,8 @@ class Planner:
         microbatches: int | None = None,
         recompute: RecomputeMode | None = None,
         pins: PinsLike | None = None,
+        stages: Stages | None = None,
+        schedule: Schedule | None = None,
         spaces: Sequence[Space] | None = None,
         compared: bool = True,
         time_limit_s: float | None = None,
@@ -149,6 +152,8 @@ class Planner:
             microbatches: so many in a step.
             recompute: what backward makes again: a mode, or modes and lists of places by block of the model.
             pins: what layouts, degrees and memory keep to (`search.asked`).
+            stages: so many pipeline stages, `mesh` being that of one; "auto": as many as are best. By default none.
+            schedule: the order of microbatches in these; by default the best.
             spaces: to search in place of all meshes.
             compared: whether plans that people choose by hand are tuned too, to be compared with.
             time_limit_s: after so many seconds the best plan so far is finished, as after Ctrl-C, with a bound of all
@@ -160,23 +165,25 @@ class Planner:
         """
         start, stop = time.perf_counter(), Stop(time_limit_s)
         graph.check_loss()
-        asked = Asked(mesh, None if roles is None else tuple(roles), microbatches, recompute, texts(pins))
+        asked = Asked(
+            mesh, None if roles is None else tuple(roles), microbatches, recompute, texts(pins), stages, schedule
+        )
 
         def planned(cluster: Cluster) -> Plan:
             return self._on(cluster)._plan(graph, model, asked, spaces, compared, stop)
 
-        if mesh is not None and mesh.num_devices < self.cluster.num_devices:
+        given = mesh is not None or spaces is not None or stages not in (None, 1, "auto")
+        if mesh is not None and mesh.num_devices < self.cluster.num_devices and stages in (None, 1):
             part, idle = asked_for(self.cluster, mesh)
             return replace(planned(part), idle=idle)
         try:
             on_all = planned(self.cluster)
         except NoLayoutsError:
-            given = mesh is not None or spaces is not None
             parts = () if given else on_a_part(self.cluster, graph, self.execution, self.certified, planned)
             if (part_alone := next(iter(parts), None)) is None:
                 raise
             return part_alone
-        if mesh is not None or spaces is not None:
+        if given:
             return on_all
         *_, best = stop.within(with_idle(on_all, graph, self.execution, self.certified, planned), needed=True)
         seconds = round(time.perf_counter() - start, 3)
@@ -202,8 +209,9 @@ class Planner:
         compared &= self.cluster.num_devices > 1
         alternatives = list(stop.within(tuner.baselines())) if compared else []
         by_hand = len(tuner.tried)
+        needed = kept.guided or not alternatives
         try:
-            found = list(stop.within(tuner.searched(alternatives), needed=kept.guided or not alternatives))
+            found = list(stop.within(tuner.searched(alternatives), needed=needed)) if kept.spaces else []
         except NoLayoutsError as error:
             raise blamed(error, graph, asked, tuner) from error
         tried = [tuner.tried[by_hand:] if kept.guided else list(tuner.tried)]
@@ -215,6 +223,12 @@ class Planner:
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
         fits = list(_fits(fitter, tried, stop))
+        stager = Stager(tuner, min((f.mixed_s(solver.limit_bytes) for f in fits if f.candidate.fits), default=inf))
+        if staged := list(stop.within(stager.plans(), needed=not found)):
+            pool, found, tried = [*staged, *pool], [*found, *staged], [*tried, stager.tried]
+            fits += _fits(fitter, [stager.tried], stop)
+        elif not found and needed:
+            raise blamed(tuner.refused, graph, asked, tuner)
         if finer := list(stop.within(tuner.nested(_likeliest(fits, pool, solver.limit_bytes)))):
             pool, found, tried = [*finer, *pool], [*found, *finer], [*tried, finer]
             fits += _fits(fitter, [finer], stop)
@@ -230,6 +244,7 @@ class Planner:
             again = Fitter(solver, Folded(rewriter.whole(best)), values=fitter.values, zeros=zeros).best([best])
             best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
         best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
+        best = spread_out(solver, best)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         if kept.guided and not stop.reached:
@@ -237,7 +252,7 @@ class Planner:
         costed = list({_way(c): whole.get(_way(c), c) for c in [*alternatives, *found]}.values())
         report = SearchReport(
             round(time.perf_counter() - start, 3),
-            len({space.mesh.sizes for space in tuner.spaces}),
+            len({space.mesh.sizes for space in tuner.spaces_like(best.execution)}),
             self._bound_s(tuner, best, found if kept.guided else costed),
             solver.limit_bytes,
             best.rewrites,
@@ -245,9 +260,10 @@ class Planner:
             () if best.fits or stop.reached else remedies(graph, best, tuner),
             stop.reason,
         )
-        others = tuple(_alternative(c) for c in costed if _way(c) != _way(best))
-        digest = fingerprint(graph)
-        return Plan(best.graph, self.cluster, model, digest, best.prediction, others, report, best.execution, asked)
+        return Plan(
+            best.graph, self.cluster, model, fingerprint(graph), best.prediction, _others(best, costed), report,
+            best.execution, asked,
+        )  # fmt: skip
 
     def _rewritten(
         self, rewriter: Rewriter, tried: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop
@@ -329,6 +345,11 @@ def _may_keep_more(candidate: Candidate) -> bool:
     return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
 
 
+def _others(best: Candidate, costed: Sequence[Candidate]) -> tuple[Alternative, ...]:
+    own = _way(best)
+    return tuple(_alternative(c) for c in costed if _way(c) != own)
+
+
 def _alternative(c: Candidate) -> Alternative:
     return Alternative(c.name, c.mesh, c.prediction, c.fits, c.execution, most_frequent(c.graph), c.folded)
 
@@ -349,7 +370,7 @@ def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: i
 
 
 def _way(candidate: Candidate) -> _Way:
-    return candidate.name, candidate.mesh, candidate.execution, candidate.rewrites
+    return candidate.name, candidate.mesh, replace(candidate.execution, split=()), candidate.rewrites
 
 
 def _about(candidate: Candidate) -> tuple[bool, float]:

@@ -43,7 +43,7 @@ class Way(NamedTuple):
 
     again   what backward makes again
     zero    for how long gathered parameters stay
-    run     what says in which dtype their gradients are sent
+    run     what says in which dtype their gradients are sent, and over how many stages blocks are spread
     relaxed whether tables hold what a step takes at least, of all layouts that are run so (`Problem`)
     """
 

@@ -184,7 +184,7 @@ class Solver:
         Not a bound: a resharding that readers share counts for each, and messages that are sent together one by one.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
-        return eliminator.solve(problem, Prices(beside=self.besides[-1])).bound
+        return eliminator.solve(problem, Prices(beside=self.besides[-1])).bound * share_of_step(execution, mesh)
 
     def least_s(
         self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, limits: Limits = NO_LIMITS
@@ -198,8 +198,8 @@ class Solver:
             return 0.0
         longest = different(LONGEST_FIRST, mesh)[0]
         problem, eliminator = self.problem(folded, mesh, roles, execution, longest, limits, relaxed=True)
-        device = self.cluster.device
-        return least_s(problem, eliminator, SHARING[device.kind]) + device.step_overhead_s
+        device = self.cluster.device  # the busiest of several stages has no less than an equal share
+        return least_s(problem, eliminator, SHARING[device.kind]) / execution.num_stages + device.step_overhead_s
 
     def work_s(self, folded: Folded, execution: Execution) -> float:
         """What all operators take on one device, nothing being sent: n devices take no less than an n-th of it."""
@@ -341,6 +341,16 @@ def different(zeros: Sequence[_L], mesh: Mesh) -> list[_L | Zero]:
     if mesh.num_microbatches > 1:
         return list(zeros)
     return list(dict.fromkeys(zero if zero == "zero-3" or isinstance(zero, tuple) else "kept" for zero in zeros))
+
+
+def share_of_step(execution: Execution, mesh: Mesh) -> float:
+    """What a step takes of the time of all microbatches through all stages, one after the other.
+
+    Stages are equal, each waits for the first microbatch and after the last one; `schedules` says how long.
+    """
+    stages, many = execution.num_stages, mesh.num_microbatches
+    shorter = 3 if execution.schedule == "zero-bubble" else execution.chunks_per_stage
+    return (1 + (stages - 1) / (many * shorter)) / stages
 
 
 def _blocked_choices(graph: Graph) -> Mapping[str, tuple[str, ...]]:

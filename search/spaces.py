@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -10,7 +11,9 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.search.asked import RecomputeMode
 from shardwright.search.limits import NO_LIMITS, Limits
 from shardwright.search.restrict import CONTEXT, DATA, EXPERT, FREE, SEQUENCE, TENSOR, ULYSSES, ZERO
 
@@ -20,10 +23,22 @@ LONGEST_FIRST: tuple[Zero, ...] = ("zero-1", "zero-2", "zero-3")
 MOST_MICROBATCHES = 256
 
 
+class Pipeline(NamedTuple):
+    """So many stages, one after the other, of so many chunks each, in the order of a schedule."""
+
+    stages: int = 1
+    schedule: Schedule = "1f1b"
+    chunks: int = 1
+
+    def __str__(self) -> str:
+        chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
+        return f"pipeline {self.stages}{chunks} ({self.schedule})"
+
+
 class Space(NamedTuple):
     """Plans on one mesh of devices whose axes keep to their roles, with these lifetimes of gathered parameters.
 
-    `limits`: what else its layouts keep to.
+    `limits`: what else its layouts keep to. `pipeline`: stages, each of which has such a mesh.
     """
 
     name: str
@@ -31,6 +46,17 @@ class Space(NamedTuple):
     roles: tuple[str, ...]
     zeros: tuple[Zero, ...] = LONGEST_FIRST
     limits: Limits = NO_LIMITS
+    pipeline: Pipeline = Pipeline()
+
+    def run(self, execution: Execution, recompute: RecomputeMode) -> Execution:
+        """How plans are run that make this again."""
+        return replace(
+            execution,
+            recompute=recompute,
+            num_stages=self.pipeline.stages,
+            schedule=self.pipeline.schedule,
+            chunks_per_stage=self.pipeline.chunks,
+        )
 
     @property
     def data_degree(self) -> int:
@@ -65,6 +91,12 @@ def free_spaces(num_devices: int) -> list[Space]:
     return [Space(f"search on {mesh}", mesh, (FREE,) * len(mesh)) for mesh in meshes(num_devices)]
 
 
+def staged_spaces(num_devices: int, pipeline: Pipeline) -> list[Space]:
+    """Every mesh of a stage, each axis of which may do anything."""
+    free = free_spaces(num_devices // pipeline.stages)
+    return [s._replace(name=f"{pipeline} x {s.name}", pipeline=pipeline) for s in free]
+
+
 def nested(space: Space, cluster: Cluster) -> Space | None:
     """A mesh of two free axes cut at the boundary of machines, so that it has three; None where it cannot be.
 
@@ -74,7 +106,7 @@ def nested(space: Space, cluster: Cluster) -> Space | None:
     """
     if space.roles != (FREE, FREE):
         return None
-    (outer, inner), machine = space.mesh.sizes, _inner(cluster)
+    (outer, inner), machine = space.mesh.sizes, machine_size(cluster)
     if inner > machine:
         sizes = (outer, inner // machine, machine)
     else:
@@ -103,7 +135,7 @@ def _flat(name: str, role: str, zeros: tuple[Zero, ...] = LONGEST_FIRST) -> Call
 
 
 def _hybrid(cluster: Cluster) -> list[Space]:
-    n, inner = cluster.num_devices, _inner(cluster)
+    n, inner = cluster.num_devices, machine_size(cluster)
     if not 1 < inner < n:
         return []
     return [Space("hybrid sharding", Mesh(("dp", "zero"), (n // inner, inner)), (DATA, ZERO), ("zero-3",))]
@@ -112,19 +144,19 @@ def _hybrid(cluster: Cluster) -> list[Space]:
 def _alone(cluster: Cluster) -> list[Space]:
     """Tensor parallelism of all devices, where one machine has them."""
     n = cluster.num_devices
-    return [Space(f"tensor parallel {n}", Mesh(("tp",), (n,)), (TENSOR,))] if 1 < n <= _inner(cluster) else []
+    return [Space(f"tensor parallel {n}", Mesh(("tp",), (n,)), (TENSOR,))] if 1 < n <= machine_size(cluster) else []
 
 
 def _beside_data(cluster: Cluster, axis: str, role: str) -> list[Space]:
     """Groups in one machine of each degree, and ZeRO-1 data parallelism among them."""
     n = cluster.num_devices
-    found = [degree for degree in degrees(n)[:-1] if degree <= _inner(cluster)]
+    found = [degree for degree in degrees(n)[:-1] if degree <= machine_size(cluster)]
     return [
         Space(f"data {n // k} x {role} {k}", Mesh(("dp", axis), (n // k, k)), (ZERO, role), ("zero-1",)) for k in found
     ]
 
 
-def _inner(cluster: Cluster) -> int:
+def machine_size(cluster: Cluster) -> int:
     """The devices of a machine."""
     return cluster.levels[0].size if cluster.levels else 1
 

@@ -106,14 +106,14 @@ class Tuner:
         """Plans that people choose by hand, each the best over its degrees, microbatches and recomputation."""
         for spaces in baselines(self.solver.cluster):
             if ways := [c for space in spaces for c in self.ways(space)]:
-                yield self._told(min(ways, key=rank))
+                yield self.told(min(ways, key=rank))
 
     def sequence_baselines(self) -> Iterator[Candidate]:
         """Those that share the sequence, for what is searched to be compared with; it does not begin with them."""
         for spaces in sequence_baselines(self.solver.cluster, self.folded.graph):
             if ways := [(c, space) for space in spaces for c in self.ways(space)]:
                 own, space = min(ways, key=lambda way: rank(way[0]))
-                yield self._told(self._between(own, space))
+                yield self.told(self._between(own, space))
 
     def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best plan of every mesh, or of the one that is given.
@@ -135,19 +135,19 @@ class Tuner:
             own = min(ways, key=rank)
             best = own if best is None else min(best, own, key=rank)
             found.append((own, space, modes))
-            yield self._told(own)
+            yield self.told(own)
         if not found:
             if best is not None and best.fits:  # which nothing can win against
                 return
             raise self.refused
         own, space, tried = min(found, key=lambda entry: self._promise(entry[0]))
         if self.pins.size % space.mesh.num_devices and (between := self._between(own, space)) is not own:
-            yield self._told(own := between)
+            yield self.told(own := between)
         if self._has_room(own, space):
             return
         rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
         if rest and (ways := list(self.ways(space, rest, self.fastest_s))):
-            yield self._told(min(ways, key=rank))
+            yield self.told(min(ways, key=rank))
 
     def nested(self, like: Candidate) -> Iterator[Candidate]:
         """On the mesh of three axes that is cut from that of a plan, run as what was tried there and is the best."""
@@ -158,7 +158,7 @@ class Tuner:
         mode = min(beside, key=rank).execution.recompute
         self.spaces = (*self.spaces, space)
         with suppress(NoLayoutsError):
-            yield self._told(self._try(space, mode, like.mesh.num_microbatches))
+            yield self.told(self.tried_with(space, mode, like.mesh.num_microbatches))
 
     def _promising(self) -> Iterator[Space]:
         """Spaces that may win when their turn comes, even if rewrites lower their bound; the least bound first."""
@@ -191,7 +191,8 @@ class Tuner:
         unfit, measure = rank(candidate)
         return unfit, candidate.prediction.step_s if self.fastest_s < inf else measure
 
-    def _told(self, candidate: Candidate) -> Candidate:
+    def told(self, candidate: Candidate) -> Candidate:
+        """The candidate, of which who waits is told."""
         p = candidate.prediction
         unfit = "" if candidate.fits else ", does not fit"
         self.progress(f"{named(candidate)} on {candidate.mesh}: {p.step_s * 1e3:.1f} ms{unfit}")
@@ -243,36 +244,45 @@ class Tuner:
         """Numbers of microbatches, from where the space before it fitted."""
         return Counts(
             divided(space, self.counts, self.pins.size),
-            lambda count: self._try(space, mode, count),
-            lambda count: self._floor_s(space, mode, count),
+            lambda count: self.tried_with(space, mode, count),
+            lambda count: self.floor_s(space, mode, count),
             self.solver.limit_bytes,
             self._start.get(mode, 0),
         )
+
+    def over(self, space: Space) -> float:
+        """The least part of its floor that a step on these devices took; 0 where none is known."""
+        return self._over.get(space, 0.0)
 
     def _can_win(self, space: Space, floor_s: float, rival_s: float) -> bool:
         """Whether a step of this floor may take less, by how steps on these devices compare with theirs.
 
         A floor without end says that the longest lifetime has no layouts.
         """
-        return inf in (rival_s, floor_s) or floor_s * self._over.get(space, 0.0) < rival_s
+        return inf in (rival_s, floor_s) or floor_s * self.over(space) < rival_s
 
-    def _floor_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
-        execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
-        longest = different(space.zeros, mesh)[0]
+    def floor_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
+        """As `Solver.floor_s`; without end where the longest lifetime has no layouts."""
+        execution, mesh = space.run(self.execution, mode), over_time(space.mesh, count)
+        own = different(space.zeros, mesh)  # stages seldom have room for what stays longest, as all are in use at once
+        likely = own[-1] if space.pipeline.stages > 1 else own[0]
         try:
-            return self.solver.floor_s(self.folded, mesh, space.roles, execution, longest, space.limits)
+            return self.solver.floor_s(self.folded, mesh, space.roles, execution, likely, space.limits)
         except NoLayoutsError:
             return inf
 
-    def _try(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
+    def tried_with(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
         """With layouts for which nothing overlaps, and gathers of the likeliest lifetime.
 
         Where that comes near the best plan by now, of the other lifetime too. With layouts for which all overlaps that
         can, where by their sum a faster plan is likely.
         """
-        execution, mesh = replace(self.execution, recompute=mode), over_time(space.mesh, count)
+        execution, mesh = space.run(self.execution, mode), over_time(space.mesh, count)
         best: Candidate | None = None
-        for priced, beside in product(_priced(space.zeros, mesh), self.solver.besides):
+        zeros = _priced(space.zeros, mesh)
+        if space.pipeline.stages > 1:
+            zeros = zeros[::-1]
+        for priced, beside in product(zeros, self.solver.besides):
             asked = self.folded, mesh, space.roles, execution, priced, space.limits
             if best is not None:
                 overlaps = beside < 1 and self.solver.floor_s(*asked) < self.fastest_s
@@ -285,7 +295,7 @@ class Tuner:
             best = found if best is None else min(best, found, key=rank)
             self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         assert best is not None
-        if 0 < (floor_s := self._floor_s(space, mode, count)) < inf:
+        if 0 < (floor_s := self.floor_s(space, mode, count)) < inf:
             self._over[space] = min(self._over.get(space, 1.0), best.prediction.step_s / floor_s)
         self.tried.append(best)
         return best
@@ -295,7 +305,12 @@ class Tuner:
 
         As `Solver.least_s` has it.
         """
-        return min(self._bound_s(space, over_time(space.mesh, num_microbatches), execution) for space in self.spaces)
+        spaces = self.spaces_like(execution)
+        return min(self._bound_s(space, over_time(space.mesh, num_microbatches), execution) for space in spaces)
+
+    def spaces_like(self, execution: Execution) -> Sequence[Space]:
+        """All that are searched, of as many stages."""
+        return self.spaces if execution.num_stages == 1 else self.pins.staged[execution.num_stages]
 
     def _bound_s(self, space: Space, mesh: Mesh, execution: Execution) -> float:
         """Without end where the longest lifetime has no layouts."""

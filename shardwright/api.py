@@ -26,13 +26,13 @@ from shardwright.lowering.private import default_device
 from shardwright.pcg.capture import Captured, capture, split_batch
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import Execution, ReduceDtype
+from shardwright.pcg.step.execution import Execution, ReduceDtype, Schedule
 from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, base_of, canonical, shown
 from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import fits, memory_verdict
 from shardwright.reports.wording import SEARCHED, idle, infeasible
 from shardwright.search.anytime import Stop
-from shardwright.search.asked import PinsLike, RecomputeMode
+from shardwright.search.asked import PinsLike, RecomputeMode, Stages
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Alternative, Plan, most_frequent
 from shardwright.search.planner import Planner, Progress
@@ -54,6 +54,8 @@ class Guide(NamedTuple):
     reduce_dtype: ReduceDtype | torch.dtype | None = None
     pins: PinsLike | None = None
     time_limit_s: float | None = None
+    stages: Stages | None = None
+    schedule: Schedule | None = None
 
     @property
     def reduced(self) -> ReduceDtype | None:
@@ -117,6 +119,8 @@ def plan(
     strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     time_limit_s: float | None = None,
+    stages: Stages | None = None,
+    schedule: Schedule | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Search the best way to train `model` on `cluster`. Nothing is run or distributed.
@@ -164,6 +168,9 @@ def plan(
             told; proofs are kept in the cache folder.
         time_limit_s: seconds of search, in each precision, after which the best plan so far is finished, which takes a
             little longer; so does Ctrl-C. The plan says so, and its bound is that of all meshes.
+        stages: so many pipeline stages, `mesh` being that of one of them; "auto": as many as are best. By default none.
+        schedule: the order of microbatches in these, "gpipe", "1f1b", "interleaved" or "zero-bubble"; by default the
+            best.
         progress: called with a line of text now and then.
 
     Raises:
@@ -177,7 +184,10 @@ def plan(
         if own != "fp8":  # which can be costed
             check_device(base_of(own), cluster.device.kind)
     certified = certified_by(rules, progress)
-    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins, Stop(time_limit_s).limit_s)
+    guide = Guide(
+        mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins, Stop(time_limit_s).limit_s, stages,
+        schedule,
+    )  # fmt: skip
     return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress)[0]
 
 
@@ -192,6 +202,8 @@ def compile(
     roles: Roles | None = None,
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
+    stages: Stages | None = None,
+    schedule: Schedule | None = None,
     pins: PinsLike | None = None,
     per_microbatch: PerMicrobatch | None = None,
     precision: PrecisionMode | Sequence[PrecisionMode] | None = None,
@@ -223,6 +235,8 @@ def compile(
         roles: as in `plan`.
         microbatches: as in `plan`.
         recompute: as in `plan`.
+        stages: as in `plan`.
+        schedule: as in `plan`.
         pins: as in `plan`.
         per_microbatch: as in `plan`; a given plan has its own.
         precision: as in `plan`; a given plan has its own.
@@ -247,7 +261,9 @@ def compile(
 
     refuse_unreal(model)
     given = _load(plan)
-    guide = Guide(mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins)
+    guide = Guide(
+        mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins, stages=stages, schedule=schedule
+    )
     if given is not None and (named := [f"{name}=" for name, value in guide._asdict().items() if value is not None]):
         raise PlanError(
             f"plan= was given together with {' and '.join(named)}, which guide the search; give one or the other"
@@ -330,6 +346,7 @@ def _plan(
     found = planner.plan(
         captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, guide.roles),
         microbatches=guide.microbatches, recompute=guide.recompute, pins=guide.pins, time_limit_s=guide.time_limit_s,
+        stages=guide.stages, schedule=guide.schedule,
     )  # fmt: skip
     check_plan(found, captured.graph, certified, rules)
     return found

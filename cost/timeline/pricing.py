@@ -186,7 +186,7 @@ class _Backward(_Pass):
 
     def __init__(self, steps: Steps, chunk: Chunk, actions: Actions, two: bool) -> None:
         super().__init__(steps, chunk)
-        self.actions = actions
+        self.actions, self.apart = actions, frozenset(actions.of("weights"))
         self.later = Recorder(steps.execution.overlap) if two else self.recorder
         self.later_readers = _Readers(self.later) if two else self.readers
         self.fetches = _Fetches(chunk, self.recorder) if steps.execution.offload else None
@@ -251,7 +251,8 @@ class _Backward(_Pass):
         """What gives gradients to activations, or all of an operation's backward."""
         name, cost = f"{occurrence.operation.name} backward", self.steps.costs[occurrence.operation.name]
         if cost.back_stream == COMPUTE:
-            task = self.among(name, cost.ways_back, cost.backward_s)
+            of_weights_s = 0.0 if occurrence.number in self.apart else cost.weight_s
+            task = self.among(name, cost.ways_back, cost.backward_s + of_weights_s)
         else:
             task = self.recorder.launch(name, cost.back_stream, cost.backward_s, blocks=True, messages=cost.sent_back)
         self.recorder.take("temporary", cost.scratch.backward, task, (task,))
@@ -263,7 +264,7 @@ class _Backward(_Pass):
                 self.recorder.take("temporary", memory.num_bytes, task, (task,))
             elif memory is not occurrence.result:
                 self.gradients[memory] = task
-        if not occurrence.operation.apart:  # made early, as a norm's: taken over at the start of the second part
+        if occurrence.number not in self.apart:  # made early, as a norm's: taken over at the start of the second part
             self._contribute(occurrence, task if self.later is self.recorder else 0)
 
     def _weights(self, occurrence: Occurrence) -> None:

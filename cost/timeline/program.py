@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.device import Device
@@ -28,11 +28,28 @@ from shardwright.cost.timeline.tasks import Recorder, Segment
 from shardwright.pcg.analysis import kept_constants, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import Layouts, local_shape
 from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.chunk import Chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.messages import Message
-from shardwright.pcg.step.sections import Section, Share, crossing, everything, sections, spread, units
+from shardwright.pcg.step.schedules import phases
+from shardwright.pcg.step.sections import (
+    Section,
+    Share,
+    computed_in_one,
+    crossing,
+    everything,
+    sections,
+    shared,
+    spread,
+    stretches,
+    units,
+)
+from shardwright.pcg.types import TensorType
+
+STAGES = "stages"
+"""The stream of what the ranks at one place of several stages' meshes sum."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,13 +101,16 @@ class Stage:
 class StepProgram:
     """What runs, on each device of every stage.
 
+    execution   with all microbatches, and the split of several stages
     hops_s      seconds to send a microbatch from each virtual stage to the next one, one way; the slower of the two
+    hops_bytes  what a device sends of it on that way
     simulated   timelines of segments that are known already, shared by programs of the same pieces
     """
 
     execution: Execution
     stages: tuple[Stage, ...]
     hops_s: tuple[float, ...] = ()
+    hops_bytes: tuple[float, ...] = ()
     simulated: dict[tuple[object, ...], SegmentTimeline] = field(default_factory=dict, compare=False, repr=False)
 
     def messages(self, stage: int = 0) -> Counter[Message]:
@@ -160,8 +180,6 @@ class Programs:
         graph, cluster = self.graph, self.cluster
         many = execution.num_microbatches * graph.mesh.num_microbatches
         execution = replace(execution, num_microbatches=many)
-        if execution.num_stages > 1 and graph.mesh.num_microbatches > 1:
-            raise PlanError(f"mesh {graph.mesh}: no stages are costed for what has an axis of time; plan without it")
         per_stage, stages = graph.mesh.num_devices, execution.num_stages
         if per_stage * stages > cluster.num_devices:
             what = f"{stages} stages of mesh {graph.mesh} need" if stages > 1 else f"mesh {graph.mesh} needs"
@@ -173,16 +191,22 @@ class Programs:
         cut, num_chunks = makers[0].cut, execution.num_virtual_stages
         shares = [everything(cut)]
         if num_chunks > 1:
-            shares = spread(cut, execution.split or makers[0].balanced(num_chunks))
+            execution = replace(execution, split=execution.split or tuple(makers[0].balanced(num_chunks)))
+            shares = spread(cut, execution.split)
         connections = stages_bytes(cluster, stages, per_stage)
+        own = [[shares[c * stages + stage] for c in range(execution.chunks_per_stage)] for stage in range(stages)]
+        makers = [makers[stage % len(makers)] for stage in range(stages)]
+        pieces = [maker.pieces(each, execution) for maker, each in zip(makers, own, strict=True)]
+        sums_s = [0.0] * stages
+        if stages > 1:
+            held = [makers[0].shared & {leaf for piece in each for leaf in piece.leaves} for each in pieces]
+            sums_s = _sums_s(held, makers[0].steps, cluster)
         found = tuple(
-            makers[stage % len(makers)].stage(
-                [shares[c * stages + stage] for c in range(execution.chunks_per_stage)], execution, connections
-            )
-            for stage in range(stages)
+            maker.stage(each, execution, connections, sum_s)
+            for maker, each, sum_s in zip(makers, pieces, sums_s, strict=True)
         )
         hops = _hops(shares, cut, makers[0].steps, cluster, stages)
-        return StepProgram(execution, found, hops, self._simulated)
+        return StepProgram(execution, found, *hops, self._simulated)
 
     def steps(self, execution: Execution) -> Steps:
         """The graph's operations, with what they cost on the whole cluster's devices."""
@@ -225,9 +249,9 @@ def _own_makers(graph: Graph, cluster: Cluster, execution: Execution, repeats: M
 
 def _hops(
     shares: Sequence[Share], cut: Sequence[Section], steps: Steps, cluster: Cluster, num_stages: int
-) -> tuple[float, ...]:
-    """Between neighbours in `shares`. Equal hops are costed once."""
-    known, hops = dict[tuple[object, ...], float](), list[float]()
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds and bytes between neighbours in `shares`. Equal hops are costed once."""
+    known, hops, sent = dict[tuple[object, ...], float](), list[float](), list[float]()
     num_ranks = steps.graph.mesh.num_devices
     for number, (share, after) in enumerate(pairwise(shares)):
         last = share[-1][0]
@@ -238,23 +262,47 @@ def _hops(
         if key not in known:
             known[key] = _hop_s(names, pair, steps, cluster) if pair[0] != pair[1] else 0.0
         hops.append(known[key])
-    return tuple(hops)
+        sent.append(sum(steps.num_bytes[name] for name in names) if pair[0] != pair[1] else 0.0)
+    return tuple(hops), tuple(sent)
 
 
 def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Steps, cluster: Cluster) -> float:
     """Values go on in their own layouts, one after the other, their gradients come back in theirs: the slower way."""
-    mesh, types = steps.graph.mesh, steps.graph.types
 
-    def way_s(source: int, target: int, *, back: bool) -> float:
+    def way_s(*ends: int, back: bool) -> float:
         total = 0.0
         for name in names:
-            layouts = tuple(layout.dual if back else layout for layout in types[name].layouts)
-            here, there = (StageLayout(mesh.sizes, layouts, stage * mesh.num_devices) for stage in (source, target))
-            num_bytes = steps.num_bytes[name] * here.num_parts
-            total += resharding_s(cluster, types[name].shape, num_bytes, here, there)[0]
+            kind = steps.graph.types[name]
+            if kind.grad or not back:
+                layouts = tuple(layout.dual if back else layout for layout in kind.layouts)
+                total += _between_s(steps, cluster, kind, layouts, steps.num_bytes[name], ends)
         return total
 
     return max(way_s(*pair, back=False), way_s(*reversed(pair), back=True))
+
+
+def _between_s(
+    steps: Steps, cluster: Cluster, kind: TensorType, layouts: Layouts, num_bytes: float, ends: tuple[int, ...]
+) -> float:
+    """From one stage to another, in the same layouts on both: that of one microbatch. `num_bytes`: on each device."""
+    mesh = steps.graph.mesh
+    time = len(mesh) - len(mesh.devices)
+    shape, layouts = local_shape(kind.shape, layouts[:time], mesh.sizes[:time]), layouts[time:]
+    here, there = (StageLayout(mesh.devices.sizes, layouts, stage * mesh.num_devices) for stage in ends)
+    return resharding_s(cluster, shape, num_bytes * here.num_parts, here, there)[0]
+
+
+def _sums_s(shared: Sequence[Collection[str]], steps: Steps, cluster: Cluster) -> list[float]:
+    """By stage, to sum the gradients of parameters that others hold too: in a ring, over the links of the outermost."""
+    found = [0.0] * len(shared)
+    for leaf, count in Counter(chain.from_iterable(shared)).items():
+        parameter, own = steps.parameters[leaf], [stage for stage, held in enumerate(shared) if leaf in held]
+        if count > 1 and parameter.grad:
+            kind = steps.graph.types[leaf]
+            one_s = _between_s(steps, cluster, kind, kind.layouts, parameter.reduced_bytes, (own[0], own[-1]))
+            for stage in own:
+                found[stage] += 2 * (count - 1) / count * one_s
+    return found
 
 
 def _first_uses_s(steps: Steps) -> float:
@@ -283,14 +331,36 @@ class _Maker:
         self._axes_bytes = axes_bytes(steps.graph, steps.cluster)
         self._first_uses_s = _first_uses_s(steps)
 
-    def stage(self, shares: Sequence[Share], execution: Execution, between_bytes: float) -> Stage:
-        """`between_bytes`: what its connections with other stages keep."""
-        two = execution.schedule == "zero-bubble"
+    @cached_property
+    def one(self) -> frozenset[str]:
+        """What is computed in one stage."""
+        return computed_in_one(self.steps.graph)
+
+    @cached_property
+    def shared(self) -> frozenset[str]:
+        """Parameters that several sections read."""
+        return shared(self.cut, self.one)
+
+    def pieces(self, shares: Sequence[Share], execution: Execution) -> tuple[ChunkSegments, ...]:
+        """One for each chunk of a stage."""
+        two = "weights" in phases(execution.schedule)
         hold = execution.num_stages == 1 and (execution.num_microbatches == 1 or execution.schedule != "gpipe")
-        key = (tuple(shares), hold, two, execution.num_microbatches, between_bytes)
+        return tuple(self._piece(share, hold=hold, two=two) for share in shares)
+
+    def leaves(self, pieces: Sequence[ChunkSegments]) -> Mapping[str, int]:
+        """The parameters of a stage, with how many of each: one of those that several sections read."""
+        found = Counter[str]()
+        for leaf, times in chain.from_iterable(piece.leaves.items() for piece in pieces):
+            found[leaf] = max(found[leaf], times) if leaf in self.shared else found[leaf] + times
+        return found
+
+    def stage(
+        self, pieces: tuple[ChunkSegments, ...], execution: Execution, between_bytes: float, sum_s: float
+    ) -> Stage:
+        """`between_bytes`: what its connections with other stages keep; `sum_s`: to sum gradients with those."""
+        key = (pieces, execution.num_microbatches, between_bytes, sum_s)
         if key not in self._stages:
-            pieces = tuple(self._piece(share, hold=hold, two=two) for share in shares)
-            state, end = self._state(sum((Counter(piece.leaves) for piece in pieces), Counter[str]()))
+            state, end = self._state(self.leaves(pieces), sum_s)
             pool = reduce(joined, (piece.pool for piece in pieces))
             state["buffers"] = self._buffers(execution.num_microbatches // self.steps.graph.mesh.num_microbatches)
             state["context"] = self.steps.cluster.device.context_bytes
@@ -310,9 +380,11 @@ class _Maker:
         key = (share, hold, two)
         if key not in self._pieces:
             steps, execution = self.steps, self.steps.execution
-            stretches = [(self.cut[number].stretch, times) for number, times in share]
-            chunk = Chunk(stretches, steps.parameters, execution, steps.num_bytes)
-            todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap)
+            own = [(self.cut[number].stretch, times) for number, times in share]
+            if execution.num_stages > 1:
+                own = stretches(self.cut, share, self.one)
+            chunk = Chunk(own, steps.parameters, execution, steps.num_bytes)
+            todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap, two=two)
             name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share)
             segments = price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two)
             self._pieces[key] = ChunkSegments(name, *segments, dict(chunk.leaves()), pool_bytes(steps, chunk, todo))
@@ -326,8 +398,11 @@ class _Maker:
             for n in graph.nodes if n.name in self._constants or (n.is_leaf and n.op != "parameter")
         )  # fmt: skip
 
-    def _state(self, leaves: Mapping[str, int]) -> tuple[dict[str, float], Segment]:
-        """What parameters keep, and the end of a step: update, gradients freed, under ZeRO-1 weights gathered."""
+    def _state(self, leaves: Mapping[str, int], sum_s: float) -> tuple[dict[str, float], Segment]:
+        """What parameters keep, and the end of a step: update, gradients freed, under ZeRO-1 weights gathered.
+
+        `sum_s`: before that, to sum gradients with other stages.
+        """
         steps, execution, device = self.steps, self.steps.execution, self.steps.cluster.device
         state, updated, freed = defaultdict[str, float](float), 0.0, 0.0
         gathered = defaultdict[str, float](float)
@@ -351,6 +426,8 @@ class _Maker:
                 else:
                     freed += times * parameter.gradient_bytes
         end = Recorder(execution.overlap)
+        if sum_s:
+            end.launch("gradients of several stages", STAGES, sum_s, blocks=True)
         task = end.compute("optimizer", updated / device.memory_bytes_per_s + overhead_s)
         for axis, num_bytes in gathered.items():
             seconds = steps.collective_s("all_gather", axis, num_bytes)

@@ -77,7 +77,7 @@ class Actions:
         return [action.number for action in chain(*chain(*passes)) if action.verb in verbs]
 
 
-def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool = True) -> Actions:
+def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool = True, two: bool = False) -> Actions:
     """The actions of a chunk.
 
     Args:
@@ -85,6 +85,7 @@ def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool 
         hold: whether backward comes right after forward, and begins with the blocks that are there.
         late: whether backward gathers the next block only when it is through with one.
         ahead: whether blocks are gathered before they are needed at all.
+        two: whether backward runs in two parts. What is gathered, or made again, would be so twice: it has one.
     """
     again = _made_again(chunk)
     reads = _read_again(chunk, again)
@@ -92,7 +93,7 @@ def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool 
     held = (stay | (held_blocks(chunk) if hold else frozenset())) & reads.keys()
     gathers = _Gathers(chunk, range(len(chunk.blocks)), frozenset(), late=False, ahead=ahead)
     forward = tuple(_forward(chunk, gathers, held))
-    backward = _Backward(chunk, again, reads, _Gathers(chunk, list(reads), held, late=late, ahead=ahead))
+    backward = _Backward(chunk, again, reads, _Gathers(chunk, list(reads), held, late=late, ahead=ahead), two=two)
     return Actions(forward, tuple(backward.run()), tuple(backward.units))
 
 
@@ -212,9 +213,15 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
 
 class _Backward:
     def __init__(
-        self, chunk: Chunk, again: Mapping[int, Sequence[Occurrence]], reads: Mapping[int, int], gathers: _Gathers
+        self,
+        chunk: Chunk,
+        again: Mapping[int, Sequence[Occurrence]],
+        reads: Mapping[int, int],
+        gathers: _Gathers,
+        *,
+        two: bool,
     ) -> None:
-        self.chunk, self.again, self.gathers = chunk, again, gathers
+        self.chunk, self.again, self.gathers, self.two = chunk, again, gathers, two
         self.last: dict[int, int] = {}  # of those that get gradients, who reads a block first, forward
         self.complete: dict[int, int] = {}  # and who reads a use of a parameter first
         for occurrence in reversed(chunk.occurrences):
@@ -242,7 +249,7 @@ class _Backward:
         for block in self.chunk.blocks_of(occurrence, backward=True):
             yield from self.gathers.use(block)
         trained = self.chunk.trained(occurrence)
-        apart = bool(trained) and operation.apart
+        apart = bool(trained) and operation.apart and not (self.two and self._is_one(occurrence))
         if operation.gradients or not apart:
             yield Action("backward", number)
         if apart:
@@ -260,6 +267,11 @@ class _Backward:
                 yield from self._deliver()
                 yield Action("scatter", block, self._when_scattered(block))
                 self.scattered = block
+
+    def _is_one(self, occurrence: Occurrence) -> bool:
+        """Whether its backward stays one, where others have two parts."""
+        uses = (self.chunk.uses[use] for use in self.chunk.trained(occurrence))
+        return occurrence.region is not None or any(use.block is not None for use in uses)
 
     def _is_summed(self, block: int) -> bool:
         """Whether whole gradients are accumulated."""

@@ -75,6 +75,10 @@ class Operations:
         """What an operator sends of its rows, in the dtypes that the execution keeps them in."""
         return self.graph.dispatches(node, self.dtype)
 
+    def is_weight(self, name: str) -> bool:
+        """Whether readers see a parameter under this name."""
+        return self._name(name) in self.parameters
+
     def _name(self, name: str) -> str:
         """A parameter's leaf; a value that is only half of a fused move is read as the whole move's start."""
         name = self._alias.get(name, name)

@@ -224,3 +224,9 @@ def module_block(name: str) -> str:
     """The repeated part of the model that a name lies in: `h.3.attn.weight` is in `h.3`; others are in ``."""
     match = re.match(r"((?:[^.]+\.)*?\d+)\.", name)
     return match[1] if match else ""
+
+
+def blocks_of(graph: Graph) -> list[str]:
+    """The blocks of the model that operators lie in."""
+    modules = (f"{node.source.module}." for node in graph.nodes if not node.is_leaf)
+    return [name for name in dict.fromkeys(map(module_block, modules)) if name]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shardwright.pcg.checks import positive_int
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.chunk import Stretch
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.operations import Operations
@@ -17,7 +18,7 @@ class Section(NamedTuple):
     """Consecutive operations.
 
     times     how often it occurs, one occurrence after the other
-    sent      values with a gradient that later sections read, and the last of these
+    sent      values that later sections read, and the last of these; what is computed where it is read is none
     """
 
     name: str
@@ -79,7 +80,7 @@ def _key(step: Operation, repeats: Mapping[str, int], by_block: bool) -> str:
 def _sections(
     found: Sequence[tuple[str, list[Operation]]], steps: Operations, repeats: Mapping[str, int]
 ) -> Iterable[Section]:
-    home, last_reader = dict[str, int](), dict[str, int]()
+    home, last_reader, one = dict[str, int](), dict[str, int](), computed_in_one(steps.graph)
     for number, (_, own) in enumerate(found):
         for step in own:
             for leaf in step.weights:
@@ -87,7 +88,7 @@ def _sections(
             last_reader |= dict.fromkeys(step.reads, number)
     for number, (name, own) in enumerate(found):
         made = {step.name: step for step in own}
-        readers = {n: last_reader.get(n, number) for n, step in made.items() if step.grad}
+        readers = {n: last_reader.get(n, number) for n in made if n in one}
         sent = tuple((n, last) for n, last in readers.items() if last > number)
         received = [n for s in own for n in s.reads if n not in made]
         times = repeats.get(name, 1)
@@ -121,6 +122,19 @@ def crossing(cut: Sequence[Section], number: int, inside: bool) -> set[str]:
 # ---- over stages ----
 
 
+def computed_in_one(graph: Graph) -> frozenset[str]:
+    """Nodes that depend on the batch and on parameters: one stage computes them, and sends them to later ones.
+
+    All else (masks, counts, views of weights, a table of biases by position) is computed by each stage that reads it.
+    """
+    batch, weights = set[str](), set[str]()
+    for node in graph.nodes:
+        for found, op in ((batch, "input"), (weights, "parameter")):
+            if node.op == op or not found.isdisjoint(node.inputs):
+                found.add(node.name)
+    return frozenset(batch & weights)
+
+
 Share = tuple[tuple[int, int], ...]
 """What one virtual stage has: sections by number, with how many of their occurrences."""
 
@@ -150,3 +164,35 @@ def spread(cut: Sequence[Section], split: Sequence[int]) -> list[Share]:
         shares.append(tuple(Counter(all_units[start : start + size]).items()))
         start += size
     return shares
+
+
+def shared(cut: Sequence[Section], one: Collection[str]) -> frozenset[str]:
+    """Parameters that several sections read: every stage that has one of these holds them, once."""
+    needed, readers = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
+    for number, section in reversed([*enumerate(cut)]):
+        for o in reversed(section.stretch.operations):
+            own = {number} if o.name in one else needed[o.name]
+            for name in o.reads:
+                needed[name] |= own
+            for leaf in o.weights:
+                readers[leaf] |= own
+    return frozenset(leaf for leaf, own in readers.items() if len(own) > 1)
+
+
+def stretches(cut: Sequence[Section], share: Share, one: Collection[str]) -> list[tuple[Stretch, int]]:
+    """What a virtual stage runs: its share's stretches, behind what it reads of others but is not sent.
+
+    And without what it does not read of that. `one`: what is `computed_in_one` stage.
+    """
+    own = [cut[number].stretch for number, _ in share]
+    made = {o.name for stretch in own for o in stretch.operations}
+    needed = {name for stretch in own for o in stretch.operations if o.name in one for name in o.reads}
+    before = list[Operation]()
+    for section in reversed(cut):
+        for o in reversed(section.stretch.operations):
+            if o.name in needed and o.name not in one:
+                needed.update(o.reads)
+                before += [o] if o.name not in made else []
+    left = (tuple(o for o in stretch.operations if o.name in one or o.name in needed) for stretch in own)
+    found = [(s._replace(operations=o), times) for s, o, (_, times) in zip(own, left, share, strict=True) if o]
+    return [(Stretch(tuple(reversed(before))), 1), *found] if before else found

@@ -12,12 +12,12 @@ import click
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.files import require_writable
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import REDUCE_DTYPES
+from shardwright.pcg.step.execution import REDUCE_DTYPES, SCHEDULES
 from shardwright.pcg.step.precisions import PRECISIONS, PrecisionMode
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
-    from shardwright.search.asked import RecomputeMode
+    from shardwright.search.asked import RecomputeMode, Stages
 
 Command = TypeVar("Command", bound=Callable[..., object])
 CLUSTER_FORMS = (
@@ -147,6 +147,13 @@ def parse_recompute(text: str) -> RecomputeMode:
     return cast("RecomputeMode", _by_name(text, "--recompute", "a mode, or pairs such as 'model.layers.*=full'"))
 
 
+def parse_stages(text: str) -> Stages:
+    """A number of pipeline stages, or "auto"."""
+    if text == "auto" or (text.isdecimal() and int(text)):
+        return "auto" if text == "auto" else int(text)
+    raise ShardwrightError(f"--stages {text!r}: expected a number of pipeline stages, or 'auto'")
+
+
 def parse_changes(text: str) -> dict[str, str]:
     """`nodes=2x,batch=128`: what becomes of what."""
     changes = _by_name(text, "--what-if", "changes such as nodes=2x,bandwidth=0.5x")
@@ -215,6 +222,15 @@ def search_options(command: Command) -> Command:
             help="What the search keeps to: a layout of parameters by name or pattern ('lm_head.weight=tp:S(0)', "
             "'*.mlp=sharded', whole, gathered), a degree ('no context', 'tensor<=8', 'zero>=4') or 'memory<=40GB'. "
             "May be repeated.",
+        ),
+        stages=click.option(
+            "--stages",
+            type=parse_stages,
+            metavar="NUMBER",
+            help="Pipeline stages, --mesh being that of one of them, or 'auto': as many as are best. By default none.",
+        ),
+        schedule=click.option(
+            "--schedule", type=click.Choice(SCHEDULES), help="The order of microbatches in stages; by default the best."
         ),
         per_microbatch=per_microbatch_option,
         precision=precision_option,

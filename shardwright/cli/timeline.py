@@ -51,12 +51,13 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chu
               help="Two moments for each parameter, or none.")  # fmt: skip
 @click.option("--shard-optimizer", is_flag=True,
               help="ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.")  # fmt: skip
-@click.option("--stages", "num_stages", type=click.IntRange(1), default=1, show_default=True,
-              help="Pipeline stages, each with the plan's mesh; the cluster needs devices for all.")  # fmt: skip
-@click.option("--chunks", "chunks_per_stage", type=click.IntRange(1), default=1, show_default=True,
-              help="Virtual stages of each stage, with --schedule interleaved.")  # fmt: skip
-@click.option("--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True,
-              help="The order of microbatches on a stage.")  # fmt: skip
+@click.option("--stages", "num_stages", type=click.IntRange(1),
+              help="Pipeline stages, each with the plan's mesh; the cluster needs devices for all. By default the "
+              "plan's.")  # fmt: skip
+@click.option("--chunks", "chunks_per_stage", type=click.IntRange(1),
+              help="Virtual stages of each stage, with --schedule interleaved; by default the plan's.")  # fmt: skip
+@click.option("--schedule", type=click.Choice(SCHEDULES),
+              help="The order of microbatches on a stage; by default the plan's.")  # fmt: skip
 @click.option("--overlap/--no-overlap", default=True, show_default=True,
               help="Whether collectives of parameters run beside compute.")  # fmt: skip
 @click.option("--late-gathers", is_flag=True,
@@ -89,8 +90,11 @@ def _execution(ways: Mapping[str, Any], own: Execution) -> Execution:
     """The plan's own execution, as the options change it; what does not go together is told by their names."""
     from shardwright.pcg.checks import FieldError
 
+    given = {name: value for name, value in ways.items() if value is not None}
+    if given.keys() & {"num_stages", "chunks_per_stage"}:
+        given["split"] = ()
     try:
-        return replace(own, **{name: value for name, value in ways.items() if value is not None})
+        return replace(own, **given)
     except FieldError as error:
         option = _OPTIONS.get(error.field, f"--{error.field}")
         raise click.UsageError(f"{option}: {error.problem}") from error

@@ -62,11 +62,17 @@ def run_as(plan: Plan | Alternative) -> dict[str, Any]:
     """How a plan is run, in the words that all reports have for it."""
     zeros = plan.lifetimes if isinstance(plan, Alternative) else set(lifetimes(plan.graph).values())
     return {
-        "mesh": device_mesh(plan.mesh),
+        "mesh": stages_mesh(plan),
         "num_microbatches": plan.mesh.num_microbatches,
         "lifetimes": lifetime_names(zeros, plan.mesh),
         "again": again_name(plan.execution),
     }
+
+
+def stages_mesh(plan: Plan | Alternative) -> str:
+    """The mesh of devices, or how many stages have such a mesh: `4 × [dp=8]`."""
+    count, own = plan.execution.num_stages, device_mesh(plan.mesh)
+    return f"{count} × {own}" if count > 1 else own
 
 
 def _columns(plan: Plan | Alternative) -> tuple[str, ...]:

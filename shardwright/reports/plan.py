@@ -23,6 +23,7 @@ from shardwright.reports.modules import module_tree
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rounding import precision, rounded
 from shardwright.reports.running import device_mesh, gathered, made_again, running_data, statistics, way
+from shardwright.reports.stages import stage_facts, stages
 from shardwright.reports.tree import Module, ModuleRow, Totals, own_by_use
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.reports.wording import (
@@ -65,6 +66,7 @@ class PlanReport(Report):
     def paragraphs(self) -> list[Paragraph]:
         return [
             _headline(self.facts),
+            *stages(self.plan),
             _axes(self.facts),
             *gathered(self.facts),
             *made_again(self.facts),
@@ -99,6 +101,7 @@ class PlanReport(Report):
             "asked": plan.asked.to_json(),
             **run_as(plan),
             **running_data(self.facts),
+            "stages": [stage._asdict() for stage in stage_facts(plan)],
             "remedies": remedies(plan),
             "estimated": list(self.facts.estimated),
             "fits": fits(plan),
@@ -175,8 +178,9 @@ def _headline(facts: PlanFacts) -> Paragraph:
     plan, p, cluster = facts.plan, facts.plan.prediction, facts.plan.cluster
     is_split = cluster.num_devices == 1 or any(axis.share_of_compute["whole"] < 1 for axis in facts.axes)
     devices = f"{plural(cluster.num_devices, 'device')} ({cluster.device.name})"
+    each = f" for each of {count} stages" if (count := plan.execution.num_stages) > 1 else ""
     return Paragraph(
-        f"{plan.model} on {cluster.name}: {devices}, mesh {device_mesh(plan.mesh)}"
+        f"{plan.model} on {cluster.name}: {devices}, mesh {device_mesh(plan.mesh)}{each}"
         + (f", {count} microbatches" if (count := plan.mesh.num_microbatches) > 1 else ""),
         [
             *([f"not all used    {idle(plan)}"] if plan.idle else []),

@@ -9,7 +9,7 @@ import pytest
 from bench.accuracy import prepare
 from bench.plans import CERTIFIED
 from shardwright.cost.clusters.local import default_cluster
-from shardwright.cost.predict import collective_bytes, node_costs, predict
+from shardwright.cost.predict import Prediction, collective_bytes, node_costs, predict
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.builder import GraphBuilder
@@ -19,6 +19,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.text import parse_graph
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, TENSOR, ZERO
+from tests.cost.programs import planned
 from tests.each import each
 from tests.search.graphs import cluster, every_choice
 
@@ -106,3 +107,17 @@ def test_what_the_search_pays_for_is_what_a_step_sends(name: str) -> None:
         messages = program(plan.graph, local, plan.execution).messages()
         sent = sum(collective_bytes(kind.collective, kind.num_bytes, 2) * n for kind, n in messages.items())
         assert paid == pytest.approx(sent, rel=0.05), (role, many)
+
+
+def test_of_a_plan_with_stages_a_stage_has_an_equal_share() -> None:
+    """The parts fit into the step, bubbles included, as those of a plan without stages do."""
+    graph = planned("tensor", 6)
+    for schedule in ("gpipe", "1f1b", "zero-bubble"):
+        run = Execution(num_stages=2, num_microbatches=4, schedule=schedule)
+        found, alone = (predict(graph, cluster(4 * e.num_stages), e) for e in (run, Execution(num_microbatches=4)))
+        assert found.compute_s == pytest.approx(alone.compute_s / 2)
+        assert found.communication_bytes == pytest.approx(alone.communication_bytes / 2)
+        assert 0 < found.bubble_s < found.step_s
+        busy_s = 4 * found.compute_s + found.optimizer_s + found.exposed_s + found.bubble_s
+        assert busy_s <= found.step_s * 1.05
+        assert Prediction.from_json(found.to_json()) == found

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from examples.zoo import ZOO
 from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.predict import predict
-from shardwright.lowering import module
+from shardwright.lowering import runner
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
@@ -183,14 +183,14 @@ def test_memory_is_what_two_ranks_measure() -> None:
 
 def changed(monkeypatch: pytest.MonkeyPatch, pattern: str, text: str) -> None:
     """From now on programs are written with this change of their first such line."""
-    real = module.emit
+    real = runner.emit
 
     def emit(graph: Graph, outside: Outside | None = None) -> str:
         source, count = re.subn(pattern, text, real(graph, outside), count=1, flags=re.MULTILINE)
         assert count == 1
         return source
 
-    monkeypatch.setattr(module, "emit", emit)
+    monkeypatch.setattr(runner, "emit", emit)
 
 
 def test_a_collective_too_few_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.step.execution import Schedule
 from shardwright.pcg.step.lifetimes import Zero
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, worst_error
@@ -12,6 +13,7 @@ from tests.lowering.test_microbatches import case
 CELLS: list[tuple[int, Schedule, int, tuple[str, ...], int, Zero]] = [
     (2, "1f1b", 1, (), 1, "kept"), (4, "1f1b", 1, (), 4, "kept"), (2, "gpipe", 1, ("zero",), 4, "zero-3"),
     (2, "interleaved", 2, ("data",), 4, "kept"), (2, "zero-bubble", 1, ("tensor",), 2, "kept"),
+    (4, "zero-bubble", 1, (), 4, "kept"), (2, "zero-bubble", 1, ("zero",), 4, "zero-3"),
     (2, "eager-1f1b", 1, ("zero",), 4, "zero-1"), (2, "1f1b", 1, ("zero",), 2, "zero-2"),
 ]  # fmt: skip
 """Stages, schedule, chunks, roles of the axes of a stage, microbatches, lifetime of what is gathered."""
@@ -26,3 +28,31 @@ def test_steps_in_stages_are_those_of_one_process(name: str) -> None:
         graph = of_one_stage(found, roles, many, zero)
         by_rank = in_stages(found, graph, evenly(graph, stages, schedule, chunks))
         assert worst_error(by_rank, expected) < 1e-11, (stages, schedule, roles, many, zero)
+
+
+def test_gradients_of_weights_are_put_off() -> None:
+    """Under zero-bubble, backward gives them to none of the weights of products; the second part does."""
+    found = case("gpt")
+    graph = of_one_stage(found, (), 2)
+    execution = evenly(graph, 2, "zero-bubble")
+
+    def body() -> tuple[set[str], set[str]]:
+        parallel = found.lower(graph, execution)
+        pipeline, runner = parallel._pipeline, parallel._runner
+        assert pipeline is not None
+        early, late = set[str](), set[str]()
+
+        def seen(names: set[str]) -> None:
+            names.update(name for name, one in runner.held.items() if one.inside.grad is not None)
+
+        first, second = pipeline._backward, pipeline._weights
+        pipeline._backward = lambda item, scale: (first(item, scale), seen(early) if item.microbatch == 0 else None)  # pyright: ignore[reportAttributeAccessIssue]
+        pipeline._weights = lambda item: (second(item), seen(late) if item.microbatch == 0 else None)  # pyright: ignore[reportAttributeAccessIssue]
+        parallel.forward_backward(**found.batch)
+        return early, late
+
+    for early, late in run_ranks(body, 2, 60):
+        products = {name for name in late if any(part in name for part in ("qkv.", "proj.", "up.", "down."))}
+        assert len(products) == 8
+        assert not early & products
+        assert any("ln_attn" in name for name in early)

@@ -15,7 +15,7 @@ from shardwright.cost.collectives.resharding import StageLayout, resharding_s
 from shardwright.cost.predict import predict
 from shardwright.cost.timeline.clock import Sharing
 from shardwright.cost.timeline.pricing import HOST_BYTES_PER_S
-from shardwright.cost.timeline.program import Programs, _hop_s, program
+from shardwright.cost.timeline.program import STAGES, Programs, _hop_s, program
 from shardwright.cost.timeline.tasks import COPY, Segment
 from shardwright.cost.timeline.timeline import SLACK, Timeline, simulate
 from shardwright.pcg.builder import GraphBuilder
@@ -344,6 +344,80 @@ def test_stages_send_the_residual_stream() -> None:
     graph, many = planned("tensor", 6), cluster(8)
     hops = program(graph, many, Execution(num_stages=2, num_microbatches=2)).hops_s
     assert hops == (Communication(many, (8,)).send_s(0, 4, 8 * 8 * 64 * 4),)
+
+
+@each("run", [w for w in WAYS if w.num_stages > 1], ids=lambda w: str(WAYS.index(w)))
+@roles
+def test_stages_of_what_is_cut_into_microbatches_are_those_of_so_many_batches(role: str, run: Execution) -> None:
+    """An axis of time says the same as the number of microbatches of the execution; 4 of 8 examples each."""
+    serial, many = blocks(batch=32, width=64, layers=6, seq=8), cluster(4 * run.num_stages)
+    whole = Planner(cluster(4), every_choice).solve(serial, Mesh.of(mb=4, x=4), (role,), "test").graph
+    found = simulate(program(whole, many, replace(run, num_microbatches=1)))
+    expected = simulate(program(planned(role, 6), many, run))
+    assert found.step_s == pytest.approx(expected.step_s, rel=0.01)
+    for ours, theirs in zip(found.stages, expected.stages, strict=True):
+        assert ours.bubble_s == pytest.approx(theirs.bubble_s, rel=0.05)
+        assert ours.memory.total_bytes == pytest.approx(theirs.memory.total_bytes, rel=0.01)
+    hops = (program(graph, many, run).hops_s for graph in (whole, planned(role, 6)))
+    assert next(hops) == next(hops)
+
+
+def two_blocks(kind: str) -> Graph:
+    """Two blocks of a product; what the second reads too is named by `kind`.
+
+    tied: the weight of the first; mask, bias: what depends on the batch alone, on a parameter alone; both: on both.
+    """
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (8, 16), "float32", "x")
+    weights = [b.leaf(n, "parameter", (16, 16), "float32", f"{n}.w", grad=True) for n in ("layers.0", "layers.1")]
+    b.at("h", Source("layers.0"))
+    other = b.op("linear", x, weights[0])
+    beside = {"mask": b.op("neg", x), "bias": b.op("exp", weights[0]), "both": other}
+    y = b.op("add", b.op("relu", other), beside["mask"] if kind == "mask" else other)
+    b.at("h", Source("layers.1"))
+    y = b.op("linear", b.op("exp", y), weights[0 if kind == "tied" else 1])
+    y = b.op("linear", y, beside["bias"]) if kind == "bias" else b.op("add", y, beside.get(kind, y))
+    graph = b.graph([("loss", b.op("sum", b.op("mul", y, y), dims=(0, 1), keepdim=False))])
+    return Planner(cluster(2), every_choice).solve(graph, Mesh.of(x=2), ("data",), "t").graph
+
+
+@each(("kind", "sent", "held"), [("none", 1, 1), ("tied", 1, 1), ("mask", 1, 1), ("bias", 1, 2), ("both", 2, 1)])
+def test_stages_compute_what_they_read_and_hold_what_they_share(kind: str, sent: int, held: int) -> None:
+    """Sent is what depends on the batch and on parameters; all else is computed in each stage that reads it."""
+    graph = two_blocks(kind)
+    made = program(graph, cluster(4), Execution(num_stages=2, num_microbatches=2, split=(2, 1)))
+    first, second = made.stages
+    one_s = resharding_s(cluster(4), (8, 16), 8 * 16 * 4, *(StageLayout((2,), (S(0),), r) for r in (0, 2)))[0]
+    assert made.hops_s == (pytest.approx(sent * one_s),)
+    assert [stage.state["parameters"] for stage in (first, second)] == [16 * 16 * 4, held * 16 * 16 * 4]
+    summed = [[task.seconds for task in stage.end.tasks if task.stream == STAGES] for stage in (first, second)]
+    if kind in ("tied", "bias"):
+        gradient_s = Communication(cluster(4), (4,)).send_s(0, 2, 16 * 16 * 4)
+        assert summed == [[pytest.approx(gradient_s)]] * 2
+    else:
+        assert summed == [[], []]
+    copied = {"mask": "neg", "bias": "exp"}.get(kind, "")
+    copies = [
+        sum(graph.by_name[task.name].op == copied for task in stage.pieces[0].forward.tasks)
+        for stage in (first, second)
+    ]
+    assert copies == {"mask": [1, 1], "bias": [0, 2]}.get(kind, [0, 0])
+
+
+def test_a_stage_holds_once_what_several_of_its_chunks_share() -> None:
+    """Chunks 0 and 2 of the first stage read the weight of the first block."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (8, 16), "float32", "x")
+    weights = [b.leaf(f"w{i}", "parameter", (16, 16), "float32", f"layers.{i}.w", grad=True) for i in range(4)]
+    for block in range(4):
+        b.at("h", Source(f"layers.{block}"))
+        x = b.op("relu", b.op("linear", x, weights[0 if block == 2 else block]))
+    loss = b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False)
+    graph = Planner(cluster(2), every_choice).solve(b.graph([("loss", loss)]), Mesh.of(x=2), ("data",), "t").graph
+    run = Execution(num_stages=2, num_microbatches=2, chunks_per_stage=2, schedule="interleaved", split=(2, 1, 1, 1))
+    stages = program(graph, cluster(4), run).stages
+    assert [stage.state["parameters"] for stage in stages] == [16 * 16 * 4, 2 * 16 * 16 * 4]
+    assert not any(task.stream == STAGES for stage in stages for task in stage.end.tasks)
 
 
 SLOW_NETWORK = Cluster("slow", Cluster.preset("dgx-h100").device, (

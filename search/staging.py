@@ -1,0 +1,197 @@
+"""Plans with pipeline stages: how many, the mesh of each, microbatches and the order in which they run.
+
+Layouts are chosen once, on the mesh of one stage, for all blocks: as without stages, with a stage's share of the bytes.
+A stage takes an equal share of the time, and the bubble is a factor that grows with the stages and falls with the
+microbatches (`solving.share_of_step`). So floors of what a step takes say which numbers of stages and which meshes are
+worth a try; the timeline judges these, in which the blocks are spread by what each takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import inf
+from typing import NamedTuple
+
+from shardwright.cost.timeline.program import program
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.step.execution import DEFAULT
+from shardwright.search.problem import NoLayoutsError
+from shardwright.search.solving import Candidate, Solver, over_time, rank, share_of_step
+from shardwright.search.spaces import Pipeline, Space, divided, machine_size
+from shardwright.search.tuning import Tuner
+
+_DEEP = 4
+"""So many microbatches a stage are tried first: the bubble is a fifth of the step."""
+_MOST_TRIED = 12
+_CHUNKS = (2, 4, 8)
+
+
+class _Way(NamedTuple):
+    """A mesh with one of its numbers of microbatches, and about what no plan takes less than."""
+
+    floor_s: float
+    space: Space
+    number: int
+
+
+class Stager:
+    """Tries stages for the graph of a tuner.
+
+    Attributes:
+        tried: all that was solved.
+    """
+
+    def __init__(self, tuner: Tuner, fastest_s: float) -> None:
+        """`fastest_s`: the step of the best plan by now."""
+        self.tuner, self.fastest_s, self.tried = tuner, fastest_s, list[Candidate]()
+        tuner.fastest_s = fastest_s
+        self.modes = list(tuner.modes)
+        del self.modes[1:-1]  # what lies between is found value by value
+        self._over: dict[int, float] = {}  # by number of stages, the least part of its floor that a step took
+
+    def plans(self) -> Iterator[Candidate]:
+        """The best plan of each number of stages that may win.
+
+        The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
+        """
+        ahead = [way for spaces in self.tuner.pins.staged.values() for way in self._likeliest(spaces)]
+        seen, best, on_mesh = {way[1:] for way in ahead}, dict[int, Candidate](), dict[Space, Candidate]()
+        for _ in range(_MOST_TRIED):
+            ahead = [way for way in ahead if not self._loses(way)]
+            if not ahead:
+                break
+            way = min(ahead, key=lambda way: way.floor_s * self._usual(way.space))
+            ahead.remove(way)
+            space, number = way.space, way.number
+            try:
+                found = self._best(space, number)
+            except NoLayoutsError as error:
+                self.tuner.refused = error
+                continue
+            stages = space.pipeline.stages
+            best[stages] = min([found, *([best[stages]] if stages in best else [])], key=rank)
+            if space not in on_mesh or rank(found) < rank(on_mesh[space]):
+                on_mesh[space] = found
+                for beside in (number - 1, number + 1):
+                    if 0 <= beside < len(self._counts(space)) and (space, beside) not in seen:
+                        seen.add((space, beside))
+                        ahead.append(self._way(space, beside))
+        yield from map(self.tuner.told, best.values())
+
+    def _best(self, space: Space, number: int) -> Candidate:
+        """With so many microbatches, in the order in which it is the fastest."""
+        found = self._fitting(space, self._counts(space)[number])
+        over = max(1.0, self.tuner.over(space))
+        stages = space.pipeline.stages
+        self._over[stages] = min(self._over.get(stages, inf), over)
+        found = min([found, *self._scheduled(found)], key=rank)
+        self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
+        return found
+
+    def _way(self, space: Space, number: int) -> _Way:
+        return _Way(self._floor_s(space, self._counts(space)[number]), space, number)
+
+    def _loses(self, way: _Way) -> bool:
+        return way.floor_s == inf or way.floor_s * self._usual(way.space) >= self.fastest_s
+
+    def _usual(self, space: Space) -> float:
+        """How many times its floor a step takes, by what has been tried; less sure of another number of stages."""
+        if (own := self._over.get(space.pipeline.stages)) is not None:
+            return own
+        return (1 + min(self._over.values(), default=1.0)) / 2
+
+    def _likeliest(self, spaces: Sequence[Space]) -> Iterator[_Way]:
+        """The mesh of the least floor, with those that lead to it, and the numbers of microbatches that do.
+
+        From the mesh whose inner axis is a machine to the next smaller or larger inner axis, while that is less.
+        """
+        line, machine = sorted(spaces, key=_inner), machine_size(self.tuner.solver.cluster)
+        near = min(range(len(line)), key=lambda i: abs(_inner(line[i]) - machine))
+        known = dict[int, _Way]()
+
+        def way(i: int) -> _Way:
+            if i not in known:
+                known[i] = self._way(line[i], _first(self._counts(line[i]), line[i]))
+            return known[i]
+
+        for step in (1, -1):
+            at = near
+            while 0 <= at + step < len(line) and way(at + step).floor_s < way(at).floor_s:
+                at += step
+        best = min((way(near), *known.values()), key=lambda way: way.floor_s)
+        found = [*known.values()]
+        while best.number and (fewer := self._way(best.space, best.number - 1)).floor_s < best.floor_s:
+            best = fewer
+            found.append(best)
+        yield from found
+
+    def _counts(self, space: Space) -> list[int]:
+        """Numbers of microbatches: as many as stages, where the batch has so many."""
+        stages, chunks = space.pipeline.stages, space.pipeline.chunks
+        found = divided(space, self.tuner.counts, self.tuner.pins.size)
+        return [c for c in found if c >= stages and (chunks == 1 or c % stages == 0)] or found[-1:]
+
+    def _floor_s(self, space: Space, count: int) -> float:
+        """As `Tuner.floor_s`, of the schedule with the least bubble, if none is asked for."""
+        own, floor_s = space.run(DEFAULT, "none"), self.tuner.floor_s(space, self.modes[0], count)
+        if self.tuner.pins.asked.schedule is not None:
+            return floor_s
+        mesh, best = over_time(space.mesh, count), replace(own, schedule="zero-bubble")
+        return floor_s * share_of_step(best, mesh) / share_of_step(own, mesh)
+
+    def _fitting(self, space: Space, count: int) -> Candidate:
+        """With the least that is made again with which it fits."""
+        best: Candidate | None = None
+        for mode in self.modes:
+            found = self.tuner.tried_with(space, mode, count)
+            self.tried.append(found)
+            best = found if best is None else min(best, found, key=rank)
+            if found.fits:
+                break
+        assert best is not None
+        return best
+
+    def _scheduled(self, found: Candidate) -> Iterator[Candidate]:
+        """The same layouts in other orders, where none is asked for."""
+        stages = found.execution.num_stages
+        if self.tuner.pins.asked.schedule not in (None, "interleaved"):
+            return
+        divides = found.mesh.num_microbatches % stages == 0
+        ways = [Pipeline(stages, "interleaved", chunks) for chunks in _CHUNKS if divides]
+        if self.tuner.pins.asked.schedule is None:
+            ways.append(Pipeline(stages, "zero-bubble"))
+        for pipeline in ways:
+            own = self._in_order(found, pipeline)
+            if own is not None:
+                self.tried.append(own)
+                yield own
+
+    def _in_order(self, found: Candidate, pipeline: Pipeline) -> Candidate | None:
+        """None where there are too few blocks."""
+        solver, folded = self.tuner.solver, self.tuner.folded
+        execution = replace(found.execution, schedule=pipeline.schedule, chunks_per_stage=pipeline.chunks)
+        try:
+            prediction = solver.predicted(found.graph, execution, folded.repeats)
+        except PlanError:
+            return None
+        name = f"{pipeline} x {found.name.partition(' x ')[2]}"
+        fits = prediction.memory.total_bytes <= solver.limit_bytes
+        return replace(found, name=name, execution=execution, prediction=prediction, fits=fits)
+
+
+def spread_out(solver: Solver, found: Candidate) -> Candidate:
+    """A plan of the whole graph with its blocks spread over its stages."""
+    if found.execution.num_stages == 1 or found.execution.split:
+        return found
+    made = program(found.graph, solver.cluster, found.execution)
+    return replace(found, execution=replace(found.execution, split=made.execution.split))
+
+
+def _inner(space: Space) -> int:
+    return space.mesh.sizes[-1]
+
+
+def _first(counts: Sequence[int], space: Space) -> int:
+    """The place of the number of microbatches that is tried first."""
+    return next((i for i, c in enumerate(counts) if c >= _DEEP * space.pipeline.stages), len(counts) - 1)

@@ -1,0 +1,85 @@
+"""The pipeline stages of a plan: what each has, what it sends to the next one, how long it waits, what it keeps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.timeline import simulate
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.sections import sections, spread
+from shardwright.reports.report import Paragraph
+from shardwright.reports.units import percent, plural, ranges, seconds, size
+from shardwright.search.plan import Plan
+
+
+class StageFacts(NamedTuple):
+    """One stage, on each of its devices.
+
+    has            its blocks, and what lies around them, in order; of each chunk
+    sent_bytes     to the next stage, of a microbatch through all of its chunks
+    """
+
+    number: int
+    has: tuple[str, ...]
+    sent_bytes: float
+    compute_s: float
+    exposed_s: float
+    bubble_s: float
+    memory_bytes: int
+
+
+def stage_facts(plan: Plan) -> list[StageFacts]:
+    """The stages of a plan; none where it has but one."""
+    run, count = plan.execution, plan.execution.num_stages
+    if count == 1:
+        return []
+    made = program(plan.graph, plan.cluster, run)
+    cut = sections(Operations(plan.graph, run), {}, by_block=True)
+    chunks = [_named([cut[number].name for number, _ in share]) for share in spread(cut, made.execution.split)]
+    return [
+        StageFacts(
+            number,
+            tuple(chunks[number::count]),
+            sum(made.hops_bytes[number::count]),
+            stage.compute_s,
+            stage.exposed_s,
+            stage.bubble_s,
+            stage.memory.total_bytes,
+        )
+        for number, stage in enumerate(simulate(made).stages)
+    ]
+
+
+def stages(plan: Plan) -> list[Paragraph]:
+    """A table of the stages, where there are several."""
+    found, run, step_s = stage_facts(plan), plan.execution, plan.prediction.step_s
+    if not found:
+        return []
+    chunks = f" of {run.chunks_per_stage} chunks each" if run.chunks_per_stage > 1 else ""
+    title = f"Pipeline ({plural(len(found), 'stage')}{chunks}, schedule {run.schedule})"
+    rows = [
+        (str(s.number), " | ".join(s.has), size(s.sent_bytes), seconds(s.compute_s), seconds(s.exposed_s),
+         f"{seconds(s.bubble_s)} ({percent(s.bubble_s / step_s if step_s else 0)})", size(s.memory_bytes))
+        for s in found
+    ]  # fmt: skip
+    lines = ["sends: to the next stage, by each device, of one microbatch; its gradient comes back the same way"]
+    columns = (">stage", "has", ">sends", ">compute", ">exposed", ">bubble", ">peak memory")
+    return [Paragraph(title, lines, columns, rows)]
+
+
+def _named(names: list[str]) -> str:
+    """Blocks that are numbered one after the other as a range; what lies in no block by a word."""
+    found: list[str] = []
+    runs: list[tuple[str, list[int]]] = []
+    for name in names:
+        stem, _, number = name.rpartition(".")
+        if not number.isdecimal():
+            runs.append(("", []))
+        elif runs and runs[-1][0] == stem and runs[-1][1][-1] + 1 == int(number):
+            runs[-1][1].append(int(number))
+        else:
+            runs.append((stem, [int(number)]))
+    for stem, numbers in runs:
+        found.append(f"{stem}.{ranges(numbers)}" if numbers else "other operators")
+    return ", ".join(found)

@@ -1,0 +1,113 @@
+"""Plans with pipeline stages: what the search tries of them, what it gives, and that files of them are checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwright.cost.predict import predict
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.timeline import simulate
+from shardwright.pcg.errors import PlanError, ShardwrightError
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Schedule
+from shardwright.search.check import check_plan
+from shardwright.search.plan import Plan
+from shardwright.search.planner import Planner
+from tests.each import each
+from tests.search.graphs import blocks, cluster, every_choice
+
+
+def planner(num_devices: int = 8, **options: Any) -> Planner:
+    return Planner(cluster(num_devices, **options), every_choice)
+
+
+def test_plans_with_stages_have_a_split_and_come_back_from_a_file(tmp_path: Path) -> None:
+    graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
+    asked: list[tuple[int, Schedule | None]] = [(2, None), (4, "1f1b"), (2, "interleaved"), (4, "gpipe")]
+    for stages, schedule in asked:
+        plan = search.plan(graph, stages=stages, schedule=schedule)
+        run = plan.execution
+        assert run.num_stages == stages
+        assert plan.mesh.num_devices * stages == 8
+        assert schedule in (None, run.schedule)
+        assert len(run.split) == run.num_virtual_stages
+        assert plan.mesh.num_microbatches >= stages
+        assert predict(plan.graph, search.cluster, run) == plan.prediction
+        assert plan.prediction.bubble_s > 0
+        assert plan.report.bound_s <= plan.prediction.step_s
+        plan.save(tmp_path / "plan.json")
+        loaded = Plan.load(tmp_path / "plan.json")
+        assert (loaded.execution, loaded.asked) == (run, plan.asked)
+        check_plan(loaded, graph, every_choice)
+
+
+def test_without_being_asked_there_are_no_stages() -> None:
+    graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner(4)
+    plain, one = search.plan(graph), search.plan(graph, stages=1)
+    assert plain.execution.num_stages == one.execution.num_stages == 1
+    assert all(other.execution.num_stages == 1 for other in plain.alternatives)
+    assert plain.prediction == one.prediction
+
+
+def test_stages_are_taken_where_they_are_faster_and_left_where_not() -> None:
+    """Between devices that send slowly, activations of a few examples are less than gradients of all weights."""
+    for link_bytes_per_s, wins in ((1e7, True), (1e12, False)):
+        search = planner(4, link_bytes_per_s=link_bytes_per_s)
+        graph = blocks(batch=16, width=1024, layers=8, seq=1)
+        plain, auto, *given = (search.plan(graph, stages=stages) for stages in (None, "auto", 2, 4))
+        least_s = min(plan.prediction.step_s for plan in (plain, *given))
+        assert auto.prediction.step_s == pytest.approx(least_s)
+        assert (auto.execution.num_stages > 1) == wins
+        if wins:
+            assert auto.prediction.step_s < 0.8 * plain.prediction.step_s
+            assert {other.execution.num_stages for other in auto.alternatives} >= {1, 2}
+
+
+@each(
+    ("asked", "message"),
+    [
+        ({"stages": 3}, "stages=3 does not divide the 8 devices of cluster test"),
+        ({"stages": 8}, "stages=8: the model has 4 blocks to put on them; choose fewer"),
+        ({"stages": 0}, "stages: expected a positive integer, got 0"),
+        ({"schedule": "1f1b"}, "schedule='1f1b' without stages=: it is that of pipeline stages; give both"),
+        ({"stages": 2, "schedule": "2f2b"}, "schedule: expected one of"),
+        ({"stages": 2, "mesh": Mesh.of(x=8)}, "2 stages of mesh [x=8] have 16 devices, cluster test has 8"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShardwrightError) as error:
+        planner().plan(blocks(batch=32, layers=4), **asked)
+    assert message in str(error.value)
+
+
+def test_a_file_of_other_stages_is_refused() -> None:
+    graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
+    plan = search.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(x=4))
+    data = plan.to_json()
+    for change, message in (
+        ({"num_stages": 4, "split": [2, 2, 2, 4]}, "4 stages of mesh"),
+        ({"split": None}, "execution.split: expected how many sections"),
+        ({"split": [1]}, "Execution.split: expected a number of sections for each of the 2"),
+    ):
+        execution = {k: v for k, v in {**data["execution"], **change}.items() if v is not None}
+        with pytest.raises(PlanError, match=message.replace(".", r"\.")):
+            Plan.from_json({**data, "execution": execution})
+    wrong = replace(plan, execution=replace(plan.execution, split=(1, 1)))
+    with pytest.raises(PlanError, match="split: expected 2 positive numbers that add up to"):
+        check_plan(wrong, graph, every_choice)
+
+
+def test_stages_share_out_the_memory() -> None:
+    """What fits on no device, not even in slices of one, fits where stages share the blocks."""
+    graph = blocks(batch=32, width=63, layers=8, seq=2)
+    peaks = {}
+    for stages in (1, 2, 4):
+        found = planner(4).plan(graph, stages=stages, mesh=Mesh.of(x=4 // stages), microbatches=4)
+        peaks[stages] = found.prediction.memory.parameters_bytes
+        timeline = simulate(program(found.graph, cluster(4), found.execution))
+        assert timeline.fullest.memory == found.prediction.memory
+    assert peaks[4] < 0.4 * peaks[1]

@@ -1,0 +1,41 @@
+"""What people are told of pipeline stages."""
+
+from __future__ import annotations
+
+import json
+
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.timeline import simulate
+from shardwright.reports.comparison import ComparisonReport
+from shardwright.reports.plan import PlanReport
+from shardwright.reports.stages import stage_facts
+from shardwright.reports.timeline import TimelineReport, plan_timeline
+from shardwright.search.planner import Planner
+from tests.search.graphs import blocks, cluster, every_choice
+
+
+def test_a_report_says_what_each_stage_has_and_sends_and_how_long_it_waits() -> None:
+    graph, search = blocks(batch=32, width=64, layers=8, seq=8), Planner(cluster(8), every_choice)
+    plan = search.plan(graph, stages=2, schedule="interleaved")
+    found, timeline = stage_facts(plan), simulate(program(plan.graph, plan.cluster, plan.execution))
+    assert [s.bubble_s for s in found] == [s.bubble_s for s in timeline.stages]
+    assert [s.memory_bytes for s in found] == [s.memory.total_bytes for s in timeline.stages]
+    run, size = plan.execution, plan.mesh.num_devices
+    has = [name for chunk in zip(*(s.has for s in found), strict=True) for name in chunk]  # in the model's order
+    assert len(has) == run.num_virtual_stages
+    assert has[0].startswith("other operators, layers.0")
+    assert has[-1].endswith("other operators")
+    one = 32 // plan.mesh.num_microbatches * 8 * 64 * 4 / size  # the residual stream, by the batch
+    assert [s.sent_bytes for s in found] == [run.chunks_per_stage * one, (run.chunks_per_stage - 1) * one]
+    text = str(PlanReport(plan))
+    assert "mesh [x=4] for each of 2 stages" in text
+    assert f"Pipeline (2 stages of {run.chunks_per_stage} chunks each, schedule interleaved)" in text
+    assert "2 × [x=4]" in str(ComparisonReport({"one": plan, "other": plan}))
+    assert "for each of 2 stages" in str(TimelineReport(plan, plan_timeline(plan, plan.execution)))
+    assert len(json.loads(json.dumps(PlanReport(plan).data()))["stages"]) == 2
+
+
+def test_a_plan_without_stages_has_no_table_of_them() -> None:
+    plan = Planner(cluster(2), every_choice).plan(blocks(layers=2))
+    assert stage_facts(plan) == []
+    assert "Pipeline" not in str(PlanReport(plan))
