@@ -88,6 +88,9 @@ class Drawing:
             with step_draws(num_draws) as draw:
                 yield draw
             return
+        if self.ranks.is_dry:
+            yield Draw(0)
+            return
         generator = self.generator
         if self.own is not None:
             generator = torch.Generator(self.ranks.device)

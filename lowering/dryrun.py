@@ -24,13 +24,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.lowering import private
-from shardwright.lowering.launch import Ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.lowering.program import PROGRAM_NAME
 from shardwright.lowering.tape import Tape
 from shardwright.lowering.values import checked
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.stages import STAGES, channel
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import check_backward
 from shardwright.pcg.step.messages import Message
@@ -68,19 +68,25 @@ def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT) -> DryR
     there is a process group.
     """
     check_backward(graph)
-    start, size = time.perf_counter(), graph.mesh.num_devices
+    start, size = time.perf_counter(), execution.num_stages * graph.mesh.num_devices
     if not 0 <= rank < size:
-        raise PlanError(f"rank {rank}: the mesh {graph.mesh} has ranks 0 to {size - 1}; choose one of them")
+        what = (
+            f"the mesh {graph.mesh}" if execution.num_stages == 1 else f"{execution.num_stages} stages of {graph.mesh}"
+        )
+        verb = "has" if execution.num_stages == 1 else "have"
+        raise PlanError(f"rank {rank}: {what} {verb} ranks 0 to {size - 1}; choose one of them")
     with _pretended(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
         constants = dict(_leaves(graph, "constant"))
         parallel = lower(graph, hollow_model(graph), constants=constants, execution=execution)
-        parallel._runner.program, misshapen = checked(parallel.program)
+        misshapen: dict[str, None] = {}
+        for runner in parallel._runners:
+            runner.program = checked(runner.program, misshapen)
         try:
             misshapen.update(_take_steps(parallel, tape))
         except RuntimeError as error:
             misshapen[_failure(error)] = None
         memory, during = tape.peak()
-        messages, names = Counter[Message](), _names(parallel.ranks)
+        messages, names = Counter[Message](), _names(parallel)
         for (collective, group, num_bytes), count in tape.sent.items():
             messages[Message(collective, names.get(group, "all ranks"), num_bytes)] += count
     return DryRun(rank, messages, memory, during, tuple(misshapen), time.perf_counter() - start)
@@ -172,7 +178,7 @@ def _label(tape: Tape, parallel: ParallelModule, batch: Mapping[str, Tensor]) ->
     trained = [h for h in held if isinstance(h.outside, nn.Parameter)]
     tape.label("parameters", (h.inside for h in trained))
     tape.label("gradients", _locals(h.outside.grad for h in trained))
-    constants = (parallel._runner.constants or {}).values()
+    constants = [value for runner in parallel._runners for value in (runner.constants or {}).values()]
     tape.label("buffers", _locals((*(h.inside for h in held), *parallel._leaves.values(), *constants, *batch.values())))
 
 
@@ -182,10 +188,14 @@ def _locals(values: Iterable[object]) -> Iterator[Tensor]:
             yield private.unwrap(value) if isinstance(value, private.DTensor) else value
 
 
-def _names(ranks: Ranks) -> dict[str, str]:
-    """The mesh axis of every group."""
-    axes = (*ranks._merged.values(), *ranks.axes)
-    return {axis.group.group_name: axis.name for axis in axes if axis.group is not None}
+def _names(parallel: ParallelModule) -> dict[str, str]:
+    """The mesh axis of every group, or what is sent in it between stages."""
+    ranks, pipeline = parallel.ranks, parallel._pipeline
+    found: dict[str, str] = {a.group.group_name: a.name for a in ranks.all_axes if a.group is not None}
+    if pipeline is not None and parallel._shared is not None:
+        found |= {one.group.group_name: channel(*way) for way, one in pipeline.channels.items()}
+        found |= {group.group_name: STAGES for group in parallel._shared.groups.values() if group is not None}
+    return found
 
 
 def _misshapen(parallel: ParallelModule, loss: Tensor) -> Iterator[str]:
@@ -194,6 +204,8 @@ def _misshapen(parallel: ParallelModule, loss: Tensor) -> Iterator[str]:
     if loss.shape or not loss.is_floating_point():
         yield f"loss: expected one float, got {loss.dtype}{list(loss.shape)}"
     for leaf in graph.leaves("parameter"):
+        if str(leaf.attr("target")) not in parallel._held:  # another pipeline stage has it
+            continue
         held, kind = parallel._of(leaf.name), graph.types[leaf.name]
         expected = f"torch.{kind.dtype}{list(kind.local_shape(graph.mesh))}"
         values = {"parameter": held.inside, "gradient": held.outside.grad}

@@ -25,6 +25,7 @@ from shardwright.lowering import private
 from shardwright.lowering.movement import Axis, MeshAxis, Time
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.stages import STAGES
 
 TIMEOUT_S = 600.0
 
@@ -50,6 +51,11 @@ class Ranks:
     def world(self) -> int:
         """How many ranks there are, in all stages."""
         return self.stages.size * self.mesh.num_devices
+
+    @property
+    def all_axes(self) -> tuple[MeshAxis, ...]:
+        """Whatever has a group: of the mesh, several as one, and the stages."""
+        return (*self.axes, *self._merged.values(), self.stages)
 
     def at(self, stage: int) -> int:
         """The number of the rank at this place of another stage."""
@@ -86,7 +92,7 @@ class Ranks:
 
     def forget_groups(self) -> None:
         """Hold none any more."""
-        for axis in (*self.axes, self.stages, *self._merged.values()):
+        for axis in self.all_axes:
             axis.group = None
         private.forget_groups(self.device_mesh)
 
@@ -157,7 +163,7 @@ def _axes(
         for name, size, group in zip(mesh.names, mesh.sizes, groups, strict=False)
     )
     column = _my_group(grid.movedim(0, -1), timeout_s) if num_stages > 1 else None
-    return axes, Axis("stages", num_stages, own, column), device_mesh
+    return axes, Axis(STAGES, num_stages, own, column), device_mesh
 
 
 def _grid(mesh: Mesh, num_stages: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
-from shardwright.lowering.saved import Apart, weight_gradients
+from shardwright.lowering.saved import Apart, give_to_weights
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.stages import Stages, given
 from shardwright.pcg.step.late import LOSS
@@ -157,10 +157,8 @@ class Pipeline:
     def _weights(self, item: Item) -> None:
         """The second part of backward, and, of the last microbatch, the sums over devices."""
         runner, last = self.runners[item.chunk], self._is_last(item)
-        weights, gradients = weight_gradients(self.put_off.pop((item.chunk, item.microbatch)))
         runner.reducer.watch(first=False, last=last)
-        if weights:
-            torch.autograd.backward(weights, gradients)
+        give_to_weights(self.put_off.pop((item.chunk, item.microbatch)))
         if last:
             runner.reducer.finish()
 

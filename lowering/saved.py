@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from shardwright.lowering import private
 from shardwright.lowering.blocks import Blocks
@@ -109,21 +109,19 @@ class Saved:
 
 
 class Apart(NamedTuple):
-    """What gives gradients to weights: a result, its gradient, and they."""
+    """What gives gradients to weights: a result, of which autograd's node is enough, its gradient, and they."""
 
-    result: Tensor
+    result: GradientEdge
     gradient: Tensor
     weights: tuple[Tensor, ...]
 
 
-def weight_gradients(put_off: Iterable[Apart]) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights, and their gradients, one after the other."""
-    weights, gradients = list[Tensor](), list[Tensor]()
-    for result, gradient, own in put_off:
-        trained = [weight for weight in own if weight.requires_grad]
-        weights += trained
-        gradients += torch.autograd.grad(result, trained, gradient)
-    return weights, gradients
+def give_to_weights(put_off: list[Apart]) -> None:
+    """Make gradients of weights and add them up, one operator after the other."""
+    while put_off:
+        result, gradient, weights = put_off.pop(0)
+        trained = [weight for weight in weights if weight.requires_grad]
+        torch.autograd.backward(trained, torch.autograd.grad((result,), trained, (gradient,)))
 
 
 class _PutOff(Function):
@@ -136,13 +134,14 @@ class _PutOff(Function):
         ctx.saved, ctx.weights = saved, weights
         with torch.enable_grad():
             ctx.operands = [x.detach().requires_grad_(x.requires_grad) for x in operands]
-            ctx.result = function(*ctx.operands, *weights)
-        return ctx.result.detach()
+            result = function(*ctx.operands, *weights)
+        ctx.result = get_gradient_edge(result)
+        return result.detach()
 
     @staticmethod
     def backward(ctx: private.AutogradContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         result, trained = ctx.result, [x for x in ctx.operands if x.requires_grad]
-        found = iter(torch.autograd.grad(result, trained, gradient, retain_graph=True))
+        found = iter(torch.autograd.grad((result,), trained, (gradient,), retain_graph=True))
         ctx.saved.put_off.append(Apart(result, gradient, ctx.weights))
         ctx.result = None
         return None, None, None, *(next(found) if x.requires_grad else None for x in ctx.operands)

@@ -19,6 +19,9 @@ _SENT = {
     "_reduce_scatter_base_": ("reduce_scatter", 1, 2),
     "alltoall_base_": ("all_to_all", 1, 2),
     "all_reduce": ("all_reduce", 0, 2),
+    "send": ("send", 0, 1),
+    "recv_": ("receive", 0, 1),
+    "broadcast_": ("broadcast", 0, 1),
 }
 """Operators that send: the collective, the argument that says how much, and the one that says in which group."""
 _WAITS = ("wait_tensor",)

@@ -15,9 +15,8 @@ _LINE = re.compile(r"^( *)(\w+)( = .*|,)  # (?:(.*) \| )?(\w+)(\[[\d, ]*\])$")
 _CHECK = "_check_value"
 
 
-def checked(program: Program) -> tuple[Program, dict[str, None]]:
-    """The same program, and what it has made of another type than it says so far, in words."""
-    found: dict[str, None] = {}
+def checked(program: Program, found: dict[str, None]) -> Program:
+    """The same program, which adds to `found`, in words, what it makes of another type than it says."""
 
     def check(value: object, name: str, where: str, expected: str) -> None:
         if isinstance(value, Tensor):
@@ -28,7 +27,7 @@ def checked(program: Program) -> tuple[Program, dict[str, None]]:
     own = compile_source("\n".join(_with_checks(program.source.splitlines())) + "\n")
     namespace: dict[str, Any] = own.forward.__globals__
     namespace[_CHECK] = check
-    return own, found
+    return own
 
 
 def _with_checks(lines: list[str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ it denotes without, and a stage is a graph like any other.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,10 +25,13 @@ from shardwright.pcg.node import RECEIVED, leaf
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE, SEND
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.late import LOSS
+from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.sections import computed_in_one, sections, spread, units
 
 _LATE, _EARLY = (COMBINE, REPLICATE), (REDUCE, PARTITION)
+STAGES = "stages"
+"""What the ranks at one place of several stages' meshes are called, as an axis that is summed over."""
 _GIVEN = "to the next stage: "
 
 
@@ -57,6 +60,26 @@ class Stages:
 
     def given(self, stage: int) -> tuple[str, ...]:
         return self.sent[stage] if stage < len(self.sent) else ()
+
+    def messages(self, stage: int, num_stages: int) -> Counter[Message]:
+        """What a rank of a pipeline stage sends to others and receives from them in a step, and sums with them."""
+        mesh, types, found = self.graph.mesh, self.graph.types, Counter[Message]()
+        for number, names in enumerate(self.sent):
+            here, there = number % num_stages, (number + 1) % num_stages
+            for name in names if here != there else ():
+                num_bytes, ways = types[name].local_bytes(mesh), [("forward", here, there)]
+                ways += [("backward", there, here)] if types[name].grad else []
+                for way, source, target in ways:
+                    verb = {source: "send", target: "receive"}.get(stage)
+                    if verb is not None:
+                        found[Message(verb, channel(way, source, target), num_bytes)] += mesh.num_microbatches
+        if num_stages > 1:
+            found[Message("broadcast", STAGES, types[self.graph.loss].local_bytes(mesh))] += 1
+        for name, virtual in self.readers.items():
+            holders = {number % num_stages for number in virtual}
+            if stage in holders and len(holders) > 1 and types[name].grad:
+                found[Message("all_reduce", STAGES, types[name].local_bytes(mesh))] += 1
+        return found
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[int, ...]]:
@@ -120,6 +143,11 @@ class Stages:
             made.clear()
             nodes.append(replace(node, inputs=inputs))
         return replace(whole, nodes=tuple(nodes))
+
+
+def channel(way: str, source: int, target: int) -> str:
+    """The name of what goes from a stage to another one, in the forward or the backward pass."""
+    return f"{way} {source} > {target}"
 
 
 def given(name: str) -> str:

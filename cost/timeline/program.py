@@ -29,6 +29,7 @@ from shardwright.pcg.analysis import kept_constants, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, local_shape
+from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.chunk import Chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
@@ -47,9 +48,6 @@ from shardwright.pcg.step.sections import (
     units,
 )
 from shardwright.pcg.types import TensorType
-
-STAGES = "stages"
-"""The stream of what the ranks at one place of several stages' meshes sum."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.dryrun import DryRun
+from shardwright.pcg.stages import cut
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.time import as_run
 from shardwright.reports.report import Paragraph, Report
@@ -27,8 +28,11 @@ class DryRunReport(Report):
         self.plan, self.run = plan, run
         lowered = as_run(plan.graph, plan.execution).validate()
         self.program = program(lowered, plan.cluster, plan.execution)
-        self.messages = self.program.messages()
-        timeline = simulate(self.program.without(UNSEEN)).fullest
+        self.stage, num_stages = run.rank // plan.mesh.num_devices, plan.execution.num_stages
+        self.messages = self.program.messages(self.stage)
+        if num_stages > 1:
+            self.messages += cut(lowered, plan.execution).messages(self.stage, num_stages)
+        timeline = simulate(self.program.without(UNSEEN)).stages[self.stage]
         memory = timeline.memory.by_category()
         self.memory = {name: num_bytes for name, num_bytes in memory.items() if name not in UNSEEN}
         self.peak_at = timeline.peak_at
@@ -68,7 +72,10 @@ class DryRunReport(Report):
     def paragraphs(self) -> list[Paragraph]:
         run, mesh = self.run, self.plan.mesh
         title = f"{'PASSED' if self.passed else 'FAILED'}: dry run of {self.plan.model} on mesh {mesh}"
-        ranks = f"rank {run.rank} of {mesh.num_devices}, which all run the same program on parts of the same shapes"
+        size, stage = self.plan.cluster.num_devices, ""
+        if self.plan.execution.num_stages > 1:
+            stage = f", pipeline stage {self.stage} of {self.plan.execution.num_stages},"
+        ranks = f"rank {run.rank} of {size}{stage} which all run the same program on parts of the same shapes"
         shown = [*self.findings[:MOST_SHOWN]]
         more = len(self.findings) - len(shown)
         shown += [f"and {more} more"] if more > 0 else []

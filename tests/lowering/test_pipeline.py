@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from shardwright.cli.dryrun import DryRunReport
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.predict import predict
+from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.step.execution import Schedule
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.search.plan import Plan, SearchReport
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, worst_error
 from tests.lowering.test_microbatches import case
 
@@ -56,3 +63,23 @@ def test_gradients_of_weights_are_put_off() -> None:
         assert len(products) == 8
         assert not early & products
         assert any("ln_attn" in name for name in early)
+
+
+def test_dry_runs_of_stages_are_as_predicted() -> None:
+    """What a stage sends is what the next one receives, and what was predicted; so is the peak of memory."""
+    found = case("gpt")
+    for stages, schedule, chunks in ((2, "1f1b", 1), (2, "interleaved", 2), (4, "zero-bubble", 1)):
+        cluster = Cluster.local(2 * stages)
+        graph = of_one_stage(found, ("tensor",), 4)
+        execution = evenly(graph, stages, schedule, chunks)
+        prediction = predict(graph, cluster, execution)
+        plan = Plan(graph, cluster, "GPT", "", prediction, (), SearchReport(0.0, 1, 0.0, 1 << 60), execution)
+        sent, received = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+        for stage in range(stages):
+            report = DryRunReport(plan, dry_run(graph, 2 * stage, execution))
+            assert not [f for f in report.findings if not f.startswith("memory in all")], (schedule, stage)
+            for message, times in report.run.messages.items():
+                both = {"send": sent, "receive": received}.get(message.collective, Counter[tuple[str, int]]())
+                both[message.axis, message.num_bytes] += times
+        assert sent
+        assert sent == received
