@@ -42,11 +42,13 @@ class Pipeline:
         ranks: Ranks,
         loss_axis: Axis | None,
         by_microbatch: Collection[str],
+        shared: Shared,
     ) -> None:
         """`runners`: one for each chunk of this stage, in order; `items`: what they do. `loss_axis`: as in `Training`.
 
-        `by_microbatch`: buffers that every microbatch updates.
+        `by_microbatch`: buffers that every microbatch updates. `shared`: what has the gradients of several stages.
         """
+        self.shared = shared
         self.stages, self.runners, self.ranks, self.loss_axis = stages, list(runners), ranks, loss_axis
         self.items, self.by_microbatch = list(items), by_microbatch
         self.num_microbatches = 1 if ranks.time is None else ranks.time.size
@@ -68,24 +70,22 @@ class Pipeline:
         self.put_off: dict[tuple[int, int], list[Apart]] = {}
         self.in_two = any(item.direction == "weights" for item in items)
         self.loss = torch.zeros((), dtype=getattr(torch, types[stages.graph.loss].dtype), device=ranks.device)
-        self.failed = ""
+        self.now, self.failed = "", ""
 
     def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Tensor:
         """The loss of a step, on every rank. `scale`: of the loss before its backward; None: there is no backward."""
-        if self.failed:
-            raise DistributedError(f"a step before failed ({self.failed}), and stages no longer agree; start all anew")
         items = [item for item in self.items if scale is not None or item.direction == _FORWARD]
         self.alive.clear()
         self.put_off.clear()
         self.mail.clear()
         work: dist.Work | None = None
-        loss, now = torch.zeros_like(self.loss), "the first action"
+        loss, self.now = torch.zeros_like(self.loss), "the beginning of the step"
         try:
             for channel in self.channels.values():
                 if isinstance(channel, Incoming):
                     channel.begin(self._to_come(items, channel))
             for item in items:
-                now = self._named(item)
+                self.now = self._named(item)
                 if item.direction == _FORWARD:
                     summand = self._forward(item, local[item.microbatch], draw, keep=scale is not None)
                     if summand is not None:
@@ -95,16 +95,26 @@ class Pipeline:
                     self._backward(item, scale)
                 else:
                     self._weights(item)
-            now = "the end of the step"
+            self.now = "the end of the step"
             for channel in self.channels.values():
                 if isinstance(channel, Outgoing):
                     channel.finish()
             if work is not None:
                 work.wait()
-            return self._shared(loss)
+            self._share(loss)
+            if scale is not None:
+                self.now = "the sum of gradients that several stages have"
+                first = self.runners[0]
+                first.reducer.hand_over(self.shared.summed(first.held))
         except BaseException as error:
-            self.failed = f"{now}: {error}"
+            self.failed = f"{self.now}: {error}"
             raise
+        return loss
+
+    def check_alive(self) -> None:
+        """Raise where a step before has failed: what is on its way between stages is of that one."""
+        if self.failed:
+            raise DistributedError(f"a step before failed ({self.failed}), and stages no longer agree; start all anew")
 
     # ---- actions ----
 
@@ -203,12 +213,12 @@ class Pipeline:
             return None
         return dist.all_reduce(loss, group=self.loss_axis.group, async_op=True)
 
-    def _shared(self, loss: Tensor) -> Tensor:
+    def _share(self, loss: Tensor) -> None:
         """From the stage that has the loss to all others."""
-        column = self.ranks.stages
+        column, last = self.ranks.stages, (len(self.stages) - 1) % self.ranks.stages.size
+        self.now = f"the loss, which comes from stage {last}"
         if column.group is not None:
-            dist.broadcast(loss, self.ranks.at((len(self.stages) - 1) % column.size), column.group)
-        return loss
+            dist.broadcast(loss, self.ranks.at(last), column.group)
 
     # ---- words and numbers ----
 

@@ -33,7 +33,7 @@ def arranged(
         stored: nodes that give a parameter.
 
     Raises:
-        PlanError: a pattern that no block fits, or for which there is nothing to make again.
+        PlanError: a pattern that no block fits, or for which there is nothing to make again, in a whole graph.
     """
     found = _by_block(_with_readers(listed, gathers))
     if all(mode == "none" for _, mode in execution.recomputes):
@@ -49,7 +49,8 @@ def arranged(
     if apart:
         found = _one_by_one(found, apart, _members(graph, found, wished))
     found = _gathered_again(found, {o.name for o in found if o.name in gathers and modes[o.name] != "none"})
-    check_used(found, execution, wished)
+    if not graph.is_part:
+        check_used(found, execution, wished)
     return found
 
 
