@@ -16,8 +16,11 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import SCHEDULES, Execution, Schedule
 from shardwright.pcg.step.schedules import in_flight, orders
 from shardwright.search.check import check_plan
+from shardwright.search.folding import Folded
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
+from shardwright.search.solving import Solver
+from shardwright.search.staging import spread_out
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 
@@ -126,3 +129,24 @@ def test_stages_share_out_the_memory() -> None:
         timeline = simulate(program(found.graph, cluster(4), found.execution))
         assert timeline.fullest.memory == found.prediction.memory
     assert peaks[4] < 0.4 * peaks[1]
+
+
+def test_blocks_are_moved_from_a_stage_that_has_no_room_and_from_one_that_has_most_to_do() -> None:
+    """The first stage has more microbatches in flight, so that with equally many blocks it needs more memory."""
+    graph, solver = blocks(batch=64, width=64, layers=9, seq=16), Solver(cluster(4), every_choice)
+    run = Execution(num_stages=2)
+    found = solver.solve(Folded(graph), Mesh.of(mb=8, x=2), ("data",), "test", run)
+    equal = simulate(program(found.graph, solver.cluster, replace(run, split=(6, 5)))).stages
+    limit = (3 * equal[0].memory.total_bytes + equal[1].memory.total_bytes) // 4
+    small = solver.within(limit)
+    execution = replace(run, split=(6, 5))
+    given = replace(found, execution=execution, fits=False, prediction=predict(found.graph, small.cluster, execution))
+    moved = spread_out(small, given)
+    assert moved.fits
+    assert moved.execution.split[0] < 6
+    assert moved.prediction.memory.total_bytes <= limit < equal[0].memory.total_bytes
+    lame = replace(found, execution=replace(run, split=(9, 2)))
+    better = spread_out(solver, lame)
+    assert better.prediction.step_s < predict(found.graph, solver.cluster, lame.execution).step_s
+    assert abs(better.execution.split[0] - better.execution.split[1]) <= 2
+    assert predict(found.graph, solver.cluster, better.execution) == better.prediction
