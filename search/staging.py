@@ -55,12 +55,12 @@ class Stager:
         self._over: dict[int, float] = {}  # by number of stages, the least part of its floor that a step took
 
     def plans(self) -> Iterator[Candidate]:
-        """The best plan of each number of stages that may win.
+        """Plans that are the best of their number of stages by then.
 
         The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
         """
         ahead = [way for spaces in self.tuner.pins.staged.values() for way in self._likeliest(spaces)]
-        seen, best, on_mesh = {way[1:] for way in ahead}, dict[int, Candidate](), dict[Space, Candidate]()
+        seen, best = {way[1:] for way in ahead}, dict[int | Space, Candidate]()
         for _ in range(_MOST_TRIED):
             ahead = [way for way in ahead if not self._loses(way)]
             if not ahead:
@@ -74,14 +74,15 @@ class Stager:
                 self.tuner.refused = error
                 continue
             stages = space.pipeline.stages
-            best[stages] = min([found, *([best[stages]] if stages in best else [])], key=rank)
-            if space not in on_mesh or rank(found) < rank(on_mesh[space]):
-                on_mesh[space] = found
+            if stages not in best or rank(found) < rank(best[stages]):
+                best[stages] = found
+                yield self.tuner.told(found)
+            if space not in best or rank(found) < rank(best[space]):
+                best[space] = found
                 for beside in (number - 1, number + 1):
                     if 0 <= beside < len(self._counts(space)) and (space, beside) not in seen:
                         seen.add((space, beside))
                         ahead.append(self._way(space, beside))
-        yield from map(self.tuner.told, best.values())
 
     def _best(self, space: Space, number: int) -> Candidate:
         """With so many microbatches, in the order in which it is the fastest."""

@@ -66,6 +66,9 @@ def test_stages_are_taken_where_they_are_faster_and_left_where_not() -> None:
         least_s = min(plan.prediction.step_s for plan in (plain, *given))
         assert auto.prediction.step_s == pytest.approx(least_s)
         assert (auto.execution.num_stages > 1) == wins
+        few, none = (search.plan(graph, stages="auto", pins=pin) for pin in ("stages<=2", "no stages"))
+        assert few.execution.num_stages == 1 + wins
+        assert none.execution.num_stages == 1
         if wins:
             assert auto.prediction.step_s < 0.8 * plain.prediction.step_s
             assert {other.execution.num_stages for other in auto.alternatives} >= {1, 2}
@@ -90,6 +93,8 @@ def test_what_is_in_flight_is_what_the_first_stage_keeps(schedule: str) -> None:
     [
         ({"stages": 3}, "stages=3 does not divide the 8 devices of cluster test"),
         ({"stages": 8}, "stages=8: the model has 4 blocks to put on them; choose fewer"),
+        ({"stages": "auto", "mesh": Mesh.of(x=4)}, "stages='auto' with a mesh, which is that of one stage"),
+        ({"pins": "stages<=2"}, "pin 'stages<=2': it bounds what stages='auto' chooses; ask for that, or leave it out"),
         ({"stages": 0}, "stages: expected a positive integer, got 0"),
         ({"schedule": "1f1b"}, "schedule='1f1b' without stages=: it is that of pipeline stages; give both"),
         ({"stages": 2, "schedule": "2f2b"}, "schedule: expected one of"),
