@@ -13,7 +13,7 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Schedule
+from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.search.check import check_plan
 from shardwright.search.folding import Folded
 from shardwright.search.plan import Plan
