@@ -25,8 +25,11 @@ from shardwright.search.tuning import Tuner
 _DEEP = 4
 """So many microbatches a stage are tried first: the bubble is a fifth of the step."""
 _MOST_TRIED = 12
+"""Of meshes with a number of microbatches; seldom are so many not ruled out."""
 _CHUNKS = (2, 4, 8)
+"""Of a stage, where they are interleaved."""
 _MOST_MOVES, _MOST_TARGETS = 8, 2
+"""Of sections from one stage to another; the stages that are tried for each."""
 _NEARLY = 1.5
 """What needs so much more memory than there is may fit once blocks are moved to stages that have room."""
 
@@ -70,8 +73,8 @@ class Stager:
             space, number = way.space, way.number
             try:
                 found = self._best(space, number)
-            except NoLayoutsError as error:
-                self.tuner.refused = error
+            except PlanError as error:  # also of a schedule that the microbatches or the blocks do not allow
+                self.tuner.refused = NoLayoutsError(str(error))
                 continue
             stages = space.pipeline.stages
             if stages not in best or rank(found) < rank(best[stages]):

@@ -424,8 +424,8 @@ def _tried(monkeypatch: pytest.MonkeyPatch, floors_s: dict[str, dict[int, float]
     tuner.counts = list(steps_s)
     tuner._start = dict.fromkeys(cast("Any", floors_s), start)
     tuner._over = {_alike(space): over}
-    monkeypatch.setattr(tuner, "_try", found)
-    monkeypatch.setattr(tuner, "_floor_s", lambda space, mode, count: floors_s[mode][count])
+    monkeypatch.setattr(tuner, "tried_with", found)
+    monkeypatch.setattr(tuner, "floor_s", lambda space, mode, count: floors_s[mode][count])
     monkeypatch.setattr("shardwright.search.tuning.divided", lambda space, counts, size: counts)
     list(tuner.ways(space, cast("Any", list(floors_s)), rival_s))
     return tried
@@ -504,7 +504,7 @@ def test_on_many_devices_the_best_mesh_is_cut_to_three_axes(monkeypatch: pytest.
         kept = Pins.of(graph, search.cluster, asked)
         tuner = Tuner(search.solver, graph, search.execution, kept, lambda message: None)
         space = next(space for space in tuner.spaces if space.mesh == Mesh.of(x=4, y=2))
-        tuner.tried = [tuner._try(space, mode, 2) for mode in ("none", "full")]
+        tuner.tried = [tuner.tried_with(space, mode, 2) for mode in ("none", "full")]
         tuner.fastest_s = fastest_s
         return list(tuner.nested(tuner.tried[0]))
 
