@@ -1,16 +1,16 @@
-"""Pipeline stages on real ranks: models of the zoo, six blocks deep, against the single process.
+"""Pipeline stages on real ranks: models of the zoo, against the single process.
 
 A cell is a plan on the mesh of a stage, cuts of the model, a schedule and microbatches. Its ranks take three steps of
 AdamW with dropout on (`seed_exactly`); loss, gradients, buffers and weights have to be those of one process, in fp64
 within 1e-9, under bf16 autocast as far off as `torch.autocast` on one process. There are two kinds:
 
-* the grid: every model on 2, 4 and 8 ranks under every schedule with 1, 2, 4 and 8 microbatches; what is inside a
-  stage, the lifetimes of parameters, what is made again and the precision go round;
+* the grid: every model, six blocks deep, on 2, 4 and 8 ranks under every schedule with 1, 2, 4 and 8 microbatches;
+  what is inside a stage, the lifetimes of parameters, what is made again and the precision go round;
 * at random: as `bench.random_plans` draws layouts, lifetimes and what is made again, and cuts as they come.
 
-    python -m bench.stages                     the grid
-    python -m bench.stages --models gpt t5 --ranks 2 4 --every 5
-    python -m bench.stages --random 0 200      the cases of these numbers
+    python -m bench.stage_matrix                     the grid
+    python -m bench.stage_matrix --models gpt t5 --ranks 2 4 --every 5
+    python -m bench.stage_matrix --random 0 200      the cases of these numbers
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from bench.accuracy import Errors, Kind, Prepared, adamw, compare, lowered, prepare, steps
 from bench.plans import CERTIFIED
-from bench.random_plans import PLAN_S, Pair, TooLongError, within
+from bench.random_plans import Pair, TooLongError, within
 from examples import zoo
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering.exact import seed_exactly
@@ -54,8 +54,12 @@ MODELS = ("gpt", "gpt2", "llama", "bert", "vit", "t5", "mixtral", "qwen3_moe")
 EXPERTS = ("mixtral", "qwen3_moe")
 """In fp32, as torch multiplies no groups of doubles."""
 LAYERS, NUM_STEPS, SEED = 6, 3, 11
+FEW_LAYERS = 4
+"""In random cases, of whose blocks no two are alike."""
+SECTIONS = FEW_LAYERS + 2
+"""With what comes before the blocks, and after them."""
 MICROBATCHES = (1, 2, 4, 8)
-CELL_S, AT_ONCE = 90, 12
+CELL_S, RANDOM_S, AT_ONCE = 90, 8, 6
 Inside = tuple[str, ...]
 """The roles of the axes of a stage, two ranks along each."""
 INSIDES: dict[int, Sequence[Inside]] = {
@@ -182,9 +186,10 @@ def at_random(number: int) -> Cell | Refused:
     draw = random.Random(f"stages {number}")
     stages = draw.choice((2, 2, 2, 3, 4))
     schedule: Schedule = draw.choice(SCHEDULES)
-    chunks = (
-        draw.choice((2, 2, 3)) if schedule == "interleaved" and stages < 4 else 2 if schedule == "interleaved" else 1
-    )
+    most = SECTIONS // stages
+    if schedule == "interleaved" and most == 1:
+        schedule = "1f1b"
+    chunks = draw.randint(2, most) if schedule == "interleaved" else 1
     many = draw.choice([m for m in MICROBATCHES if chunks == 1 or m < stages or m % stages == 0])
     shape = draw.choice(SHAPES[stages])
     mesh = Mesh.of(**({TIME: many} if many > 1 else {}), **shape)
@@ -193,8 +198,8 @@ def at_random(number: int) -> Cell | Refused:
     pair = replace(pair, mesh=mesh, roles=roles, backend="")
     text = f"{number}: {pair.model}, {stages} stages of {mesh} {'×'.join(roles)}, {schedule}, {chunks} chunks"
     try:
-        with within(PLAN_S), seed_exactly(SEED):
-            prepared = prepared_of(pair.model, "fp64", pair.trained)
+        prepared = prepared_of(pair.model, "fp64", pair.trained)
+        with within(RANDOM_S), seed_exactly(SEED):
             graph, execution = pair.plan()
         many_sections, parts = number_of_sections(graph, execution), stages * chunks
         ends = sorted(draw.sample(range(1, many_sections), parts - 1))
@@ -250,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; 1 where any cell differs or failed."""
     options = _options(arguments)
     torch.set_num_threads(1)
-    zoo.LAYERS = LAYERS
+    zoo.LAYERS = FEW_LAYERS if options.random else LAYERS
     cells = (
         map(at_random, range(*options.random)) if options.random else grid(options.models, options.ranks, options.every)
     )
@@ -279,7 +284,7 @@ def _judged(cell: Cell, errors: Errors | str) -> tuple[str, str]:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.stages", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.stage_matrix", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--ranks", nargs="+", type=int, default=(2, 4, 8))
     parser.add_argument("--every", type=int, default=1, help="of the grid, only every so manieth cell")
