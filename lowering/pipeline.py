@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.lowering.channels import Incoming, Kind, Message, Outgoing, channels
 from shardwright.lowering.exact import Draw
@@ -65,7 +66,7 @@ class Pipeline:
             ways += [(_FORWARD, here, there), (_BACKWARD, there, here)]
         self.channels = channels(ranks, ways)
         self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # between chunks of one stage
-        self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[Tensor]]] = {}
+        self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[GradientEdge | None]]] = {}
         self.put_off: dict[tuple[int, int], list[Apart]] = {}
         self.in_two = any(item.direction == "weights" for item in items)
         self.loss = torch.zeros((), dtype=getattr(torch, types[stages.graph.loss].dtype), device=ranks.device)
@@ -131,28 +132,34 @@ class Pipeline:
         loss = outputs.pop(LOSS, None)
         self._send(_FORWARD, stage, stage + 1, item, sent)
         if keep:
-            self.alive[item.chunk, item.microbatch] = got, sent if loss is None else [loss]
+            self.alive[item.chunk, item.microbatch] = got, self._roots(stage, sent, loss)
         written = {k: v for k, v in outputs.items() if self._is_last(item) or k in self.by_microbatch}
         runner.write_back(written)
         return None if loss is None else loss.detach()
 
     def _backward(self, item: Item, scale: Scale) -> None:
         runner, stage = self.runners[item.chunk], self._virtual(item)
-        got, results = self.alive.pop((item.chunk, item.microbatch))
-        gradients: list[Tensor] | list[None] = [None]
-        if stage + 1 < len(self.stages):
-            results = [y for name, y in zip(self.stages.given(stage), results, strict=True) if name in self.trained]
-            gradients = self._take(_BACKWARD, stage + 1, stage, item) if results else []
+        got, roots = self.alive.pop((item.chunk, item.microbatch))
+        gradients: list[Tensor] = []
+        if stage + 1 == len(self.stages):
+            gradients = [scale(torch.ones_like(self.loss))]
+        elif self.trained.intersection(self.stages.given(stage)):
+            gradients = self._take(_BACKWARD, stage + 1, stage, item)
         self._begin(runner, item, frees=self._is_last(item))
-        pairs = [(y, g) for y, g in zip(results, gradients, strict=True) if y.requires_grad]
-        roots = [y if g is not None else scale(y) for y, g in pairs]
+        pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if root is not None]
         ends = self._is_last(item) and not self.in_two
-        runner.reducer.watch(*roots, first=item.microbatch == 0, last=ends)
-        torch.autograd.backward(roots, [g for _, g in pairs])
+        runner.reducer.watch(*(root for root, _ in pairs), first=item.microbatch == 0, last=ends)
+        torch.autograd.backward([root for root, _ in pairs], [g for _, g in pairs])
         if self.in_two:
             self.put_off[item.chunk, item.microbatch], runner.saved.put_off = runner.saved.put_off, []
         back = [got[name] for name in self.stages.received(stage) if name in self.trained]
         self._send(_BACKWARD, stage, stage - 1, item, [torch.zeros_like(x) if x.grad is None else x.grad for x in back])
+
+    def _roots(self, stage: int, sent: Sequence[Tensor], loss: Tensor | None) -> list[GradientEdge | None]:
+        """Where the backward of what a stage gives begins: autograd's nodes, so that the values are let go of."""
+        results = [y for name, y in zip(self.stages.given(stage), sent, strict=True) if name in self.trained]
+        results = results if loss is None else [loss]
+        return [get_gradient_edge(y) if y.requires_grad else None for y in results]
 
     def _weights(self, item: Item) -> None:
         """The second part of backward, and, of the last microbatch, the sums over devices."""

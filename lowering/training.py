@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.drawing import Drawing
@@ -141,7 +142,8 @@ class Training(Fixed):
             with alike, draws as draw:
                 outputs = runner.run(local, draw)
             loss = outputs.pop(LOSS)
-            runner.reducer.watch(loss, first=first, last=last)
+            roots = [get_gradient_edge(loss)] if loss.requires_grad else []
+            runner.reducer.watch(*roots, first=first, last=last)
             runner.write_back({k: v for k, v in outputs.items() if last or k in self._by_microbatch})
         except RuntimeError as error:
             raise _blame(error, "forward") from error
