@@ -337,23 +337,46 @@ def test_compiled_stages() -> None:
         assert_equal([got for _, got in by_rank], expected, 1e-10)
 
 
+@pytest.mark.slow
 def test_masks_of_torchs_generator() -> None:
-    """Without `seed_exactly`: another mask in each step, the same on all ranks; evaluation draws like a step."""
+    """Without `seed_exactly`: other masks in each step, the same on all ranks; one number of the generator a step."""
     found = case()
 
-    def run(model: ParallelModule) -> tuple[list[float], Tensor]:
-        torch.manual_seed(5)
-        losses = [float(backward(model, found)) for _ in range(20)]
+    def run(model: ParallelModule) -> tuple[list[float], dict[str, Tensor | None]]:
+        seeded = torch.get_rng_state()
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.0), list[float]()
+        for number in range(20):
+            losses.append(float(backward(model, found)))
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = 0.1 * (number > 10)
+            if number < 19:
+                optimizer.zero_grad()
+        with torch.no_grad():
+            losses.append(float(model(**found.batch)))
         state = torch.get_rng_state()
-        torch.manual_seed(5)
-        for _ in range(20):
+        torch.set_rng_state(seeded)
+        for _ in range(21):
             torch.randint(1 << 62, ())
         assert torch.equal(state, torch.get_rng_state())
-        return losses, state
+        return losses, {**weights(model), **{f"gradient of {n}": g for n, g in gradients(model).items()}}
 
-    for by_rank in under_all(found, run):
-        assert all(losses == by_rank[0][0] for losses, _ in by_rank)
-        assert len(set(by_rank[0][0])) == 20
+    def own_streams(model: ParallelModule) -> tuple[list[float], dict[str, Tensor | None]]:
+        """Seeded differently: all draw from one stream, and none from its own generator."""
+        torch.manual_seed(dist.get_rank())
+        before, losses = torch.get_rng_state(), [float(backward(model, found)) for _ in range(3)]
+        drawn = torch.get_rng_state()
+        assert torch.equal(before, drawn)
+        return losses, gradients(model)
+
+    torch.manual_seed(5)
+    for body in (run, own_streams):
+        for by_rank in under_all(found, body):
+            losses, first = by_rank[0][0], dict[str, Tensor | None]()
+            assert len(set(losses)) == len(losses)
+            for own, values in by_rank:
+                assert own == losses
+                for name, value in values.items():
+                    torch.testing.assert_close(value, first.setdefault(name, value), rtol=1e-12, atol=1e-14)
 
 
 class Odd(nn.Module):
