@@ -139,11 +139,13 @@ def test_five_steps_of_adamw() -> None:
 
 
 def test_losses_that_are_called_and_added_up() -> None:
-    """`parallel(**batch)`, twice, scaled; then evaluation without gradients, which leaves the gradients alone."""
+    """Evaluation in inference mode; `parallel(**batch)`, twice, scaled; evaluation that leaves the gradients alone."""
     found = case()
 
     def add_up(model: nn.Module) -> tuple[list[float], dict[str, Tensor | None]]:
         with seed_exactly(SEED):
+            with torch.inference_mode():
+                model(**found.batch)
             first = model(**found.batch)
             first = first if isinstance(first, Tensor) else first["loss"]
             (0.5 * first).backward()
