@@ -33,6 +33,7 @@ types: $(STAMP) ## check types
 
 matrix: $(STAMP) ## run every model under every layout and write the table in docs/
 	$(PY) -m bench.matrix
+	OMP_NUM_THREADS=1 $(PY) -m bench.stage_matrix
 
 sweep: $(STAMP) ## run every model in 30 ways of training on 2, 4 and 8 ranks and write the page in docs/: hours; goes on where it was ended
 	OMP_NUM_THREADS=1 $(PY) -m bench.sweep

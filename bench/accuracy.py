@@ -240,8 +240,9 @@ def _single_steps(
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """Of what is trained. Its eps is far above gradients that are only rounding."""
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, eps=1e-5, fused=True)
+    """Of what is trained: nothing, in some pipeline stages. Its eps is far above gradients that are only rounding."""
+    trained = [p for p in model.parameters() if p.requires_grad] or [torch.zeros(())]
+    return torch.optim.AdamW(trained, lr=1e-3, eps=1e-5, fused=True)
 
 
 def steps(

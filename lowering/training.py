@@ -49,6 +49,9 @@ class Training(Fixed):
 
     def forward(self, **batch: Any) -> Tensor:
         """The loss of a batch of global tensors, or of this rank's own shards of them."""
+        if torch.is_inference_mode_enabled():  # its tensors could not serve in later steps
+            with torch.inference_mode(False), torch.no_grad():
+                return self.forward(**batch)
         local = self._take(batch)
         if torch.is_grad_enabled() and (self._pipeline is not None or (len(local) > 1 and self._runner.reducer.held)):
             with ExitStack() as stack:

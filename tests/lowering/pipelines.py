@@ -29,10 +29,12 @@ Outcome = tuple[Tensor, dict[str, Tensor | None]]
 """The loss, and every gradient."""
 
 
-def of_one_stage(found: Case, roles: tuple[str, ...], many: int, zero: Zero = "zero-1") -> Graph:
+def of_one_stage(
+    found: Case, roles: tuple[str, ...], many: int, zero: Zero = "zero-1", per_microbatch: tuple[str, ...] = ()
+) -> Graph:
     """The plan on the mesh of a stage, two ranks along each axis, in so many microbatches."""
     sizes = dict.fromkeys("xyz"[: len(roles)], 2) or {"x": 1}
-    planner = Planner(Cluster.local(2 ** len(roles)), certified_choices())
+    planner = Planner(Cluster.local(2 ** len(roles)), certified_choices(), per_microbatch=per_microbatch)
     mesh = Mesh.of(**({"mb": many} if many > 1 else {}), **sizes)
     graph = planner.solve(found.captured.graph, mesh, roles or ("data",), "test").graph
     return with_lifetimes(graph, {leaf.name: zero for leaf in graph.leaves("parameter")})
@@ -40,7 +42,7 @@ def of_one_stage(found: Case, roles: tuple[str, ...], many: int, zero: Zero = "z
 
 def evenly(graph: Graph, stages: int, schedule: Schedule = "1f1b", chunks: int = 1, **options: Any) -> Execution:
     """An execution whose virtual stages have about equally many sections."""
-    many = len(units(sections(Operations(as_run(graph)), {}, by_block=True)))
+    many = len(units(sections(Operations(as_run(graph, Execution(**options))), {}, by_block=True)))
     parts = stages * chunks
     split = tuple(many // parts + (number < many % parts) for number in range(parts))
     return Execution(num_stages=stages, chunks_per_stage=chunks, schedule=schedule, split=split, **options)

@@ -23,8 +23,9 @@ from torch.nn import functional as F
 from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.launch import run_ranks
-from shardwright.lowering.module import ParallelModule
-from shardwright.pcg.errors import ShardwrightError
+from shardwright.lowering.module import ParallelModule, check_stages
+from shardwright.pcg.capture import capture
+from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
 from tests.lowering.pipelines import evenly, gradients, of_one_stage
@@ -138,11 +139,13 @@ def test_five_steps_of_adamw() -> None:
 
 
 def test_losses_that_are_called_and_added_up() -> None:
-    """`parallel(**batch)`, twice, scaled; then evaluation without gradients, which leaves the gradients alone."""
+    """Evaluation in inference mode; `parallel(**batch)`, twice, scaled; evaluation that leaves the gradients alone."""
     found = case()
 
     def add_up(model: nn.Module) -> tuple[list[float], dict[str, Tensor | None]]:
         with seed_exactly(SEED):
+            with torch.inference_mode():
+                model(**found.batch)
             first = model(**found.batch)
             first = first if isinstance(first, Tensor) else first["loss"]
             (0.5 * first).backward()
@@ -204,10 +207,11 @@ def test_frozen_stages(trained: str) -> None:
 
 
 class Counting(nn.Module):
-    """Batch norms, a counter that all blocks read, and running statistics of what only the first stage has."""
+    """Batch norms, a counter that all blocks read, and running statistics of the batch itself, or of nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_batch: bool = True) -> None:
         super().__init__()
+        self.of_batch = of_batch
         self.first, self.last = nn.Linear(6, HIDDEN), nn.Linear(HIDDEN, 6)
         self.layers = nn.ModuleList(
             nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU()) for _ in range(4)
@@ -218,7 +222,7 @@ class Counting(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         steps, seen = self.get_buffer("steps"), self.get_buffer("seen")
         steps += 1
-        seen.mul_(0.9).add_(x.mean(0))
+        seen.mul_(0.9).add_(x.mean(0) if self.of_batch else 1)
         h = self.first(x - seen)
         for layer in self.layers:
             h = h + layer(h) / steps
@@ -335,20 +339,139 @@ def test_compiled_stages() -> None:
         assert_equal([got for _, got in by_rank], expected, 1e-10)
 
 
+@pytest.mark.slow
 def test_masks_of_torchs_generator() -> None:
-    """Without `seed_exactly`: another mask in each step, the same on all ranks; evaluation draws like a step."""
+    """Without `seed_exactly`: other masks in each step, the same on all ranks; one number of the generator a step."""
     found = case()
 
-    def run(model: ParallelModule) -> tuple[list[float], Tensor]:
-        torch.manual_seed(5)
-        losses = [float(backward(model, found)) for _ in range(20)]
+    def run(model: ParallelModule) -> tuple[list[float], dict[str, Tensor | None]]:
+        seeded = torch.get_rng_state()
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.0), list[float]()
+        for number in range(20):
+            losses.append(float(backward(model, found)))
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = 0.1 * (number > 10)
+            if number < 19:
+                optimizer.zero_grad()
+        with torch.no_grad():
+            losses.append(float(model(**found.batch)))
         state = torch.get_rng_state()
-        torch.manual_seed(5)
-        for _ in range(20):
+        torch.set_rng_state(seeded)
+        for _ in range(21):
             torch.randint(1 << 62, ())
         assert torch.equal(state, torch.get_rng_state())
-        return losses, state
+        return losses, {**weights(model), **{f"gradient of {n}": g for n, g in gradients(model).items()}}
 
-    for by_rank in under_all(found, run):
-        assert all(losses == by_rank[0][0] for losses, _ in by_rank)
-        assert len(set(by_rank[0][0])) == 20
+    def own_streams(model: ParallelModule) -> tuple[list[float], dict[str, Tensor | None]]:
+        """Seeded differently: all draw from one stream, and none from its own generator."""
+        torch.manual_seed(dist.get_rank())
+        before, losses = torch.get_rng_state(), [float(backward(model, found)) for _ in range(3)]
+        drawn = torch.get_rng_state()
+        assert torch.equal(before, drawn)
+        return losses, gradients(model)
+
+    torch.manual_seed(5)
+    for body in (run, own_streams):
+        for by_rank in under_all(found, body):
+            losses, first = by_rank[0][0], dict[str, Tensor | None]()
+            assert len(set(losses)) == len(losses)
+            for own, values in by_rank:
+                assert own == losses
+                for name, value in values.items():
+                    torch.testing.assert_close(value, first.setdefault(name, value), rtol=1e-12, atol=1e-14)
+
+
+class Odd(nn.Module):
+    """What only reads the batch comes first; sequences lie otherwise in memory; every layer adds to the loss.
+
+    Weights are penalised, so that the last stage reads all of them; a noise depends on the batch alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN) for _ in range(4))
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        mask = torch.arange(x.shape[1]) < lengths[:, None]
+        noise = self.drop(x)
+        h, losses = (x * mask[..., None]).transpose(0, 1), list[Tensor]()
+        for layer in self.layers:
+            h = torch.tanh(layer(h)) + noise.transpose(0, 1)
+            losses.append(h.transpose(0, 1).reshape(-1, HIDDEN).pow(2).mean())
+        return sum(losses[1:], losses[0]) + 0.1 * sum(p.pow(2).sum() for p in self.parameters())
+
+
+def test_odd_models() -> None:
+    torch.manual_seed(0)
+    found = Case(Odd().double(), {"x": torch.randn(8, 3, HIDDEN).double(), "lengths": torch.randint(1, 4, (8,))})
+    todo = list[tuple[Graph, Execution]]()
+    for roles, stages in (((), 4), (("data",), 2), (("zero",), 2)):
+        graph = of_one_stage(found, roles, 4)
+        todo += [(graph, evenly(graph, stages)), (graph, evenly(graph, stages, "gpipe", recompute="full"))]
+    many = sum(todo[0][1].split)
+    todo.append((todo[0][0], Execution(num_stages=4, split=(1, 1, 1, many - 3))))
+
+    def run(model: nn.Module) -> tuple[float, dict[str, Tensor | None]]:
+        with seed_exactly(SEED):
+            if isinstance(model, ParallelModule):
+                loss = model.forward_backward(**found.batch)
+            else:
+                loss = model(**found.batch)
+                loss.backward()
+        return loss.item(), gradients(model)
+
+    loss, expected = in_one(found, run)
+    results = run_ranks(lambda: [run(found.lower(*plan)) for plan in todo], 4, 120)
+    for by_rank in zip(*results, strict=True):
+        assert all(own == pytest.approx(loss, rel=1e-10) for own, _ in by_rank)
+        assert_equal([got for _, got in by_rank], expected, 1e-10)
+
+
+def test_statistics_of_each_microbatch() -> None:
+    """Running statistics are updated by one microbatch after the other."""
+    torch.manual_seed(0)
+    model, many = Counting(of_batch=False).double(), 2
+    batch = {"x": torch.randn(8, 6).double(), "y": torch.randn(8, 6).double()}
+    options: dict[str, Any] = {"num_microbatches": many, "per_microbatch": ("*",)}
+    found = Case(model, batch, capture(model, batch, **options))
+    graph = of_one_stage(found, (), many, per_microbatch=("*",))
+
+    def run(model: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
+        if isinstance(model, ParallelModule):
+            model.forward_backward(**found.batch)
+        else:
+            for part in range(many):
+                (model(**{key: value.chunk(many)[part] for key, value in batch.items()}) / many).backward()
+        return gradients(model), {name: whole(b).clone() for name, b in model.named_buffers()}
+
+    expected = in_one(found, run)
+    split = evenly(graph, 4, per_microbatch=("*",))
+    by_rank = run_ranks(lambda: run(found.lower(graph, split)), 4, 60)
+    assert_equal([got for got, _ in by_rank], expected[0], 1e-10)
+    assert_equal([buffers for _, buffers in by_rank], expected[1], 1e-10)
+
+
+class Feature(nn.Module):
+    """Dropout of whole channels, whose masks have no number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.feature_alpha_dropout(layer(x), 0.5, training=True)
+        return x.pow(2).mean()
+
+
+def test_what_stages_cannot_run_is_refused() -> None:
+    found = Case(Feature(), {"x": torch.randn(8, HIDDEN, 2, HIDDEN)})
+    graph = of_one_stage(found, (), 1)
+    with pytest.raises(PlanError, match="it draws from torch's generator, which pipeline stages do not share"):
+        check_stages(graph, evenly(graph, 2), None)
+    graph = of_one_stage(case(), (), 1)
+    with pytest.raises(PlanError, match="amp_fp16 in pipeline stages: overflows are not found together"):
+        check_stages(graph, evenly(graph, 2), "amp_fp16")
+    check_stages(graph, evenly(graph, 2), "amp_bf16")
+    check_stages(graph, Execution(), "amp_fp16")

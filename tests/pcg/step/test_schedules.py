@@ -223,6 +223,14 @@ def test_what_is_proven_runs_on_the_machine(execution: Execution) -> None:
     assert is_sound(orders(execution), execution)
 
 
+@each("execution", ALL, ids=name)
+def test_steps_without_backward_end(execution: Execution) -> None:
+    """Evaluation runs the forwards of a list alone, also where sends wait for their receives."""
+    forwards = [[item for item in items if item.direction == "forward"] for items in orders(execution)]
+    many = execution.num_virtual_stages * execution.num_microbatches
+    assert len(list(progress(forwards, execution, blocking=True))) == many
+
+
 @given(st.sampled_from(ALL), st.data())
 def test_a_wrong_list_is_refused_and_only_that(execution: Execution, data: st.DataObject) -> None:
     made = orders(execution)
