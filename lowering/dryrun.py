@@ -192,9 +192,9 @@ def _names(parallel: ParallelModule) -> dict[str, str]:
     """The mesh axis of every group, or what is sent in it between stages."""
     ranks, pipeline = parallel.ranks, parallel._pipeline
     found: dict[str, str] = {a.group.group_name: a.name for a in ranks.all_axes if a.group is not None}
-    if pipeline is not None and parallel._shared is not None:
+    if pipeline is not None:
         found |= {one.group.group_name: channel(*way) for way, one in pipeline.channels.items()}
-        found |= {group.group_name: STAGES for group in parallel._shared.groups.values() if group is not None}
+        found |= {group.group_name: STAGES for group in pipeline.shared.groups.values() if group is not None}
     return found
 
 

@@ -123,7 +123,6 @@ class ParallelModule(Training):
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
         buffers = (name for name, _ in graph.outputs)
         self._by_microbatch = {name for name in buffers if execution.is_per_microbatch(name.rpartition(".")[0])}
-        self._shared: Shared | None = None
         self._pipeline: Pipeline | None = None
         if len(stages) == 1:
             self._runners = [Runner(outside, ranks, self._leaves, self._held)]
@@ -151,12 +150,13 @@ class ParallelModule(Training):
                 held = self._of(leaf)
                 held.counts = ranks.stages.rank == holders[0]
                 groups |= {held.name: group} if held.inside.requires_grad else {}
-        self._shared = Shared(groups)
+        shared_by_stages = Shared(groups)
         for runner in self._runners:
-            runner.reducer.hold_back = self._shared.hold_back
+            runner.reducer.hold_back = shared_by_stages.hold_back
         many = replace(execution, num_microbatches=self.graph.mesh.num_microbatches)
         items = orders(many)[ranks.stages.rank]
-        self._pipeline = Pipeline(stages, self._runners, items, ranks, self._loss_axis, self._by_microbatch)
+        around = self._loss_axis, self._by_microbatch, shared_by_stages
+        self._pipeline = Pipeline(stages, self._runners, items, ranks, *around)
 
     def _virtual_stages(self, stages: Stages) -> range:
         return range(self.ranks.stages.rank, len(stages), self.ranks.stages.size)
@@ -251,7 +251,7 @@ class ParallelModule(Training):
         What gathers parameters or makes values again stays outside of the compiled graphs. Inductor draws masks of its
         own, which are not those of a single process; its setting `fallback_random` keeps them.
         """
-        if options.get("fullgraph") and self._runner.remakes:
+        if options.get("fullgraph") and any(runner.remakes for runner in self._runners):
             raise ShardwrightError(
                 "compile(fullgraph=True): parameters are gathered, or values made again, between the graphs of this "
                 "program; leave fullgraph out"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.lowering.channels import Incoming, Kind, Message, Outgoing, channels
 from shardwright.lowering.exact import Draw
@@ -41,11 +42,13 @@ class Pipeline:
         ranks: Ranks,
         loss_axis: Axis | None,
         by_microbatch: Collection[str],
+        shared: Shared,
     ) -> None:
         """`runners`: one for each chunk of this stage, in order; `items`: what they do. `loss_axis`: as in `Training`.
 
-        `by_microbatch`: buffers that every microbatch updates.
+        `by_microbatch`: buffers that every microbatch updates. `shared`: what has the gradients of several stages.
         """
+        self.shared = shared
         self.stages, self.runners, self.ranks, self.loss_axis = stages, list(runners), ranks, loss_axis
         self.items, self.by_microbatch = list(items), by_microbatch
         self.num_microbatches = 1 if ranks.time is None else ranks.time.size
@@ -63,27 +66,25 @@ class Pipeline:
             ways += [(_FORWARD, here, there), (_BACKWARD, there, here)]
         self.channels = channels(ranks, ways)
         self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # between chunks of one stage
-        self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[Tensor]]] = {}
+        self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[GradientEdge | None]]] = {}
         self.put_off: dict[tuple[int, int], list[Apart]] = {}
         self.loss = torch.zeros((), dtype=getattr(torch, types[stages.graph.loss].dtype), device=ranks.device)
-        self.failed = ""
+        self.now, self.failed = "", ""
 
     def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Tensor:
         """The loss of a step, on every rank. `scale`: of the loss before its backward; None: there is no backward."""
-        if self.failed:
-            raise DistributedError(f"a step before failed ({self.failed}), and stages no longer agree; start all anew")
         items = [item for item in self.items if scale is not None or item.direction == _FORWARD]
         self.alive.clear()
         self.put_off.clear()
         self.mail.clear()
         work: dist.Work | None = None
-        loss, now = torch.zeros_like(self.loss), "the first action"
+        loss, self.now = torch.zeros_like(self.loss), "the beginning of the step"
         try:
             for channel in self.channels.values():
                 if isinstance(channel, Incoming):
                     channel.begin(self._to_come(items, channel))
             for item in items:
-                now = self._named(item)
+                self.now = self._named(item)
                 if item.direction == _FORWARD:
                     summand = self._forward(item, local[item.microbatch], draw, keep=scale is not None)
                     if summand is not None:
@@ -93,16 +94,26 @@ class Pipeline:
                     self._backward(item, scale)
                 else:
                     self._weights(item)
-            now = "the end of the step"
+            self.now = "the end of the step"
             for channel in self.channels.values():
                 if isinstance(channel, Outgoing):
                     channel.finish()
             if work is not None:
                 work.wait()
-            return self._shared(loss)
+            self._share(loss)
+            if scale is not None:
+                self.now = "the sum of gradients that several stages have"
+                first = self.runners[0]
+                first.reducer.hand_over(self.shared.summed(first.held))
         except BaseException as error:
-            self.failed = f"{now}: {error}"
+            self.failed = f"{self.now}: {error}"
             raise
+        return loss
+
+    def check_alive(self) -> None:
+        """Raise where a step before has failed: what is on its way between stages is of that one."""
+        if self.failed:
+            raise DistributedError(f"a step before failed ({self.failed}), and stages no longer agree; start all anew")
 
     # ---- actions ----
 
@@ -120,28 +131,34 @@ class Pipeline:
         loss = outputs.pop(LOSS, None)
         self._send(_FORWARD, stage, stage + 1, item, sent)
         if keep:
-            self.alive[item.chunk, item.microbatch] = got, sent if loss is None else [loss]
+            self.alive[item.chunk, item.microbatch] = got, self._roots(stage, sent, loss)
         written = {k: v for k, v in outputs.items() if self._is_last(item) or k in self.by_microbatch}
         runner.write_back(written)
         return None if loss is None else loss.detach()
 
     def _backward(self, item: Item, scale: Scale) -> None:
         runner, stage = self.runners[item.chunk], self._virtual(item)
-        got, results = self.alive.pop((item.chunk, item.microbatch))
-        gradients: list[Tensor] | list[None] = [None]
-        if stage + 1 < len(self.stages):
-            results = [y for name, y in zip(self.stages.given(stage), results, strict=True) if name in self.trained]
-            gradients = self._take(_BACKWARD, stage + 1, stage, item) if results else []
+        got, roots = self.alive.pop((item.chunk, item.microbatch))
+        gradients: list[Tensor] = []
+        if stage + 1 == len(self.stages):
+            gradients = [scale(torch.ones_like(self.loss))]
+        elif self.trained.intersection(self.stages.given(stage)):
+            gradients = self._take(_BACKWARD, stage + 1, stage, item)
         self._begin(runner, item, frees=self._is_last(item))
-        pairs = [(y, g) for y, g in zip(results, gradients, strict=True) if y.requires_grad]
-        roots = [y if g is not None else scale(y) for y, g in pairs]
+        pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if root is not None]
         ends = self._is_last(item) and not runner.in_two
-        runner.reducer.watch(*roots, first=item.microbatch == 0, last=ends)
-        torch.autograd.backward(roots, [g for _, g in pairs])
+        runner.reducer.watch(*(root for root, _ in pairs), first=item.microbatch == 0, last=ends)
+        torch.autograd.backward([root for root, _ in pairs], [g for _, g in pairs])
         if runner.in_two:
             self.put_off[item.chunk, item.microbatch], runner.saved.put_off = runner.saved.put_off, []
         back = [got[name] for name in self.stages.received(stage) if name in self.trained]
         self._send(_BACKWARD, stage, stage - 1, item, [torch.zeros_like(x) if x.grad is None else x.grad for x in back])
+
+    def _roots(self, stage: int, sent: Sequence[Tensor], loss: Tensor | None) -> list[GradientEdge | None]:
+        """Where the backward of what a stage gives begins: autograd's nodes, so that the values are let go of."""
+        results = [y for name, y in zip(self.stages.given(stage), sent, strict=True) if name in self.trained]
+        results = results if loss is None else [loss]
+        return [get_gradient_edge(y) if y.requires_grad else None for y in results]
 
     def _weights(self, item: Item) -> None:
         """The second part of backward, and, of the last microbatch, the sums over devices."""
@@ -197,12 +214,12 @@ class Pipeline:
             return None
         return dist.all_reduce(loss, group=self.loss_axis.group, async_op=True)
 
-    def _shared(self, loss: Tensor) -> Tensor:
+    def _share(self, loss: Tensor) -> None:
         """From the stage that has the loss to all others."""
-        column = self.ranks.stages
+        column, last = self.ranks.stages, (len(self.stages) - 1) % self.ranks.stages.size
+        self.now = f"the loss, which comes from stage {last}"
         if column.group is not None:
-            dist.broadcast(loss, self.ranks.at((len(self.stages) - 1) % column.size), column.group)
-        return loss
+            dist.broadcast(loss, self.ranks.at(last), column.group)
 
     # ---- words and numbers ----
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from shardwright.lowering import private
 from shardwright.lowering.movement import Axis
@@ -131,7 +132,7 @@ class Reducer:
         for unit in self.units:
             unit.members[-1].inside.register_post_accumulate_grad_hook(lambda leaf: self._launch_complete())
 
-    def watch(self, *results: Tensor, first: bool = True, last: bool = True) -> None:
+    def watch(self, *roots: GradientEdge, first: bool = True, last: bool = True) -> None:
         """Be told when the backward from what a step's first or last microbatch gives begins.
 
         With the first one, a step that did not end is forgotten.
@@ -144,9 +145,8 @@ class Reducer:
         if last and not first:
             for unit in self.units:
                 unit.put_aside()
-        for result in results:
-            if result.requires_grad:
-                result.register_hook(lambda gradient: self._begin())
+        for root in roots:
+            root.node.register_prehook(lambda gradients: self._begin())
 
     def deliver(self, leaf: Tensor, gradient: Tensor) -> None:
         """Take a gradient that does not come from autograd."""

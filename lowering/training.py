@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.drawing import Drawing
@@ -18,7 +19,7 @@ from shardwright.lowering.inputs import Inputs
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.parts import Fixed, refuse_own_hooks
-from shardwright.lowering.pipeline import Pipeline, Scale, Shared
+from shardwright.lowering.pipeline import Pipeline, Scale
 from shardwright.lowering.precision import check_products
 from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
@@ -39,7 +40,6 @@ class Training(Fixed):
     _runners: Sequence[Runner]
     _held: dict[str, Held]
     _pipeline: Pipeline | None
-    _shared: Shared | None
     _frozen: Sequence[Held]
     _loss_axis: Axis | None
     _products: Precision | None
@@ -74,6 +74,8 @@ class Training(Fixed):
         return self._forward_backward(self._take(batch), self.scaler)
 
     def _take(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+        if self._pipeline is not None:
+            self._pipeline.check_alive()
         refuse_thawed(self._frozen)
         check_products(self._products)
         try:
@@ -109,12 +111,9 @@ class Training(Fixed):
         """The loss of a step whose microbatches go through pipeline stages."""
         try:
             with self._drawing.by_number(self._num_draws) as draw:
-                loss = pipeline.step(local, draw, scale)
-            if scale is not None and self._shared is not None:
-                self._runner.reducer.hand_over(self._shared.summed(self._held))
+                return pipeline.step(local, draw, scale)
         except RuntimeError as error:
-            raise _blame(error, "a pipeline stage") from error
-        return loss
+            raise _blame(error, f"pipeline stage {self.ranks.stages.rank}, {pipeline.now}") from error
 
     def _start_sum(self, loss: Tensor) -> dist.Work | None:
         """Sum the loss over the ranks, in place."""
@@ -143,7 +142,8 @@ class Training(Fixed):
             with alike, draws as draw:
                 outputs = runner.run(local, draw)
             loss = outputs.pop(LOSS)
-            runner.reducer.watch(loss, first=first, last=last)
+            roots = [get_gradient_edge(loss)] if loss.requires_grad else []
+            runner.reducer.watch(*roots, first=first, last=last)
             runner.write_back({k: v for k, v in outputs.items() if last or k in self._by_microbatch})
         except RuntimeError as error:
             raise _blame(error, "forward") from error
@@ -161,7 +161,10 @@ def _nothing(summand: Tensor, loss: Tensor) -> None:
 def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
     """Errors of the process group as ours; all others as they are."""
     text = str(error)
-    signs = ("Connection closed", "Connection reset", "Timed out", "timed out", "gloo", "NCCL", "Broken pipe", "Socket")
+    signs = (
+        "Connection closed", "Connection reset", "Timed out", "timed out", "pair closure", "gloo", "NCCL",
+        "Broken pipe", "Socket",
+    )  # fmt: skip
     if not isinstance(error, dist.DistError) and not any(sign in text for sign in signs):
         return error
     return DistributedError(

@@ -24,7 +24,7 @@ from shardwright.pcg.factors import Shape, Signature, dispatched
 from shardwright.pcg.inference import fits, infer, required_layouts
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.node import LEAVES, OPAQUE, Node, Source, leaf, make_attrs
+from shardwright.pcg.node import LEAVES, OPAQUE, RECEIVED, Node, Source, leaf, make_attrs
 from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.parallel import SEND
 from shardwright.pcg.types import TensorType
@@ -81,6 +81,11 @@ class Graph:
         """The node that gives the loss. Raises a `GraphError` where there is none."""
         self.check_loss()
         return dict(self.outputs)["loss"]
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is one of several pipeline stages: it receives values, or gives no loss."""
+        return "loss" not in dict(self.outputs) or any(node.op == RECEIVED for node in self.nodes)
 
     def check_loss(self) -> None:
         """Raise a `GraphError` where no output is called "loss", or it is no operator's result."""

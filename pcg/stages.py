@@ -2,7 +2,8 @@
 
     stage of            what depends on the batch and on parameters lies in the virtual stage of its section, and never
                         before what it reads
-    everywhere          all else is computed in every stage that reads it: masks, positions, counts, views of parameters
+    everywhere          all else is computed in every stage that reads it: masks, positions, counts, views of
+                        parameters; so is what it writes into a buffer, in every stage that reads the buffer
     moves               those that make a value smaller on a device run before it is sent, the others after it
 
 A value that a later stage reads goes from stage to stage. To a stage it is a leaf, `received`, in the layouts that it
@@ -90,18 +91,28 @@ class Stages:
         return {name: tuple(stages) for name, stages in found.items()}
 
     def _graph(self, stage: int) -> Graph:
-        whole, received = self.graph, set(self.received(stage))
-        outputs = [(key, name) for key, name in whole.outputs if self.where.get(name, 0) == stage]
-        outputs += [(given(name), name) for name in self.given(stage)]
-        needed = {name for _, name in outputs}
-        nodes: list[Node] = []
+        whole = self.graph
+        own = {key for key, name in whole.outputs if self.where.get(name, 0) == stage}
+        while True:
+            outputs = [(key, name) for key, name in whole.outputs if key in own]
+            outputs += [(given(name), name) for name in self.given(stage)]
+            nodes = self._nodes(stage, {name for _, name in outputs})
+            read = {str(node.attr("target")) for node in nodes if node.op == "buffer"}
+            further = {key for key, name in whole.outputs if key in read and name not in self.where} - own
+            if not further:
+                return Graph(nodes, tuple(outputs), whole.mesh)
+            own |= further
+
+    def _nodes(self, stage: int, needed: set[str]) -> tuple[Node, ...]:
+        """What a virtual stage runs to give its results, and the leaves that it reads."""
+        whole, received, nodes = self.graph, set(self.received(stage)), list[Node]()
         for node in reversed(whole.nodes):
             if node.name in received:
                 nodes.append(self._leaf(node))
             elif node.name in needed or self.where.get(node.name) == stage or node.op == "input":
                 nodes.append(node)
                 needed.update(node.inputs)
-        return Graph(tuple(reversed(nodes)), tuple(outputs), whole.mesh)
+        return tuple(reversed(nodes))
 
     def _leaf(self, node: Node) -> Node:
         kind = self.graph.types[node.name]
@@ -163,7 +174,29 @@ def cut(graph: Graph, execution: Execution) -> Stages:
         tuple(name for name in order if where[name] <= stage < last[name])
         for stage in range(execution.num_virtual_stages - 1)
     )
-    return Stages(graph, where, sent)
+    stages = Stages(graph, where, sent)
+    _check_buffers(stages, execution)
+    return stages
+
+
+def _check_buffers(stages: Stages, execution: Execution) -> None:
+    """Raise a `PlanError` where the devices of a stage would write a buffer twice, or not as those of another one."""
+    for key, _ in stages.graph.outputs:
+        if key == LOSS:
+            continue
+        pairs = [(number, graph) for number, graph in enumerate(stages.graphs)]
+        read = {k for k, graph in pairs if any(node.attr("target") == key for node in graph.leaves("buffer"))}
+        write = {k for k, graph in pairs if key in dict(graph.outputs)}
+        if read - write:
+            raise PlanError(
+                f"buffer {key!r} is read in virtual stages {sorted(read)}, and written in {sorted(write)} from what "
+                "depends on parameters, so that the others would not see it; spread the blocks so that one has it all"
+            )
+        if len({k % execution.num_stages for k in write}) < len(write):
+            raise PlanError(
+                f"buffer {key!r} is written in virtual stages {sorted(write)}, of which the same devices have several; "
+                "use another schedule than 'interleaved'"
+            )
 
 
 def _where(graph: Graph, execution: Execution) -> dict[str, int]:

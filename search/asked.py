@@ -5,6 +5,7 @@ ROLE<=DEGREE         tensor<=8    zero>=4    data=2    no context            (on
 residual<=DEGREE     no residual                     (of what lies between parts of a network)
 AXIS<=DEGREE         y<=8                                                    (of the meshes that are searched)
 memory<=BYTES        memory<=40GB
+stages<=NUMBER       no stages                       (of those that are tried where stages="auto")
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Kept = Literal["whole", "sharded", "gathered"]
 """How a parameter is kept along an axis, as reports call it: whole, sharded as it is used, or gathered for use."""
 Stages = int | Literal["auto"]
 """How many pipeline stages a plan has; "auto": as many as are best."""
-MEMORY, RESIDUAL = "memory", "residual"
+MEMORY, RESIDUAL, STAGES = "memory", "residual", "stages"
 
 _KEPT: Mapping[str, Kept] = {
     "whole": "whole", "replicated": "whole", "R": "whole", "sharded": "sharded", "gathered": "gathered",
@@ -131,7 +132,8 @@ def _layout(text: str, pattern: str, axis: str, word: str) -> LayoutPin:
 
 def _bound(text: str, what: str, relation: str, number: str, unit: str | None) -> Bound:
     if (what == MEMORY) != (unit is not None):
-        wanted = "memory is in B, kB, MB, GB or TB" if what == MEMORY else f"{what} is a number of devices"
+        kind = "stages" if what == STAGES else "devices"
+        wanted = "memory is in B, kB, MB, GB or TB" if what == MEMORY else f"{what} is a number of {kind}"
         raise PlanError(f"pin {text!r}: {wanted}, such as {'memory<=40GB' if what == MEMORY else f'{what}<=8'}")
     if what == MEMORY and relation != "<=":
         raise PlanError(f"pin {text!r}: memory is a limit, such as memory<=40GB")
@@ -170,6 +172,8 @@ class Asked:
             object.__setattr__(self, "recompute", Execution(recompute=self.recompute).recompute)
         if self.stages not in (None, "auto"):
             checks.positive_int(self.stages, "", "stages", "how many pipeline stages there are, or 'auto'")
+        if self.stages == "auto" and self.mesh is not None:
+            raise PlanError("stages='auto' with a mesh, which is that of one stage: say how many stages have it")
         if self.schedule is not None:
             checks.choice(self.schedule, "", "schedule", SCHEDULES)
             if self.stages in (None, 1):

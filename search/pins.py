@@ -14,7 +14,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.step.recompute import RECOMPUTES
-from shardwright.search.asked import MEMORY, Asked, Bound, LayoutPin, RecomputeMode, parse
+from shardwright.search.asked import MEMORY, STAGES, Asked, Bound, LayoutPin, RecomputeMode, parse
 from shardwright.search.limits import BOUNDED, NO_LIMITS, Limits
 from shardwright.search.restrict import FREE, ROLES
 from shardwright.search.spaces import (
@@ -94,12 +94,13 @@ class Pins:
                 )
             microbatches = mesh.num_microbatches
             mesh = Mesh(mesh.names[1:], mesh.sizes[1:]) if len(mesh) > 1 else Mesh(("x",), (1,))
-        stages = _stages(asked, graph, cluster)
         if mesh is not None:
             _check_mesh(mesh, asked.roles, cluster, asked.stages if isinstance(asked.stages, int) else 1)
         if microbatches is not None:
             _check_count(microbatches, size)
-        limits, memory_bytes = _limits(graph, mesh, asked.pins)
+        limits, bounds = _limits(graph, mesh, asked.pins)
+        memory_bytes = bounds[MEMORY].high if MEMORY in bounds else None
+        stages = _stages(asked, graph, cluster, bounds.get(STAGES))
         only = isinstance(asked.stages, int) and asked.stages > 1
         guided = mesh is not None or bool(limits) or spaces is not None or only
         finer = dict[tuple[int, ...], Space]()
@@ -123,13 +124,16 @@ class Pins:
         )  # fmt: skip
 
 
-def _stages(asked: Asked, graph: Graph, cluster: Cluster) -> list[int]:
-    """The numbers of pipeline stages that are tried, from two on."""
+def _stages(asked: Asked, graph: Graph, cluster: Cluster, bound: Bound | None) -> list[int]:
+    """The numbers of pipeline stages that are tried, from two on; `bound`: of those that the search chooses from."""
     n, blocks = cluster.num_devices, blocks_of(graph)
+    if bound is not None and asked.stages != "auto":
+        raise PlanError(f"pin {bound.text!r}: it bounds what stages='auto' chooses; ask for that, or leave it out")
     if asked.stages is None or asked.stages == 1:
         return []
     if asked.stages == "auto":
-        return [p for p in degrees(n) if p <= len(blocks)] if n > 1 else []
+        least, most = (1, None) if bound is None else (bound.low, bound.high)
+        return [p for p in degrees(n) if least <= p <= min(len(blocks), most or p)]
     if n % asked.stages:
         raise PlanError(f"stages={asked.stages} does not divide the {n} devices of cluster {cluster.name}")
     if asked.stages > len(blocks):
@@ -164,8 +168,8 @@ def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, stage
         raise PlanError(f"unknown axis role {unknown[0]!r}; choose one of {list(ROLES)}")
 
 
-def _limits(graph: Graph, mesh: Mesh | None, pins: Sequence[str]) -> tuple[Limits, int | None]:
-    """What pins leave of layouts, and the memory that they leave."""
+def _limits(graph: Graph, mesh: Mesh | None, pins: Sequence[str]) -> tuple[Limits, Mapping[str, Bound]]:
+    """What pins leave of layouts, and the bounds of memory and stages."""
     found = [pin for text in pins for pin in parse(text)]
     layouts = tuple(pin for pin in found if isinstance(pin, LayoutPin))
     bounds = [pin for pin in found if isinstance(pin, Bound)]
@@ -174,7 +178,7 @@ def _limits(graph: Graph, mesh: Mesh | None, pins: Sequence[str]) -> tuple[Limit
     for pin in layouts:
         _check_layout(pin, targets, axes, mesh)
     for bound in bounds:
-        if bound.what not in (*BOUNDED, MEMORY, *axes):
+        if bound.what not in (*BOUNDED, MEMORY, STAGES, *axes):
             where = "the meshes that are searched have axes" if mesh is None else f"mesh {mesh} has axes"
             raise PlanError(
                 f"pin {bound.text!r}: {bound.what!r} is none of {', '.join(BOUNDED)} and no axis; {where} "
@@ -186,8 +190,8 @@ def _limits(graph: Graph, mesh: Mesh | None, pins: Sequence[str]) -> tuple[Limit
             raise PlanError(f"pins {one.text!r} and {other.text!r} contradict each other for {both[0]}; leave one out")
     by_what = {what: [b for b in bounds if b.what == what] for what in (b.what for b in bounds)}
     merged = tuple(_merged(what, own) for what, own in by_what.items())
-    memory = [b.high for b in merged if b.what == MEMORY]
-    return Limits(layouts, tuple(b for b in merged if b.what != MEMORY)), memory[0] if memory else None
+    other = {b.what: b for b in merged if b.what in (MEMORY, STAGES)}
+    return Limits(layouts, tuple(b for b in merged if b.what not in other)), other
 
 
 def _check_layout(pin: LayoutPin, targets: Sequence[str], axes: Sequence[str], mesh: Mesh | None) -> None:

@@ -223,10 +223,10 @@ class Planner:
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
         fits = list(_fits(fitter, tried, stop))
-        stager = Stager(tuner, min((f.mixed_s(solver.limit_bytes) for f in fits if f.candidate.fits), default=inf))
-        if staged := list(stop.within(stager.plans(), needed=not found)):
-            pool, found, tried = [*staged, *pool], [*found, *staged], [*tried, stager.tried]
-            fits += _fits(fitter, [stager.tried], stop)
+        staged, beside = self._staged(tuner, fits, stop, needed=not found)
+        if staged:
+            pool, found, tried = [*staged, *pool], [*found, *staged], [*tried, beside]
+            fits += _fits(fitter, [beside], stop)
         elif not found and needed:
             raise blamed(tuner.refused, graph, asked, tuner)
         if finer := list(stop.within(tuner.nested(_likeliest(fits, pool, solver.limit_bytes)))):
@@ -264,6 +264,15 @@ class Planner:
             best.graph, self.cluster, model, fingerprint(graph), best.prediction, _others(best, costed), report,
             best.execution, asked,
         )  # fmt: skip
+
+    def _staged(
+        self, tuner: Tuner, fits: Sequence[Fitted], stop: Stop, *, needed: bool
+    ) -> tuple[list[Candidate], list[Candidate]]:
+        """The best plan of each number of pipeline stages that may win, and all that was tried of these."""
+        limit_bytes = tuner.solver.limit_bytes
+        stager = Stager(tuner, min((f.mixed_s(limit_bytes) for f in fits if f.candidate.fits), default=inf))
+        found = {c.execution.num_stages: c for c in stop.within(stager.plans(), needed=needed)}
+        return list(found.values()), stager.tried
 
     def _rewritten(
         self, rewriter: Rewriter, tried: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop

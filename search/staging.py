@@ -8,12 +8,13 @@ worth a try; the timeline judges these, in which the blocks are spread by what e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.program import Programs
+from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.search.problem import NoLayoutsError
@@ -25,6 +26,9 @@ _DEEP = 4
 """So many microbatches a stage are tried first: the bubble is a fifth of the step."""
 _MOST_TRIED = 12
 _CHUNKS = (2, 4, 8)
+_MOST_MOVES, _MOST_TARGETS = 8, 2
+_NEARLY = 1.5
+"""What needs so much more memory than there is may fit once blocks are moved to stages that have room."""
 
 
 class _Way(NamedTuple):
@@ -51,12 +55,12 @@ class Stager:
         self._over: dict[int, float] = {}  # by number of stages, the least part of its floor that a step took
 
     def plans(self) -> Iterator[Candidate]:
-        """The best plan of each number of stages that may win.
+        """Plans that are the best of their number of stages by then.
 
         The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
         """
         ahead = [way for spaces in self.tuner.pins.staged.values() for way in self._likeliest(spaces)]
-        seen, best, on_mesh = {way[1:] for way in ahead}, dict[int, Candidate](), dict[Space, Candidate]()
+        seen, best = {way[1:] for way in ahead}, dict[int | Space, Candidate]()
         for _ in range(_MOST_TRIED):
             ahead = [way for way in ahead if not self._loses(way)]
             if not ahead:
@@ -70,14 +74,15 @@ class Stager:
                 self.tuner.refused = error
                 continue
             stages = space.pipeline.stages
-            best[stages] = min([found, *([best[stages]] if stages in best else [])], key=rank)
-            if space not in on_mesh or rank(found) < rank(on_mesh[space]):
-                on_mesh[space] = found
+            if stages not in best or rank(found) < rank(best[stages]):
+                best[stages] = found
+                yield self.tuner.told(found)
+            if space not in best or rank(found) < rank(best[space]):
+                best[space] = found
                 for beside in (number - 1, number + 1):
                     if 0 <= beside < len(self._counts(space)) and (space, beside) not in seen:
                         seen.add((space, beside))
                         ahead.append(self._way(space, beside))
-        yield from map(self.tuner.told, best.values())
 
     def _best(self, space: Space, number: int) -> Candidate:
         """With so many microbatches, in the order in which it is the fastest."""
@@ -85,6 +90,9 @@ class Stager:
         over = max(1.0, self.tuner.over(space))
         stages = space.pipeline.stages
         self._over[stages] = min(self._over.get(stages, inf), over)
+        if not found.fits and found.prediction.memory.total_bytes <= _NEARLY * self.tuner.solver.limit_bytes:
+            found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
+            self.tried.append(found)
         found = min([found, *self._scheduled(found)], key=rank)
         self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
         return found
@@ -170,7 +178,7 @@ class Stager:
     def _in_order(self, found: Candidate, pipeline: Pipeline) -> Candidate | None:
         """None where there are too few blocks."""
         solver, folded = self.tuner.solver, self.tuner.folded
-        execution = replace(found.execution, schedule=pipeline.schedule, chunks_per_stage=pipeline.chunks)
+        execution = replace(found.execution, schedule=pipeline.schedule, chunks_per_stage=pipeline.chunks, split=())
         try:
             prediction = solver.predicted(found.graph, execution, folded.repeats)
         except PlanError:
@@ -180,12 +188,48 @@ class Stager:
         return replace(found, name=name, execution=execution, prediction=prediction, fits=fits)
 
 
-def spread_out(solver: Solver, found: Candidate) -> Candidate:
-    """A plan of the whole graph with its blocks spread over its stages."""
-    if found.execution.num_stages == 1 or found.execution.split:
+def spread_out(solver: Solver, found: Candidate, repeats: Mapping[str, int] | None = None) -> Candidate:
+    """A plan with its blocks spread over its stages: by time, then moved while that helps, by the timeline.
+
+    From the stage with the highest peak where that does not fit, else from the one that has most to do.
+    """
+    run, repeats = found.execution, repeats or {}
+    if run.num_stages == 1 or not (found.fits or found.prediction.memory.total_bytes > solver.limit_bytes):
         return found
-    made = program(found.graph, solver.cluster, found.execution)
-    return replace(found, execution=replace(found.execution, split=made.execution.split))
+    programs = Programs(found.graph, solver.cluster, repeats)
+
+    def judged(split: Sequence[int]) -> tuple[tuple[bool, float], Timeline]:
+        timeline = simulate(programs.program(replace(run, split=tuple(split))))
+        num_bytes = timeline.fullest.memory.total_bytes
+        fits = num_bytes <= solver.limit_bytes
+        return (not fits, timeline.step_s if fits else float(num_bytes)), timeline
+
+    split = run.split or programs.program(run).execution.split
+    measure, timeline = judged(split)
+    for _ in range(_MOST_MOVES if run.chunks_per_stage == 1 else 0):
+        tried = ((*judged(other), other) for other in _moves(timeline, split, solver.limit_bytes))
+        better = next((entry for entry in tried if entry[0] < measure), None)
+        if better is None:
+            break
+        measure, timeline, split = better
+    execution = replace(run, split=tuple(split))
+    return replace(
+        found, execution=execution, fits=not measure[0], prediction=solver.predicted(found.graph, execution, repeats)
+    )
+
+
+def _moves(timeline: Timeline, split: Sequence[int], limit_bytes: float) -> Iterator[list[int]]:
+    """Splits in which one section less is on a stage, and one more on another one; those between are shifted."""
+    stages = timeline.stages
+    peaks, work_s = [s.memory.total_bytes for s in stages], [s.at_work_s for s in stages]
+    measure = peaks if max(peaks) > limit_bytes else work_s
+    source = max(range(len(stages)), key=lambda n: measure[n])
+    targets = sorted((n for n in range(len(stages)) if n != source), key=lambda n: (peaks[n] > limit_bytes, work_s[n]))
+    for target in targets[:_MOST_TARGETS] if split[source] > 1 else ():
+        found = list(split)
+        found[source] -= 1
+        found[target] += 1
+        yield found
 
 
 def _inner(space: Space) -> int:

@@ -219,5 +219,6 @@ def _search(
     microbatches = plan.mesh.num_microbatches if run.per_microbatch else asked.microbatches
     return planner.plan(
         graph, plan.model, mesh=asked.mesh, roles=asked.roles, microbatches=microbatches, recompute=asked.recompute,
-        pins=asked.pins, stages=asked.stages, schedule=asked.schedule, spaces=spaces, compared=spaces is None,
+        pins=asked.pins, spaces=spaces, compared=spaces is None,
+        stages=asked.stages if spaces is None else None, schedule=asked.schedule if spaces is None else None,
     )  # fmt: skip

@@ -201,6 +201,8 @@ class _Backward(_Pass):
 
     def run(self) -> None:
         starts: dict[int, tuple[int, int]] = {}
+        if self.later is not self.recorder and not self.apart:
+            self.later.compute("no weights", 0.0)  # what is made early is taken over by something
         numbers = [*reversed(range(len(self.chunk.occurrences))), -1]
         for number, own in zip(numbers, self.actions.backward, strict=True):
             starts[number] = len(self.recorder.tasks), len(self.later.tasks)

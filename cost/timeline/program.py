@@ -199,12 +199,12 @@ class Programs:
         if stages > 1:
             held = [makers[0].shared & {leaf for piece in each for leaf in piece.leaves} for each in pieces]
             sums_s = _sums_s(held, makers[0].steps, cluster)
+        hops_s, sent = _hops(shares, cut, makers[0].steps, cluster, stages)
         found = tuple(
-            maker.stage(each, execution, connections, sum_s)
-            for maker, each, sum_s in zip(makers, pieces, sums_s, strict=True)
+            maker.stage(each, execution, connections, sum_s, posted)
+            for maker, each, sum_s, posted in zip(makers, pieces, sums_s, _posted(sent, stages), strict=True)
         )
-        hops = _hops(shares, cut, makers[0].steps, cluster, stages)
-        return StepProgram(execution, found, *hops, self._simulated)
+        return StepProgram(execution, found, hops_s, sent, self._simulated)
 
     def steps(self, execution: Execution) -> Steps:
         """The graph's operations, with what they cost on the whole cluster's devices."""
@@ -262,6 +262,16 @@ def _hops(
         hops.append(known[key])
         sent.append(sum(steps.num_bytes[name] for name in names) if pair[0] != pair[1] else 0.0)
     return tuple(hops), tuple(sent)
+
+
+def _posted(sent: Sequence[float], num_stages: int) -> list[float]:
+    """Bytes of messages that each stage holds beside its values: the next one that comes, and a gradient that goes."""
+    found = [[0.0] * num_stages for _ in range(3)]
+    for number, num_bytes in enumerate(sent):
+        here, there = number % num_stages, (number + 1) % num_stages
+        for kind, stage in enumerate((there, here, there)):
+            found[kind][stage] = max(found[kind][stage], num_bytes)
+    return [sum(kinds) for kinds in zip(*found, strict=True)]
 
 
 def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Steps, cluster: Cluster) -> float:
@@ -353,16 +363,17 @@ class _Maker:
         return found
 
     def stage(
-        self, pieces: tuple[ChunkSegments, ...], execution: Execution, between_bytes: float, sum_s: float
+        self, pieces: tuple[ChunkSegments, ...], execution: Execution, between_bytes: float, sum_s: float, posted: float
     ) -> Stage:
-        """`between_bytes`: what its connections with other stages keep; `sum_s`: to sum gradients with those."""
-        key = (pieces, execution.num_microbatches, between_bytes, sum_s)
+        """What its connections with other stages keep, what it takes to sum gradients with those, bytes of messages."""
+        key = (pieces, execution.num_microbatches, between_bytes, sum_s, posted)
         if key not in self._stages:
             state, end = self._state(self.leaves(pieces), sum_s)
             pool = reduce(joined, (piece.pool for piece in pieces))
             state["buffers"] = self._buffers(execution.num_microbatches // self.steps.graph.mesh.num_microbatches)
             state["context"] = self.steps.cluster.device.context_bytes
             state["communication"] = self._axes_bytes + between_bytes
+            state["temporary"] = state.get("temporary", 0.0) + posted
             if pool:
                 state["gathered"] = sum(pool.values())
             self._stages[key] = Stage(pieces, state, end, self.steps.cluster.device)

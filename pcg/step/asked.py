@@ -27,9 +27,9 @@ class Wish(NamedTuple):
 
 
 def wishes(graph: Graph, operations: Sequence[Operation], execution: Execution) -> dict[str, Wish]:
-    """By the names of operations. A `PlanError` for a place in a list that no operation is at."""
+    """By the names of operations. A `PlanError` for a place in a list that no operation of a whole graph is at."""
     asked = _Asked(graph, operations, execution)
-    for pattern, place in asked.missing():
+    for pattern, place in () if graph.is_part else asked.missing():
         there = asked.there(pattern)
         shown = ", ".join(there[:_MOST_NAMED]) + (", …" if len(there) > _MOST_NAMED else "")
         raise PlanError(

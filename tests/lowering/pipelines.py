@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
@@ -55,8 +55,8 @@ def in_one_process(found: Case) -> Outcome:
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
-def gradients(parallel: ParallelModule) -> dict[str, Tensor | None]:
-    return {name: None if p.grad is None else whole(p.grad) for name, p in parallel.named_parameters()}
+def gradients(module: nn.Module) -> dict[str, Tensor | None]:
+    return {name: None if p.grad is None else whole(p.grad) for name, p in module.named_parameters()}
 
 
 def step(parallel: ParallelModule, batch: dict[str, Tensor]) -> Outcome:

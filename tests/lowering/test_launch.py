@@ -137,3 +137,14 @@ def test_modules_share_their_groups() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         assert run_ranks(rank, 4, 60, args=(f"file://{folder}/store",)) == [[True] * 4] * 4
+
+
+def test_groups_of_other_ranks_are_made_once() -> None:
+    """Also on ranks that are in none of them, so that all agree on which are new."""
+
+    def rank() -> list[bool]:
+        ranks = connect(Mesh(), 10, num_stages=3)
+        asked = [(0, 2), (0, 2), (1, 2), (0, 2)]
+        return [ranks.across(stages, "test") is not None for stages in asked]
+
+    assert run_ranks(rank, 3, 30) == [[True, True, False, True], [False, False, True, False], [True] * 4]

@@ -71,7 +71,8 @@ def test_gradients_of_weights_are_put_off() -> None:
 def test_dry_runs_of_stages_are_as_predicted() -> None:
     """What a stage sends is what the next one receives, and what was predicted; so is the peak of memory."""
     found = case("gpt")
-    for stages, schedule, chunks in ((2, "1f1b", 1), (2, "interleaved", 2), (4, "zero-bubble", 1)):
+    cells: list[tuple[int, Schedule, int]] = [(2, "1f1b", 1), (2, "interleaved", 2), (2, "zero-bubble", 1)]
+    for stages, schedule, chunks in cells:
         cluster = Cluster.local(2 * stages)
         graph = of_one_stage(found, ("tensor",), 4)
         execution = evenly(graph, stages, schedule, chunks)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from shardwright.lowering import reducer
 from shardwright.lowering.movement import Axis
@@ -126,7 +127,7 @@ def backward(reducer_: Reducer, factors: dict[Plain, float], order: Sequence[Pla
     for held in reversed(order):  # what is multiplied last is differentiated first
         loss = (loss * 1.0) + factors[held] * held.inside.double().sum()
     assert isinstance(loss, Tensor)
-    reducer_.watch(loss)
+    reducer_.watch(get_gradient_edge(loss))
     loss.backward()
 
 
@@ -261,7 +262,7 @@ def test_gradients_of_a_backward_that_did_not_end_are_forgotten(sums: Simulated)
 
 def test_a_loss_without_gradient_is_nothing_to_wait_for(sums: Simulated) -> None:
     made = reducing([member(parameter("a", 4))])
-    made.watch(torch.tensor(1.0))
+    made.watch()
     assert not sums.launched
 
 
@@ -300,8 +301,8 @@ def test_two_losses_of_one_backward_end_once_and_sum_everything(sums: Simulated)
     ended: list[str] = []
     made.at_end.append(lambda: ended.append("end"))
     first, second = 2 * a.inside.sum(), 3 * a.inside.sum() + 5 * b.inside.sum()
-    made.watch(first)
-    made.watch(second)
+    made.watch(get_gradient_edge(first))
+    made.watch(get_gradient_edge(second))
     torch.autograd.backward([first, second])
     assert gradients([a, b]) == [10, 10]
     assert ended == ["end"]
@@ -323,7 +324,7 @@ def test_gradients_of_any_strides_are_summed(sums: Simulated) -> None:
     made = reducing([member(a)])
     weight = torch.arange(20.0).reshape(5, 4)
     loss = (a.inside.t() * weight).sum()
-    made.watch(loss)
+    made.watch(get_gradient_edge(loss))
     loss.backward()
     assert a.outside.grad is not None
     assert a.outside.grad.equal(2 * weight.t())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.stages import cut
+from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.time import as_run
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.search.check import difference
 from tests.lowering.pipelines import evenly, of_one_stage
+from tests.lowering.runs import Case
 from tests.lowering.test_microbatches import case
 
 
@@ -43,3 +47,44 @@ def test_a_split_that_does_not_fit_is_refused() -> None:
         cut(graph, Execution(num_stages=2))
     with pytest.raises(PlanError, match=r"split: expected 2 positive numbers that add up to 4, got \[2, 3\]"):
         cut(graph, Execution(num_stages=2, split=(2, 3)))
+
+
+def test_a_stage_need_not_have_what_is_made_again() -> None:
+    """A pattern is checked against the whole graph; the stage of the embedding has no attention."""
+    graph = as_run(of_one_stage(case("gpt"), (), 1))
+    for recompute in ("selective", "full", {"blocks.1": "full"}, {"blocks.0": ["qkv"]}):
+        execution = evenly(graph, 4, recompute=recompute)
+        assert [bool(made_again(part, execution).regions) for part in cut(graph, execution).graphs].count(True) >= 1
+    with pytest.raises(PlanError, match=r"'blocks\.7'.*no repeated block of the model is so named"):
+        cut(graph, evenly(graph, 4, recompute={"blocks.7": "full"}))
+    with pytest.raises(PlanError, match="no operation of such a block is there"):
+        cut(graph, evenly(graph, 4, recompute={"blocks.0": ["nothing"]}))
+
+
+class Remembering(nn.Module):
+    """What the last layer gives is written into a buffer that the first reads, or is only counted."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.register_buffer("state", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, state = x, self.get_buffer("state")
+        for layer in self.layers:
+            h = layer(h) + state
+        state.copy_(h.detach().mean(0) if self.what == "result" else state + 1)
+        return h.pow(2).mean()
+
+
+def test_buffers_that_stages_would_not_agree_on_are_refused() -> None:
+    graphs = {}
+    for what in ("result", "count"):
+        graphs[what] = as_run(of_one_stage(Case(Remembering(what), {"x": torch.randn(8, 4)}), (), 1))
+    with pytest.raises(PlanError, match=r"buffer 'state' is read in virtual stages \[0, 1\], and written in \[1\]"):
+        cut(graphs["result"], evenly(graphs["result"], 2))
+    graph = graphs["count"]
+    with pytest.raises(PlanError, match=r"buffer 'state' is written in virtual stages \[0, 1, 2, 3\].*interleaved"):
+        cut(graph, evenly(graph, 2, "interleaved", 2))
+    assert all("state" in dict(part.outputs) for part in cut(graph, evenly(graph, 4)).graphs)

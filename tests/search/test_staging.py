@@ -13,10 +13,13 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Schedule
+from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.search.check import check_plan
+from shardwright.search.folding import Folded
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
+from shardwright.search.solving import Solver
+from shardwright.search.staging import spread_out
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 
@@ -62,6 +65,9 @@ def test_stages_are_taken_where_they_are_faster_and_left_where_not() -> None:
         least_s = min(plan.prediction.step_s for plan in (plain, *given))
         assert auto.prediction.step_s == pytest.approx(least_s)
         assert (auto.execution.num_stages > 1) == wins
+        few, none = (search.plan(graph, stages="auto", pins=pin) for pin in ("stages<=2", "no stages"))
+        assert few.execution.num_stages == 1 + wins
+        assert none.execution.num_stages == 1
         if wins:
             assert auto.prediction.step_s < 0.8 * plain.prediction.step_s
             assert {other.execution.num_stages for other in auto.alternatives} >= {1, 2}
@@ -72,6 +78,8 @@ def test_stages_are_taken_where_they_are_faster_and_left_where_not() -> None:
     [
         ({"stages": 3}, "stages=3 does not divide the 8 devices of cluster test"),
         ({"stages": 8}, "stages=8: the model has 4 blocks to put on them; choose fewer"),
+        ({"stages": "auto", "mesh": Mesh.of(x=4)}, "stages='auto' with a mesh, which is that of one stage"),
+        ({"pins": "stages<=2"}, "pin 'stages<=2': it bounds what stages='auto' chooses; ask for that, or leave it out"),
         ({"stages": 0}, "stages: expected a positive integer, got 0"),
         ({"schedule": "1f1b"}, "schedule='1f1b' without stages=: it is that of pipeline stages; give both"),
         ({"stages": 2, "schedule": "2f2b"}, "schedule: expected one of"),
@@ -111,3 +119,24 @@ def test_stages_share_out_the_memory() -> None:
         timeline = simulate(program(found.graph, cluster(4), found.execution))
         assert timeline.fullest.memory == found.prediction.memory
     assert peaks[4] < 0.4 * peaks[1]
+
+
+def test_blocks_are_moved_from_a_stage_that_has_no_room_and_from_one_that_has_most_to_do() -> None:
+    """The first stage has more microbatches in flight, so that with equally many blocks it needs more memory."""
+    graph, solver = blocks(batch=64, width=64, layers=9, seq=16), Solver(cluster(4), every_choice)
+    run = Execution(num_stages=2)
+    found = solver.solve(Folded(graph), Mesh.of(mb=8, x=2), ("data",), "test", run)
+    equal = simulate(program(found.graph, solver.cluster, replace(run, split=(6, 5)))).stages
+    limit = (3 * equal[0].memory.total_bytes + equal[1].memory.total_bytes) // 4
+    small = solver.within(limit)
+    execution = replace(run, split=(6, 5))
+    given = replace(found, execution=execution, fits=False, prediction=predict(found.graph, small.cluster, execution))
+    moved = spread_out(small, given)
+    assert moved.fits
+    assert moved.execution.split[0] < 6
+    assert moved.prediction.memory.total_bytes <= limit < equal[0].memory.total_bytes
+    lame = replace(found, execution=replace(run, split=(9, 2)))
+    better = spread_out(solver, lame)
+    assert better.prediction.step_s < predict(found.graph, solver.cluster, lame.execution).step_s
+    assert abs(better.execution.split[0] - better.execution.split[1]) <= 2
+    assert predict(found.graph, solver.cluster, better.execution) == better.prediction

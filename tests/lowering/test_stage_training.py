@@ -1,0 +1,354 @@
+"""What people do with a model in pipeline stages: optimizers, losses, clipping, frozen parts, buffers, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.nn import functional as F
+
+from shardwright.lowering.checkpoint import make_checkpointable
+from shardwright.lowering.exact import seed_exactly
+from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import Execution
+from tests.lowering.pipelines import evenly, gradients, of_one_stage
+from tests.lowering.runs import Case, whole
+
+SEED, HIDDEN = 3, 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(HIDDEN, 16), nn.Linear(16, HIDDEN), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, start: Tensor) -> Tensor:
+        return x + self.drop(self.down(torch.tanh(self.up(x)))) + 0.1 * start
+
+
+class Net(nn.Module):
+    """A tied head, a connection from the embedding to every block, a choice that is made once (integers)."""
+
+    def __init__(self, num_blocks: int = 4) -> None:
+        super().__init__()
+        self.tok, self.last = nn.Embedding(12, HIDDEN), nn.LayerNorm(HIDDEN)
+        self.blocks = nn.ModuleList(Block() for _ in range(num_blocks))
+        self.head = nn.Linear(HIDDEN, 12, bias=False)
+        self.head.weight = self.tok.weight
+
+    def forward(self, ids: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        start = x = self.tok(ids)
+        chosen, sign = x.argmax(-1), x > 0  # of what depends on parameters: integers and booleans are sent
+        for block in self.blocks:
+            x = block(x, start)
+        x = self.last(x + F.one_hot(chosen, HIDDEN) + sign)
+        logits = self.head(x)
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), targets.flatten()), "logits": logits}
+
+
+def case(model: nn.Module | None = None) -> Case:
+    torch.manual_seed(0)
+    return Case((model or Net()).double(), {"ids": torch.randint(12, (8, 3)), "targets": torch.randint(12, (8, 3))})
+
+
+PLANS: list[tuple[int, tuple[str, ...], int, dict[str, Any]]] = [
+    (4, (), 4, {}), (2, ("zero",), 2, {"schedule": "interleaved", "chunks": 2}), (2, ("data",), 4, {}),
+]  # fmt: skip
+"""Stages, roles of the axes of a stage, microbatches, and the rest of the execution: all for four ranks."""
+
+
+def plans(found: Case) -> list[tuple[Graph, Execution]]:
+    made = list[tuple[Graph, Execution]]()
+    for stages, roles, many, options in PLANS:
+        graph = of_one_stage(found, roles, many, "zero-3")
+        made.append((graph, evenly(graph, stages, **options)))
+    return made
+
+
+def under_all(found: Case, body: Callable[[ParallelModule], Any]) -> list[list[Any]]:
+    """`body` on every rank of every plan: results by plan and rank."""
+    todo = plans(found)
+    results = run_ranks(lambda: [body(found.lower(*plan)) for plan in todo], 4, 120)
+    return [list(of_plan) for of_plan in zip(*results, strict=True)]
+
+
+def in_one(found: Case, body: Callable[[nn.Module], Any]) -> Any:
+    """`body` of the model in one process."""
+    return run_ranks(lambda: body(copy.deepcopy(found.model)), 1, 60)[0]
+
+
+def backward(model: nn.Module, found: Case) -> Tensor:
+    if isinstance(model, ParallelModule):
+        return model.forward_backward(**found.batch)
+    loss = model(**found.batch)["loss"]
+    loss.backward()
+    return loss.detach()
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
+
+
+def assert_equal(by_rank: list[dict[str, Tensor | None]], expected: dict[str, Tensor | None], rtol: float) -> None:
+    """On every rank what it has; every name is on some rank."""
+    assert {name for found in by_rank for name in found} == expected.keys()
+    for found in by_rank:
+        for name, value in found.items():
+            wanted = expected[name]
+            if wanted is None:
+                assert value is None or not value.any(), name
+            else:
+                assert value is not None, name
+                torch.testing.assert_close(value, wanted, rtol=rtol, atol=rtol, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_five_steps_of_adamw() -> None:
+    found = case()
+
+    def train(model: nn.Module) -> tuple[list[float], dict[str, Tensor]]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses = list[float]()
+        with seed_exactly(SEED):
+            for _ in range(5):
+                losses.append(float(backward(model, found)))
+                optimizer.step()
+                optimizer.zero_grad()
+        return losses, weights(model)
+
+    losses, expected = in_one(found, train)
+    for by_rank in under_all(found, train):
+        assert all(own == pytest.approx(losses, rel=1e-10) for own, _ in by_rank)
+        assert_equal([after for _, after in by_rank], expected, 1e-8)
+
+
+def test_losses_that_are_called_and_added_up() -> None:
+    """`parallel(**batch)`, twice, scaled; then evaluation without gradients, which leaves the gradients alone."""
+    found = case()
+
+    def add_up(model: nn.Module) -> tuple[list[float], dict[str, Tensor | None]]:
+        with seed_exactly(SEED):
+            first = model(**found.batch)
+            first = first if isinstance(first, Tensor) else first["loss"]
+            (0.5 * first).backward()
+            second = backward(model, found)
+            with torch.no_grad():
+                third = model(**found.batch)
+        third = third if isinstance(third, Tensor) else third["loss"]
+        assert not third.requires_grad
+        return [first.item(), second.item(), third.item()], gradients(model)
+
+    losses, expected = in_one(found, add_up)
+    for by_rank in under_all(found, add_up):
+        assert all(own == pytest.approx(losses, rel=1e-10) for own, _ in by_rank)
+        assert_equal([got for _, got in by_rank], expected, 1e-10)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf"), 1.0])
+def test_clipping_counts_every_parameter_once(norm_type: float) -> None:
+    found = case()
+
+    def clip(model: nn.Module) -> tuple[float, dict[str, Tensor | None]]:
+        with seed_exactly(SEED):
+            backward(model, found)
+        if isinstance(model, ParallelModule):
+            norm = model.clip_grad_norm_(0.1, norm_type)
+        else:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type)
+        return float(norm), gradients(model)
+
+    norm, expected = in_one(found, clip)
+    for by_rank in under_all(found, clip):
+        assert {own for own, _ in by_rank} == {by_rank[0][0]}
+        assert by_rank[0][0] == pytest.approx(norm, rel=1e-10)
+        assert_equal([got for _, got in by_rank], expected, 1e-10)
+
+
+def only(*trained: str) -> Net:
+    """A net of which everything else is frozen."""
+    model = Net()
+    model.head.weight = nn.Parameter(model.tok.weight.detach().clone())
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.startswith(trained))
+    return model
+
+
+@pytest.mark.parametrize("trained", ["head", "tok", "blocks.1", "blocks.3"])
+def test_frozen_stages(trained: str) -> None:
+    found = case(only(trained))
+
+    def run(model: nn.Module) -> tuple[float, dict[str, Tensor | None]]:
+        with seed_exactly(SEED):
+            loss = backward(model, found)
+        return float(loss), gradients(model)
+
+    loss, expected = in_one(found, run)
+    for by_rank in under_all(found, run):
+        assert all(own == pytest.approx(loss, rel=1e-10) for own, _ in by_rank)
+        assert_equal([got for _, got in by_rank], expected, 1e-10)
+
+
+class Counting(nn.Module):
+    """Batch norms, a counter that all blocks read, and running statistics of what only the first stage has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, HIDDEN), nn.Linear(HIDDEN, 6)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU()) for _ in range(4)
+        )
+        self.register_buffer("steps", torch.ones(()))
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        steps, seen = self.get_buffer("steps"), self.get_buffer("seen")
+        steps += 1
+        seen.mul_(0.9).add_(x.mean(0))
+        h = self.first(x - seen)
+        for layer in self.layers:
+            h = h + layer(h) / steps
+        return F.mse_loss(self.last(h) * seen.exp(), y)
+
+
+def test_buffers() -> None:
+    """They are the same on all stages that have them, step after step."""
+    torch.manual_seed(0)
+    found = Case(Counting().double(), {"x": torch.randn(8, 6).double(), "y": torch.randn(8, 6).double()})
+
+    def run(model: nn.Module) -> tuple[list[float], dict[str, Tensor]]:
+        losses = list[float]()
+        for _ in range(3):
+            loss = model.forward_backward(**found.batch) if isinstance(model, ParallelModule) else model(**found.batch)
+            losses.append(loss.item())
+        return losses, {name: whole(b).clone() for name, b in model.named_buffers()}
+
+    losses, expected = in_one(found, run)
+    graph = of_one_stage(found, (), 1)
+    by_rank = run_ranks(lambda: run(found.lower(graph, evenly(graph, 4))), 4, 60)
+    assert_equal([buffers for _, buffers in by_rank], expected, 1e-10)
+    assert all(own == pytest.approx(losses, rel=1e-10) for own, _ in by_rank)
+
+
+def test_whole_checkpoints_are_loaded_on_every_stage() -> None:
+    found = case()
+    other = Net().double()
+    state = other.state_dict()
+
+    def loaded(parallel: ParallelModule) -> dict[str, Tensor | None]:
+        parallel.load_state_dict(state, strict=True)
+        with pytest.raises(ShardwrightError, match=r"unexpected keys \['more'\]"):
+            parallel.load_state_dict({**state, "more": torch.zeros(1)})
+        return {name: whole(value) for name, value in parallel.state_dict().items()}
+
+    for by_rank in under_all(found, loaded):
+        assert_equal(by_rank, dict(state), 0.0)
+
+
+def test_distributed_checkpoints_go_from_stages_to_other_plans_and_back() -> None:
+    """Weights and the optimizer's states, by name: flat, as each stage has a list of its own parameters."""
+    flattened = StateDictOptions(flatten_optimizer_state_dict=True)
+    found = case()
+    stages = plans(found)
+    flat = of_one_stage(found, ("zero", "tensor"), 1, "zero-3")
+    todo = [stages[1], (flat, Execution()), stages[0], (flat, Execution()), stages[2]]
+
+    def state_of(parallel: ParallelModule, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        moments = get_optimizer_state_dict(parallel, optimizer, options=flattened)
+        return {"model": parallel.state_dict(), "optimizer": make_checkpointable(moments)}
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        backward(model, found)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def body() -> dict[str, Tensor]:
+        folder, after = [tempfile.mkdtemp()], dict[str, Tensor]()
+        dist.broadcast_object_list(folder)
+        for number, plan in enumerate(todo):
+            parallel = found.lower(*plan)
+            optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-2)
+            if number:
+                with torch.no_grad():
+                    for p in parallel.parameters():
+                        p.zero_()
+                state = state_of(parallel, optimizer)
+                load(state, checkpoint_id=f"{folder[0]}/{number - 1}")
+                parallel.load_state_dict(state["model"])
+                set_optimizer_state_dict(parallel, optimizer, state["optimizer"], options=flattened)
+            train(parallel, optimizer)
+            save(state_of(parallel, optimizer), checkpoint_id=f"{folder[0]}/{number}")
+            after = weights(parallel)
+        return after
+
+    def serial(model: nn.Module) -> dict[str, Tensor]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in todo:
+            train(model, optimizer)
+        return weights(model)
+
+    expected = in_one(found, lambda model: _exactly(serial, model))
+    assert_equal(run_ranks(lambda: _exactly(lambda _: body(), None), 4, 120), expected, 1e-8)
+
+
+def _exactly(run: Callable[[Any], Any], argument: Any) -> Any:
+    with seed_exactly(SEED):
+        return run(argument)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # so too
+def test_compiled_stages() -> None:
+    found = case()
+    for p in found.model.modules():
+        if isinstance(p, nn.Dropout):
+            p.p = 0.0
+    found = Case(found.model, found.batch)
+    todo = plans(found)[:1]
+
+    def run() -> list[tuple[float, dict[str, Tensor | None]]]:
+        results = list[tuple[float, dict[str, Tensor | None]]]()
+        for graph, execution in todo:
+            parallel = found.lower(graph, execution)
+            parallel.compile(backend="aot_eager")
+            results.append((float(backward(parallel, found)), gradients(parallel)))
+        return results
+
+    loss, expected = in_one(found, lambda model: (float(backward(model, found)), gradients(model)))
+    for by_rank in zip(*run_ranks(run, 4, 250), strict=True):
+        assert all(own == pytest.approx(loss, rel=1e-10) for own, _ in by_rank)
+        assert_equal([got for _, got in by_rank], expected, 1e-10)
+
+
+def test_masks_of_torchs_generator() -> None:
+    """Without `seed_exactly`: another mask in each step, the same on all ranks; evaluation draws like a step."""
+    found = case()
+
+    def run(model: ParallelModule) -> tuple[list[float], Tensor]:
+        torch.manual_seed(5)
+        losses = [float(backward(model, found)) for _ in range(20)]
+        state = torch.get_rng_state()
+        torch.manual_seed(5)
+        for _ in range(20):
+            torch.randint(1 << 62, ())
+        assert torch.equal(state, torch.get_rng_state())
+        return losses, state
+
+    for by_rank in under_all(found, run):
+        assert all(losses == by_rank[0][0] for losses, _ in by_rank)
+        assert len(set(by_rank[0][0])) == 20
