@@ -352,7 +352,7 @@ def test_degrees_of_a_strategy_have_to_win_against_the_likeliest(monkeypatch: py
         return [SimpleNamespace(name=space.name, fits=True, prediction=SimpleNamespace(step_s=steps_s[space.name]))]
 
     monkeypatch.setattr(tuner, "ways", ways)
-    monkeypatch.setattr(tuner, "_floor_s", lambda space, mode, count: floors_s[space.name])
+    monkeypatch.setattr(tuner, "floor_s", lambda space, mode, count: floors_s[space.name])
     monkeypatch.setattr(tuner, "_excess_bytes", lambda space, mode: 1.0 if space.name == "3" else 0.0)
     best = tuner._best(spaces)
     assert best is not None
