@@ -47,7 +47,8 @@ class Pins:
         nested: by the sizes of a mesh of two axes, the one of three that is cut from it (`spaces.nested`).
         memory_bytes: that plans may use on each device, where that is less than there is.
         limits: what layouts keep to, on every mesh.
-        staged: the meshes of a stage that are searched, by the number of stages, the fewest first.
+        staged: the meshes of a stage that are searched, by the number of stages, the fewest first; where no number is
+            asked for, only if nothing fits without stages.
         asked: all of this in the user's words.
         guided: whether it is said what to search: then no other plan takes the place of what is found.
     """
@@ -100,7 +101,8 @@ class Pins:
             _check_count(microbatches, size)
         limits, bounds = _limits(graph, mesh, asked.pins)
         memory_bytes = bounds[MEMORY].high if MEMORY in bounds else None
-        stages = _stages(asked, graph, cluster, bounds.get(STAGES))
+        given = mesh is not None or spaces is not None
+        stages = [] if given and asked.stages is None else _stages(asked, graph, cluster, bounds.get(STAGES))
         only = isinstance(asked.stages, int) and asked.stages > 1
         guided = mesh is not None or bool(limits) or spaces is not None or only
         finer = dict[tuple[int, ...], Space]()
@@ -127,11 +129,13 @@ class Pins:
 def _stages(asked: Asked, graph: Graph, cluster: Cluster, bound: Bound | None) -> list[int]:
     """The numbers of pipeline stages that are tried, from two on; `bound`: of those that the search chooses from."""
     n, blocks = cluster.num_devices, blocks_of(graph)
-    if bound is not None and asked.stages != "auto":
-        raise PlanError(f"pin {bound.text!r}: it bounds what stages='auto' chooses; ask for that, or leave it out")
-    if asked.stages is None or asked.stages == 1:
+    if bound is not None and isinstance(asked.stages, int):
+        raise PlanError(
+            f"pin {bound.text!r}: it bounds what is chosen, but stages={asked.stages} is given; leave one out"
+        )
+    if asked.stages == 1:
         return []
-    if asked.stages == "auto":
+    if asked.stages in (None, "auto"):
         least, most = (1, None) if bound is None else (bound.low, bound.high)
         return [p for p in degrees(n) if least <= p <= min(len(blocks), most or p)]
     if n % asked.stages:

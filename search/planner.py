@@ -152,7 +152,8 @@ class Planner:
             microbatches: so many in a step.
             recompute: what backward makes again: a mode, or modes and lists of places by block of the model.
             pins: what layouts, degrees and memory keep to (`search.asked`).
-            stages: so many pipeline stages, `mesh` being that of one; "auto": as many as are best. By default none.
+            stages: so many pipeline stages, `mesh` being that of one; "auto": as many as are best. By default none,
+                unless nothing fits without.
             schedule: the order of microbatches in these; by default the best.
             spaces: to search in place of all meshes.
             compared: whether plans that people choose by hand are tuned too, to be compared with.
@@ -208,8 +209,7 @@ class Planner:
         tuner = Tuner(solver, graph, self.execution, kept, self.progress)
         compared &= self.cluster.num_devices > 1
         alternatives = list(stop.within(tuner.baselines())) if compared else []
-        by_hand = len(tuner.tried)
-        needed = kept.guided or not alternatives
+        by_hand, needed = len(tuner.tried), kept.guided or not alternatives
         try:
             found = list(stop.within(tuner.searched(alternatives), needed=needed)) if kept.spaces else []
         except NoLayoutsError as error:
@@ -223,7 +223,7 @@ class Planner:
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
         fits = list(_fits(fitter, tried, stop))
-        staged, beside = self._staged(tuner, fits, stop, needed=not found)
+        staged, beside = self._staged(tuner, [*pool, *(f.candidate for f in fits)], fits, stop, needed=not found)
         if staged:
             pool, found, tried = [*staged, *pool], [*found, *staged], [*tried, beside]
             fits += _fits(fitter, [beside], stop)
@@ -266,9 +266,14 @@ class Planner:
         )  # fmt: skip
 
     def _staged(
-        self, tuner: Tuner, fits: Sequence[Fitted], stop: Stop, *, needed: bool
+        self, tuner: Tuner, known: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop, *, needed: bool
     ) -> tuple[list[Candidate], list[Candidate]]:
-        """The best plan of each number of pipeline stages that may win, and all that was tried of these."""
+        """The best plan of each number of pipeline stages that may win, and all that was tried of these.
+
+        Where none are asked for: of as many as are best, if nothing that is known fits.
+        """
+        if tuner.pins.asked.stages is None and any(c.fits for c in known):
+            return [], []
         limit_bytes = tuner.solver.limit_bytes
         stager = Stager(tuner, min((f.mixed_s(limit_bytes) for f in fits if f.candidate.fits), default=inf))
         found = {c.execution.num_stages: c for c in stop.within(stager.plans(), needed=needed)}

@@ -168,7 +168,8 @@ def plan(
             told; proofs are kept in the cache folder.
         time_limit_s: seconds of search, in each precision, after which the best plan so far is finished, which takes a
             little longer; so does Ctrl-C. The plan says so, and its bound is that of all meshes.
-        stages: so many pipeline stages, `mesh` being that of one of them; "auto": as many as are best. By default none.
+        stages: so many pipeline stages, `mesh` being that of one of them; "auto": as many as are best. By default there
+            are none, unless nothing fits without.
         schedule: the order of microbatches in these, "gpipe", "1f1b", "interleaved" or "zero-bubble"; by default the
             best.
         progress: called with a line of text now and then.

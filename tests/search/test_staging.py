@@ -73,13 +73,30 @@ def test_stages_are_taken_where_they_are_faster_and_left_where_not() -> None:
             assert {other.execution.num_stages for other in auto.alternatives} >= {1, 2}
 
 
+def test_stages_are_tried_where_nothing_fits_without() -> None:
+    """None of these sizes is a multiple of three: stages alone divide the memory by that."""
+    graph = blocks(batch=1, width=65, layers=9, seq=7)
+    alone = planner(3).plan(graph)
+    assert alone.execution.num_stages == 1
+    memory_bytes = round(0.5 * alone.prediction.memory.total_bytes)
+    found = planner(3, memory_bytes=memory_bytes).plan(graph)
+    assert found.execution.num_stages > 1
+    assert found.prediction.memory.total_bytes <= found.report.limit_bytes
+    refused = planner(3, memory_bytes=memory_bytes).plan(graph, stages=1)
+    assert refused.execution.num_stages == 1
+    assert refused.prediction.memory.total_bytes > refused.report.limit_bytes
+
+
 @each(
     ("asked", "message"),
     [
         ({"stages": 3}, "stages=3 does not divide the 8 devices of cluster test"),
         ({"stages": 8}, "stages=8: the model has 4 blocks to put on them; choose fewer"),
         ({"stages": "auto", "mesh": Mesh.of(x=4)}, "stages='auto' with a mesh, which is that of one stage"),
-        ({"pins": "stages<=2"}, "pin 'stages<=2': it bounds what stages='auto' chooses; ask for that, or leave it out"),
+        (
+            {"pins": "stages<=2", "stages": 4},
+            "pin 'stages<=2': it bounds what is chosen, but stages=4 is given; leave one",
+        ),
         (
             {"stages": 4, "schedule": "interleaved"},
             "8 virtual stages, but the model has only 6 sections to put on them",
