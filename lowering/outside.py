@@ -53,16 +53,18 @@ class Outside:
     @cached_property
     def actions(self) -> Actions:
         """What is done when: the program has those of forward, the runtime those of backward."""
-        return actions(self.chunk, hold=self.execution.num_virtual_stages == 1, two=self._in_two)
+        return actions(self.chunk, hold=self.execution.num_virtual_stages == 1, two=self.in_two)
 
     @property
-    def _in_two(self) -> bool:
-        return "weights" in phases(self.execution.schedule)
+    def in_two(self) -> bool:
+        """Whether backward has two parts. In the first stage it has one, as nobody waits for gradients from there."""
+        received = (self.graph.types[node.name] for node in self.graph.leaves("received"))
+        return "weights" in phases(self.execution.schedule) and any(kind.grad for kind in received)
 
     @cached_property
     def apart(self) -> frozenset[str]:
         """Operators that give gradients to weights in a second part of backward."""
-        numbers = self.actions.of("weights") if self._in_two else []
+        numbers = self.actions.of("weights") if self.in_two else []
         return frozenset(self.chunk.occurrences[number].operation.name for number in numbers)
 
 

@@ -68,7 +68,6 @@ class Pipeline:
         self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # between chunks of one stage
         self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[GradientEdge | None]]] = {}
         self.put_off: dict[tuple[int, int], list[Apart]] = {}
-        self.in_two = any(item.direction == "weights" for item in items)
         self.loss = torch.zeros((), dtype=getattr(torch, types[stages.graph.loss].dtype), device=ranks.device)
         self.now, self.failed = "", ""
 
@@ -147,10 +146,10 @@ class Pipeline:
             gradients = self._take(_BACKWARD, stage + 1, stage, item)
         self._begin(runner, item, frees=self._is_last(item))
         pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if root is not None]
-        ends = self._is_last(item) and not self.in_two
+        ends = self._is_last(item) and not runner.in_two
         runner.reducer.watch(*(root for root, _ in pairs), first=item.microbatch == 0, last=ends)
         torch.autograd.backward([root for root, _ in pairs], [g for _, g in pairs])
-        if self.in_two:
+        if runner.in_two:
             self.put_off[item.chunk, item.microbatch], runner.saved.put_off = runner.saved.put_off, []
         back = [got[name] for name in self.stages.received(stage) if name in self.trained]
         self._send(_BACKWARD, stage, stage - 1, item, [torch.zeros_like(x) if x.grad is None else x.grad for x in back])
@@ -164,6 +163,8 @@ class Pipeline:
     def _weights(self, item: Item) -> None:
         """The second part of backward, and, of the last microbatch, the sums over devices."""
         runner, last = self.runners[item.chunk], self._is_last(item)
+        if not runner.in_two:
+            return
         runner.reducer.watch(first=False, last=last)
         give_to_weights(self.put_off.pop((item.chunk, item.microbatch)))
         if last:

@@ -49,6 +49,7 @@ class Runner:
         self.reducer.at_end.append(self.blocks.finish)
         self.saved = Saved(self.blocks, self.leaves.values(), ranks.device)
         self.remakes = bool(self.blocks.items) or any(o.again for o in outside.operations.listed)
+        self.in_two = outside.in_two
         self.constants: dict[str, Tensor] | None = None
         self._parts = by_block(self.leaves)
         self._updated = buffers_in_backward(self.graph)  # those that backward reads after the step has written them

@@ -121,7 +121,10 @@ def give_to_weights(put_off: list[Apart]) -> None:
     while put_off:
         result, gradient, weights = put_off.pop(0)
         trained = [weight for weight in weights if weight.requires_grad]
-        torch.autograd.backward(trained, torch.autograd.grad((result,), trained, (gradient,)))
+        if all(weight.is_leaf for weight in trained):
+            torch.autograd.backward((result,), (gradient,), inputs=trained)
+        else:
+            torch.autograd.backward(trained, torch.autograd.grad((result,), trained, (gradient,)))
 
 
 class _PutOff(Function):

@@ -14,6 +14,9 @@ from math import inf
 
 from shardwright.search.solving import Candidate, rank
 
+Proposals = Generator[float, bool, None]
+"""Floors, each of a way that is tried if True is sent."""
+
 
 class Counts:
     """Tries numbers of microbatches.
@@ -40,7 +43,7 @@ class Counts:
         """What was tried last."""
         return next(reversed(self.found.values()))
 
-    def proposals(self) -> Generator[float, bool, None]:
+    def proposals(self) -> Proposals:
         """The floor of a count each, which is tried if True is sent, and else not.
 
         After the fewest, it goes on with `number`, or with half as many until one is tried.
@@ -57,7 +60,7 @@ class Counts:
             self._take(0)
         yield from self._further()
 
-    def _up(self) -> Generator[float, bool, None]:
+    def _up(self) -> Proposals:
         """To the fewest that fit."""
         while not self.found[self.number].fits and self.number + 1 < len(self.counts):
             more = self._next(self.number)
@@ -65,13 +68,13 @@ class Counts:
                 return
             self.number = more
 
-    def _down(self) -> Generator[float, bool, None]:
+    def _down(self) -> Proposals:
         while self.found[self.number].fits and self.number and self.number - 1 not in self.found:
             less = self.number - 1
             if not ((yield from self._at(less)) and self._take(less)):
                 return
 
-    def _further(self) -> Generator[float, bool, None]:
+    def _further(self) -> Proposals:
         """More of them, while that is faster."""
         found = self.found[self.number]
         for more in range(self.number + 1, len(self.counts)):

@@ -32,6 +32,8 @@ LARGE_RESULT = 2**14
 """The same of what is left of a table: shared results stay in memory as long as the solver."""
 MOST_ENTRIES = 2**23
 """Of all tables of one elimination together, where they are not shared: 64 MiB."""
+MANY_VARIABLES = 2**12
+"""From so many on, tables are shared within a solution alone: that much would stay in memory for each of them."""
 _ROUNDS = 1
 _FEWER = 0.5
 """The share of the choices that may be left for another round of bounds to be worth its time."""
@@ -67,9 +69,10 @@ class Eliminator:
 
     def solve_with(self, problem: Problem, prices: Prices, allowed: Mapping[int, np.ndarray]) -> Solution:
         """The same where only these choices of some variables are allowed; it is not kept."""
-        model = Model.of(problem, prices, self.interner)
+        interner = self.interner if len(problem.time_s) < MANY_VARIABLES else Interner()
+        model = Model.of(problem, prices, interner)
         for variable, choices in allowed.items():
-            model.keep(variable, self.interner.call(np.array, tuple(choices.tolist())))
+            model.keep(variable, interner.call(np.array, tuple(choices.tolist())))
         model.drop_dominated()
         order = problem.order
         if order is None or any(now > then for now, then in zip(model.sizes, order.sizes, strict=True)):

@@ -75,7 +75,9 @@ class Fitter:
         With everything kept a plan takes least time, so those that take more than the best so far are left out;
         `best_s`: the step of the best of others.
         """
-        for candidate in sorted(candidates, key=_kept_s)[:_MOST_WALKS]:
+        excess_bytes = self.solver.excess_bytes
+        able = [c for c in candidates if not excess_bytes(c.prediction.memory.stored_bytes)]
+        for candidate in sorted(able, key=_kept_s)[:_MOST_WALKS]:
             if _kept_s(candidate) >= best_s:
                 return
             walk = _Walk(self, candidate)

@@ -31,6 +31,7 @@ from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.places import places
 from shardwright.pcg.step.recompute import RecomputeByBlock, exactly
+from shardwright.search.building import shares
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.problem import Prices, Problem
@@ -100,6 +101,7 @@ class KeepingProblem:
     ) -> None:
         self.steps, self.times, self.exposed, self.zeros = steps, times, exposed, zeros
         self.graph, self.mesh = steps.graph, steps.graph.mesh
+        self.state_share, self.value_share = shares(steps.execution, self.mesh)
         self.interner = Interner()
         self.eliminator = Eliminator(self.interner)
         self.problem = Problem(self.graph, self.mesh)
@@ -155,7 +157,7 @@ class KeepingProblem:
         scatters = 1 if zero == "zero-1" else many
         gradients = sum(p.whole_bytes for p in own if p.grad) if many > 1 else 0.0  # accumulated whole
         whole = {"zero-1": used + gradients, "zero-2": used, "kept": used}
-        return self.exposed * (gathers * gather_s + scatters * scatter_s), whole.get(zero, 0.0)
+        return self.exposed * (gathers * gather_s + scatters * scatter_s), self.state_share * whole.get(zero, 0.0)
 
 
 class _Values:
@@ -179,10 +181,11 @@ class _Values:
             many = self.parent.times.get(block, 1)
             stays = block in self.parent.times and memory in fixed
             again_s = sum(self._forward_s(number) for number in numbers) * self.parent.mesh.num_microbatches
-            mask = many * masks[memory]
+            share = many * self.parent.value_share
+            mask = share * masks[memory]
             self.variables[memory] = self.parent.add(
                 [inf if memory in needed or stays else 0.0, 0.0, inf if memory in fixed else many * again_s],
-                [mask, many * memory.num_bytes + mask, 0.0],
+                [mask, share * memory.num_bytes + mask, 0.0],
             )
 
     def _forward_s(self, number: int) -> float:

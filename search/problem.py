@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -117,6 +118,11 @@ class Problem:
     beside: set[tuple[int, int]] = field(default_factory=set)
     order: Order | None = None
     solved: dict[Prices, Solution] = field(default_factory=dict)
+
+    @cached_property
+    def stored(self) -> tuple[int, ...]:
+        """The variables of parameters: what they keep, with gradients and moments, is there whatever else is done."""
+        return tuple(variable for (kind, _), variable in self.index.items() if kind == "storage")
 
     def chosen(self, choices: Sequence[int], kind: str, name: str) -> Layouts | None:
         """The layouts that these choices give a tensor; None where it has no such variable."""

@@ -73,7 +73,7 @@ def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: P
     if pins.memory_bytes is not None:
         solver = solver.within(pins.memory_bytes)
     tuner = Tuner(solver, graph, like.execution, pins, lambda message: None)
-    return min(tuner.baselines(), key=rank, default=None)
+    return tuner.by_hand()
 
 
 def _smaller_batch(tuner: Tuner) -> Iterator[Remedy]:
@@ -100,7 +100,8 @@ def _solved(tuner: Tuner, mesh: Mesh, execution: Execution) -> Candidate | None:
 
 
 def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
-    if best.folded or solver.cluster.device.kind == "cpu":
+    stored_bytes = best.prediction.memory.stored_bytes
+    if best.folded or solver.cluster.device.kind == "cpu" or solver.excess_bytes(stored_bytes):
         return
     execution = replace(best.execution, offload=True)
     prediction = predict(best.graph, solver.cluster, execution)
@@ -113,6 +114,9 @@ def _stages(tuner: Tuner) -> Iterator[Remedy]:
     n, solver = tuner.solver.cluster.num_devices, tuner.solver
     for stages in (s for s in _STAGES if n % s == 0 and not solver.cluster.parts):
         flat = Mesh(("dp",), (n // stages,))
+        stored_bytes = solver.stored_bytes(tuner.folded, flat, (ZERO,), tuner.execution, "zero-3")
+        if solver.excess_bytes(stored_bytes / stages):
+            continue
         for count in tuner.counts:
             mesh = over_time(flat, count)
             found = _solved(tuner, mesh, tuner.execution)

@@ -8,6 +8,7 @@ with, and the forced layouts that the tests run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from shardwright.pcg.analysis import constant_nodes, following, is_whole
 from shardwright.pcg.errors import PlanError
@@ -26,6 +27,7 @@ SEQUENCE = (CONTEXT, ULYSSES)
 """The roles that split the sequence."""
 
 
+@lru_cache(maxsize=16)
 def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) -> Mapping[str, str]:
     """For every node that carries the batch dimension, the factor that splits it.
 
@@ -77,7 +79,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     sent = _sent(graph, batch) if EXPERT in roles else {}
     named = _named(graph, sent)
     sending = {name: _sending(graph, name, choice, roles, sizes) for name, choice in sent.items()}
-    weights = {node.name: weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
+    weights = _weights(graph)
 
     def allowed(node: Node, axis: int, choice: str) -> bool:
         role = roles[axis]
@@ -161,7 +163,8 @@ def _sending(graph: Graph, name: str, choice: str, roles: Sequence[str], sizes: 
     return found
 
 
-def penalties(graph: Graph) -> set[str]:
+@lru_cache(maxsize=16)
+def penalties(graph: Graph) -> frozenset[str]:
     """What is made of parameters without examples, to give single numbers: it may be computed where slices lie."""
     found, constant = set[str](), constant_nodes(graph)
     of_examples = {leaf.name for leaf in graph.leaves("input") if graph.types[leaf.name].shape}
@@ -175,7 +178,7 @@ def penalties(graph: Graph) -> set[str]:
             single or found.issuperset(users)
         ):
             found.add(node.name)
-    return found
+    return frozenset(found)
 
 
 def weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[str, int]]:
@@ -190,6 +193,13 @@ def weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[st
         for i, f in enumerate(signature.factors)
         if i in members and f.role != "fixed" and f.name != batch
     ]
+
+
+@lru_cache(maxsize=16)
+def _weights(graph: Graph) -> Mapping[str, list[tuple[str, int]]]:
+    """The same of every node, but for what splits the batch."""
+    batch = batch_factors(graph)
+    return {node.name: weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
 
 
 def is_weight(graph: Graph, name: str) -> bool:

@@ -123,6 +123,7 @@ class Solver:
         self._predictions: dict[tuple[object, ...], Prediction] = {}
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
         self.again = lru_cache(maxsize=None)(made_again)
+        self.restricted = lru_cache(maxsize=None)(restriction)
 
     def within(self, limit_bytes: int) -> Solver:
         """The same, with what it knows already, for less memory on each device, if that is less."""
@@ -159,7 +160,7 @@ class Solver:
         if key in self._problems:
             return self._problems[key], eliminator
         way = Way(self.again(folded.graph, execution), zero, execution, relaxed)
-        restrict = restriction(folded.graph, roles, mesh)
+        restrict = self.restricted(folded.graph, tuple(roles), mesh)
         limited, blocked = limited_to(limits, folded.graph, mesh), self.blocked(folded.graph)
         if limited is not None:
             limited.check(lambda node: builder.certified_of(node, folded.graph, blocked))
@@ -205,6 +206,23 @@ class Solver:
         """What all operators take on one device, nothing being sent: n devices take no less than an n-th of it."""
         problem, _ = self.problem(folded, Mesh(("x",), (1,)), (DATA,), execution, "zero-3")
         return sum(float(time_s.value.min()) for time_s in problem.time_s)
+
+    def stored_bytes(
+        self,
+        folded: Folded,
+        mesh: Mesh,
+        roles: Sequence[str],
+        execution: Execution,
+        priced: Zero,
+        limits: Limits = NO_LIMITS,
+    ) -> float:
+        """No layouts keep less of parameters, their gradients and moments on a device. Errors as in `problem`."""
+        problem, _ = self.problem(folded, mesh, roles, execution, priced, limits)
+        return sum(float(problem.kept_bytes[variable].value.min()) for variable in problem.stored)
+
+    def excess_bytes(self, stored_bytes: float) -> float:
+        """By how much these are too many, whatever else a step keeps; 0 where they may fit."""
+        return max(0.0, stored_bytes + self.cluster.device.context_bytes - self.limit_bytes)
 
     def solve(
         self,
@@ -301,6 +319,8 @@ class Solver:
         solved = materialize(problem, solution, self.certified)
         in_loop = time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
         parameters, repeats = [leaf.name for leaf in solved.leaves("parameter")], folded.repeats
+        if self.excess_bytes(kept_bytes(problem, solution, problem.stored)):
+            zeros = zeros[-1:]  # the longer a gathered parameter stays, the more is there
         found: list[Candidate] = []
         for zero in zeros:
             if any(c.fits for c in found) and zero != zeros[-1]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from shardwright.cost.timeline.program import Programs
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.search.problem import NoLayoutsError
 from shardwright.search.solving import Candidate, Solver, over_time, rank, share_of_step
@@ -25,8 +26,11 @@ from shardwright.search.tuning import Tuner
 _DEEP = 4
 """So many microbatches a stage are tried first: the bubble is a fifth of the step."""
 _MOST_TRIED = 12
+"""Of meshes with a number of microbatches; seldom are so many not ruled out."""
 _CHUNKS = (2, 4, 8)
+"""Of a stage, where they are interleaved."""
 _MOST_MOVES, _MOST_TARGETS = 8, 2
+"""Of sections from one stage to another; the stages that are tried for each."""
 _NEARLY = 1.5
 """What needs so much more memory than there is may fit once blocks are moved to stages that have room."""
 
@@ -59,7 +63,8 @@ class Stager:
 
         The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
         """
-        ahead = [way for spaces in self.tuner.pins.staged.values() for way in self._likeliest(spaces)]
+        promising = (spaces for stages, spaces in self.tuner.pins.staged.items() if self._may_win(stages))
+        ahead = [way for spaces in promising for way in self._likeliest(spaces)]
         seen, best = {way[1:] for way in ahead}, dict[int | Space, Candidate]()
         for _ in range(_MOST_TRIED):
             ahead = [way for way in ahead if not self._loses(way)]
@@ -70,8 +75,8 @@ class Stager:
             space, number = way.space, way.number
             try:
                 found = self._best(space, number)
-            except NoLayoutsError as error:
-                self.tuner.refused = error
+            except PlanError as error:  # also of a schedule that the microbatches or the blocks do not allow
+                self.tuner.refused = NoLayoutsError(str(error))
                 continue
             stages = space.pipeline.stages
             if stages not in best or rank(found) < rank(best[stages]):
@@ -83,6 +88,12 @@ class Stager:
                     if 0 <= beside < len(self._counts(space)) and (space, beside) not in seen:
                         seen.add((space, beside))
                         ahead.append(self._way(space, beside))
+
+    def _may_win(self, stages: int) -> bool:
+        """Whether equal shares of all work, with the least bubble of any schedule, take less than what is there."""
+        run = replace(DEFAULT, num_stages=stages, schedule="interleaved", chunks_per_stage=max(_CHUNKS))
+        many = Mesh((TIME,), (max(self.tuner.counts),))
+        return self.tuner.ideal_s(self.modes[0]) * stages * share_of_step(run, many) < self.fastest_s
 
     def _best(self, space: Space, number: int) -> Candidate:
         """With so many microbatches, in the order in which it is the fastest."""

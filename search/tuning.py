@@ -8,11 +8,11 @@ are quickly tuned: what they need is where the search on every mesh begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
-from itertools import product
+from heapq import heappop, heappush
+from itertools import chain, product
 from math import inf, prod
 from operator import itemgetter
 
@@ -24,10 +24,12 @@ from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.asked import RecomputeMode
-from shardwright.search.counts import Counts
+from shardwright.search.counts import Counts, Proposals
 from shardwright.search.folding import Folded, fold
+from shardwright.search.limits import Limits
 from shardwright.search.pins import Pins
 from shardwright.search.problem import NoLayoutsError
+from shardwright.search.restrict import FREE
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
 from shardwright.search.spaces import Space, baselines, divided, microbatch_counts, sequence_baselines
 
@@ -71,7 +73,7 @@ class Tuner:
         self.tried: list[Candidate] = []
         self._start: dict[RecomputeMode, int] = {}  # the number of microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
-        self._over: dict[Space, float] = {}  # the least part of its floor that a step took: floors count what is shared
+        self._over: dict[Hashable, float] = {}  # the least part of floors that steps took: what is shared counts twice
 
     def _modes(self) -> list[RecomputeMode]:
         """What may be made again. A `PlanError` where what is asked for is not there."""
@@ -105,15 +107,38 @@ class Tuner:
     def baselines(self) -> Iterator[Candidate]:
         """Plans that people choose by hand, each the best over its degrees, microbatches and recomputation."""
         for spaces in baselines(self.solver.cluster):
-            if ways := [c for space in spaces for c in self.ways(space)]:
-                yield self.told(min(ways, key=rank))
+            if (found := self._best(spaces)) is not None:
+                yield self.told(found[0])
+
+    def by_hand(self) -> Candidate | None:
+        """The best of the same."""
+        found = self._best(list(chain.from_iterable(baselines(self.solver.cluster))))
+        return None if found is None else found[0]
 
     def sequence_baselines(self) -> Iterator[Candidate]:
         """Those that share the sequence, for what is searched to be compared with; it does not begin with them."""
         for spaces in sequence_baselines(self.solver.cluster, self.folded.graph):
-            if ways := [(c, space) for space in spaces for c in self.ways(space)]:
-                own, space = min(ways, key=lambda way: rank(way[0]))
-                yield self.told(self._between(own, space))
+            if (found := self._best(spaces)) is not None:
+                yield self.told(self._between(*found))
+
+    def _best(self, spaces: Sequence[Space]) -> tuple[Candidate, Space] | None:
+        """The best plan on some spaces, and its own: the likeliest is first, which the others have to win against.
+
+        Of those on which nothing can fit, one is tried, where no other is.
+        """
+        best: tuple[Candidate, Space] | None = None
+        mode = self.modes[0]
+        excess_bytes = [self._excess_bytes(space, mode) for space in spaces]
+        outlook = [
+            (e, 0.0 if e else self.floor_s(s, mode, self._fewest(s))) for e, s in zip(excess_bytes, spaces, strict=True)
+        ]
+        for i in sorted(range(len(spaces)), key=outlook.__getitem__):
+            if best is not None and excess_bytes[i]:
+                break
+            rival_s = best[0].prediction.step_s if best is not None and best[0].fits else inf
+            ways = ((way, spaces[i]) for way in self.ways(spaces[i], rival_s=rival_s))
+            best = min(chain([] if best is None else [best], ways), key=lambda found: rank(found[0]), default=None)
+        return best
 
     def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """The best plan of every mesh, or of the one that is given.
@@ -130,6 +155,8 @@ class Tuner:
             modes = self.modes
             if best is not None and best.fits:
                 modes = list[RecomputeMode]((best.execution.recompute,))
+            if found and self._excess_bytes(space, modes[0]):  # nor does anything fit there
+                continue
             if not (ways := list(self.ways(space, modes, self.fastest_s))):
                 continue
             own = min(ways, key=rank)
@@ -168,7 +195,7 @@ class Tuner:
 
     def _least_s(self, space: Space) -> float:
         """No plan on these devices in the fewest microbatches takes less, nor much less in more of them."""
-        mesh = over_time(space.mesh, divided(space, self.counts, self.pins.size)[0])
+        mesh = over_time(space.mesh, self._fewest(space))
         return self._bound_s(space, mesh, replace(self.execution, recompute=self.modes[0]))
 
     def _between(self, best: Candidate, space: Space) -> Candidate:
@@ -204,15 +231,20 @@ class Tuner:
         """For each kind of recomputation that could be the best, the best number of microbatches that was found.
 
         The likeliest, of all kinds and numbers, is tried first. `rival_s`: the step of a plan that fits, against which
-        these have to win.
+        these have to win. Where nothing can fit, only what keeps the least is tried, and nothing against a rival.
         """
-        fastest_s = rival_s
-        runs: list[tuple[RecomputeMode, Counts]] = [(m, self._microbatches(space, m)) for m in modes or self.modes]
-        ahead = [(next(floors), i, floors) for i, (_, c) in enumerate(runs) for floors in [c.proposals()]]
-        heapify(ahead)
+        modes, counts, fastest_s = modes or self.modes, divided(space, self.counts, self.pins.size), rival_s
+        if self._excess_bytes(space, modes[0]):
+            modes, counts = modes[-1:] if rival_s == inf else (), counts[-1:]
+        runs: list[tuple[RecomputeMode, Counts]] = [(m, self._microbatches(space, m, counts)) for m in modes]
+        ahead: list[tuple[float, int, Proposals | None]] = [(0.0, 0, None)] if runs else []
         while ahead:
             floor_s, i, floors = heappop(ahead)
             can_win = self._can_win(space, floor_s, fastest_s)
+            if floors is None:
+                if can_win:
+                    _begin(ahead, [counts for _, counts in runs], i)
+                continue
             try:
                 following = floors.send(can_win)
             except StopIteration:
@@ -227,6 +259,10 @@ class Tuner:
                     break
             if following is not None:
                 heappush(ahead, (following, i, floors))
+        yield from self._bests(runs)
+
+    def _bests(self, runs: Sequence[tuple[RecomputeMode, Counts]]) -> Iterator[Candidate]:
+        """The best number of microbatches of each that has any; where it fits, another mesh begins with it."""
         for mode, counts in runs:
             if counts.found:
                 number, best = min(counts.found.items(), key=lambda item: rank(item[1]))
@@ -236,14 +272,28 @@ class Tuner:
 
     def _has_room(self, found: Candidate, space: Space) -> bool:
         """Whether all is kept with memory to spare, in the fewest microbatches: more recomputation only adds time."""
-        fewest = divided(space, self.counts, self.pins.size)[0]
-        in_fewest = found.execution.recompute == "none" and found.mesh.num_microbatches == fewest
+        in_fewest = found.execution.recompute == "none" and found.mesh.num_microbatches == self._fewest(space)
         return in_fewest and found.fits and not found.is_tight
 
-    def _microbatches(self, space: Space, mode: RecomputeMode) -> Counts:
+    def _excess_bytes(self, space: Space, mode: RecomputeMode) -> float:
+        """By how much what is stored alone is too much for these devices, however a step is run; 0: it may fit.
+
+        `mode`: one whose problem is needed anyway.
+        """
+        try:
+            stored_bytes = self.solver.stored_bytes(*self._longest(space, mode, self._fewest(space)))
+        except NoLayoutsError:
+            return 0.0
+        return self.solver.excess_bytes(stored_bytes)
+
+    def _fewest(self, space: Space) -> int:
+        """The fewest microbatches on these devices."""
+        return divided(space, self.counts, self.pins.size)[0]
+
+    def _microbatches(self, space: Space, mode: RecomputeMode, counts: Sequence[int]) -> Counts:
         """Numbers of microbatches, from where the space before it fitted."""
         return Counts(
-            divided(space, self.counts, self.pins.size),
+            counts,
             lambda count: self.tried_with(space, mode, count),
             lambda count: self.floor_s(space, mode, count),
             self.solver.limit_bytes,
@@ -252,7 +302,7 @@ class Tuner:
 
     def over(self, space: Space) -> float:
         """The least part of its floor that a step on these devices took; 0 where none is known."""
-        return self._over.get(space, 0.0)
+        return self._over.get(_alike(space), 0.0)
 
     def _can_win(self, space: Space, floor_s: float, rival_s: float) -> bool:
         """Whether a step of this floor may take less, by how steps on these devices compare with theirs.
@@ -263,13 +313,22 @@ class Tuner:
 
     def floor_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
         """As `Solver.floor_s`; without end where the longest lifetime has no layouts."""
-        execution, mesh = space.run(self.execution, mode), over_time(space.mesh, count)
-        own = different(space.zeros, mesh)  # stages seldom have room for what stays longest, as all are in use at once
-        likely = own[-1] if space.pipeline.stages > 1 else own[0]
         try:
-            return self.solver.floor_s(self.folded, mesh, space.roles, execution, likely, space.limits)
+            return self.solver.floor_s(*self._longest(space, mode, count))
         except NoLayoutsError:
             return inf
+
+    def _longest(
+        self, space: Space, mode: RecomputeMode, count: int
+    ) -> tuple[Folded, Mesh, tuple[str, ...], Execution, Zero, Limits]:
+        """What names the problem of a way with the longest lifetime that is likely.
+
+        Stages seldom have room for what stays longest, as all are in use at once.
+        """
+        execution, mesh = space.run(self.execution, mode), over_time(space.mesh, count)
+        own = different(space.zeros, mesh)
+        likely = own[-1] if space.pipeline.stages > 1 else own[0]
+        return self.folded, mesh, space.roles, execution, likely, space.limits
 
     def tried_with(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
         """With layouts for which nothing overlaps, and gathers of the likeliest lifetime.
@@ -296,7 +355,8 @@ class Tuner:
             self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         assert best is not None
         if 0 < (floor_s := self.floor_s(space, mode, count)) < inf:
-            self._over[space] = min(self._over.get(space, 1.0), best.prediction.step_s / floor_s)
+            alike = _alike(space)
+            self._over[alike] = min(self._over.get(alike, 1.0), best.prediction.step_s / floor_s)
         self.tried.append(best)
         return best
 
@@ -325,6 +385,23 @@ class Tuner:
             execution = replace(self.execution, recompute=mode)
             self._ideal[mode] = self.solver.work_s(self.folded, execution) / self.solver.cluster.num_devices
         return self._ideal[mode]
+
+
+def _begin(ahead: list[tuple[float, int, Proposals | None]], runs: Sequence[Counts], i: int) -> None:
+    """Put a kind of recomputation among what may be tried, and the next one, which takes no less, where that begins.
+
+    So what is never likely enough has no problem built.
+    """
+    floors = runs[i].proposals()
+    floor_s = next(floors)
+    heappush(ahead, (floor_s, i, floors))
+    if i + 1 < len(runs):
+        heappush(ahead, (floor_s, i + 1, None))
+
+
+def _alike(space: Space) -> Hashable:
+    """What decides how steps compare with their floors: where roles leave no choice, whatever the degrees."""
+    return space if FREE in space.roles else space.roles
 
 
 def folded(graph: Graph, pins: Pins) -> Folded:

@@ -12,7 +12,7 @@ their size: large models have so many solutions on the hull that little is lost.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -192,9 +192,10 @@ class _Branches:
         return [{**branch.allowed, variable: part} for part in parts]
 
 
-def kept_bytes(problem: Problem, solution: Solution) -> float:
-    """What the choices of a solution keep on a device."""
-    return sum(float(kept.value[choice]) for kept, choice in zip(problem.kept_bytes, solution.choices, strict=True))
+def kept_bytes(problem: Problem, solution: Solution, variables: Sequence[int] | None = None) -> float:
+    """What the choices of a solution keep on a device; those of some variables, or of all."""
+    of = range(len(solution.choices)) if variables is None else variables
+    return sum(float(problem.kept_bytes[v].value[solution.choices[v]]) for v in of)
 
 
 def time_and_bytes(problem: Problem, solution: Solution, beside: float = 1.0) -> tuple[float, float]:

@@ -45,6 +45,11 @@ class Memory:
     def total_bytes(self) -> int:
         return sum(self.by_category().values())
 
+    @property
+    def stored_bytes(self) -> int:
+        """Of parameters, gradients and moments, which are all there when a step ends."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+
     def by_category(self) -> dict[str, int]:
         """Bytes by category ("parameters", "gradients", …), in the order of the fields."""
         return {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(self)}

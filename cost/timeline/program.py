@@ -177,6 +177,9 @@ class Programs:
         """As the function of this name."""
         graph, cluster = self.graph, self.cluster
         many = execution.num_microbatches * graph.mesh.num_microbatches
+        if execution.schedule == "interleaved" and many % execution.num_stages:
+            problem = f"expected a multiple of the {execution.num_stages} stages, got {many}"
+            raise PlanError(f"microbatches: {problem}; interleaving needs it")
         execution = replace(execution, num_microbatches=many)
         per_stage, stages = graph.mesh.num_devices, execution.num_stages
         if per_stage * stages > cluster.num_devices:

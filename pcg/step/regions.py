@@ -6,6 +6,7 @@ after them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -90,8 +91,8 @@ def _together(operations: Sequence[Operation], members: Collection[str]) -> tupl
 def _by_block(operations: Sequence[Operation]) -> list[Operation]:
     """What no block claims but lies between two operations of one belongs to it."""
     found = list(operations)
-    runs = [block for block, _ in groupby(o.block for o in found)]
-    for block in dict.fromkeys(block for block in runs if block and runs.count(block) > 1):
+    runs = Counter(block for block, _ in groupby(o.block for o in found))
+    for block in (block for block, times in runs.items() if block and times > 1):
         order, torn = _together(found, {o.name for o in found if o.block == block})
         while torn and not any(o.block for o in torn):
             names = {o.name for o in torn}

@@ -38,7 +38,10 @@ def test_steps_in_stages_are_those_of_one_process(name: str) -> None:
 
 
 def test_gradients_of_weights_are_put_off() -> None:
-    """Under zero-bubble, backward gives them to none of the weights of products; the second part does."""
+    """Under zero-bubble, backward gives them to none of the weights of products; the second part does.
+
+    In the first stage, for whose backward nobody waits, it has one part.
+    """
     found = case("gpt")
     graph = of_one_stage(found, (), 2)
     execution = evenly(graph, 2, "zero-bubble")
@@ -58,10 +61,10 @@ def test_gradients_of_weights_are_put_off() -> None:
         parallel.forward_backward(**found.batch)
         return early, late
 
-    for early, late in run_ranks(body, 2, 60):
+    for stage, (early, late) in enumerate(run_ranks(body, 2, 60)):
         products = {name for name in late if any(part in name for part in ("qkv.", "proj.", "up.", "down."))}
         assert len(products) == 8
-        assert not early & products
+        assert early & products == (set() if stage else products)
         assert any("ln_attn" in name for name in early)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 from typing import cast
 
@@ -19,7 +20,7 @@ from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.parameters import module_block
 from shardwright.reports.facts import fits
 from shardwright.search.check import check_plan
-from shardwright.search.fitting import Fitted
+from shardwright.search.fitting import Fitted, Fitter
 from shardwright.search.folding import fold
 from shardwright.search.keeping import Keeping
 from shardwright.search.planner import _way
@@ -107,6 +108,20 @@ def candidate(name: str, step_s: float, num_bytes: int = 0) -> Candidate:
         "rewrites": (),
     }
     return cast("Candidate", SimpleNamespace(**own))
+
+
+def test_plans_whose_weights_alone_are_too_much_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, asked = planner(), list[str]()
+    fitter = Fitter(search.solver, fold(capture(Around(), {"x": torch.randn(4, 64, 16)}).graph), values=True)
+
+    def walk(fitter: Fitter, own: Candidate) -> SimpleNamespace:
+        asked.append(own.name)
+        return SimpleNamespace(most=SimpleNamespace(candidate=candidate("", inf)))
+
+    monkeypatch.setattr("shardwright.search.fitting._Walk", walk)
+    most = search.limit_bytes - search.cluster.device.context_bytes
+    assert not list(fitter.best([candidate("too much", 1.0, int(most) + 1), candidate("just fits", 2.0, int(most))]))
+    assert asked == ["just fits"]
 
 
 def test_mixtures_are_about_as_fast_as_memory_allows() -> None:

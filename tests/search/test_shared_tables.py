@@ -205,3 +205,14 @@ def test_lifetimes_of_weights_share_the_tables_of_all_else() -> None:
     differ = {name for name in first.closures if first.closures[name] is not second.closures[name]}
     stored = {node.name for node in mlp().leaves("parameter")}
     assert differ == stored & set(first.closures)
+
+
+def test_tables_of_large_problems_do_not_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = ProblemBuilder(cluster(4), Mesh.of(x=2, y=2), every_choice)
+    problem, eliminator = builder.build(mlp(layers=6)), Eliminator(builder.interner)
+    before, objectives = len(builder.interner._made), list[float]()
+    for most, stays in ((0, False), (2**12, True)):
+        monkeypatch.setattr(eliminate, "MANY_VARIABLES", most)
+        objectives.append(eliminator.solve_with(problem, Prices(beside=0.5), {}).objective)
+        assert (len(builder.interner._made) > before) == stays
+    assert objectives[0] == objectives[1]

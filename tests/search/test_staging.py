@@ -80,6 +80,11 @@ def test_stages_are_taken_where_they_are_faster_and_left_where_not() -> None:
         ({"stages": 8}, "stages=8: the model has 4 blocks to put on them; choose fewer"),
         ({"stages": "auto", "mesh": Mesh.of(x=4)}, "stages='auto' with a mesh, which is that of one stage"),
         ({"pins": "stages<=2"}, "pin 'stages<=2': it bounds what stages='auto' chooses; ask for that, or leave it out"),
+        (
+            {"stages": 4, "schedule": "interleaved"},
+            "8 virtual stages, but the model has only 6 sections to put on them",
+        ),
+        ({"stages": 2, "schedule": "interleaved", "microbatches": 1}, "expected a multiple of the 2 stages"),
         ({"stages": 0}, "stages: expected a positive integer, got 0"),
         ({"schedule": "1f1b"}, "schedule='1f1b' without stages=: it is that of pipeline stages; give both"),
         ({"stages": 2, "schedule": "2f2b"}, "schedule: expected one of"),

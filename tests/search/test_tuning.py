@@ -34,7 +34,7 @@ from shardwright.search.planner import Planner
 from shardwright.search.restrict import FREE, ZERO
 from shardwright.search.solving import Candidate, Solver, different, over_time
 from shardwright.search.spaces import Space, batch_size, meshes, microbatch_counts, nested, sequence_baselines
-from shardwright.search.tuning import Tuner
+from shardwright.search.tuning import Tuner, _alike
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
@@ -310,6 +310,70 @@ def test_a_baseline_is_the_best_over_its_grid() -> None:
     assert any(a.mesh.num_microbatches > 1 for a in tight.alternatives if not a.name.startswith("search"))
 
 
+def test_where_what_is_stored_is_too_much_little_is_tried() -> None:
+    """What keeps the least, of each strategy and one mesh; nothing against a plan that fits. The bound is below all."""
+    search = planner(4)
+    folded, execution = Folded(GRAPH), Execution()
+    for mesh, role, zero in product(
+        (Mesh.of(x=4), over_time(Mesh.of(x=4), 2)), ("data", "zero", "tensor", "free"), ZEROS
+    ):
+        way = search.solver.solve(folded, mesh, (role,), role, execution, (zero,), zero)
+        least_bytes = search.solver.stored_bytes(folded, mesh, (role,), execution, "zero-3")
+        context = search.cluster.device.context_bytes
+        assert least_bytes + context <= way.prediction.memory.total_bytes, (mesh, role, zero)
+    sharded = search.solver.stored_bytes(folded, Mesh.of(x=4), ("zero",), execution, "zero-3")
+    for times, hopeless in ((0.99, ("data", "zero", "tensor", "free")), (1.5, ("data",))):
+        tight = limited(planner(4), search.cluster.device.context_bytes + times * sharded)
+        pins = Pins.of(GRAPH, tight.cluster, Asked())
+        tuner = Tuner(tight.solver, GRAPH, tight.execution, pins, lambda message: None)
+        for role in ("data", "zero", "tensor", "free"):
+            space = Space(role, Mesh.of(x=4), (role,))
+            assert bool(tuner._excess_bytes(space, "none")) == (role in hopeless), (times, role)
+            if role in hopeless:
+                assert [(c.execution.recompute, c.fits) for c in tuner.ways(space)] == [("full", False)]
+                assert not list(tuner.ways(space, rival_s=1.0))
+        if times < 1:
+            tuner.tried.clear()
+            known = list(tuner.baselines())
+            assert not any(c.fits for c in (*known, *tuner.searched(known)))
+            assert len(tuner.tried) == len(known) + 1
+
+
+def test_degrees_of_a_strategy_have_to_win_against_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what is stored fits comes first, then the least floor; of the others one is tried, if nothing else is."""
+    search = planner(4)
+    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
+    spaces = [Space(f"{i}", Mesh.of(x=4), ("zero",)) for i in range(4)]
+    floors_s, steps_s = {"0": 4.0, "1": 2.0, "2": 3.0, "3": 1.0}, {"0": 5.0, "1": 6.0, "2": 4.0, "3": 9.0}
+    asked = list[tuple[str, float]]()
+
+    def ways(space: Space, modes: object = None, rival_s: float = inf) -> list[Any]:
+        asked.append((space.name, rival_s))
+        return [SimpleNamespace(name=space.name, fits=True, prediction=SimpleNamespace(step_s=steps_s[space.name]))]
+
+    monkeypatch.setattr(tuner, "ways", ways)
+    monkeypatch.setattr(tuner, "floor_s", lambda space, mode, count: floors_s[space.name])
+    monkeypatch.setattr(tuner, "_excess_bytes", lambda space, mode: 1.0 if space.name == "3" else 0.0)
+    best = tuner._best(spaces)
+    assert best is not None
+    assert best[1].name == "2"
+    assert asked == [("1", inf), ("2", 6.0), ("0", 4.0)]
+    asked.clear()
+    monkeypatch.setattr(tuner, "_excess_bytes", lambda space, mode: 4.0 - floors_s[space.name])
+    tuner._best(spaces[1:])
+    assert asked == [("2", inf)]
+
+
+def test_no_problem_is_built_of_recomputation_that_is_not_needed() -> None:
+    search = planner(2)
+    pins = Pins.of(GRAPH, search.cluster, Asked())
+    tuner = Tuner(search.solver, GRAPH, search.execution, pins, lambda message: None)
+    before = set(search.solver._problems)
+    assert [c.is_tight for c in tuner.ways(Space("zero", Mesh.of(x=2), ("zero",)))] == [False]
+    built = set(search.solver._problems) - before
+    assert all(cast("Execution", key[4]).recompute == "none" for key in built)
+
+
 def test_too_few_examples_for_all_devices_are_compared_with_plans_that_share_the_sequence() -> None:
     """In groups among which the batch divides; each is shown once, unless it is the plan."""
     search = planner(4, link_bytes_per_s=1e11)
@@ -359,9 +423,9 @@ def _tried(monkeypatch: pytest.MonkeyPatch, floors_s: dict[str, dict[int, float]
 
     tuner.counts = list(steps_s)
     tuner._start = dict.fromkeys(cast("Any", floors_s), start)
-    tuner._over = {space: over}
-    monkeypatch.setattr(tuner, "_try", found)
-    monkeypatch.setattr(tuner, "_floor_s", lambda space, mode, count: floors_s[mode][count])
+    tuner._over = {_alike(space): over}
+    monkeypatch.setattr(tuner, "tried_with", found)
+    monkeypatch.setattr(tuner, "floor_s", lambda space, mode, count: floors_s[mode][count])
     monkeypatch.setattr("shardwright.search.tuning.divided", lambda space, counts, size: counts)
     list(tuner.ways(space, cast("Any", list(floors_s)), rival_s))
     return tried
@@ -440,7 +504,7 @@ def test_on_many_devices_the_best_mesh_is_cut_to_three_axes(monkeypatch: pytest.
         kept = Pins.of(graph, search.cluster, asked)
         tuner = Tuner(search.solver, graph, search.execution, kept, lambda message: None)
         space = next(space for space in tuner.spaces if space.mesh == Mesh.of(x=4, y=2))
-        tuner.tried = [tuner._try(space, mode, 2) for mode in ("none", "full")]
+        tuner.tried = [tuner.tried_with(space, mode, 2) for mode in ("none", "full")]
         tuner.fastest_s = fastest_s
         return list(tuner.nested(tuner.tried[0]))
 

@@ -21,10 +21,23 @@ from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.chunk import whole_chunk
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.regions import _by_block
 from shardwright.pcg.types import TensorType
 from tests.each import each
 from tests.lowering.parallelize import parallelize
+
+
+def test_blocks_are_put_side_by_side_in_time_that_grows_with_their_number() -> None:
+    """Of ten thousand blocks, the first is torn: one operation of it comes last."""
+    numbers = [*range(10_000), 0]
+    listed = [Operation(f"o{i}", block=f"block.{number}") for i, number in enumerate(numbers)]
+    start = time.process_time()
+    found = _by_block(listed)
+    assert time.process_time() - start < 1
+    assert sorted(o.name for o in found) == sorted(o.name for o in listed)
+    assert abs(found.index(listed[0]) - found.index(listed[-1])) == 1
 
 
 class Attention(nn.Module):
