@@ -86,6 +86,7 @@ class ParallelModule(Training):
     `backward()` does the rest. `source` is the program's text; `input_layouts` says how each tensor of the batch is
     laid out, for those who pass a rank's own shard of it instead of the global tensor. With a `scaler`,
     `forward_backward` scales the loss before its backward; `scaler.step(optimizer)` undoes that in the gradients.
+    `elsewhere`: the names of parameters and buffers that other pipeline stages have.
 
     A batch is that of all microbatches. Where there are several, `parallel(**batch)` has run their backwards already,
     and `backward()` of its loss only scales the gradients and hands them over (so with fp16, use `forward_backward`).
@@ -111,7 +112,7 @@ class ParallelModule(Training):
         self.training = model.training
         self.graph, self.ranks = graph, ranks
         self._held: dict[str, Held] = {}
-        self._absent = set[str]()  # what other pipeline stages have
+        self.elsewhere = set[str]()  # what other pipeline stages have
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}
         stages = cut(graph, execution) if execution.num_virtual_stages > 1 else Stages(graph, {}, ())
         self._hold(graph, model, stages)
@@ -173,7 +174,7 @@ class ParallelModule(Training):
         for hold, tensors in ((hold_parameter, tied_names(model)), (hold_buffer, names_by_first(_buffers(model)))):
             for name, names in tensors.items():
                 if is_absent(names):
-                    self._absent.update(names)
+                    self.elsewhere.update(names)
                     continue
                 used = next((n for n in names if n in layouts), name)
                 self._keep(hold(values[name], names, layouts.get(used, whole), self.ranks), used)
@@ -233,7 +234,7 @@ class ParallelModule(Training):
             raise ShardwrightError("load_state_dict(assign=True) would cut the program off its parameters; drop assign")
         own = self.state_dict()
         missing = [name for name in own if name not in state_dict]
-        unexpected = [name for name in state_dict if name not in own and name not in self._absent]
+        unexpected = [name for name in state_dict if name not in own and name not in self.elsewhere]
         if strict and (missing or unexpected):
             raise ShardwrightError(f"load_state_dict: missing keys {missing}, unexpected keys {unexpected}")
         for name, value in state_dict.items():

@@ -11,8 +11,8 @@ attention's keys has a gradient that is zero but for rounding. Norms are taken i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from shardwright.api import refuse_unreal
 from shardwright.cli.models import Loaded
+from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.lowering.precision import check_device
@@ -143,7 +144,7 @@ def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) 
     # torch's autograd threads do not survive a fork, so this process runs no backward itself
     ((reference, state),) = run_ranks(_single, 1, timeout_s, args=(loaded.model, batch, plan))
     arguments = (plan, loaded.model, captured, batch, reference, state)
-    return _worst_of(run_ranks(_parallel, plan.mesh.num_devices, timeout_s, args=arguments))
+    return _worst_of(run_ranks(_parallel, plan.cluster.num_devices, timeout_s, args=arguments))
 
 
 def _single(model: nn.Module, batch: Mapping[str, Any], plan: Plan) -> tuple[TrainingStep, Tensor]:
@@ -154,7 +155,7 @@ def _single(model: nn.Module, batch: Mapping[str, Any], plan: Plan) -> tuple[Tra
     torch.manual_seed(STEP_SEED)
     low, total = low_dtype(plan.execution.base), torch.zeros(())
     many = plan.mesh.num_microbatches if plan.execution.per_microbatch else 1
-    with in_own_precision(model, plan.precision, "cpu"):
+    with in_own_precision(model, plan.precision, "cpu"), _drawing(plan):
         for number in range(many):
             with torch.autocast("cpu", getattr(torch, low), enabled=True) if low else nullcontext():
                 loss = find_loss(model(**tree_map_only(Tensor, lambda x, n=number: x.chunk(many)[n], batch)))
@@ -171,8 +172,19 @@ def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[s
         execution=plan.execution,
     )  # fmt: skip
     torch.manual_seed(STEP_SEED)
-    loss = parallel.forward_backward(**batch)
-    return compare(_taken(parallel, loss), reference, torch.equal(torch.get_rng_state(), state))
+    with _drawing(plan):
+        loss = parallel.forward_backward(**batch)
+    own = TrainingStep(
+        reference.loss,
+        {name: x for name, x in reference.gradients.items() if name not in parallel.elsewhere},
+        {name: x for name, x in reference.buffers.items() if name not in parallel.elsewhere},
+    )
+    return compare(_taken(parallel, loss), own, torch.equal(torch.get_rng_state(), state))
+
+
+def _drawing(plan: Plan) -> AbstractContextManager[object]:
+    """In pipeline stages masks are those of one process where they are drawn by number."""
+    return seed_exactly(STEP_SEED) if plan.execution.num_virtual_stages > 1 else nullcontext()
 
 
 def _taken(model: nn.Module, loss: Tensor) -> TrainingStep:
@@ -218,7 +230,15 @@ def _worst_of(ranks: list[Errors]) -> Errors:
         ranks[0].loss,
         ranks[0].reference_loss,
         max(r.loss_error for r in ranks),
-        {name: max(r.gradients[name] for r in ranks) for name in ranks[0].gradients},
-        {name: max(r.buffers[name] for r in ranks) for name in ranks[0].buffers},
+        _worst(r.gradients for r in ranks),
+        _worst(r.buffers for r in ranks),
         all(r.same_random_state for r in ranks),
     )
+
+
+def _worst(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """By name, of those ranks that have it: in pipeline stages each has its own."""
+    found: dict[str, float] = {}
+    for own in errors:
+        found |= {name: max(error, found.get(name, 0.0)) for name, error in own.items()}
+    return found
