@@ -17,7 +17,8 @@ from shardwright.search.plan import Plan, SearchReport
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, worst_error
 from tests.lowering.test_microbatches import case
 
-CELLS: list[tuple[int, Schedule, int, tuple[str, ...], int, Zero]] = [
+Cell = tuple[int, Schedule, int, tuple[str, ...], int, Zero]
+CELLS: list[Cell] = [
     (2, "1f1b", 1, (), 1, "kept"), (4, "1f1b", 1, (), 4, "kept"), (2, "gpipe", 1, ("zero",), 4, "zero-3"),
     (2, "interleaved", 2, ("data",), 4, "kept"), (2, "zero-bubble", 1, ("tensor",), 2, "kept"),
     (4, "zero-bubble", 1, (), 4, "kept"), (2, "zero-bubble", 1, ("zero",), 4, "zero-3"),
@@ -26,12 +27,12 @@ CELLS: list[tuple[int, Schedule, int, tuple[str, ...], int, Zero]] = [
 """Stages, schedule, chunks, roles of the axes of a stage, microbatches, lifetime of what is gathered."""
 
 
-@pytest.mark.parametrize("name", ["gpt", "t5", "bert"])
-def test_steps_in_stages_are_those_of_one_process(name: str) -> None:
-    """Dropout on; a tied head (GPT, BERT, T5), an encoder that all decoder blocks read (T5)."""
+@pytest.mark.parametrize(("name", "cells"), [("gpt", CELLS), ("t5", CELLS[1:6:2])], ids=["gpt", "t5"])
+def test_steps_in_stages_are_those_of_one_process(name: str, cells: list[Cell]) -> None:
+    """Dropout on; a tied head, and in T5 an encoder that all decoder blocks read."""
     found = case(name)
     expected = in_one_process(found)
-    for stages, schedule, chunks, roles, many, zero in CELLS:
+    for stages, schedule, chunks, roles, many, zero in cells:
         graph = of_one_stage(found, roles, many, zero)
         by_rank = in_stages(found, graph, evenly(graph, stages, schedule, chunks))
         assert worst_error(by_rank, expected) < 1e-11, (stages, schedule, roles, many, zero)
@@ -71,7 +72,7 @@ def test_gradients_of_weights_are_put_off() -> None:
 def test_dry_runs_of_stages_are_as_predicted() -> None:
     """What a stage sends is what the next one receives, and what was predicted; so is the peak of memory."""
     found = case("gpt")
-    cells: list[tuple[int, Schedule, int]] = [(2, "1f1b", 1), (2, "interleaved", 2), (2, "zero-bubble", 1)]
+    cells: list[tuple[int, Schedule, int]] = [(2, "interleaved", 2), (2, "zero-bubble", 1)]
     for stages, schedule, chunks in cells:
         cluster = Cluster.local(2 * stages)
         graph = of_one_stage(found, ("tensor",), 4)
