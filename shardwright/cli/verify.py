@@ -90,7 +90,7 @@ def verify(
         else:
             what = " and ".join(given)
             raise PlanError(f"--plan was given together with {what}, which guide the search; give one or the other")
-        progress(f"running one step in one process, and on {plan.mesh.num_devices} ranks")
+        progress(f"running one step in one process, and on {plan.cluster.num_devices} ranks")
         errors = measure(plan, loaded, certified_by(search["rules"], progress), timeout)
     usual = _tolerances(plan)
     given = (loss_tolerance, gradient_tolerance)
@@ -123,7 +123,7 @@ def _dry_run(model: Mapping[str, Any], plan_file: Path | None, search: Mapping[s
     with terminal.progress("verify") as progress:
         progress("reading the plan")
         plan = Plan.load(files[0])
-        progress(f"running the program of rank {rank} of {plan.mesh.num_devices} without data")
+        progress(f"running the program of rank {rank} of {plan.cluster.num_devices} without data")
         from shardwright.cli.dryrun import DryRunReport
         from shardwright.lowering.dryrun import dry_run
 
