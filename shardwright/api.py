@@ -170,8 +170,8 @@ def plan(
             little longer; so does Ctrl-C. The plan says so, and its bound is that of all meshes.
         stages: so many pipeline stages, `mesh` being that of one of them; "auto": as many as are best. By default there
             are none, unless nothing fits without.
-        schedule: the order of microbatches in these, "gpipe", "1f1b", "interleaved" or "zero-bubble"; by default the
-            best.
+        schedule: the order of microbatches in these, "gpipe", "1f1b", "eager-1f1b", "interleaved" or "zero-bubble"; by
+            default the best.
         progress: called with a line of text now and then.
 
     Raises:

@@ -72,10 +72,10 @@ class DryRunReport(Report):
     def paragraphs(self) -> list[Paragraph]:
         run, mesh = self.run, self.plan.mesh
         title = f"{'PASSED' if self.passed else 'FAILED'}: dry run of {self.plan.model} on mesh {mesh}"
-        size, stage = self.plan.cluster.num_devices, ""
-        if self.plan.execution.num_stages > 1:
-            stage = f", pipeline stage {self.stage} of {self.plan.execution.num_stages},"
-        ranks = f"rank {run.rank} of {size}{stage} which all run the same program on parts of the same shapes"
+        size, count, who = self.plan.cluster.num_devices, self.plan.execution.num_stages, "which all"
+        if count > 1:
+            who = f"in pipeline stage {self.stage} of {count}, whose ranks all"
+        ranks = f"rank {run.rank} of {size}, {who} run the same program on parts of the same shapes"
         shown = [*self.findings[:MOST_SHOWN]]
         more = len(self.findings) - len(shown)
         shown += [f"and {more} more"] if more > 0 else []

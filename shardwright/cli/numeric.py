@@ -11,9 +11,10 @@ attention's keys has a gradient that is zero but for rounding. Norms are taken i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -144,7 +145,15 @@ def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) 
     # torch's autograd threads do not survive a fork, so this process runs no backward itself
     ((reference, state),) = run_ranks(_single, 1, timeout_s, args=(loaded.model, batch, plan))
     arguments = (plan, loaded.model, captured, batch, reference, state)
-    return _worst_of(run_ranks(_parallel, plan.cluster.num_devices, timeout_s, args=arguments))
+    return _worst_of(run_ranks(_parallel, plan.cluster.num_devices, timeout_s, args=arguments), reference)
+
+
+@contextmanager
+def _seeded(plan: Plan) -> Generator[None]:
+    """Around a step: both ways draw the same. Pipeline stages do so by the number of each draw alone."""
+    torch.manual_seed(STEP_SEED)
+    with seed_exactly(STEP_SEED) if plan.execution.num_stages > 1 else nullcontext():
+        yield
 
 
 def _single(model: nn.Module, batch: Mapping[str, Any], plan: Plan) -> tuple[TrainingStep, Tensor]:
@@ -152,10 +161,9 @@ def _single(model: nn.Module, batch: Mapping[str, Any], plan: Plan) -> tuple[Tra
 
     Where the plan has statistics of each microbatch by itself, it runs one after the other.
     """
-    torch.manual_seed(STEP_SEED)
     low, total = low_dtype(plan.execution.base), torch.zeros(())
     many = plan.mesh.num_microbatches if plan.execution.per_microbatch else 1
-    with in_own_precision(model, plan.precision, "cpu"), _drawing(plan):
+    with in_own_precision(model, plan.precision, "cpu"), _seeded(plan):
         for number in range(many):
             with torch.autocast("cpu", getattr(torch, low), enabled=True) if low else nullcontext():
                 loss = find_loss(model(**tree_map_only(Tensor, lambda x, n=number: x.chunk(many)[n], batch)))
@@ -171,20 +179,16 @@ def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[s
         plan.graph, model, constants=captured.constants, options=captured.options, precision=plan.execution.base,
         execution=plan.execution,
     )  # fmt: skip
-    torch.manual_seed(STEP_SEED)
-    with _drawing(plan):
+    with _seeded(plan):
         loss = parallel.forward_backward(**batch)
-    own = TrainingStep(
-        reference.loss,
-        {name: x for name, x in reference.gradients.items() if name not in parallel.elsewhere},
-        {name: x for name, x in reference.buffers.items() if name not in parallel.elsewhere},
-    )
+    own = replace(reference, gradients=_held(reference.gradients, parallel), buffers=_held(reference.buffers, parallel))
     return compare(_taken(parallel, loss), own, torch.equal(torch.get_rng_state(), state))
 
 
-def _drawing(plan: Plan) -> AbstractContextManager[object]:
-    """In pipeline stages masks are those of one process where they are drawn by number."""
-    return seed_exactly(STEP_SEED) if plan.execution.num_virtual_stages > 1 else nullcontext()
+def _held(values: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Without what other pipeline stages have."""
+    names = {name for found in (model.named_parameters, model.named_buffers) for name, _ in found()}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _taken(model: nn.Module, loss: Tensor) -> TrainingStep:
@@ -225,20 +229,18 @@ def _number(error: float) -> float:
     return math.inf if math.isnan(error) else error
 
 
-def _worst_of(ranks: list[Errors]) -> Errors:
+def _worst_of(ranks: list[Errors], reference: TrainingStep) -> Errors:
     return Errors(
         ranks[0].loss,
         ranks[0].reference_loss,
         max(r.loss_error for r in ranks),
-        _worst(r.gradients for r in ranks),
-        _worst(r.buffers for r in ranks),
+        _worst([r.gradients for r in ranks], reference.gradients),
+        _worst([r.buffers for r in ranks], reference.buffers),
         all(r.same_random_state for r in ranks),
     )
 
 
-def _worst(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """By name, of those ranks that have it: in pipeline stages each has its own."""
-    found: dict[str, float] = {}
-    for own in errors:
-        found |= {name: max(error, found.get(name, 0.0)) for name, error in own.items()}
-    return found
+def _worst(ranks: Sequence[Mapping[str, float]], expected: Iterable[str]) -> dict[str, float]:
+    """By name, of the ranks that have it; what none has is infinitely far off."""
+    names = dict.fromkeys(chain(expected, *ranks))
+    return {name: max((own[name] for own in ranks if name in own), default=math.inf) for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from shardwright.cli import calibrate as calibrate_command
+from shardwright.cli.numeric import _worst
 from shardwright.cli.options import parse_cluster
 from shardwright.cli.run import environment
 from shardwright.cli.train import train
@@ -398,6 +400,36 @@ def test_precisions_by_module(run: Run) -> None:
     status, out, err = run("verify", "models.py:net", *policy, *given, "--loss-tolerance", "1e-5")
     assert status == 0, err
     assert out.startswith("PASSED: Net on mesh [dp=2], 4 gradients")
+
+
+STAGED = """
+import torch
+from torch import nn
+
+class Staged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        parts = lambda: nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.Dropout())
+        self.layers = nn.ModuleList(parts() for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+def staged():
+    return Staged(), {"x": torch.randn(4, 8)}
+"""
+
+
+def test_verify_pipeline_stages(run: Run) -> None:
+    """Each stage is compared by what it has, and all together have all; dropout's masks are those of one process."""
+    Path("staged.py").write_text(STAGED)
+    given = ("--cluster", "local:2", "--stages", "2", "--microbatches", "1")
+    status, out, err = run("verify", "staged.py:staged", *given)
+    assert status == 0, err
+    assert out.startswith("PASSED: Staged on mesh [x=1], 6 gradients, 6 buffers")
+    assert _worst([{"a": 1.0}, {"a": 2.0, "b": 3.0}], ("a", "b", "c")) == {"a": 2.0, "b": 3.0, "c": math.inf}
 
 
 def test_verify_fails_with_status_1(run: Run) -> None:
