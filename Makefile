@@ -43,6 +43,7 @@ operators: $(STAMP) ## run every operator that torch differentiates under plans 
 
 bench: $(STAMP) ## time lowered programs against hand-written torch.distributed code
 	$(PY) -m bench.speed
+	OMP_NUM_THREADS=1 $(PY) -m bench.pipelines
 	$(PY) -m bench.timeline
 
 bench-search: $(STAMP) ## compare plans with the best of a grid, and time planning; writes docs/search.md: two hours; goes on where it was ended
