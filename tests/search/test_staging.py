@@ -73,6 +73,18 @@ def test_stages_are_taken_where_they_are_faster_and_left_where_not() -> None:
             assert {other.execution.num_stages for other in auto.alternatives} >= {1, 2}
 
 
+def test_a_pin_that_asks_for_stages_is_kept_to() -> None:
+    """Also where a plan without stages is faster, and where nothing else asks for any."""
+    graph, search = blocks(batch=16, width=1024, layers=8, seq=1), planner(4, link_bytes_per_s=1e12)
+    assert search.plan(graph, stages="auto").execution.num_stages == 1
+    for stages, pin, least in (("auto", "stages>=2", 2), (None, "stages=4", 4), ("auto", "stages=2", 2)):
+        plan = search.plan(graph, stages=stages, pins=pin)
+        assert plan.execution.num_stages == least
+        assert plan.asked.pins == (pin,)
+    with pytest.raises(PlanError, match="no mesh of 4 devices keeps to all that is asked for"):
+        search.plan(graph, stages=2, pins="x>=3")
+
+
 def test_stages_are_tried_where_nothing_fits_without() -> None:
     """None of these sizes is a multiple of three: stages alone divide the memory by that."""
     graph = blocks(batch=1, width=65, layers=9, seq=7)
@@ -102,6 +114,8 @@ def test_stages_are_tried_where_nothing_fits_without() -> None:
             "8 virtual stages, but the model has only 6 sections to put on them",
         ),
         ({"stages": 2, "schedule": "interleaved", "microbatches": 1}, "expected a multiple of the 2 stages"),
+        ({"pins": "stages>=8"}, "pin 'stages>=8': of the numbers of stages that are possible, [1, 2, 4], it leaves none"),
+        ({"pins": "stages=2", "mesh": Mesh.of(x=8)}, "pin 'stages=2': of the numbers of stages that are possible, [1], "),
         ({"stages": 0}, "stages: expected a positive integer, got 0"),
         ({"schedule": "1f1b"}, "schedule='1f1b' without stages=: it is that of pipeline stages; give both"),
         ({"stages": 2, "schedule": "2f2b"}, "schedule: expected one of"),
