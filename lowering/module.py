@@ -136,7 +136,8 @@ class ParallelModule(Training):
     def _run_in_stages(self, stages: Stages, execution: Execution) -> None:
         """A runner for each virtual stage of this rank, and what goes on between stages."""
         ranks, own = self.ranks, self._virtual_stages(stages)
-        for sums in sorted({p.sums for p in find_parameters(self.graph, execution).by_leaf.values() if p.sums}):
+        by_stage = [find_parameters(graph, execution).by_leaf.values() for graph in stages.graphs]
+        for sums in sorted({p.sums for found in by_stage for p in found if p.sums}):
             ranks.merged(sums)  # of all stages, as every rank takes part in making a group
         self._runners = list[Runner]()
         for number, stage in enumerate(own):
