@@ -132,6 +132,15 @@ def test_what_cannot_be_asked_is_refused(asked: dict[str, Any], message: str) ->
     assert message in str(error.value)
 
 
+def test_what_does_not_run_in_stages_is_not_laid_out_so() -> None:
+    """Gradients of fp16: asked for, it is refused; where the search chooses, it takes none."""
+    graph = blocks(batch=16, width=1024, layers=8, seq=1)
+    search = Planner(cluster(4, link_bytes_per_s=1e7), every_choice, precision="amp_fp16")
+    with pytest.raises(PlanError, match="amp_fp16 in pipeline stages"):
+        search.plan(graph, stages=2)
+    assert search.plan(graph, stages="auto").execution.num_stages == 1
+
+
 def test_a_file_of_other_stages_is_refused() -> None:
     graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
     plan = search.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(x=4))
