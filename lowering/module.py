@@ -32,7 +32,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.importing import names_by_first, tied_names
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME
-from shardwright.pcg.stages import Stages, cut
+from shardwright.pcg.stages import Stages, cut, not_run
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.precisions import Precision
@@ -72,11 +72,8 @@ def check_stages(graph: Graph, execution: Execution, precision: Precision | None
     """Raise a `PlanError` for what cannot be run in pipeline stages."""
     if execution.num_virtual_stages == 1:
         return
-    if precision == "amp_fp16":
-        raise PlanError("amp_fp16 in pipeline stages: overflows are not found together; use amp_bf16, or no stages")
-    drawn = next((n for n in graph.nodes if n.may_draw and not n.is_random), None)
-    if drawn is not None:
-        raise PlanError(f"{drawn}: it draws from torch's generator, which pipeline stages do not share; use no stages")
+    if (problem := not_run(graph, precision)) is not None:
+        raise PlanError(problem)
 
 
 class ParallelModule(Training):
@@ -137,7 +134,8 @@ class ParallelModule(Training):
     def _run_in_stages(self, stages: Stages, execution: Execution) -> None:
         """A runner for each virtual stage of this rank, and what goes on between stages."""
         ranks, own = self.ranks, self._virtual_stages(stages)
-        for sums in sorted({p.sums for p in find_parameters(self.graph, execution).by_leaf.values() if p.sums}):
+        by_stage = [find_parameters(graph, execution).by_leaf.values() for graph in stages.graphs]
+        for sums in sorted({p.sums for found in by_stage for p in found if p.sums}):
             ranks.merged(sums)  # of all stages, as every rank takes part in making a group
         self._runners = list[Runner]()
         for number, stage in enumerate(own):

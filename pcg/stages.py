@@ -155,6 +155,16 @@ def given(name: str) -> str:
     return _GIVEN + name
 
 
+def not_run(graph: Graph, precision: str | None) -> str | None:
+    """Why a graph that was captured in this precision does not run in pipeline stages, if it does not."""
+    if precision == "amp_fp16":
+        return "amp_fp16 in pipeline stages: overflows are not found together; use amp_bf16, or no stages"
+    drawn = next((n for n in graph.nodes if n.may_draw and not n.is_random), None)
+    if drawn is not None:
+        return f"{drawn}: it draws from torch's generator, which pipeline stages do not share; use no stages"
+    return None
+
+
 def cut(graph: Graph, execution: Execution) -> Stages:
     """A validated graph over the virtual stages of an execution, which says by `split` how its sections are spread.
 

@@ -5,7 +5,7 @@ ROLE<=DEGREE         tensor<=8    zero>=4    data=2    no context            (on
 residual<=DEGREE     no residual                     (of what lies between parts of a network)
 AXIS<=DEGREE         y<=8                                                    (of the meshes that are searched)
 memory<=BYTES        memory<=40GB
-stages<=NUMBER       no stages                       (of those that are tried where stages="auto")
+stages<=NUMBER       no stages      stages>=2        (of pipelines that the search chooses from)
 """
 
 from __future__ import annotations

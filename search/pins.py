@@ -102,8 +102,8 @@ class Pins:
         limits, bounds = _limits(graph, mesh, asked.pins)
         memory_bytes = bounds[MEMORY].high if MEMORY in bounds else None
         given = mesh is not None or spaces is not None
-        stages = [] if given and asked.stages is None else _stages(asked, graph, cluster, bounds.get(STAGES))
-        only = isinstance(asked.stages, int) and asked.stages > 1
+        stages = _stages(asked, graph, cluster, bounds.get(STAGES), given=given)
+        only = 1 not in stages
         guided = mesh is not None or bool(limits) or spaces is not None or only
         finer = dict[tuple[int, ...], Space]()
         if spaces is None:
@@ -119,30 +119,38 @@ class Pins:
             spaces = [s._replace(limits=limits) for s in known if limits.allow(s.mesh, s.roles)]
             if not guided:
                 finer = {s.mesh.sizes: cut for s in spaces if (cut := nested(s, cluster)) is not None}
-        staged = {p: tuple(_staged(p, asked, mesh, limits, cluster)) for p in stages}
+        on = {p: tuple(_staged(p, asked, mesh, limits, cluster)) for p in stages if p > 1}
+        staged = {p: own for p, own in on.items() if own}
         return cls(
             mesh, microbatches, recompute, size, () if only else tuple(spaces), memory_bytes, limits, asked, guided,
             finer, staged,
         )  # fmt: skip
 
 
-def _stages(asked: Asked, graph: Graph, cluster: Cluster, bound: Bound | None) -> list[int]:
-    """The numbers of pipeline stages that are tried, from two on; `bound`: of those that the search chooses from."""
-    n, blocks = cluster.num_devices, blocks_of(graph)
-    if bound is not None and isinstance(asked.stages, int):
-        raise PlanError(
-            f"pin {bound.text!r}: it bounds what is chosen, but stages={asked.stages} is given; leave one out"
-        )
-    if asked.stages == 1:
-        return []
-    if asked.stages in (None, "auto"):
-        least, most = (1, None) if bound is None else (bound.low, bound.high)
-        return [p for p in degrees(n) if least <= p <= min(len(blocks), most or p)]
-    if n % asked.stages:
-        raise PlanError(f"stages={asked.stages} does not divide the {n} devices of cluster {cluster.name}")
-    if asked.stages > len(blocks):
-        raise PlanError(f"stages={asked.stages}: the model has {len(blocks)} blocks to put on them; choose fewer")
-    return [asked.stages]
+def _stages(asked: Asked, graph: Graph, cluster: Cluster, bound: Bound | None, *, given: bool) -> list[int]:
+    """The numbers of pipeline stages that plans may have; 1: none.
+
+    `bound`: of those that the search chooses from. `given`: it is told where to search, on meshes of all devices.
+    """
+    n, most = cluster.num_devices, max(1, len(blocks_of(graph)))
+    if isinstance(asked.stages, int):
+        if bound is not None:
+            raise PlanError(
+                f"pin {bound.text!r}: it bounds what is chosen, but stages={asked.stages} is given; leave one out"
+            )
+        if n % asked.stages:
+            raise PlanError(f"stages={asked.stages} does not divide the {n} devices of cluster {cluster.name}")
+        if asked.stages > most:
+            blocks = len(blocks_of(graph))
+            raise PlanError(f"stages={asked.stages}: the model has {blocks} blocks to put on them; choose fewer")
+        return [asked.stages]
+    known = [1, *(() if given and asked.stages is None else (p for p in degrees(n) if p <= most))]
+    if bound is None:
+        return known
+    found = [p for p in known if bound.low <= p <= (bound.high or p)]
+    if not found:
+        raise PlanError(f"pin {bound.text!r}: of the numbers of stages that are possible, {known}, it leaves none")
+    return found
 
 
 def _staged(stages: int, asked: Asked, mesh: Mesh | None, limits: Limits, cluster: Cluster) -> Iterator[Space]:

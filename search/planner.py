@@ -24,6 +24,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.stages import not_run
 from shardwright.pcg.step.execution import Execution, ReduceDtype, Schedule
 from shardwright.pcg.step.lifetimes import ZEROS, Zero
 from shardwright.pcg.step.precisions import PrecisionMode
@@ -199,12 +200,21 @@ class Planner:
         own.limit_bytes = own.solver.limit_bytes
         return own
 
+    def _pins(self, graph: Graph, asked: Asked, spaces: Sequence[Space] | None) -> Pins:
+        """What the search keeps to: no pipeline stages where the graph does not run in them."""
+        kept = Pins.of(graph, self.cluster, asked, spaces)
+        if not kept.staged or (problem := not_run(graph, self.execution.base)) is None:
+            return kept
+        if not kept.spaces:
+            raise PlanError(problem)
+        return replace(kept, staged={})
+
     def _plan(
         self, graph: Graph, model: str, asked: Asked, spaces: Sequence[Space] | None, compared: bool, stop: Stop
     ) -> Plan:
         """The best plan on all devices."""
         start = time.perf_counter()
-        kept = Pins.of(graph, self.cluster, asked, spaces)
+        kept = self._pins(graph, asked, spaces)
         solver = self.solver if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
         tuner = Tuner(solver, graph, self.execution, kept, self.progress)
         compared &= self.cluster.num_devices > 1

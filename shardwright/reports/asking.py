@@ -11,7 +11,6 @@ from shardwright.reports.comparison import run_as
 from shardwright.reports.exposed import KINDS, exposed_by_kind
 from shardwright.reports.facts import PlanFacts, fits, memory_verdict, step_parts, usable_bytes
 from shardwright.reports.report import OWN, Paragraph, Report
-from shardwright.reports.running import device_mesh
 from shardwright.reports.units import percent, seconds, size, times
 from shardwright.reports.wording import THE_SAME, axis_name, faster_or_slower, idle, rewrites
 from shardwright.search.plan import Plan
@@ -192,10 +191,10 @@ def _memory(plan: Plan, other: Plan) -> Iterator[_Row]:
 def _ways(plan: Plan, other: Plan) -> Iterator[_Row]:
     """How both are run; what is alike in both is said too, as it is what a plan is."""
     own, its = PlanFacts(plan), PlanFacts(other)
-    yield "mesh", device_mesh(plan.mesh), device_mesh(other.mesh), ""
+    told = [run_as(p) for p in (plan, other)]
+    yield "mesh", *(p["mesh"] for p in told), ""
     for pair in zip_longest(_axes(own), _axes(its), fillvalue=""):
         yield "  axis", *pair, ""
-    told = [run_as(p) for p in (plan, other)]
     yield "microbatches", *(str(p["num_microbatches"]) for p in told), ""
     yield "weights", _kept(own), _kept(its), ""
     if any(p["lifetimes"] for p in told):

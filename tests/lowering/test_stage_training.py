@@ -20,14 +20,19 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn import functional as F
 
+from shardwright.lowering import dryrun
 from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, check_stages
 from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError, ShardwrightError
-from shardwright.pcg.graph import Graph
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.layout import R, S
+from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.types import TensorType
+from tests.lowering.parallelize import follow
 from tests.lowering.pipelines import evenly, gradients, of_one_stage
 from tests.lowering.runs import Case, whole
 
@@ -463,6 +468,28 @@ class Feature(nn.Module):
         for layer in self.layers:
             x = F.feature_alpha_dropout(layer(x), 0.5, training=True)
         return x.pow(2).mean()
+
+
+def test_all_ranks_make_the_same_groups() -> None:
+    """The last stage alone sums over two axes: there its head reads other examples along both than the embedding."""
+    found, mesh = case(), Mesh.of(x=2, y=2)
+    found.model.requires_grad_(False)
+    found.model.tok.requires_grad_(True)
+    found = Case(found.model, found.batch)
+    serial = found.captured.graph
+    usual = follow(serial, mesh, (0, 1))
+    (head,) = (node.name for node in serial.nodes if node.op == "linear" and "tok_weight" in node.inputs)
+
+    def choose(node: Node, axis: int, kinds: list[TensorType]) -> str:
+        apart = {head: "_0"} | dict.fromkeys(serial.users[head], "R")
+        return apart[node.name] if axis and node.name in apart else usual(node, axis, kinds)
+
+    graph = found.graph(mesh, {"ids": (S(0), R), "targets": (S(0), R)}, choose)
+    execution, made = evenly(graph, 4), list[list[tuple[str, ...]]]()
+    for rank in range(0, 16, 4):
+        with dryrun._pretended(rank, 16):
+            made.append(list(found.lower(graph, execution).ranks._merged))
+    assert made == [[("x", "y")]] * 4
 
 
 def test_what_stages_cannot_run_is_refused() -> None:

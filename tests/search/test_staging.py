@@ -14,6 +14,7 @@ from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.search.asked import Stages
 from shardwright.search.check import check_plan
 from shardwright.search.folding import Folded
 from shardwright.search.plan import Plan
@@ -73,6 +74,21 @@ def test_stages_are_taken_where_they_are_faster_and_left_where_not() -> None:
             assert {other.execution.num_stages for other in auto.alternatives} >= {1, 2}
 
 
+def test_a_pin_that_asks_for_stages_is_kept_to() -> None:
+    """Also where a plan without stages is faster, and where nothing else asks for any."""
+    graph, search = blocks(batch=16, width=1024, layers=8, seq=1), planner(4, link_bytes_per_s=1e12)
+    assert search.plan(graph, stages="auto").execution.num_stages == 1
+    asked: list[tuple[Stages | None, str, int]] = [
+        ("auto", "stages>=2", 2), (None, "stages=4", 4), ("auto", "stages=2", 2),
+    ]  # fmt: skip
+    for stages, pin, least in asked:
+        plan = search.plan(graph, stages=stages, pins=pin)
+        assert plan.execution.num_stages == least
+        assert plan.asked.pins == (pin,)
+    with pytest.raises(PlanError, match="no mesh of 4 devices keeps to all that is asked for"):
+        search.plan(graph, stages=2, pins="x>=3")
+
+
 def test_stages_are_tried_where_nothing_fits_without() -> None:
     """None of these sizes is a multiple of three: stages alone divide the memory by that."""
     graph = blocks(batch=1, width=65, layers=9, seq=7)
@@ -102,6 +118,8 @@ def test_stages_are_tried_where_nothing_fits_without() -> None:
             "8 virtual stages, but the model has only 6 sections to put on them",
         ),
         ({"stages": 2, "schedule": "interleaved", "microbatches": 1}, "expected a multiple of the 2 stages"),
+        ({"pins": "stages>=8"}, "pin 'stages>=8': of the numbers of stages that are possible, [1, 2, 4], it"),
+        ({"pins": "stages=2", "mesh": Mesh.of(x=8)}, "pin 'stages=2': of the numbers of stages that are possible, [1]"),
         ({"stages": 0}, "stages: expected a positive integer, got 0"),
         ({"schedule": "1f1b"}, "schedule='1f1b' without stages=: it is that of pipeline stages; give both"),
         ({"stages": 2, "schedule": "2f2b"}, "schedule: expected one of"),
@@ -112,6 +130,15 @@ def test_what_cannot_be_asked_is_refused(asked: dict[str, Any], message: str) ->
     with pytest.raises(ShardwrightError) as error:
         planner().plan(blocks(batch=32, layers=4), **asked)
     assert message in str(error.value)
+
+
+def test_what_does_not_run_in_stages_is_not_laid_out_so() -> None:
+    """Gradients of fp16: asked for, it is refused; where the search chooses, it takes none."""
+    graph = blocks(batch=16, width=1024, layers=8, seq=1)
+    search = Planner(cluster(4, link_bytes_per_s=1e7), every_choice, precision="amp_fp16")
+    with pytest.raises(PlanError, match="amp_fp16 in pipeline stages"):
+        search.plan(graph, stages=2)
+    assert search.plan(graph, stages="auto").execution.num_stages == 1
 
 
 def test_a_file_of_other_stages_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from shardwright.asking import why_not
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.reports.comparison import ComparisonReport
@@ -31,6 +32,7 @@ def test_a_report_says_what_each_stage_has_and_sends_and_how_long_it_waits() -> 
     assert "mesh [x=4] for each of 2 stages" in text
     assert f"Pipeline (2 stages of {run.chunks_per_stage} chunks each, schedule interleaved)" in text
     assert "2 × [x=4]" in str(ComparisonReport({"one": plan, "other": plan}))
+    assert "2 × [x=4]" in str(why_not(plan, "ddp"))
     assert "for each of 2 stages" in str(TimelineReport(plan, plan_timeline(plan, plan.execution)))
     assert len(json.loads(json.dumps(PlanReport(plan).data()))["stages"]) == 2
 
