@@ -194,7 +194,7 @@ def _names(parallel: ParallelModule) -> dict[str, str]:
     found: dict[str, str] = {a.group.group_name: a.name for a in ranks.all_axes if a.group is not None}
     if pipeline is not None:
         found |= {one.group.group_name: channel(*way) for way, one in pipeline.channels.items()}
-        found |= {group.group_name: STAGES for group in pipeline.shared.groups.values() if group is not None}
+        found |= {group.group_name: STAGES for group in pipeline.shared.groups.values()}
     return found
 
 

@@ -237,8 +237,8 @@ class Pipeline:
 class Shared:
     """Parameters that several stages have: their gradients are summed over these at the end of a step."""
 
-    def __init__(self, groups: Mapping[str, dist.ProcessGroup | None]) -> None:
-        """`groups`: by name; None: only chunks of this stage have it."""
+    def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
+        """`groups`: of the ranks that have it, by the parameter's name."""
         self.groups = dict(sorted(groups.items()))
         self.found: dict[str, list[Finished]] = {}
 
@@ -257,6 +257,5 @@ class Shared:
             total = parts[0].contiguous() if parts else torch.zeros_like(held.inside)
             for part in parts[1:]:
                 total += part
-            if group is not None:
-                dist.all_reduce(total, group=group)
+            dist.all_reduce(total, group=group)
             yield held, total, None
