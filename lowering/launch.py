@@ -15,13 +15,14 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.lowering import private
+from shardwright.lowering.groups import grid_of, my_group
 from shardwright.lowering.movement import Axis, MeshAxis, Time
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.mesh import TIME, Mesh
@@ -74,9 +75,9 @@ class Ranks:
         if names not in self._merged:
             dims = [self.mesh.index(name) for name in names]
             with private.unset_fake_temporarily():
-                grid = _grid(self.mesh, self.stages.size)
+                grid = grid_of(self.mesh, self.stages.size)
                 last = list(range(grid.dim() - len(dims), grid.dim()))
-                group = _my_group(grid.movedim([1 + dim for dim in dims], last).flatten(last[0]), self.timeout_s)
+                group = my_group(grid.movedim([1 + dim for dim in dims], last).flatten(last[0]), self.timeout_s)
             assert group is not None
             self._merged[names] = Axis("_".join(names), dist.get_world_size(group), dist.get_rank(group), group)
         return self._merged[names]
@@ -87,8 +88,8 @@ class Ranks:
         Every rank must ask for the same ones in the same order, also those of other stages.
         """
         with private.unset_fake_temporarily():
-            places = _grid(self.mesh, self.stages.size).reshape(self.stages.size, -1)
-            return _my_group(places[list(stages)].T, self.timeout_s, use)
+            places = grid_of(self.mesh, self.stages.size).reshape(self.stages.size, -1)
+            return my_group(places[list(stages)].T, self.timeout_s, use)
 
     def forget_groups(self) -> None:
         """Hold none any more."""
@@ -154,58 +155,16 @@ def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S, num_stages: int = 1) -> Ra
 def _axes(
     mesh: Mesh, device: torch.device, timeout_s: float, num_stages: int
 ) -> tuple[tuple[MeshAxis, ...], Axis, DeviceMesh]:
-    grid = _grid(mesh, num_stages)
+    grid = grid_of(mesh, num_stages)
     own, names = dist.get_rank() // mesh.num_devices, mesh.names or ("all",)
-    groups = [group for dim in range(1, grid.dim()) if (group := _my_group(grid.movedim(dim, -1), timeout_s))]
+    groups = [group for dim in range(1, grid.dim()) if (group := my_group(grid.movedim(dim, -1), timeout_s))]
     device_mesh = DeviceMesh.from_group(groups, device.type, mesh=grid[own], mesh_dim_names=names)
     axes = tuple(
         Time(name, size) if name == TIME else Axis(name, size, dist.get_rank(group), group if size > 1 else None)
         for name, size, group in zip(mesh.names, mesh.sizes, groups, strict=False)
     )
-    column = _my_group(grid.movedim(0, -1), timeout_s) if num_stages > 1 else None
+    column = my_group(grid.movedim(0, -1), timeout_s) if num_stages > 1 else None
     return axes, Axis(STAGES, num_stages, own, column), device_mesh
-
-
-def _grid(mesh: Mesh, num_stages: int) -> torch.Tensor:
-    """The numbers of all ranks, by stage and place of the mesh."""
-    return torch.arange(num_stages * mesh.num_devices).reshape(num_stages, *(mesh.device_sizes or (1,)))
-
-
-_Key = tuple[str, tuple[tuple[int, ...], ...], float]
-_GROUPS: WeakValueDictionary[_Key, dist.ProcessGroup] = WeakValueDictionary()
-"""Groups that this process is in. Every one costs three threads under gloo, and buffers of the device under NCCL."""
-_OF_OTHERS: WeakKeyDictionary[dist.ProcessGroup, set[_Key]] = WeakKeyDictionary()
-"""Groups that this process is not in, which others find again: by the group of all ranks."""
-
-
-def _my_group(grid: torch.Tensor, timeout_s: float, use: str = "") -> dist.ProcessGroup | None:
-    """The group of the ranks that differ from this one along the last dimension of the grid only; one for all modules.
-
-    None where this rank is not in the grid, once all ranks have made the others' groups. torch's registry keeps groups
-    alive until they are destroyed, on all ranks alike: all find one, or none does. (A group that only its members make
-    has a name that depends on how many groups each of them is in, so that members may not find each other.)
-    """
-    lines = tuple(map(tuple, grid.reshape(-1, grid.shape[-1]).tolist()))
-    key = use, lines, timeout_s
-    known = _GROUPS.get(key)
-    assert dist.group.WORLD is not None
-    of_others = _OF_OTHERS.setdefault(dist.group.WORLD, set())
-    if key not in of_others and (known is None or not _is_registered(known)):
-        made, _ = dist.new_subgroups_by_enumeration(list(map(list, lines)), timeout=timedelta(seconds=timeout_s))
-        if not isinstance(made, dist.ProcessGroup):
-            of_others.add(key)
-            return None
-        known = _GROUPS[key] = made
-    return known
-
-
-def _is_registered(group: dist.ProcessGroup) -> bool:
-    """Whether it has not been destroyed."""
-    try:
-        dist.get_process_group_ranks(group)
-    except KeyError:
-        return False
-    return True
 
 
 # ---- forked local ranks ----

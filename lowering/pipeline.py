@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from shardwright.lowering.apart import Apart, give_to_weights
 from shardwright.lowering.channels import Incoming, Kind, Message, Outgoing, channels
 from shardwright.lowering.exact import Draw
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
-from shardwright.lowering.saved import Apart, give_to_weights
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.stages import Stages, given
 from shardwright.pcg.step.late import LOSS
@@ -150,7 +150,8 @@ class Pipeline:
         runner.reducer.watch(*(root for root, _ in pairs), first=item.microbatch == 0, last=ends)
         torch.autograd.backward([root for root, _ in pairs], [g for _, g in pairs])
         if runner.in_two:
-            self.put_off[item.chunk, item.microbatch], runner.saved.put_off = runner.saved.put_off, []
+            self.put_off[item.chunk, item.microbatch] = runner.saved.put_off.copy()
+            runner.saved.put_off.clear()
         back = [got[name] for name in self.stages.received(stage) if name in self.trained]
         self._send(_BACKWARD, stage, stage - 1, item, [torch.zeros_like(x) if x.grad is None else x.grad for x in back])
 

@@ -21,13 +21,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 
 from shardwright.lowering import private
+from shardwright.lowering.apart import Apart, PutOff
 from shardwright.lowering.blocks import Blocks
-
-# pyright: reportIncompatibleMethodOverride=false
 
 Results = Any
 """A tensor, or a tuple of them."""
@@ -95,7 +93,7 @@ class Saved:
         """The function's result, whose backward puts off the gradients of weights."""
         if not torch.is_grad_enabled() or not any(x.requires_grad for x in operands):
             return function(*operands, *weights)
-        return _PutOff.apply(self, function, weights, *operands)
+        return PutOff.apply(self.put_off, function, weights, *operands)
 
     def _run(
         self, function: Run, operands: tuple[Any, ...], options: Mapping[str, Any], *, random: bool
@@ -106,48 +104,6 @@ class Saved:
         region = _Region(self, function, operands, options, generator)
         with saved_tensors_hooks(_weakly(region.pack), unpack):
             return region, function(*operands, **options)
-
-
-class Apart(NamedTuple):
-    """What gives gradients to weights: a result, of which autograd's node is enough, its gradient, and they."""
-
-    result: GradientEdge
-    gradient: Tensor
-    weights: tuple[Tensor, ...]
-
-
-def give_to_weights(put_off: list[Apart]) -> None:
-    """Make gradients of weights and add them up, one operator after the other."""
-    while put_off:
-        result, gradient, weights = put_off.pop(0)
-        trained = [weight for weight in weights if weight.requires_grad]
-        if all(weight.is_leaf for weight in trained):
-            torch.autograd.backward((result,), (gradient,), inputs=trained)
-        else:
-            torch.autograd.backward(trained, torch.autograd.grad((result,), trained, (gradient,)))
-
-
-class _PutOff(Function):
-    """Runs a function, and in backward gives gradients to its operands alone."""
-
-    @staticmethod
-    def forward(
-        ctx: private.AutogradContext, saved: Saved, function: Run, weights: tuple[Tensor, ...], *operands: Tensor
-    ) -> Tensor:
-        ctx.saved, ctx.weights = saved, weights
-        with torch.enable_grad():
-            ctx.operands = [x.detach().requires_grad_(x.requires_grad) for x in operands]
-            result = function(*ctx.operands, *weights)
-        ctx.result = get_gradient_edge(result)
-        return result.detach()
-
-    @staticmethod
-    def backward(ctx: private.AutogradContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        result, trained = ctx.result, [x for x in ctx.operands if x.requires_grad]
-        found = iter(torch.autograd.grad((result,), trained, (gradient,), retain_graph=True))
-        ctx.saved.put_off.append(Apart(result, gradient, ctx.weights))
-        ctx.result = None
-        return None, None, None, *(next(found) if x.requires_grad else None for x in ctx.operands)
 
 
 class _Operand(NamedTuple):

@@ -383,12 +383,9 @@ class _Maker:
         return self._stages[key]
 
     def balanced(self, num_chunks: int) -> list[int]:
-        """How many sections each virtual stage has, such that the slowest is as fast as possible.
-
-        Sums that the batch alone determines, and those that make the loss, come once, and nobody waits for them.
-        """
-        costs, once = self.steps.costs, self.steps.early.union(self.steps.loss_sums)
-        seconds = [sum(costs[o.name].total_s for o in s.stretch.operations if o.name not in once) for s in self.cut]
+        """How many sections each virtual stage has, such that the slowest is as fast as possible."""
+        costs = self.steps.costs
+        seconds = [sum(costs[o.name].total_s for o in section.stretch.operations) for section in self.cut]
         return balanced([seconds[number] for number in units(self.cut)], num_chunks)
 
     def _piece(self, share: Share, *, hold: bool, two: bool) -> ChunkSegments:
