@@ -70,11 +70,11 @@ def test_a_plan_that_was_stopped_says_so_and_is_bounded_over_all_meshes(monkeypa
     assert early.report.num_meshes == 1
     ways, searched = Tuner.ways, list[object]()
 
-    def ended(tuner: Tuner, space: object, *how: object) -> Iterator[object]:
+    def ended(tuner: Tuner, space: object, *how: object, **options: object) -> Iterator[object]:
         searched.extend([space] if "search" in getattr(space, "name", "") else [])
         if len(searched) == 2:
             raise KeyboardInterrupt
-        yield from ways(tuner, space, *how)  # type: ignore[arg-type]
+        yield from ways(tuner, space, *how, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Tuner, "ways", ended)
     stopped = planner.plan(graph)
