@@ -84,7 +84,7 @@ def fake(build: Callable[[], Example]) -> Callable[[], Example]:
 
 
 def unrepeated(layers: int = 3333) -> Example:
-    """Products, biases and activations of which no two have the same sizes."""
+    """Products, biases and activations of some 115 widths, in an order in which no part repeats as a block."""
     widths = [64 * (1 + i % 61) for i in range(layers)]
     outer = [64 * (1 + i // 61) for i in range(layers)]
     sizes = [w + o for w, o in zip(widths, outer, strict=True)]

@@ -1,9 +1,9 @@
-"""What is sent between the ranks at one place of two pipeline stages: first in, first out, and never waited for early.
+"""What is sent between the ranks at one place of two pipeline stages: first in, first out.
 
 A *channel* goes one way, from a stage to another one, for one of forward and backward. It has a process group of its
 own: under NCCL what is sent in one group comes one after the other, so that two ranks which send to each other in one
-would wait for ever. The receiver posts the next receive as soon as it has taken the one before. The sender does not
-wait for a message before it sends the next one, and lets go of its memory then.
+would wait for ever. The receiver posts the next receive as soon as it has taken the one before. The sender goes on
+while a message is sent; before the next one it waits for that, and lets go of its memory.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Message(NamedTuple):
 
 
 class _Channel:
+    way: str  # in words
+
     def __init__(self, ranks: Ranks, stage: int, group: dist.ProcessGroup) -> None:
         self.ranks, self.peer, self.group = ranks, stage, group
         self.timeout = timedelta(seconds=ranks.timeout_s)
@@ -50,8 +52,6 @@ class _Channel:
                 f"{self.way} stage {self.peer} (rank {self.ranks.at(self.peer)}): {str(error).strip()}; that rank has "
                 "probably failed or is stuck, see its output; start all ranks anew"
             ) from error
-
-    way = "by way of"
 
 
 class Outgoing(_Channel):
