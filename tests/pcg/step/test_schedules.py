@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -288,7 +287,7 @@ def test_what_is_wrong_is_said() -> None:
     ]
     for lists, execution, message in cases:
         with pytest.raises(PlanError) as error:
-            check(cast(Orders, lists), execution)
+            check(lists, execution)
         assert str(error.value).startswith(f"schedule: {message}")
 
 
