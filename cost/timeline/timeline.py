@@ -19,7 +19,7 @@ from typing import NamedTuple
 from shardwright.cost.clusters.device import DeviceKind
 from shardwright.cost.timeline.clock import SHARING, Sharing
 from shardwright.cost.timeline.memory import Memory
-from shardwright.cost.timeline.program import Stage, StepProgram
+from shardwright.cost.timeline.segments import Stage, StepProgram
 from shardwright.cost.timeline.streams import SegmentTimeline, run
 from shardwright.cost.timeline.tasks import COMPUTE, Segment
 from shardwright.pcg.step.schedules import Item, Place, orders, progress, target
