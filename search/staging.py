@@ -14,10 +14,13 @@ from math import inf
 from typing import NamedTuple
 
 from shardwright.cost.timeline.program import Programs
-from shardwright.cost.timeline.timeline import Timeline, simulate
+from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import DEFAULT
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.recompute import RECOMPUTES, Recompute, exactly
+from shardwright.pcg.step.sections import sections, spread
 from shardwright.search.problem import NoLayoutsError
 from shardwright.search.solving import Candidate, Solver, over_time, rank, share_of_step
 from shardwright.search.spaces import Pipeline, Space, divided, machine_size
@@ -29,8 +32,8 @@ _MOST_TRIED = 12
 """Of meshes with a number of microbatches; seldom are so many not ruled out."""
 _CHUNKS = (2, 4, 8)
 """Of a stage, where they are interleaved."""
-_MOST_MOVES, _MOST_TARGETS = 8, 2
-"""Of sections from one stage to another; the stages that are tried for each."""
+_MOST_SPREADS = 4
+"""Of the blocks of a plan: each is judged, and says what the next one may use."""
 _NEARLY = 1.5
 """What needs so much more memory than there is may fit once blocks are moved to stages that have room."""
 
@@ -101,12 +104,21 @@ class Stager:
         over = max(1.0, self.tuner.over(space))
         stages = space.pipeline.stages
         self._over[stages] = min(self._over.get(stages, inf), over)
-        if not found.fits and found.prediction.memory.total_bytes <= _NEARLY * self.tuner.solver.limit_bytes:
-            found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
-            self.tried.append(found)
+        found = self._spread(found)
         found = min([found, *self._scheduled(found)], key=rank)
         self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
         return found
+
+    def _spread(self, found: Candidate) -> Candidate:
+        """With room used where it is, if memory decides: stages differ in how many microbatches are in flight."""
+        modes: list[Recompute] = [mode for mode in RECOMPUTES if mode in self.tuner.modes]
+        if found.fits and found.execution.recompute == "none":
+            return found
+        if found.prediction.memory.total_bytes > _NEARLY * self.tuner.solver.limit_bytes:
+            return found
+        own = spread_out(self.tuner.solver, found, self.tuner.folded.repeats, modes if len(modes) > 1 else ())
+        self.tried.append(own)
+        return min(found, own, key=rank)
 
     def _way(self, space: Space, number: int) -> _Way:
         return _Way(self._floor_s(space, self._counts(space)[number]), space, number)
@@ -189,58 +201,73 @@ class Stager:
     def _in_order(self, found: Candidate, pipeline: Pipeline) -> Candidate | None:
         """None where there are too few blocks."""
         solver, folded = self.tuner.solver, self.tuner.folded
-        execution = replace(found.execution, schedule=pipeline.schedule, chunks_per_stage=pipeline.chunks, split=())
+        execution = replace(
+            found.execution, schedule=pipeline.schedule, chunks_per_stage=pipeline.chunks, split=(),
+            recompute_by_stage=(),
+        )  # fmt: skip
         try:
             prediction = solver.predicted(found.graph, execution, folded.repeats)
         except PlanError:
             return None
         name = f"{pipeline} x {found.name.partition(' x ')[2]}"
         fits = prediction.memory.total_bytes <= solver.limit_bytes
-        return replace(found, name=name, execution=execution, prediction=prediction, fits=fits)
+        return self._spread(replace(found, name=name, execution=execution, prediction=prediction, fits=fits))
 
 
-def spread_out(solver: Solver, found: Candidate, repeats: Mapping[str, int] | None = None) -> Candidate:
-    """A plan with its blocks spread over its stages: by time, then moved while that helps, by the timeline.
+def spread_out(
+    solver: Solver,
+    found: Candidate,
+    repeats: Mapping[str, int] | None = None,
+    modes: Sequence[Recompute] = (),
+) -> Candidate:
+    """A plan with its blocks spread over its stages such that it fits, if it can, and is as fast as can be.
 
-    From the stage with the highest peak where that does not fit, else from the one that has most to do.
+    What the timeline takes a stage to need beside its blocks is what the next spread leaves free. `modes`: of these,
+    each stage may be run in one of its own.
     """
     run, repeats = found.execution, repeats or {}
     if run.num_stages == 1 or not (found.fits or found.prediction.memory.total_bytes > solver.limit_bytes):
         return found
-    programs = Programs(found.graph, solver.cluster, repeats)
-
-    def judged(split: Sequence[int]) -> tuple[tuple[bool, float], Timeline]:
-        timeline = simulate(programs.program(replace(run, split=tuple(split))))
-        num_bytes = timeline.fullest.memory.total_bytes
+    programs, best = Programs(found.graph, solver.cluster, repeats), (inf, inf)
+    run = chosen = run if run.split else programs.spread(run)
+    for _ in range(_MOST_SPREADS):
+        timeline = simulate(programs.program(run))
+        num_bytes = float(timeline.fullest.memory.total_bytes)
         fits = num_bytes <= solver.limit_bytes
-        return (not fits, timeline.step_s if fits else float(num_bytes)), timeline
-
-    split = run.split or programs.program(run).execution.split
-    measure, timeline = judged(split)
-    for _ in range(_MOST_MOVES if run.chunks_per_stage == 1 else 0):
-        tried = ((*judged(other), other) for other in _moves(timeline, split, solver.limit_bytes))
-        better = next((entry for entry in tried if entry[0] < measure), None)
-        if better is None:
+        measure = (0.0, timeline.step_s) if fits else (num_bytes, timeline.step_s)
+        if measure < best:
+            best, chosen = measure, run
+        if run.chunks_per_stage > 1 or (fits and not modes):
             break
-        measure, timeline, split = better
-    execution = replace(run, split=tuple(split))
-    return replace(
-        found, execution=execution, fits=not measure[0], prediction=solver.predicted(found.graph, execution, repeats)
-    )
+        beside = zip(timeline.stages, programs.sections_bytes(run), strict=True)
+        free_bytes = [solver.limit_bytes - (stage.memory.total_bytes - own) for stage, own in beside]
+        try:
+            following = programs.spread(run, free_bytes, modes)
+        except PlanError:
+            break
+        if following == run:
+            break
+        run = following
+    prediction = solver.predicted(found.graph, chosen, repeats)
+    return replace(found, execution=chosen, fits=best[0] == 0.0, prediction=prediction)
 
 
-def _moves(timeline: Timeline, split: Sequence[int], limit_bytes: float) -> Iterator[list[int]]:
-    """Splits in which one section less is on a stage, and one more on another one; those between are shifted."""
-    stages = timeline.stages
-    peaks, work_s = [s.memory.total_bytes for s in stages], [s.at_work_s for s in stages]
-    measure = peaks if max(peaks) > limit_bytes else work_s
-    source = max(range(len(stages)), key=lambda n: measure[n])
-    targets = sorted((n for n in range(len(stages)) if n != source), key=lambda n: (peaks[n] > limit_bytes, work_s[n]))
-    for target in targets[:_MOST_TARGETS] if split[source] > 1 else ():
-        found = list(split)
-        found[source] -= 1
-        found[target] += 1
-        yield found
+def said_by_block(solver: Solver, found: Candidate) -> Candidate:
+    """A plan of the whole graph whose stages differ in what they make again, said by block of the model.
+
+    What lies in no block is run as the last stage says, which has the loss.
+    """
+    run, graph = found.execution, found.graph
+    if not (modes := run.recompute_by_stage):
+        return found
+    parts = sections(Operations(graph), {}, by_block=True)
+    stages = ((modes[k % run.num_stages], share) for k, share in enumerate(spread(parts, run.split)))
+    own = [(exactly(name), mode) for mode, share in stages for n, _ in share if (name := parts[n].name)[0] != "#"]
+    told = tuple((name, mode) for name, mode in [*own, ("", modes[-1])] if mode != "none")
+    execution = replace(run, recompute_by_stage=(), recompute=modes[0] if len(set(modes)) == 1 else told)
+    prediction = solver.predicted(graph, execution, {})
+    fits = prediction.memory.total_bytes <= solver.limit_bytes
+    return replace(found, execution=execution, prediction=prediction, fits=fits)
 
 
 def _inner(space: Space) -> int:

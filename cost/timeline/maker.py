@@ -8,12 +8,14 @@ from functools import cached_property, reduce
 from itertools import chain
 
 from shardwright.cost.collectives.buffers import axes_bytes
-from shardwright.cost.timeline.balance import balanced
+from shardwright.cost.timeline.chain import Unit
+from shardwright.cost.timeline.clock import SHARING
 from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
 from shardwright.cost.timeline.pool import joined, pool_bytes
 from shardwright.cost.timeline.pricing import is_bucketed, price_backward, price_forward
 from shardwright.cost.timeline.segments import ChunkSegments, Stage
 from shardwright.cost.timeline.steps import Steps
+from shardwright.cost.timeline.streams import run
 from shardwright.cost.timeline.tasks import Recorder, Segment
 from shardwright.pcg.analysis import kept_constants, written
 from shardwright.pcg.stages import STAGES
@@ -33,6 +35,7 @@ class Maker:
         self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
         self._pieces: dict[tuple[Share, bool, bool], ChunkSegments] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
+        self._units: dict[ChunkSegments, Unit] = {}
         self._axes_bytes = axes_bytes(steps.graph, steps.cluster)
         self._first_uses_s = _first_uses_s(steps)
 
@@ -76,11 +79,37 @@ class Maker:
             self._stages[key] = Stage(pieces, state, end, self.steps.cluster.device)
         return self._stages[key]
 
-    def balanced(self, num_chunks: int) -> list[int]:
-        """How many sections each virtual stage has, such that the slowest is as fast as possible."""
-        costs = self.steps.costs
-        seconds = [sum(costs[o.name].total_s for o in section.stretch.operations) for section in self.cut]
-        return balanced([seconds[number] for number in units(self.cut)], num_chunks)
+    def units(self, execution: Execution) -> tuple[Unit, ...]:
+        """What every occurrence of a section adds to a stage, in order."""
+        own = [self._unit(number, execution) for number in range(len(self.cut))]
+        return tuple(own[number] for number in units(self.cut))
+
+    def _unit(self, number: int, execution: Execution) -> Unit:
+        """Of a section that occurs many times, what one more adds to those before it."""
+        times = self.cut[number].times
+        one = self._measured(((number, 1),), execution)
+        if times == 1:
+            return one
+        adds = zip(self._measured(((number, times),), execution), one, strict=True)
+        return Unit(*((all_of_them - alone) / (times - 1) for all_of_them, alone in adds))._replace(
+            peak_bytes=one.peak_bytes
+        )
+
+    def _measured(self, share: Share, execution: Execution) -> Unit:
+        """A share as the only one of a stage, in neither the first nor the last microbatch."""
+        (piece,) = self.pieces([share], execution)
+        if piece not in self._units:
+            sharing = SHARING[self.steps.cluster.device.kind]
+            ways = (piece.forward, piece.backward, piece.weights)
+            each = [run(segment.in_microbatch(first=False, last=False), sharing) for segment in ways]
+            first = [run(segment.in_microbatch(first=True, last=False), sharing) for segment in ways]
+            stays = sum(sum(timeline.net.values()) for timeline in first)  # gradients, until the update
+            kept = sum(each[0].net.values())
+            peak = max(each[0].peak_bytes - kept, *(timeline.peak_bytes for timeline in each[1:]))
+            stored = sum(self._state(self.leaves([piece]), 0.0)[0].values())
+            seconds = sum(timeline.ready_s for timeline in each)
+            self._units[piece] = Unit(seconds, stored + stays, kept, peak + sum(piece.pool.values()))
+        return self._units[piece]
 
     def _piece(self, share: Share, *, hold: bool, two: bool) -> ChunkSegments:
         key = (share, hold, two)

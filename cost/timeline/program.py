@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
+from math import inf
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.buffers import stages_bytes
 from shardwright.cost.collectives.groups import between
 from shardwright.cost.collectives.resharding import StageLayout, resharding_s
+from shardwright.cost.timeline.chain import Place, chained
 from shardwright.cost.timeline.maker import Maker
 from shardwright.cost.timeline.segments import StepProgram
 from shardwright.cost.timeline.steps import Steps
@@ -24,6 +26,8 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, local_shape
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.recompute import Recompute
+from shardwright.pcg.step.schedules import most_in_flight
 from shardwright.pcg.step.sections import (
     Section,
     Share,
@@ -47,7 +51,7 @@ def program(
     Args:
         graph: typed; validated.
         cluster: with devices for all stages; the first stage has the first of them.
-        execution: how it is run; without a `split`, the slowest stage is as fast as possible.
+        execution: how it is run; without a `split`, as `Programs.spread` has it.
         repeats: module path of a block ("model.layers.0") -> how often the block really occurs.
 
     Raises:
@@ -63,7 +67,7 @@ class Programs:
     def __init__(self, graph: Graph, cluster: Cluster, repeats: Mapping[str, int] | None = None) -> None:
         self.graph, self.cluster, self.repeats = graph, cluster, repeats or {}
         self._steps: dict[Execution, Steps] = {}
-        self._makers: dict[Execution, list[Maker]] = {}
+        self._makers: dict[tuple[Execution, Cluster], Maker] = {}
         self._simulated: dict[tuple[object, ...], SegmentTimeline] = {}
 
     def program(self, execution: Execution = DEFAULT) -> StepProgram:
@@ -81,15 +85,14 @@ class Programs:
             raise PlanError(f"{problem}; choose {'fewer stages or ' if stages > 1 else ''}a larger cluster")
         if execution.offload and cluster.device.kind == "cpu":
             raise PlanError("offload: a CPU's memory is the host's; run without offload")
-        makers = self._stage_makers(execution)
+        makers = self._makers_of(execution)
         cut, num_chunks = makers[0].cut, execution.num_virtual_stages
         shares = [everything(cut)]
         if num_chunks > 1:
-            execution = replace(execution, split=execution.split or tuple(makers[0].balanced(num_chunks)))
+            execution = execution if execution.split else self.spread(execution)
             shares = spread(cut, execution.split)
         connections = stages_bytes(cluster, stages, per_stage)
         own = [[shares[c * stages + stage] for c in range(execution.chunks_per_stage)] for stage in range(stages)]
-        makers = [makers[stage % len(makers)] for stage in range(stages)]
         pieces = [maker.pieces(each, execution) for maker, each in zip(makers, own, strict=True)]
         sums_s = [0.0] * stages
         if stages > 1:
@@ -109,36 +112,80 @@ class Programs:
             self._steps[alike] = Steps(self.graph, self.cluster, alike)
         return self._steps[alike]
 
-    def _stage_makers(self, execution: Execution) -> list[Maker]:
-        """One for all stages, or, where their devices differ, one for each."""
-        alike = self._alike(execution)
-        if alike not in self._makers:
-            if self.cluster.parts:
-                self._makers[alike] = _own_makers(self.graph, self.cluster, alike, self.repeats)
-            else:
-                self._makers[alike] = [Maker(self.steps(alike), self.repeats)]
-        return self._makers[alike]
+    def spread(
+        self, execution: Execution, free_bytes: Sequence[float] = (), modes: Sequence[Recompute] = ()
+    ) -> Execution:
+        """With the split, and of `modes` what each stage makes again, with which a step is the fastest.
+
+        That is so by what its sections take alone (`chain`); the timeline judges it.
+
+        Args:
+            execution: with several stages.
+            free_bytes: of each stage, for its sections; (): as many as they need. Stages of several chunks are spread
+                by time alone.
+            modes: that stages may be run in; (): what the execution says.
+
+        Raises:
+            PlanError: fewer sections than virtual stages, or more than fits.
+        """
+        many = execution.num_microbatches * self.graph.mesh.num_microbatches
+        places = self._places(replace(execution, num_microbatches=many), free_bytes, modes)
+        found = chained(places, many)
+        if found is None:
+            raise PlanError(f"{execution.num_stages} stages: no spread of the model's sections over them fits")
+        by_stage = tuple(modes[way] for way in found.ways) if modes else execution.recompute_by_stage
+        return replace(execution, split=found.sizes, recompute_by_stage=by_stage)
+
+    def sections_bytes(self, execution: Execution) -> list[float]:
+        """What `spread` takes the sections of each stage to need, of one chunk a stage."""
+        many = execution.num_microbatches * self.graph.mesh.num_microbatches
+        places = self._places(replace(execution, num_microbatches=many), (), ())
+        ends = list(accumulate(execution.split))
+        return [
+            place.num_bytes(0, end - size, end) for place, end, size in zip(places, ends, execution.split, strict=True)
+        ]
+
+    def _places(self, execution: Execution, free_bytes: Sequence[float], modes: Sequence[Recompute]) -> list[Place]:
+        """The virtual stages, each with its sections in all modes."""
+        chunks, stages = execution.chunks_per_stage, execution.num_stages
+        ways = [replace(execution, recompute=mode, recompute_by_stage=()) for mode in modes] or [execution]
+        makers = zip(*map(self._makers_of, ways), strict=True)
+        if chunks > 1:
+            return [Place(tuple(m.units(execution) for m in own)) for own in makers] * chunks
+        return [
+            Place(
+                tuple(m.units(execution) for m in own),
+                most_in_flight(execution, stage),
+                free_bytes[stage] if free_bytes else inf,
+            )
+            for stage, own in zip(range(stages), makers, strict=True)
+        ]
+
+    def _makers_of(self, execution: Execution) -> list[Maker]:
+        """Those of all stages. Stages that are run alike on equal devices share theirs."""
+        stages, size = execution.num_stages, self.graph.mesh.num_devices
+        modes = execution.recompute_by_stage or (execution.recompute,) * stages
+        parts = [self.cluster] * stages
+        if self.cluster.parts and stages > 1:
+            own = (self.cluster.part(range(stage * size, (stage + 1) * size)) for stage in range(stages))
+            parts = [replace(part, name=self.cluster.name) for part in own]
+        return [
+            self._maker(self._alike(replace(execution, recompute=mode)), part)
+            for mode, part in zip(modes, parts, strict=True)
+        ]
+
+    def _maker(self, alike: Execution, part: Cluster) -> Maker:
+        if (alike, part) not in self._makers:
+            steps = self.steps(alike) if part is self.cluster else Steps(self.graph, part, alike)
+            self._makers[alike, part] = Maker(steps, self.repeats)
+        return self._makers[alike, part]
 
     def _alike(self, execution: Execution) -> Execution:
         """The execution without what operations and pieces of stages do not depend on."""
-        stages = execution.num_stages
         return replace(
-            execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b", split=(),
-            num_stages=stages if self.cluster.parts else min(stages, 2),
+            execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b", split=(), recompute_by_stage=(),
+            num_stages=min(execution.num_stages, 2),
         )  # fmt: skip
-
-
-def _own_makers(graph: Graph, cluster: Cluster, execution: Execution, repeats: Mapping[str, int]) -> list[Maker]:
-    """One for each stage, as their devices differ; equal devices share theirs."""
-    size, known = graph.mesh.num_devices, list[tuple[Cluster, Maker]]()
-    makers: list[Maker] = []
-    for stage in range(execution.num_stages):
-        own = cluster.part(range(stage * size, (stage + 1) * size))
-        maker = next((m for c, m in known if replace(c, name=own.name) == own), None)
-        if maker is None:
-            known.append((own, maker := Maker(Steps(graph, own, execution), repeats)))
-        makers.append(maker)
-    return makers
 
 
 def _hops(

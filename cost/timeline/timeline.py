@@ -95,12 +95,13 @@ def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARI
         _stage_timelines(stage, items, sharing[stage.device.kind], program.simulated)
         for stage, items in zip(program.stages, schedules, strict=True)
     ]
+    all_starts, waits = _place(program, schedules, timelines)
     placed = [
         tuple(map(PlacedSegment, (*items, None), starts, own))
-        for items, starts, own in zip(schedules, _place(program, schedules, timelines), timelines, strict=True)
+        for items, starts, own in zip(schedules, all_starts, timelines, strict=True)
     ]
     step_s = max(own[-1].start_s + own[-1].timeline.seconds for own in placed)
-    return Timeline(step_s, tuple(_stage(*own, step_s) for own in zip(program.stages, placed, strict=True)))
+    return Timeline(step_s, tuple(_stage(*own, step_s) for own in zip(program.stages, placed, waits, strict=True)))
 
 
 def _stage_timelines(
@@ -135,8 +136,11 @@ def _place(
     program: StepProgram,
     schedules: Sequence[Sequence[Item]],
     timelines: Sequence[Sequence[SegmentTimeline]],
-) -> list[list[float]]:
-    """When every segment of every stage starts; the last one of each is the end of the step."""
+) -> tuple[list[list[float]], list[float]]:
+    """When every segment of every stage starts, the last one of each being the end of the step.
+
+    And for how long that end waits for sums that are still going on.
+    """
     execution, overlap = program.execution, program.execution.overlap
     shape = num_stages, _ = execution.num_stages, execution.chunks_per_stage
     arrived: dict[Place, float] = {}  # what an item reads of another; what it reads of its own stage is there before it
@@ -152,23 +156,23 @@ def _place(
             hop_s = program.hops_s[item.chunk * num_stages + stage - (item.direction == "backward")]
             arrived[reader] = end + hop_s
             clocks[stage] += 0.0 if overlap else hop_s
-    for stage, own in enumerate(starts):
-        own.append(max(clocks[stage], sums[stage]) if overlap else clocks[stage] + sums[stage])
-    return starts
+    waits = [max(0.0, s - clock) if overlap else s for s, clock in zip(sums, clocks, strict=True)]
+    for own, clock, wait_s in zip(starts, clocks, waits, strict=True):
+        own.append(clock + wait_s)
+    return starts, waits
 
 
 # ------------------------------------------------------------------------------------------------------------ one stage
 
 
-def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], step_s: float) -> StageTimeline:
+def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], wait_s: float, step_s: float) -> StageTimeline:
+    """`wait_s`: at the end, for sums."""
     busy = defaultdict[str, float](float)
-    waiting = 0.0
+    waiting = wait_s
     for _, _, timeline in placed:
         waiting += timeline.waiting_s
         for stream, seconds in timeline.busy_s.items():
             busy[stream] += seconds
-    if len(placed) > 1:  # the end waits for sums that are still going on
-        waiting += placed[-1].start_s - max(p.start_s + p.timeline.ready_s for p in placed[:-1])
     compute_s = busy.get(COMPUTE, 0.0)
     memory, peak = _peak(stage, placed)
     return StageTimeline(

@@ -132,6 +132,19 @@ def test_what_cannot_be_asked_is_refused(asked: dict[str, Any], message: str) ->
     assert message in str(error.value)
 
 
+def test_stages_make_again_what_each_has_no_room_for() -> None:
+    """With memory for all of one stage's values but not the other's, the one with more in flight makes more again."""
+    graph, search = blocks(batch=64, width=64, layers=8, seq=64), planner(2)
+    free = search.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(mb=8, x=1), recompute="none")
+    again = search.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(mb=8, x=1), recompute="full")
+    most, least = (plan.prediction.memory.total_bytes for plan in (free, again))
+    small = planner(2, memory_bytes=round((most + least) / 2 / 0.9))
+    plan = small.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(mb=8, x=1))
+    assert plan.prediction.memory.total_bytes <= plan.report.limit_bytes
+    assert free.prediction.step_s < plan.prediction.step_s < again.prediction.step_s
+    assert not plan.execution.recompute_by_stage
+
+
 def test_what_does_not_run_in_stages_is_not_laid_out_so() -> None:
     """Gradients of fp16: asked for, it is refused; where the search chooses, it takes none."""
     graph = blocks(batch=16, width=1024, layers=8, seq=1)
@@ -170,7 +183,7 @@ def test_stages_share_out_the_memory() -> None:
     assert peaks[4] < 0.4 * peaks[1]
 
 
-def test_blocks_are_moved_from_a_stage_that_has_no_room_and_from_one_that_has_most_to_do() -> None:
+def test_blocks_are_spread_by_room_and_time() -> None:
     """The first stage has more microbatches in flight, so that with equally many blocks it needs more memory."""
     graph, solver = blocks(batch=64, width=64, layers=9, seq=16), Solver(cluster(4), every_choice)
     run = Execution(num_stages=2)
@@ -184,8 +197,7 @@ def test_blocks_are_moved_from_a_stage_that_has_no_room_and_from_one_that_has_mo
     assert moved.fits
     assert moved.execution.split[0] < 6
     assert moved.prediction.memory.total_bytes <= limit < equal[0].memory.total_bytes
-    lame = replace(found, execution=replace(run, split=(9, 2)))
-    better = spread_out(solver, lame)
-    assert better.prediction.step_s < predict(found.graph, solver.cluster, lame.execution).step_s
+    better = spread_out(solver, replace(found, execution=run))
+    assert better.prediction.step_s < predict(found.graph, solver.cluster, replace(run, split=(9, 2))).step_s
     assert abs(better.execution.split[0] - better.execution.split[1]) <= 2
     assert predict(found.graph, solver.cluster, better.execution) == better.prediction
