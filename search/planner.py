@@ -264,7 +264,7 @@ class Planner:
             round(time.perf_counter() - start, 3),
             len({space.mesh.sizes for space in tuner.spaces_like(best.execution)}),
             self._bound_s(tuner, best, found if kept.guided else costed),
-            solver.limit_bytes,
+            solver.limit_of(best.prediction.device_bytes),
             best.rewrites,
             tuner.obstacle,
             () if best.fits or stop.reached else remedies(graph, best, tuner),

@@ -117,6 +117,7 @@ class Solver:
     def __init__(self, cluster: Cluster, certified: CertifiedSplits) -> None:
         self.cluster, self.certified = cluster, certified
         self.limit_bytes = safe_bytes(cluster.device.memory_bytes)
+        self._pinned_bytes = inf
         self.besides = tuple(dict.fromkeys((1.0, SHARING[cluster.device.kind].least)))
         self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._problems: dict[tuple[object, ...], Problem] = {}
@@ -128,8 +129,25 @@ class Solver:
     def within(self, limit_bytes: int) -> Solver:
         """The same, with what it knows already, for less memory on each device, if that is less."""
         smaller = copy(self)
+        smaller._pinned_bytes = min(self._pinned_bytes, limit_bytes)
         smaller.limit_bytes = min(self.limit_bytes, limit_bytes)
         return smaller
+
+    def limit_of(self, device_bytes: int) -> int:
+        """What plans may use on devices of so much memory."""
+        return int(min(safe_bytes(device_bytes), self._pinned_bytes))
+
+    def fits(self, prediction: Prediction) -> bool:
+        """Whether no stage needs more than it may use."""
+        return prediction.memory.total_bytes <= self.limit_of(prediction.device_bytes)
+
+    def stage_limits(self, num_stages: int) -> list[int]:
+        """What plans may use on the devices of each of as many stages of equally many devices."""
+        if num_stages == 1 or not self.cluster.parts:
+            return [self.limit_bytes] * num_stages
+        size = self.cluster.num_devices // num_stages
+        parts = (self.cluster.part(range(stage * size, (stage + 1) * size)) for stage in range(num_stages))
+        return [self.limit_of(part.device.memory_bytes) for part in parts]
 
     def builder(self, mesh: Mesh, execution: Execution = DEFAULT) -> tuple[ProblemBuilder, Eliminator]:
         """One for all meshes of these sizes: the names of axes of devices play no part."""
@@ -185,7 +203,8 @@ class Solver:
         Not a bound: a resharding that readers share counts for each, and messages that are sent together one by one.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
-        return eliminator.solve(problem, Prices(beside=self.besides[-1])).bound * share_of_step(execution, mesh)
+        serial_s = eliminator.solve(problem, Prices(beside=self.besides[-1])).bound
+        return serial_s * share_of_step(execution, mesh) / self.quicker(execution.num_stages)
 
     def least_s(
         self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, limits: Limits = NO_LIMITS
@@ -193,14 +212,22 @@ class Solver:
         """No layouts on a mesh take a shorter step by the timeline, within any memory.
 
         However long gathered parameters stay: what stays longest is sent least often. Equal blocks are laid out alike.
-        0, which says nothing, where kernels run at rates of their own (tf32, fp8), which the problem does not know.
+        0, which says nothing, where kernels run at rates of their own (tf32, fp8), or stages on devices of their
+        own, which the problem does not know.
         """
-        if execution.rates:
+        if execution.rates or (self.cluster.parts and execution.num_stages > 1):
             return 0.0
         longest = different(LONGEST_FIRST, mesh)[0]
         problem, eliminator = self.problem(folded, mesh, roles, execution, longest, limits, relaxed=True)
         device = self.cluster.device  # the busiest of several stages has no less than an equal share
         return least_s(problem, eliminator, SHARING[device.kind]) / execution.num_stages + device.step_overhead_s
+
+    def quicker(self, num_stages: int) -> float:
+        """About how many times as quick devices are on average as the binding one; 1 where all work at its pace."""
+        if num_stages == 1 or not self.cluster.parts:
+            return 1.0
+        size = self.cluster.num_devices
+        return sum(p.num_devices / size * p.device.times_as_quick(self.cluster.device) for p in self.cluster.parts)
 
     def work_s(self, folded: Folded, execution: Execution) -> float:
         """What all operators take on one device, nothing being sent: n devices take no less than an n-th of it."""
@@ -244,7 +271,8 @@ class Solver:
         result may then not fit, or not be the best. A `NoLayoutsError` where no layouts can be run so.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
-        limit: float = self.limit_bytes - self.cluster.device.context_bytes
+        usable = sum(self.stage_limits(execution.num_stages)) / execution.num_stages  # of the share of an average stage
+        limit = usable - self.cluster.device.context_bytes
         free = Prices(beside=beside)
         fastest = eliminator.solve(problem, free)
         _check_finite(problem, fastest, roles, priced)
@@ -264,7 +292,7 @@ class Solver:
             found = self._finish(draft, folded, different(zeros, mesh))
             best = found if best is None else min(best, found, key=rank)
             only_in_the_graph = found.prediction.memory.total_bytes - kept_bytes(problem, solution)
-            limit = self.limit_bytes - only_in_the_graph
+            limit = usable - only_in_the_graph
             if best.fits or not feasible or bound_s >= cutoff_s or limit <= 0:
                 break
         assert best is not None
@@ -333,7 +361,7 @@ class Solver:
             prediction = self.predicted(graph, draft.execution, repeats)
             found.append(Candidate(
                 draft.name, graph, prediction, draft.bound_s,
-                in_loop and prediction.memory.total_bytes <= self.limit_bytes, draft.solved, draft.roles,
+                in_loop and self.fits(prediction), draft.solved, draft.roles,
                 draft.execution, zero, draft.priced, bool(repeats), prices.byte > 0 or any(not c.fits for c in found),
                 draft.limits,
             ))  # fmt: skip

@@ -96,7 +96,8 @@ class Stager:
         """Whether equal shares of all work, with the least bubble of any schedule, take less than what is there."""
         run = replace(DEFAULT, num_stages=stages, schedule="interleaved", chunks_per_stage=max(_CHUNKS))
         many = Mesh((TIME,), (max(self.tuner.counts),))
-        return self.tuner.ideal_s(self.modes[0]) * stages * share_of_step(run, many) < self.fastest_s
+        ideal_s = self.tuner.ideal_s(self.modes[0]) / self.tuner.solver.quicker(stages)
+        return ideal_s * stages * share_of_step(run, many) < self.fastest_s
 
     def _best(self, space: Space, number: int) -> Candidate:
         """With so many microbatches, in the order in which it is the fastest."""
@@ -114,9 +115,10 @@ class Stager:
         modes: list[Recompute] = [mode for mode in RECOMPUTES if mode in self.tuner.modes]
         if found.fits and found.execution.recompute == "none":
             return found
-        if found.prediction.memory.total_bytes > _NEARLY * self.tuner.solver.limit_bytes:
+        prediction, solver = found.prediction, self.tuner.solver
+        if prediction.memory.total_bytes > _NEARLY * solver.limit_of(prediction.device_bytes):
             return found
-        own = spread_out(self.tuner.solver, found, self.tuner.folded.repeats, modes if len(modes) > 1 else ())
+        own = spread_out(solver, found, self.tuner.folded.repeats, modes if len(modes) > 1 else ())
         self.tried.append(own)
         return min(found, own, key=rank)
 
@@ -210,8 +212,8 @@ class Stager:
         except PlanError:
             return None
         name = f"{pipeline} x {found.name.partition(' x ')[2]}"
-        fits = prediction.memory.total_bytes <= solver.limit_bytes
-        return self._spread(replace(found, name=name, execution=execution, prediction=prediction, fits=fits))
+        own = replace(found, name=name, execution=execution, prediction=prediction, fits=solver.fits(prediction))
+        return self._spread(own)
 
 
 def spread_out(
@@ -226,21 +228,20 @@ def spread_out(
     each stage may be run in one of its own.
     """
     run, repeats = found.execution, repeats or {}
-    if run.num_stages == 1 or not (found.fits or found.prediction.memory.total_bytes > solver.limit_bytes):
+    if run.num_stages == 1 or not (found.fits or not solver.fits(found.prediction)):
         return found
+    limits = solver.stage_limits(run.num_stages)
     programs, best = Programs(found.graph, solver.cluster, repeats), (inf, inf)
     run = chosen = run if run.split else programs.spread(run)
     for _ in range(_MOST_SPREADS):
         timeline = simulate(programs.program(run))
-        num_bytes = float(timeline.fullest.memory.total_bytes)
-        fits = num_bytes <= solver.limit_bytes
-        measure = (0.0, timeline.step_s) if fits else (num_bytes, timeline.step_s)
+        room = [limit - s.memory.total_bytes for limit, s in zip(limits, timeline.stages, strict=True)]
+        fits, measure = min(room) >= 0, (max(0.0, -min(room)), timeline.step_s)
         if measure < best:
             best, chosen = measure, run
         if run.chunks_per_stage > 1 or (fits and not modes):
             break
-        beside = zip(timeline.stages, programs.sections_bytes(run), strict=True)
-        free_bytes = [solver.limit_bytes - (stage.memory.total_bytes - own) for stage, own in beside]
+        free_bytes = [free + own for free, own in zip(room, programs.sections_bytes(run), strict=True)]
         try:
             following = programs.spread(run, free_bytes, modes)
         except PlanError:
@@ -266,8 +267,7 @@ def said_by_block(solver: Solver, found: Candidate) -> Candidate:
     told = tuple((name, mode) for name, mode in [*own, ("", modes[-1])] if mode != "none")
     execution = replace(run, recompute_by_stage=(), recompute=modes[0] if len(set(modes)) == 1 else told)
     prediction = solver.predicted(graph, execution, {})
-    fits = prediction.memory.total_bytes <= solver.limit_bytes
-    return replace(found, execution=execution, prediction=prediction, fits=fits)
+    return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))
 
 
 def _inner(space: Space) -> int:

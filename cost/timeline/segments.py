@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.timeline.pool import BufferKind
 from shardwright.cost.timeline.streams import SegmentTimeline
-from shardwright.cost.timeline.tasks import Segment
+from shardwright.cost.timeline.tasks import COMPUTE, Segment, Task
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.messages import Message
 
@@ -92,15 +92,19 @@ class StepProgram:
     @cached_property
     def serial_s(self) -> float:
         """What the busiest stage takes if nothing overlaps and it never waits for another stage."""
-        many = self.execution.num_microbatches
+        return max(sum(task.seconds for task in self._tasks(stage)) for stage in range(len(self.stages)))
 
-        def stage_s(stage: Stage) -> float:
-            total = stage.end.serial_s()
-            for piece in stage.pieces:
-                for segment in (piece.forward, piece.backward, piece.weights):
-                    first, each = (segment.in_microbatch(first=first, last=many == 1) for first in (True, False))
-                    last = segment.in_microbatch(first=False, last=True)
-                    total += first.serial_s() + max(0, many - 2) * each.serial_s() + (many > 1) * last.serial_s()
-            return total
+    def compute_s(self, stage: int) -> float:
+        """Of all kernels of a stage, the update included, that nothing slows down."""
+        return sum(task.seconds for task in self._tasks(stage) if task.stream == COMPUTE)
 
-        return max(map(stage_s, self.stages))
+    def _tasks(self, number: int) -> Iterator[Task]:
+        """Every task of a step on a stage, with the seconds of all its times."""
+        stage, many = self.stages[number], self.execution.num_microbatches
+        yield from stage.end.tasks_in_all()
+        for piece in stage.pieces:
+            for segment in (piece.forward, piece.backward, piece.weights):
+                first, each = (segment.in_microbatch(first=first, last=many == 1) for first in (True, False))
+                last = segment.in_microbatch(first=False, last=True)
+                for own, times in ((first, 1), (each, max(0, many - 2)), (last, int(many > 1))):
+                    yield from (task._replace(seconds=times * task.seconds) for task in own.tasks_in_all())

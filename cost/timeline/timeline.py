@@ -53,6 +53,7 @@ class StageTimeline:
         peak_s: the moment of the peak.
         peak_at: what runs then.
         state_bytes: what is there when the step begins.
+        device_bytes: the memory of its devices.
     """
 
     placed: tuple[PlacedSegment, ...]
@@ -64,6 +65,7 @@ class StageTimeline:
     peak_s: float
     peak_at: str
     state_bytes: float
+    device_bytes: int
 
     @property
     def at_work_s(self) -> float:
@@ -84,8 +86,8 @@ class Timeline:
 
     @property
     def fullest(self) -> StageTimeline:
-        """The stage with the highest peak of memory."""
-        return max(self.stages, key=lambda stage: stage.memory.total_bytes)
+        """The stage with the highest peak of memory; of devices that differ, the one with the least room beside it."""
+        return max(self.stages, key=lambda stage: stage.memory.total_bytes - stage.device_bytes)
 
 
 def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
@@ -185,6 +187,7 @@ def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], wait_s: float, step_
         peak_s=peak.start_s + peak.timeline.peak_s,
         peak_at=_moment(peak.item, peak.timeline.peak_task, placed),
         state_bytes=sum(stage.state.values()),
+        device_bytes=stage.device.memory_bytes,
     )
 
 
