@@ -202,7 +202,12 @@ def predict(
 
     `repeats`: module path of a block -> how often the block really occurs.
     """
-    programs = Programs(graph, cluster, repeats)
+    return predicted(Programs(graph, cluster, repeats), execution)
+
+
+def predicted(programs: Programs, execution: Execution = DEFAULT) -> Prediction:
+    """The same of programs that are there, which may have been run in other ways before."""
+    graph, cluster, repeats = programs.graph, programs.cluster, programs.repeats
     made, table = programs.program(execution), _node_costs(programs.steps(execution))
     timeline = simulate(made)
     if repeats:

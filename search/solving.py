@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, isfinite
 from typing import NamedTuple, TypeVar
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S
-from shardwright.cost.predict import Prediction, predict
+from shardwright.cost.predict import Prediction, predicted
 from shardwright.cost.timeline.clock import SHARING
 from shardwright.cost.timeline.memory import safe_bytes
+from shardwright.cost.timeline.program import Programs
 from shardwright.pcg.analysis import constant_nodes
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again
@@ -40,6 +42,8 @@ from shardwright.search.spaces import LONGEST_FIRST
 from shardwright.search.within import HULL_TOLERANCE, kept_bytes, time_and_bytes, within_memory
 
 _MEMORY_TRIES = 3
+_MOST_PROGRAMS = 8
+"""That are kept, each with what its operators cost."""
 _NEARLY = 1.5
 
 
@@ -122,6 +126,9 @@ class Solver:
         self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._problems: dict[tuple[object, ...], Problem] = {}
         self._predictions: dict[tuple[object, ...], Prediction] = {}
+        self._programs = lru_cache(maxsize=_MOST_PROGRAMS)(
+            lambda graph, repeats: Programs(graph, cluster, dict(repeats))
+        )
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
         self.again = lru_cache(maxsize=None)(made_again)
         self.restricted = lru_cache(maxsize=None)(restriction)
@@ -311,14 +318,27 @@ class Solver:
         """As `predict`; what was chosen for several lifetimes, or comes from several plans, is often the same."""
         key = graph, execution, tuple(repeats.items())
         if key not in self._predictions:
-            self._predictions[key] = predict(graph, self.cluster, execution, repeats)
+            self._predictions[key] = predicted(self.programs(graph, repeats), execution)
         return self._predictions[key]
+
+    def programs(self, graph: Graph, repeats: Mapping[str, int]) -> Programs:
+        """Of a graph whose blocks occur so often; those that were asked for last are known."""
+        return self._programs(graph, tuple(repeats.items()))
 
     def again_whole(self, graph: Graph, candidate: Candidate) -> Candidate:
         """The same for the whole graph, of which a candidate has only a few blocks: at its price of a byte, if it fits.
 
-        Else it is solved as if nothing were known.
+        Else it is solved as if nothing were known. Its stages have the same blocks, if those are all its sections.
         """
+        try:
+            return self._again_whole(graph, candidate)
+        except PlanError:
+            if not (run := candidate.execution).split:
+                raise
+            anew = replace(run, split=(), recompute_by_stage=())
+            return self._again_whole(graph, replace(candidate, execution=anew))
+
+    def _again_whole(self, graph: Graph, candidate: Candidate) -> Candidate:
         c, whole = candidate, Folded(graph)
         problem, eliminator = self.problem(whole, c.mesh, c.roles, c.execution, c.priced, c.limits)
         at = c.solved[2]
@@ -366,6 +386,10 @@ class Solver:
                 draft.limits,
             ))  # fmt: skip
         return min(found, key=rank)
+
+
+def _programs(cluster: Cluster, graph: Graph, repeats: tuple[tuple[str, int], ...]) -> Programs:
+    return Programs(graph, cluster, dict(repeats))
 
 
 def _check_finite(problem: Problem, solution: Solution, roles: Sequence[str], zero: Zero) -> None:

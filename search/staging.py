@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from shardwright.cost.timeline.program import Programs
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import TIME, Mesh
@@ -107,6 +106,8 @@ class Stager:
         self._over[stages] = min(self._over.get(stages, inf), over)
         found = self._spread(found)
         found = min([found, *self._scheduled(found)], key=rank)
+        if not found.execution.split:
+            found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
         self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
         return found
 
@@ -231,7 +232,7 @@ def spread_out(
     if run.num_stages == 1 or not (found.fits or not solver.fits(found.prediction)):
         return found
     limits = solver.stage_limits(run.num_stages)
-    programs, best = Programs(found.graph, solver.cluster, repeats), (inf, inf)
+    programs, best = solver.programs(found.graph, repeats), (inf, inf)
     run = chosen = run if run.split else programs.spread(run)
     for _ in range(_MOST_SPREADS):
         timeline = simulate(programs.program(run))
