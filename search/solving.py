@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf, isfinite
 from typing import NamedTuple, TypeVar
 
@@ -126,9 +126,7 @@ class Solver:
         self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._problems: dict[tuple[object, ...], Problem] = {}
         self._predictions: dict[tuple[object, ...], Prediction] = {}
-        self._programs = lru_cache(maxsize=_MOST_PROGRAMS)(
-            lambda graph, repeats: Programs(graph, cluster, dict(repeats))
-        )
+        self._programs = lru_cache(maxsize=_MOST_PROGRAMS)(partial(_programs, cluster))
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
         self.again = lru_cache(maxsize=None)(made_again)
         self.restricted = lru_cache(maxsize=None)(restriction)
